@@ -1,0 +1,1 @@
+"""minga: train one neural network together with people you do not know, over the internet."""

@@ -1,0 +1,123 @@
+"""All-reduce as a service of one peer: runs its rounds and answers other members about them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+
+from minga.averaging._exchange import FETCH, PART, serve_fetch
+from minga.averaging._layout import VectorLayout
+from minga.averaging._messages import Done, Fetch, Freeze, Lost, PartHello, Plan, Repair
+from minga.averaging._repair import ALIVE, FREEZE, LOST, REPAIR, Repairer
+from minga.averaging._round import Round, RoundOutcome
+from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.core._signal import Signal
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+
+EXPECT_S = 5.0
+"""Seconds that a message about a round waits for the plan of that round, which comes over another stream."""
+
+
+class RoundAbortedError(RemoteError):
+    """The round came to nothing; the local vector is untouched and may go into the next one."""
+
+
+class AllReduce:
+    """Reduces one vector after the other with the groups that the plans name."""
+
+    def __init__(self, node: Node, layout: VectorLayout) -> None:
+        self._node, self._layout = node, layout
+        self._current: tuple[Round, Repairer] | None = None
+        self._changed = Signal()
+        node.serve(PART, self._serve_part)
+        node.serve(FETCH, self._serve_fetch)
+        node.serve(LOST, self._serve_lost)
+        node.serve(ALIVE, self._serve_alive)
+        node.serve(FREEZE, self._serve_freeze)
+        node.serve(REPAIR, self._serve_repair)
+
+    async def reduce(self, plan: Plan, local: torch.Tensor | None, weight: int, result: torch.Tensor) -> RoundOutcome:
+        """Run one round.
+
+        `local` (flat float32, CPU; None to only aggregate and receive) counts with `weight` samples and must not
+        change until this returns. `result` (same shape) receives the weighted mean over all members, bitwise the same
+        for all; it is served to others until the next round and must not be changed by the caller.
+        Raises `RoundAbortedError` if too many members were lost.
+        """
+        self.retire()
+        round = Round(self._node, plan, self._layout, local, weight, result)
+        repairer = Repairer(round)
+        self._current = (round, repairer)
+        repairer.start()
+        self._changed.fire()
+        try:
+            await repairer.run()
+        except asyncio.CancelledError:
+            round.retire()
+            raise
+        if not round.is_complete:
+            round.retire()
+            raise RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
+        return round.outcome()
+
+    def retire(self) -> None:
+        """End the last round for good, before its result buffer is used for anything else."""
+        if self._current is not None:
+            self._current[0].retire()
+            self._current = None
+
+    # ---- answering others
+
+    async def _expect(self, peer: PeerId, round_id: str) -> tuple[Round, Repairer, int]:
+        """The round with this id and the caller's index in it; waits a little for the plan to arrive."""
+        deadline = asyncio.get_running_loop().time() + EXPECT_S
+        while self._current is None or self._current[0].plan.round_id != round_id:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise RejectedError("that round is unknown here", code="round")
+            await self._changed.wait(left)
+        round, repairer = self._current
+        if peer not in round.members:
+            raise ProtocolError("it is no member of that round", peer=peer, round=round.plan.step)
+        return round, repairer, round.members.index(peer)
+
+    async def _serve_part(self, peer: PeerId, stream: MessageStream) -> None:
+        hello = await stream.receive(PartHello)
+        round, repairer, sender = await self._expect(peer, hello.round_id)
+        deadline = asyncio.get_running_loop().time() + EXPECT_S
+        while (reducer := repairer.reducer(hello.assignment)) is None:  # the repair may still be on its way to us
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0 or round.aborted:
+                raise RejectedError("that part is not reduced here", code="part")
+            await round.changed.wait(left)
+        await reducer.attend(sender, hello, stream)
+
+    async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Fetch)
+        round, _, _ = await self._expect(peer, request.round_id)
+        await serve_fetch(round, stream, request)
+
+    async def _serve_lost(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Lost)
+        _, repairer, _ = await self._expect(peer, request.round_id)
+        await repairer.coordinate(set(request.lost))
+        await stream.send(Done())
+
+    async def _serve_alive(self, peer: PeerId, stream: MessageStream) -> None:
+        del peer
+        await stream.receive(Done)
+        await stream.send(Done())
+
+    async def _serve_freeze(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Freeze)
+        _, repairer, _ = await self._expect(peer, request.round_id)
+        await stream.send(repairer.freeze(request))
+
+    async def _serve_repair(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Repair)
+        _, repairer, _ = await self._expect(peer, request.round_id)
+        repairer.apply(request)
+        await stream.send(Done())

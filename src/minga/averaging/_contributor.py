@@ -1,0 +1,34 @@
+"""The seam between averaging and whatever produces the vectors."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from minga.averaging._messages import Report
+from minga.core._signal import Signal
+
+
+class Contributor(Protocol):
+    """What a round needs from the local trainer. All methods are called on the event loop and return at once.
+
+    `changed` fires on the loop whenever `report()` would say something new.
+    """
+
+    changed: Signal
+
+    def report(self) -> Report:
+        """How far the local peer is within the step, right now."""
+
+    def park(self) -> None:
+        """Stop at the end of the current micro-batch; `report().parked` tells when."""
+
+    def resume(self) -> None:
+        """Undo `park`."""
+
+    def seal(self) -> tuple[torch.Tensor | None, int]:
+        """Take what was accumulated: the mean gradient (float32, flat, CPU) and the number of samples behind it.
+
+        None and 0 where there is nothing. The tensor stays unchanged until the round has ended.
+        """

@@ -1,0 +1,386 @@
+"""Group formation: from "step 7 begins" to a signed plan that every member has.
+
+Theory of operation. The members of the last round, their *view*, are known to all of them alike, so `ranking` gives
+all of them the same order of possible leaders for the next step without a word being said. Each peer joins the first
+of them that it can hear, at the very start of the step, and stays on that stream until the plan comes over it:
+
+    member                                    leader
+      ── Join{step, report, address} ─────────▶   takes a seat in the `Gathering`
+      ── Update{report} after each micro-batch ▶
+      ◀───────────────────────────── Park ──      the step is full
+      ── Update{report: parked} ──────────────▶
+      ◀─────────────────── SignedPlan ──────      everybody parked, or the grace period is over
+
+A peer that was asked but does not lead answers `Redirect`. A leader that falls silent is suspected and the next in
+rank is asked; the join names the suspects, so that the next one knows why it is asked. Newcomers, who have no view,
+ask any peer and are redirected. Two leaders of one step (two groups started at once, or a network was split and
+healed) find each other through the board: the one with fewer members redirects them to the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+from blake3 import blake3
+
+from minga.averaging._contributor import Contributor
+from minga.averaging._gathering import Gathering, Seat, Surroundings
+from minga.averaging._messages import (
+    FromLeader,
+    Join,
+    Member,
+    Park,
+    Plan,
+    Redirect,
+    Resume,
+    SignedPlan,
+    Update,
+    check_plan,
+)
+from minga.averaging._parts import part_sizes
+from minga.averaging._ranking import has_quorum, ranking
+from minga.core._errors import MinorityError, ProtocolError, RejectedError, RemoteError
+from minga.core._signal import Signal
+from minga.identity._keys import Identity, verify
+from minga.network._interface import Address, PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+
+JOIN, PROBE = "group.join", "group.probe"
+PLAN_CONTEXT = b"minga plan"
+AHEAD_PATIENCE_S = 5.0
+"""Seconds that a join for a later step waits for this peer to get there before it is refused."""
+STAND_BY_S = 0.25
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 512 << 10
+UPDATE_PERIOD_S = 0.02
+MINORITY_CHECK_S = 0.5
+PROBE_PERIOD_S = 1.0
+
+
+class OutOfSyncError(RejectedError):
+    """The swarm is at a later step than this peer, which has to fetch the state first."""
+
+
+class Surveyor(Protocol):
+    """What group formation reads from the board."""
+
+    def alive(self) -> Collection[PeerId]:
+        """Trainers and auxiliaries that are alive, this peer included."""
+
+    def current(self, step: int) -> Collection[PeerId]:
+        """Those of `alive` that are at `step` and could lead: they can be dialled and are not syncing."""
+
+    def is_behind(self, step: int) -> bool:
+        """Whether at least half of those alive are at a later step, so that `step` is over."""
+
+    def syncing(self, step: int) -> Collection[PeerId]:
+        """Alive newcomers that are downloading the state of `step`."""
+
+    def address(self, peer: PeerId) -> Address | None:
+        """Where a peer can be dialled, if known."""
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """What stays the same in all groups of a run. `bandwidth` is this peer's own declared rate in bytes per second
+    (None: unknown), `aggregates` whether it can be dialled by all and so can reduce a part for them."""
+
+    target_batch_size: int
+    layout: str
+    numel: int
+    bandwidth: float | None
+    aggregates: bool
+    wait_in_minority: bool = True
+
+
+class GroupFormation:
+    """Forms the group of one step after the other for one peer."""
+
+    def __init__(
+        self, node: Node, identity: Identity, settings: GroupSettings, surveyor: Surveyor, contributor: Contributor
+    ) -> None:
+        self.view: tuple[PeerId, ...] = ()
+        """Members of the last round that this peer took part in, its leader first; empty before the first."""
+        self._node, self._identity, self._settings = node, identity, settings
+        self._surveyor, self._contributor = surveyor, contributor
+        self._step = -1
+        self._gathering: Gathering | None = None
+        self._following: PeerId | None = None
+        self._suspects: set[PeerId] = set()
+        self._changed = Signal()
+        self._attempt = 0
+        self._merge_into: Address | None = None
+        node.serve(JOIN, self._serve_join)
+        node.serve(PROBE, self._serve_probe)
+
+    @property
+    def leader(self) -> PeerId | None:
+        """Whom this peer follows at the moment (itself while it leads)."""
+        return self._node.peer_id if self._gathering is not None else self._following
+
+    async def form(self, step: int) -> Plan:
+        """Find the group of `step` and return its plan.
+
+        Raises `OutOfSyncError` if the swarm is ahead, and `MinorityError` if the view's majority is out of sight and
+        the run spec says to stop then.
+        """
+        self._step, self._suspects, self._attempt = step, set(), 0
+        self._changed.fire()
+        invited: Address | None = None
+        try:
+            while True:
+                leader = invited or self._choose_leader()
+                invited = None
+                try:
+                    outcome = await (self._lead() if leader is None else self._follow(leader))
+                except OutOfSyncError:
+                    raise
+                except RejectedError as error:  # it cannot take us right now: ask again a little later
+                    if error.code in ("ahead", "layout") and error.peer:
+                        self._suspects.add(PeerId(error.peer))
+                    await self._changed.wait(STAND_BY_S)
+                    continue
+                except RemoteError as error:
+                    peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else self._node.peer_id
+                    self._suspects.add(peer)
+                    self._node.events.emit("group.leader_lost", peer=peer, step=step, why=error.message)
+                    self._contributor.resume()
+                    continue
+                if isinstance(outcome, Plan):
+                    self.view = tuple(member.peer_id for member in outcome.members)
+                    return outcome
+                invited = outcome
+        finally:
+            self._gathering, self._following = None, None
+            self._changed.fire()
+
+    # ---- whom to ask
+
+    def _choose_leader(self) -> Address | None:
+        """The address of the best leader that is not suspected, or None if that is this peer."""
+        me = self._node.peer_id
+        candidates = set(self.view) or set(self._surveyor.current(self._step))
+        if self._settings.aggregates:
+            candidates.add(me)
+        for peer in ranking(self._node.run_id, self._step, candidates - self._suspects):
+            if peer == me:
+                if self._settings.aggregates:
+                    return None
+                continue
+            address = self._surveyor.address(peer)
+            if (address is not None and address.dialable) or self._node.is_connected(peer):
+                return address or Address(peer)
+        if self._settings.aggregates:
+            return None
+        self._suspects.clear()  # a client cannot lead: ask everybody again
+        others = [peer for peer in self._surveyor.current(self._step) if peer != me]
+        if others:
+            return self._surveyor.address(others[0]) or Address(others[0])
+        raise RejectedError("nobody can be reached who could lead", code="stand_by")
+
+    # ---- following
+
+    async def _follow(self, leader: Address) -> Plan | Address:
+        peer, contributor = leader.peer_id, self._contributor
+        self._following = peer
+        if not self._node.is_connected(peer) and leader.dialable:
+            await self._node.dial(leader)
+        async with self._node.open(peer, JOIN) as stream:
+            await stream.send(self._join_message())
+            updates = asyncio.get_running_loop().create_task(self._send_updates(stream))
+            try:
+                while True:
+                    message = await stream.receive_one_of(FromLeader)
+                    if isinstance(message, Park):
+                        contributor.park()
+                    elif isinstance(message, Resume):
+                        contributor.resume()
+                    elif isinstance(message, Redirect):
+                        return self._redirected(peer, message.leader)
+                    else:
+                        return self._accept_plan(peer, message)
+            except RejectedError as error:
+                if error.code == "behind":
+                    raise OutOfSyncError(error.message, code="behind", peer=peer, round=self._step) from error
+                raise
+            finally:
+                updates.cancel()
+                self._following = None
+
+    def _redirected(self, by: PeerId, to: Address) -> Address:
+        if to.peer_id in self._suspects or to.peer_id == self._node.peer_id:
+            raise RejectedError(f"redirected to {to.peer_id[:10]}, which cannot lead", code="stand_by", peer=by)
+        return to
+
+    async def _send_updates(self, stream: MessageStream) -> None:
+        sent = None
+        while True:
+            report = self._contributor.report()
+            if sent is None or (report.samples, report.parked, report.micro_batch) != sent:
+                await stream.send(Update(report))
+                sent = (report.samples, report.parked, report.micro_batch)
+                await asyncio.sleep(UPDATE_PERIOD_S)
+            else:
+                await self._contributor.changed.wait()
+
+    def _join_message(self, seats: int = 0) -> Join:
+        return Join(
+            step=self._step,
+            layout=self._settings.layout,
+            address=self._node.network.address,
+            aggregates=self._settings.aggregates,
+            bandwidth=self._settings.bandwidth,
+            report=self._contributor.report(),
+            suspects=tuple(sorted(self._suspects))[:64],
+            seats=seats,
+        )
+
+    def _accept_plan(self, leader: PeerId, signed: SignedPlan) -> Plan:
+        if not verify(leader, signed.signature, signed.plan, context=PLAN_CONTEXT):
+            raise ProtocolError("the plan is not signed by its leader", peer=leader, round=self._step, phase="group")
+        try:
+            plan = msgspec.msgpack.decode(signed.plan, type=Plan)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"malformed plan: {error}", peer=leader, round=self._step) from error
+        check_plan(plan, leader=leader, step=self._step, numel=self._settings.numel, me=self._node.peer_id)
+        return plan
+
+    # ---- leading
+
+    async def _lead(self) -> Plan | Address:
+        me = self._node.peer_id
+        own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
+        around = Surroundings(
+            expected=self._expected, syncing=lambda: self._surveyor.syncing(self._step), abdicate=self._abdicate
+        )
+        gathering = Gathering(self._step, me, own, self._contributor, self._settings.target_batch_size, around)
+        self._gathering, self._merge_into = gathering, None
+        self._changed.fire()
+        probe = asyncio.get_running_loop().create_task(self._probe_other_leaders(gathering))
+        try:
+            leader = await gathering.run()
+            if leader is not None:
+                return leader
+            await self._wait_for_quorum(gathering)
+            plan = self._make_plan(gathering)
+            encoded = msgspec.msgpack.encode(plan)
+            signed = SignedPlan(encoded, self._identity.sign(encoded, context=PLAN_CONTEXT))
+            await gathering.send_plan(signed, [member.peer_id for member in plan.members])
+            return plan
+        finally:
+            probe.cancel()
+            self._gathering = None
+            self._changed.fire()
+
+    def _expected(self) -> set[PeerId]:
+        alive = set(self._surveyor.alive())
+        known = (set(self.view) or set(self._surveyor.current(self._step))) & alive
+        return known - self._suspects - {self._node.peer_id}
+
+    async def _wait_for_quorum(self, gathering: Gathering) -> None:
+        announced = False
+        while not has_quorum(set(gathering.everyone()) | set(self._surveyor.alive()), self.view):
+            if not announced:
+                announced = True
+                self._node.events.emit("group.minority", step=self._step, view=len(self.view))
+            if not self._settings.wait_in_minority:
+                raise MinorityError(
+                    f"only {len(gathering.everyone())} of the {len(self.view)} members of the last round can be seen "
+                    "from here; the rest may be training on without us. Check this machine's network and join again."
+                )
+            await gathering.changed.wait(MINORITY_CHECK_S)
+
+    def _make_plan(self, gathering: Gathering) -> Plan:
+        seats = gathering.everyone()
+        me = self._node.peer_id
+        order = [me] + [p for p in ranking(self._node.run_id, self._step, seats) if p != me]
+        members = tuple(Member(seats[p].join.address, seats[p].join.aggregates) for p in order)
+        bandwidths = [seats[p].join.bandwidth if seats[p].join.aggregates else 0.0 for p in order]
+        parts = part_sizes(self._settings.numel, bandwidths)
+        borders = [0]
+        for part in parts:
+            borders.append(borders[-1] + part)
+        known = [b for p in order if (b := seats[p].join.bandwidth)]
+        chunk_bytes = int(min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, 0.25 * min(known)))) if known else MAX_CHUNK_BYTES
+        self._attempt += 1
+        seed = f"{self._node.run_id}\n{self._step}\n{self._attempt}\n" + "\n".join(order)
+        return Plan(blake3(seed.encode()).hexdigest()[:32], self._step, members, tuple(borders), chunk_bytes)
+
+    def _abdicate(self) -> Address | None:
+        """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
+        if self._surveyor.is_behind(self._step):
+            raise OutOfSyncError("the swarm went on without us", code="behind", round=self._step)
+        if self._merge_into is not None and self._merge_into.peer_id not in self._suspects:
+            return self._merge_into
+        # Newcomers have no view, so two of them may both lead for a moment: the worse in rank steps down.
+        return None if self.view else self._choose_leader()
+
+    async def _probe_other_leaders(self, gathering: Gathering) -> None:
+        """Look for groups of this step that formed without us; the smaller one joins the larger."""
+        while True:
+            await asyncio.sleep(PROBE_PERIOD_S)
+            strangers = set(self._surveyor.current(self._step)) - set(gathering.everyone()) - self._suspects
+            for peer in sorted(strangers)[:3]:
+                with contextlib.suppress(RemoteError):
+                    found = await self._node.call(peer, PROBE, self._join_message(len(gathering.seats)), Redirect)
+                    if found.leader.peer_id not in (peer, self._node.peer_id):
+                        leader = found.leader.peer_id
+                        found = await self._node.call(leader, PROBE, self._join_message(len(gathering.seats)), Redirect)
+                    if found.leader.peer_id != self._node.peer_id:
+                        self._merge_into = found.leader
+                        gathering.changed.fire()
+
+    async def _serve_probe(self, peer: PeerId, stream: MessageStream) -> None:
+        join = await stream.receive(Join)
+        self._check_join(peer, join)
+        await self._reach(join.step)
+        gathering = self._gathering
+        if gathering is None or gathering.closed:
+            leader = self._surveyor.address(self._following) if self._following is not None else None
+            if leader is None:
+                raise RejectedError("not leading and not following at the moment", code="stand_by")
+            await stream.send(Redirect(leader))
+        elif (len(gathering.seats), self._node.peer_id) > (join.seats, peer):
+            await stream.send(Redirect(self._node.network.address))
+        else:
+            self._merge_into = join.address
+            gathering.changed.fire()
+            await stream.send(Redirect(join.address))
+
+    # ---- being asked
+
+    async def _serve_join(self, peer: PeerId, stream: MessageStream) -> None:
+        join = await stream.receive(Join)
+        self._check_join(peer, join)
+        await self._reach(join.step)
+        gathering = self._gathering
+        if gathering is not None and not gathering.closed:
+            await gathering.attend(peer, join, stream)
+            return
+        leader = self._following
+        address = self._surveyor.address(leader) if leader is not None else None
+        if leader is None or address is None or leader in join.suspects or leader == peer:
+            raise RejectedError("not leading and not following at the moment", code="stand_by")
+        await stream.send(Redirect(address))
+
+    def _check_join(self, peer: PeerId, join: Join) -> None:
+        if join.layout != self._settings.layout:
+            raise RejectedError("its parameters have other shapes or another codec than this run's", code="layout")
+        if join.address.peer_id != peer:
+            raise ProtocolError("it joins with the address of somebody else", peer=peer)
+
+    async def _reach(self, step: int) -> None:
+        """Wait until this peer is at `step`, for a while."""
+        deadline = asyncio.get_running_loop().time() + AHEAD_PATIENCE_S
+        while self._step < step:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise RejectedError(f"still at step {self._step}", code="ahead")
+            await self._changed.wait(left)
+        if step < self._step:
+            raise RejectedError(f"step {step} is over, this is step {self._step}", code="behind")

@@ -1,0 +1,214 @@
+"""The leader's side of group formation: collect members, decide when the step is full, close the group.
+
+Theory of operation. Members join as soon as their step begins and report their samples after each micro-batch, so
+the leader knows the swarm's progress with the delay of one link, not of gossip. Between reports it extrapolates
+(n + elapsed * rate). Once the samples that will be there when everybody has finished the micro-batch under way reach
+the target batch size B, it asks all to *park* at their next boundary and waits for them during a grace period:
+
+    grace = 0.1 s + 1.5 * longest remaining micro-batch, of those that end within max(0.25 s, 15 % of the step)
+
+Who is not parked by then takes part with the samples it has; its unfinished micro-batch is lost to this step, so one
+slow machine costs the others at most that period. If the sum then falls short of B (a member died while parking, or
+an estimate was too high) everybody resumes. So the realised batch is at least B, and more than B only by micro-batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from minga.averaging._contributor import Contributor
+from minga.averaging._messages import FromLeader, FromMember, Join, Leaving, Park, Redirect, Report, Resume, SignedPlan
+from minga.core._errors import RemoteError
+from minga.core._signal import Signal
+from minga.network._interface import Address, PeerId
+from minga.network._messages import MessageStream
+
+JOIN_GRACE_S = 1.5
+"""Seconds that a full step waits for members of the last round that are alive but have not joined yet."""
+
+HOLD_S = 10.0
+"""Longest time that a full step waits for one newcomer that is downloading the state of exactly this step."""
+
+MIN_GRACE_S = 0.25
+GRACE_SHARE = 0.15
+
+
+@dataclass
+class Seat:
+    """One member as the leader sees it: its last report and when (loop time) that came."""
+
+    join: Join
+    report: Report
+    reported_at_s: float
+    stream: MessageStream | None = None  # None for the leader itself
+
+    def samples_at(self, now_s: float, grace_s: float) -> float:
+        """Samples this member will have once it parked, if it is told to at `now_s`."""
+        report = self.report
+        if report.parked or not report.micro_batch or report.micro_batch_s <= 0:
+            return report.samples
+        busy_s = report.busy_s + (now_s - self.reported_at_s)
+        if busy_s > 3 * report.micro_batch_s + 1.0:  # it does something else at the moment
+            return report.samples
+        finished, current_s = divmod(busy_s, report.micro_batch_s)
+        in_time = report.micro_batch_s - current_s <= grace_s
+        return report.samples + report.micro_batch * (finished + in_time)
+
+    def remaining_s(self, now_s: float) -> float:
+        """Seconds until its micro-batch under way ends, as far as one can tell."""
+        if self.report.parked or not self.report.micro_batch:
+            return 0.0
+        return max(0.0, self.report.micro_batch_s - self.report.busy_s - (now_s - self.reported_at_s))
+
+
+@dataclass
+class Surroundings:
+    """What the leader reads from the rest of the peer while it gathers."""
+
+    expected: Callable[[], Collection[PeerId]]
+    """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those who have not joined."""
+    syncing: Callable[[], Collection[PeerId]]
+    """Newcomers that are downloading the state of this very step."""
+    abdicate: Callable[[], Address | None]
+    """Somebody else who leads this step after all, or None."""
+
+
+@dataclass
+class Gathering:
+    """One group in the making. `run` returns when it is closed; `outcome` tells waiting members."""
+
+    step: int
+    me: PeerId
+    own: Seat
+    contributor: Contributor
+    target_batch_size: int
+    around: Surroundings
+    seats: dict[PeerId, Seat] = field(default_factory=dict)
+    changed: Signal = field(default_factory=Signal)
+    closed: bool = False
+    shortfall: float = 1.0
+
+    # ---- members
+
+    async def attend(self, peer: PeerId, join: Join, stream: MessageStream) -> None:
+        """Give `peer` a seat and listen to it until it leaves or the stream ends (which raises)."""
+        seat = Seat(join, join.report, _now(), stream)
+        self.seats[peer] = seat
+        self.changed.fire()
+        try:
+            while not isinstance(message := await stream.receive_one_of(FromMember), Leaving):
+                seat.report, seat.reported_at_s = message.report, _now()
+                self.changed.fire()
+        finally:
+            if self.seats.get(peer) is seat:
+                del self.seats[peer]
+                self.changed.fire()
+
+    # ---- the leader's own task
+
+    async def run(self) -> Address | None:
+        """Gather until the step is full and everybody parked; then the group is `closed` and None is returned.
+
+        Returns an address instead if another leader was found: the members were redirected there.
+        """
+        listener = asyncio.get_running_loop().create_task(self._listen_to_own_trainer())
+        try:
+            while True:
+                if (leader := self.around.abdicate()) is not None:
+                    await self._tell_all(Redirect(leader))
+                    return leader
+                if self._is_full() and await self._everyone_present() and await self._park_everyone():
+                    self.closed = True
+                    return None
+                await self.changed.wait(self._patience_s())
+        finally:
+            listener.cancel()
+
+    async def send_plan(self, plan: SignedPlan, members: Collection[PeerId]) -> None:
+        """Send the plan to all members; who cannot be reached is found missing by the aggregators."""
+        await self._tell_all(plan, members)
+
+    def everyone(self) -> dict[PeerId, Seat]:
+        """All seats, the leader's included."""
+        return {self.me: self.own, **self.seats}
+
+    # ---- inner workings
+
+    async def _listen_to_own_trainer(self) -> None:
+        while True:
+            await self.contributor.changed.wait()
+            self.changed.fire()
+
+    def _refresh(self) -> None:
+        self.own.report, self.own.reported_at_s = self.contributor.report(), _now()
+
+    def _rate(self) -> float:
+        return sum(seat.report.rate for seat in self.everyone().values())
+
+    def _grace_cap_s(self) -> float:
+        rate = self._rate()
+        return max(MIN_GRACE_S, GRACE_SHARE * self.target_batch_size / rate) if rate > 0 else MIN_GRACE_S
+
+    def _is_full(self) -> bool:
+        self._refresh()
+        now, cap = _now(), self._grace_cap_s()
+        expected = sum(seat.samples_at(now, cap) for seat in self.everyone().values())
+        return expected >= self.target_batch_size * self.shortfall
+
+    def _patience_s(self) -> float:
+        """Until when nothing can happen unless somebody reports: a share of the time to the estimated trigger."""
+        now, cap, rate = _now(), self._grace_cap_s(), self._rate()
+        expected = sum(seat.samples_at(now, cap) for seat in self.everyone().values())
+        if rate <= 0:
+            return 1.0
+        return min(1.0, max(0.02, 0.5 * (self.target_batch_size * self.shortfall - expected) / rate))
+
+    async def _everyone_present(self) -> bool:
+        """Wait a little for members of the last round that live but have not joined; False if the step emptied."""
+        deadline = _now() + JOIN_GRACE_S
+        while set(self.around.expected()) - set(self.everyone()) and _now() < deadline:
+            await self.changed.wait(min(0.1, deadline - _now()))
+        return self._is_full()
+
+    async def _park_everyone(self) -> bool:
+        now = _now()
+        cap = self._grace_cap_s()
+        remaining = [seat.remaining_s(now) for seat in self.everyone().values()]
+        deadline = now + 0.1 + 1.5 * max((r for r in remaining if r <= cap), default=0.0)
+        self.contributor.park()
+        await self._tell_all(Park())
+        self._refresh()
+        while _now() < deadline and not all(_is_parked(seat) for seat in self.everyone().values()):
+            await self.changed.wait(deadline - _now())
+            self._refresh()
+        hold_until = _now() + HOLD_S
+        while _now() < hold_until and set(self.around.syncing()) - set(self.everyone()):
+            await self.changed.wait(0.1)
+        self._refresh()
+        if sum(seat.report.samples for seat in self.everyone().values()) >= self.target_batch_size:
+            return True
+        self.shortfall = min(1.05, self.shortfall + 0.01)
+        self.contributor.resume()
+        await self._tell_all(Resume())
+        return False
+
+    async def _tell_all(self, message: FromLeader, members: Collection[PeerId] | None = None) -> None:
+        async def tell(seat: Seat) -> None:
+            if seat.stream is not None:
+                try:
+                    await seat.stream.send(message)
+                except RemoteError:
+                    return  # its listener notices too and gives the seat away
+
+        seats = [seat for peer, seat in self.seats.items() if members is None or peer in members]
+        await asyncio.gather(*(tell(seat) for seat in seats))
+
+
+def _is_parked(seat: Seat) -> bool:
+    return seat.report.parked or not seat.report.micro_batch
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

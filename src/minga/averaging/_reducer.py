@@ -1,0 +1,158 @@
+"""The aggregator's side of an assignment: take everybody's chunks, reduce, send the same bytes back to all.
+
+A chunk is finished when every sender that is still with us delivered it: result = sum(w x) / sum(w), weights being
+samples. It is accumulated directly in the result vector. Who never opens its stream is given up after
+`APPEAR_S` (plus the time of a dial), who lags when more than half have delivered everything after
+max(LAG_S, 3 * the time that the others needed); a silent one is noticed by its stream. None of them can make a chunk
+that they already delivered undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+
+from minga.averaging._exchange import as_bytes
+from minga.averaging._messages import Assignment, PartHello
+from minga.averaging._round import Round
+from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.network._messages import MessageStream
+
+APPEAR_S = 2.0
+DIAL_S = 3.0
+LAG_S = 3.0
+
+
+class Reducer:
+    """Reduces one assignment at its aggregator."""
+
+    def __init__(self, round: Round, assignment: Assignment) -> None:
+        self._round, self._assignment = round, assignment
+        self._absent = {i for i in round.alive() if i != round.me}
+        self._seen: set[int] = set()
+        self._pending = {index: set(self._absent) for index in assignment.chunks}
+        self._weights: dict[int, float] = {}
+        self._encoded: dict[int, bytes | bytearray | memoryview] = {}
+        round.spawn(self._watch(), round.me)
+        for index in assignment.chunks:  # alone, or with nothing to wait for
+            self._finish_if_ready(index)
+
+    async def attend(self, sender: int, hello: PartHello, stream: MessageStream) -> None:
+        """Serve one member's stream to its end."""
+        if sender in self._seen:
+            raise ProtocolError("a second stream for the same part", peer=stream.peer, phase="reduce")
+        if sender not in self._absent:
+            raise RejectedError("too late, this part goes on without it", code="late")
+        self._seen.add(sender)
+        self._absent.discard(sender)
+        sending = asyncio.get_running_loop().create_task(self._send_results(stream))
+        try:
+            if hello.weight == 0:
+                self._drop(sender)
+            else:
+                await self._receive(sender, float(hello.weight), stream)
+        except RemoteError as error:
+            self._drop(sender, error.message)
+            if isinstance(error, ProtocolError):
+                raise
+        finally:
+            if self._round.aborted:
+                sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    # ---- receiving
+
+    async def _receive(self, sender: int, weight: float, stream: MessageStream) -> None:
+        round = self._round
+        for index in self._assignment.chunks:
+            chunk = round.chunks[index]
+            body = bytearray(chunk.encoded_bytes)
+            await stream.receive_bulk_into(memoryview(body))
+            round.bytes_received += chunk.encoded_bytes
+            if sender not in self._pending[index]:
+                return  # given up meanwhile
+            accumulator = self._open(index)
+            try:
+                chunk.codec.decode_add(body, accumulator, weight)
+            except ValueError as error:
+                raise ProtocolError(f"chunk refused: {error}", peer=stream.peer, phase="reduce") from error
+            self._weights[index] += weight
+            self._pending[index].discard(sender)
+            self._finish_if_ready(index)
+
+    def _open(self, index: int) -> torch.Tensor:
+        """The accumulator of a chunk, which begins with this member's own contribution."""
+        round = self._round
+        accumulator = round.slice(round.result, round.chunks[index])
+        if index not in self._weights:
+            if round.local is None:
+                accumulator.zero_()
+                self._weights[index] = 0.0
+            else:
+                torch.mul(round.slice(round.local, round.chunks[index]), float(round.weight), out=accumulator)
+                self._weights[index] = float(round.weight)
+        return accumulator
+
+    def _finish_if_ready(self, index: int) -> None:
+        if self._pending[index] or self._round.have[index] or index in self._encoded:
+            return
+        round, chunk = self._round, self._round.chunks[index]
+        values = self._open(index)
+        if self._weights[index] > 0:
+            values.div_(self._weights[index])
+        if chunk.codec.name == "float32":
+            self._encoded[index] = as_bytes(values)
+        else:
+            body = bytearray(chunk.encoded_bytes)
+            chunk.codec.encode(values, memoryview(body))
+            chunk.codec.decode(body, values)
+            self._encoded[index] = body
+        round.got(index)
+
+    def _drop(self, sender: int, why: str | None = None) -> None:
+        """Go on without a sender from the first chunk that it has not delivered."""
+        self._absent.discard(sender)
+        if why is not None and any(sender in waiting for waiting in self._pending.values()):
+            self._round.node.events.emit(
+                "round.sender_dropped", step=self._round.plan.step, peer=self._round.members[sender], why=why
+            )
+        for index, waiting in self._pending.items():
+            if sender in waiting:
+                waiting.discard(sender)
+                self._finish_if_ready(index)
+
+    # ---- sending
+
+    async def _send_results(self, stream: MessageStream) -> None:
+        round = self._round
+        for index in self._assignment.chunks:
+            while index not in self._encoded:
+                if round.aborted:
+                    return
+                await round.changed.wait()
+            await stream.send_bulk(self._encoded[index])
+            round.bytes_sent += round.chunks[index].encoded_bytes
+
+    # ---- waiting
+
+    async def _watch(self) -> None:
+        """Give up on members that never appear, that are known to be gone, or that lag far behind the others."""
+        round = self._round
+        begun = asyncio.get_running_loop().time()
+        connected = {i for i in self._absent if round.node.is_connected(round.members[i])}
+        lag_deadline: float | None = None
+        while any(self._pending.values()) and not round.aborted:
+            await asyncio.sleep(0.1)
+            elapsed = asyncio.get_running_loop().time() - begun
+            for sender in sorted(self._absent):
+                if sender in round.dead or elapsed > APPEAR_S + (0.0 if sender in connected else DIAL_S):
+                    self._drop(sender, "it never sent its part")
+            laggards = set().union(*self._pending.values())
+            if 2 * len(laggards) >= len(round.members) - 1:
+                lag_deadline = None
+            elif lag_deadline is None:
+                lag_deadline = elapsed + max(LAG_S, 3.0 * elapsed)
+            elif elapsed > lag_deadline:
+                for sender in sorted(laggards):
+                    self._drop(sender, "it is far slower than the others")

@@ -1,0 +1,238 @@
+"""What happens when an aggregator is lost in the middle of a round.
+
+Its part is not lost with it: every member still holds its local vector, and some members may already have some of the
+reduced chunks. One living member coordinates, the first in the order of the plan (the leader, as a rule):
+
+    member       ── Lost{who} ──▶ coordinator       I hear nothing more from this aggregator
+    coordinator  ── alive? ─────▶ the accused       a short question; if it answers, only the link is broken
+    coordinator  ── Freeze ─────▶ every member      take no more from it; which chunks do you have?
+    coordinator  ── Repair ─────▶ every member      chunks that someone has are fetched from there,
+                                                    the others are reduced again by other members
+
+Freezing before deciding makes it impossible that one member applies a chunk of the lost aggregator while the others
+reduce it anew. Repairs add up: each carries all assignments made so far and a higher term, so a coordinator that dies
+as well is replaced by the next in order, who asks again and keeps what was already assigned to living members.
+Without a quorum of the plan's members the round is aborted instead: then this is the smaller side of a split.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from minga.averaging._exchange import exchange, fetch
+from minga.averaging._messages import Assignment, Done, Freeze, Holding, Lost, Repair
+from minga.averaging._ranking import has_quorum
+from minga.averaging._reducer import Reducer
+from minga.averaging._round import Round, unpack_bitmap
+from minga.core._errors import RejectedError, RemoteError
+
+LOST, ALIVE, FREEZE, REPAIR = "round.lost", "round.alive", "round.freeze", "round.repair"
+ALIVE_PATIENCE_S = 0.5
+
+
+class Repairer:
+    """Starts the work of a round at one member and mends it when aggregators are lost."""
+
+    def __init__(self, round: Round) -> None:
+        self._round = round
+        self._reducers: dict[tuple[int, int], Reducer] = {}
+        self._lock = asyncio.Lock()
+        self._repaired: set[int] = set()
+        self._promised = 0
+
+    def start(self) -> None:
+        """Begin with the plan's own parts."""
+        self._begin(self._round.assignments.values())
+
+    def reducer(self, key: tuple[int, int]) -> Reducer | None:
+        """This member's reducer of an assignment, if it has that assignment."""
+        return self._reducers.get(key)
+
+    async def run(self) -> None:
+        """Work until this member has the whole vector, or the round is aborted."""
+        round = self._round
+        while not round.is_complete and not round.aborted:
+            if self._orphans():
+                await self._report()
+            else:
+                await round.changed.wait(1.0)
+
+    # ---- any member
+
+    def _orphans(self) -> tuple[int, ...]:
+        """Chunks that this member lacks, from aggregators that are gone, and that nobody is bringing."""
+        round = self._round
+        responsible: dict[int, int] = {}
+        for key in sorted(round.assignments):  # later terms overrule earlier ones
+            for index in round.assignments[key].chunks:
+                responsible[index] = round.assignments[key].aggregator
+        return tuple(
+            index
+            for index, aggregator in sorted(responsible.items())
+            if aggregator in round.dead and not round.have[index] and index not in round.fetching
+        )
+
+    def _begin(self, assignments: Iterable[Assignment]) -> None:
+        round = self._round
+        for assignment in list(assignments):
+            if assignment.aggregator == round.me:
+                self._reducers[assignment.key] = Reducer(round, assignment)
+            elif assignment.aggregator not in round.dead:
+                round.spawn(exchange(round, assignment), assignment.aggregator)
+        round.changed.fire()
+
+    async def _report(self) -> None:
+        """Tell the coordinator, whoever that is by now, who is lost; coordinate if it is this member.
+
+        What the coordinator's repair did not cover (only our own link is broken) is then fetched from it.
+        """
+        round = self._round
+        coordinator = round.alive()[0]
+        if coordinator == round.me:
+            await self.coordinate(set(round.dead))
+            return
+        try:
+            request = Lost(round.plan.round_id, tuple(sorted(round.dead)))
+            await round.node.call(round.members[coordinator], LOST, request, Done)
+        except RejectedError as error:
+            round.abort(error.message)
+        except RemoteError as error:
+            round.bury(coordinator, error.message)
+        else:
+            if orphans := self._orphans():
+                await fetch(round, coordinator, orphans)
+
+    def freeze(self, request: Freeze) -> Holding:
+        """Take no more from the dead, and say what is here."""
+        round = self._round
+        if request.term <= self._promised:
+            raise RejectedError(f"a repair of term {self._promised} is under way", code="term")
+        self._promised = request.term
+        for member in request.dead:
+            if member < len(round.members):
+                round.bury(member, "given up by the coordinator")
+        added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
+        return Holding(round.bitmap(), round.term, added)
+
+    def apply(self, repair: Repair) -> None:
+        """Take on what a coordinator decided."""
+        round = self._round
+        if repair.term <= round.term or repair.term < self._promised:
+            return
+        round.term = self._promised = repair.term
+        for member in repair.dead:
+            if member < len(round.members):
+                round.bury(member, "given up by the coordinator")
+        fresh = [a for a in repair.assignments if a.key not in round.assignments and _is_valid(round, a)]
+        round.assignments.update({a.key: a for a in fresh})
+        self._begin(fresh)
+        for holder, chunks in repair.holders:
+            if holder != round.me and holder < len(round.members) and all(i < len(round.chunks) for i in chunks):
+                round.spawn(fetch(round, holder, chunks), holder)
+
+    # ---- the coordinator
+
+    async def coordinate(self, lost: set[int]) -> None:
+        """Find out what is left of the work of the lost members and spread it among the living."""
+        async with self._lock:
+            round = self._round
+            lost = {i for i in lost if i < len(round.members) and i != round.me} - self._repaired
+            if not lost or round.aborted or await self._still_there(lost):
+                return
+            for member in sorted(lost):
+                round.bury(member, "it does not answer the coordinator either")
+            while not round.aborted:
+                term = max(round.term, self._promised) + 1
+                holdings = await self._freeze_everyone(term)
+                if not has_quorum({round.members[i] for i in holdings}, round.members):
+                    round.abort("too few members of the group are left")
+                elif set(holdings) == set(round.alive()):
+                    await self._announce(self._decide(term, holdings), holdings)
+                    self._repaired |= lost
+                    return
+
+    async def _still_there(self, lost: set[int]) -> bool:
+        """Whether all of `lost` answer this member at once, so that only links between others are broken.
+
+        Then those others fetch what they lack from here as soon as it is here.
+        """
+        round = self._round
+        suspects = [i for i in lost if i not in round.dead]
+        if not suspects or len(suspects) < len(lost):
+            return False
+        for member in suspects:
+            try:
+                async with asyncio.timeout(ALIVE_PATIENCE_S):
+                    await round.node.call(round.members[member], ALIVE, Done(), Done)
+            except (RemoteError, TimeoutError):
+                return False
+        return True
+
+    async def _freeze_everyone(self, term: int) -> dict[int, Holding]:
+        round = self._round
+        request = Freeze(round.plan.round_id, term, tuple(sorted(round.dead)))
+        added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
+        holdings = {round.me: Holding(round.bitmap(), round.term, added)}
+        self._promised = term
+
+        async def ask(member: int) -> None:
+            try:
+                holdings[member] = await round.node.call(round.members[member], FREEZE, request, Holding)
+            except RemoteError as error:
+                if isinstance(error, RejectedError) and error.code == "term":
+                    await asyncio.sleep(0.05)  # another coordinator is at work; ask again with a higher term
+                    return
+                round.bury(member, error.message)
+
+        await asyncio.gather(*(ask(i) for i in round.alive() if i != round.me))
+        return holdings
+
+    def _decide(self, term: int, holdings: dict[int, Holding]) -> Repair:
+        """Who fetches what from whom, and who reduces what no living member has or is about to have."""
+        round = self._round
+        known = dict(round.assignments)
+        for holding in holdings.values():
+            known.update({a.key: a for a in holding.assignments if _is_valid(round, a)})
+        maps = {i: unpack_bitmap(h.bitmap, len(round.chunks)) for i, h in sorted(holdings.items())}
+        responsible: dict[int, int] = {}
+        for key in sorted(known):
+            for index in known[key].chunks:
+                responsible[index] = known[key].aggregator
+        held: dict[int, list[int]] = {}
+        orphans: list[int] = []
+        for index in range(len(round.chunks)):
+            if responsible[index] in holdings:
+                continue
+            holder = next((i for i, have in maps.items() if have[index]), None)
+            if holder is None:
+                orphans.append(index)
+            else:
+                held.setdefault(holder, []).append(index)
+        workers = [i for i in sorted(holdings) if round.plan.members[i].aggregates] or [round.me]
+        shares = [(worker, tuple(orphans[k :: len(workers)])) for k, worker in enumerate(workers)]
+        fresh = [Assignment((term, k), worker, share) for k, (worker, share) in enumerate(shares) if share]
+        added = [known[key] for key in sorted(known) if key[0] > 0] + fresh
+        holders = tuple((holder, tuple(chunks)) for holder, chunks in sorted(held.items()))
+        return Repair(round.plan.round_id, term, tuple(sorted(round.dead)), tuple(added), holders)
+
+    async def _announce(self, repair: Repair, holdings: dict[int, Holding]) -> None:
+        round = self._round
+        round.node.events.emit("round.repaired", step=round.plan.step, term=repair.term, lost=len(repair.dead))
+
+        async def tell(member: int) -> None:
+            try:
+                await round.node.call(round.members[member], REPAIR, repair, Done)
+            except RemoteError as error:
+                round.bury(member, error.message)
+
+        self.apply(repair)
+        await asyncio.gather(*(tell(i) for i in holdings if i != round.me))
+
+
+def _is_valid(round: Round, assignment: Assignment) -> bool:
+    return (
+        assignment.aggregator < len(round.members)
+        and len(set(assignment.chunks)) == len(assignment.chunks)
+        and all(i < len(round.chunks) for i in assignment.chunks)
+    )

@@ -1,0 +1,151 @@
+"""One round as one member sees it: which chunks of the reduced vector it has, and who is gone.
+
+Theory of operation. The plan cuts the vector into parts, one per aggregator, and each part into chunks with global
+numbers. An *assignment* is a list of chunks and the member that reduces them; the plan's parts are the assignments of
+term 0, repairs add more. For every assignment each member opens one stream to the aggregator, sends its chunks in
+order and reads the reduced chunks back in the same order, both at once:
+
+    member ── PartHello, local chunk 0, 1, 2 … ──▶ aggregator   (`Exchange`)
+    member ◀── reduced chunk 0, 1, 2 … ─────────── aggregator   (`Reducer`)
+
+The round is complete for a member when it has every chunk. A member that dies is dropped by each aggregator from the
+first chunk that lacks it; an aggregator that dies is replaced, see `_repair`. Result bytes are encoded once, sent alike
+to everybody and decoded by the aggregator too, so all members end with bitwise equal vectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minga.averaging._layout import Chunk, VectorLayout
+from minga.averaging._messages import Assignment, Plan
+from minga.core._signal import Signal
+from minga.network._interface import PeerId
+from minga.network._node import Node
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What came of a round: `lost` names the members that were dropped, with the reason, `seconds` its duration, and
+    `bytes_sent` / `bytes_received` the encoded tensor bytes that this member moved."""
+
+    plan: Plan
+    lost: dict[PeerId, str]
+    seconds: float
+    bytes_sent: int
+    bytes_received: int
+
+
+class Round:
+    """Shared state of one round at one member; `_exchange`, `_reducer` and `_repair` work on it."""
+
+    def __init__(
+        self,
+        node: Node,
+        plan: Plan,
+        layout: VectorLayout,
+        local: torch.Tensor | None,
+        weight: int,
+        result: torch.Tensor,
+    ) -> None:
+        self.node, self.plan = node, plan
+        self.local = local if weight > 0 else None
+        self.weight, self.result = weight, result
+        self.members = [member.peer_id for member in plan.members]
+        self.me = self.members.index(node.peer_id)
+        self.chunks, parts = chunk_table(layout, plan)
+        self.assignments: dict[tuple[int, int], Assignment] = {
+            (0, i): Assignment((0, i), i, part) for i, part in enumerate(parts) if part
+        }
+        self.term = 0
+        self.have = [False] * len(self.chunks)
+        self.missing = len(self.chunks)
+        self.dead: dict[int, str] = {}
+        self.aborted: str | None = None
+        self.fetching: set[int] = set()
+        self.changed = Signal()
+        self.bytes_sent = self.bytes_received = 0
+        self.started_s = asyncio.get_running_loop().time()
+        self._tasks: dict[asyncio.Task[None], int] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this member has the whole reduced vector."""
+        return self.missing == 0
+
+    def slice(self, vector: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        """The elements of `chunk` in a flat vector."""
+        return vector[chunk.start : chunk.stop]
+
+    def got(self, index: int) -> None:
+        """Note that the reduced values of a chunk stand in `result`."""
+        if not self.have[index]:
+            self.have[index] = True
+            self.missing -= 1
+            self.changed.fire()
+
+    def bury(self, member: int, why: str) -> None:
+        """Regard a member as gone for the rest of the round; tasks that talk to it end."""
+        if member not in self.dead and member != self.me:
+            self.dead[member] = why
+            self.node.events.emit(
+                "round.member_lost", step=self.plan.step, peer=self.members[member], why=why, round=self.plan.round_id
+            )
+            for task, towards in list(self._tasks.items()):
+                if towards == member:
+                    task.cancel()
+            self.changed.fire()
+
+    def abort(self, why: str) -> None:
+        """Give the round up, unless it already is."""
+        self.aborted = self.aborted or why
+        self.changed.fire()
+
+    def alive(self) -> list[int]:
+        """Members not known to be gone, in the order of the plan."""
+        return [i for i in range(len(self.members)) if i not in self.dead]
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], towards: int) -> None:
+        """Run a task that ends with the round, or when member `towards` is buried."""
+        task = self.node.spawn(coroutine)
+        self._tasks[task] = towards
+        task.add_done_callback(lambda t: self._tasks.pop(t, None))
+
+    def bitmap(self) -> bytes:
+        """Which chunks this member has, one bit each, lowest bit first."""
+        bits = sum(1 << i for i, have in enumerate(self.have) if have)
+        return bits.to_bytes((len(self.have) + 7) // 8, "little")
+
+    def retire(self) -> None:
+        """End everything that still works for this round; its result buffer is about to be reused."""
+        self.abort("the round is over")
+        for task in list(self._tasks):
+            task.cancel()
+
+    def outcome(self) -> RoundOutcome:
+        """The summary of a finished round."""
+        lost = {self.members[i]: why for i, why in self.dead.items()}
+        seconds = asyncio.get_running_loop().time() - self.started_s
+        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received)
+
+
+def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[tuple[int, ...]]]:
+    """All chunks of a plan in order, and for each member the numbers of the chunks that it reduces."""
+    chunks: list[Chunk] = []
+    parts: list[tuple[int, ...]] = []
+    for start, stop in zip(plan.borders, plan.borders[1:], strict=False):
+        part = layout.chunks(start, stop, plan.chunk_bytes) if stop > start else ()
+        parts.append(tuple(range(len(chunks), len(chunks) + len(part))))
+        chunks.extend(part)
+    return chunks, parts
+
+
+def unpack_bitmap(bitmap: bytes, count: int) -> list[bool]:
+    """Undo `Round.bitmap`; surplus bits are ignored, missing ones are False."""
+    bits = int.from_bytes(bitmap, "little")
+    return [bool(bits >> i & 1) for i in range(count)]

@@ -1,0 +1,1 @@
+"""What every other room may use: errors, units, events and the run spec."""

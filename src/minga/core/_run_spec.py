@@ -1,0 +1,164 @@
+"""The run spec: everything that all peers of a run must agree on, in one file.
+
+An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no blanks, every field present and every
+float in Python's shortest exact spelling, so equal specs have equal bytes on every machine; the run id is the BLAKE3
+digest of those bytes in key derivation mode.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from blake3 import blake3
+from pydantic import Field, ValidationError, field_validator
+
+from minga.core._errors import ConfigurationError
+from minga.core._run_spec_errors import explain
+from minga.core._run_spec_fields import Printable, Section, described
+from minga.core._run_spec_sections import (
+    AveragingSection,
+    CheckpointsSection,
+    DataSection,
+    FileEntry,
+    ModelSection,
+    NetworkSection,
+    OptimizerSection,
+    StateSection,
+    TrainingSection,
+    check_file_names,
+)
+from minga.core._run_spec_toml import render
+
+SPEC_VERSION = 1
+MAX_SPEC_BYTES = 256 << 10
+MAX_FILES = 16
+_RUN_ID_CONTEXT = "minga v1 run id"
+
+
+class RunSpec(Section):
+    """A run: read with `from_toml` or `from_file`, passed on as `canonical_bytes`, named by `run_id`."""
+
+    spec_version: int = described(SPEC_VERSION, "format of this file", str(SPEC_VERSION), ge=1, le=SPEC_VERSION)
+    name: Annotated[Printable, Field(min_length=1, max_length=64)] = described(
+        ...,
+        "name of the run, for people",
+        "a text of 1 to 64 printable characters on one line, without blanks at its ends",
+    )
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    training: TrainingSection = TrainingSection()
+    averaging: AveragingSection = AveragingSection()
+    state: StateSection = StateSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
+    network: NetworkSection = NetworkSection()
+    files: dict[str, FileEntry] = described(
+        {}, "files that come with the run", f"at most {MAX_FILES} tables [files.NAME]", max_length=MAX_FILES
+    )
+
+    @field_validator("files")
+    @classmethod
+    def _check_files(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+        check_file_names(list(files))
+        return files
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "run spec") -> RunSpec:
+        """A spec from nested mappings; `source` names them in the `ConfigurationError` that lists all problems."""
+        _check_version(values, source)
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigurationError(explain(error, cls, source)) from error
+
+    @classmethod
+    def from_toml(cls, text: str, source: str = "run spec") -> RunSpec:
+        """A spec from TOML; `source` names the text in the `ConfigurationError` that lists all problems."""
+        if len(text) > MAX_SPEC_BYTES:
+            raise ConfigurationError(f"{source}: {len(text)} characters; a run spec has at most {MAX_SPEC_BYTES}")
+        try:
+            values = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{source}: not valid TOML: {str(error)[:200]}") from error
+        return cls.from_mapping(values, source)
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> RunSpec:
+        """A spec from a TOML file. Raises `ConfigurationError`, which names the file."""
+        try:
+            with open(path, "rb") as file:
+                text = file.read(MAX_SPEC_BYTES + 1).decode("utf-8-sig")
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+        return cls.from_toml(text, str(path))
+
+    @classmethod
+    def from_canonical(cls, data: bytes, source: str = "run spec") -> RunSpec:
+        """The spec whose `canonical_bytes` are `data`; any other bytes are a `ConfigurationError`."""
+        if len(data) > MAX_SPEC_BYTES:
+            raise ConfigurationError(f"{source}: {len(data)} bytes; a run spec has at most {MAX_SPEC_BYTES}")
+        try:
+            values = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{source}: not in canonical form: {str(error)[:200]}") from error
+        if not isinstance(values, dict):
+            raise ConfigurationError(f"{source}: not in canonical form: no object")
+        spec = cls.from_mapping(values, source)
+        if spec.canonical_bytes() != data:
+            raise ConfigurationError(f"{source}: not in canonical form")
+        return spec
+
+    def canonical_bytes(self) -> bytes:
+        """The one encoding of this spec. Raises `ConfigurationError` if it exceeds 256 KiB."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        data = text.encode("ascii")
+        if len(data) > MAX_SPEC_BYTES:
+            raise ConfigurationError(f"the run spec takes {len(data)} bytes; the limit is {MAX_SPEC_BYTES}")
+        return data
+
+    @property
+    def run_id(self) -> str:
+        """64 hexadecimal digits: BLAKE3 of the canonical bytes, in key derivation mode."""
+        return run_id_of(self.canonical_bytes())
+
+    def published(self, files: Mapping[str, FileEntry] | None = None) -> RunSpec:
+        """The spec as others get it: with the run's `files`, without the organiser's own paths in `data.files`.
+
+        This, not the spec on the organiser's disk, is what peers agree on and what the run id is taken from.
+        Raises `ConfigurationError` for unsafe file names.
+        """
+        values = self.model_dump(mode="json")
+        values["data"]["files"] = []
+        if files is not None:
+            values["files"] = {name: entry.model_dump(mode="json") for name, entry in files.items()}
+        return type(self).from_mapping(values, "published run spec")
+
+    def to_toml(self) -> str:
+        """TOML from which `from_toml` makes an equal spec."""
+        return render(self, comments=False)
+
+    @classmethod
+    def example_toml(cls) -> str:
+        """A commented TOML file with every setting at its default."""
+        return render(cls(name="my first run"), comments=True)
+
+
+def run_id_of(canonical: bytes) -> str:
+    """The run id that belongs to canonical bytes, whether this version can read them or not."""
+    return blake3(canonical, derive_key_context=_RUN_ID_CONTEXT).hexdigest()
+
+
+def _check_version(values: Mapping[str, Any], source: str) -> None:
+    """Refuse specs of the future in words, before their unknown keys are complained about."""
+    version = values.get("spec_version", SPEC_VERSION)
+    if isinstance(version, int) and not isinstance(version, bool) and version > SPEC_VERSION:
+        shown = version if version < 10**9 else "of the far future"
+        raise ConfigurationError(
+            f"{source}: spec_version {shown} is newer than what this minga reads ({SPEC_VERSION}); update minga"
+        )

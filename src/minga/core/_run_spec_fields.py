@@ -1,0 +1,92 @@
+"""How the fields of a run spec are declared: default, bounds, what they mean and what is allowed, in one place.
+
+The words are part of the declaration because three things are made from them: error messages, the commented example,
+and the documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+MAX_STEPS = 10**9
+"""Largest number of steps that any setting may name."""
+
+
+class Section(BaseModel):
+    """A part of a run spec: immutable, nothing unknown, no silent conversion, no NaN or infinity."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+
+
+def _without_negative_zero(number: float) -> float:
+    # -0.0 equals 0.0 but prints differently, and the printed form is hashed.
+    return number + 0.0
+
+
+Real = Annotated[float, AfterValidator(_without_negative_zero)]
+"""A finite float with a single spelling."""
+
+
+def whole(default: Any, low: int, high: int, meaning: str, *, special: str = "") -> Any:
+    """A whole number in [low, high]; `special` says in words what else is allowed or what the bounds mean."""
+    allowed = f"a whole number from {low:_} to {high:_}{special}"
+    return Field(default, ge=low, le=high, description=meaning, json_schema_extra={"allowed": allowed})
+
+
+def real(
+    default: Any,
+    low: float,
+    high: float,
+    meaning: str,
+    *,
+    above_low: bool = False,
+    below_high: bool = False,
+    special: str = "",
+) -> Any:
+    """A number in [low, high], or without one or both of the ends."""
+    ends = [
+        f"above {_plain(low)}" if above_low else f"of at least {_plain(low)}",
+        f"below {_plain(high)}" if below_high else f"at most {_plain(high)}",
+    ]
+    bounds: dict[str, Any] = {"gt" if above_low else "ge": low, "lt" if below_high else "le": high}
+    extra: dict[str, Any] = {"allowed": f"a number {' and '.join(ends)}{special}"}
+    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
+
+
+def _plain(number: float) -> str:
+    return f"{int(number):_}" if number == int(number) else repr(number)
+
+
+def choice(default: Any, meaning: str, *options: str) -> Any:
+    """One of several words; the annotation enforces it, `options` names them."""
+    return described(default, meaning, "one of " + ", ".join(f'"{option}"' for option in options))
+
+
+def described(default: Any, meaning: str, allowed: str, **bounds: Any) -> Any:
+    """Any other field; `allowed` completes the sentence "must be …"."""
+    return Field(default, description=meaning, json_schema_extra={"allowed": allowed}, **bounds)
+
+
+def allowed_values(field: FieldInfo) -> str | None:
+    """What may be written into a field, in words."""
+    extra = field.json_schema_extra
+    allowed = extra.get("allowed") if isinstance(extra, dict) else None
+    return allowed if isinstance(allowed, str) else None
+
+
+def is_printable(text: str) -> bool:
+    """Whether a text is safe to show and to log: no control characters, no line breaks, no blanks at its ends."""
+    return text.isprintable() and text == text.strip()
+
+
+def _check_printable(text: str) -> str:
+    if not is_printable(text):
+        raise ValueError("it must be printable, on one line, without blanks at its ends")
+    return text
+
+
+Printable = Annotated[str, AfterValidator(_check_printable)]
+"""A text that is safe to show and to log."""

@@ -1,0 +1,226 @@
+"""The sections of a run spec.
+
+Every value has bounds and a meaning; a new field raises `SPEC_VERSION` in `_run_spec.py`, since it changes the hash.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
+
+from minga.core._run_spec_fields import MAX_STEPS, Printable, Real, Section, choice, described, real, whole
+from minga.core._urls import MAX_URL_CHARACTERS, is_https_url
+
+MAX_FILE_BYTES = 256 << 20
+_KEY = r"^[a-z][a-z0-9_]{0,63}$"
+_DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
+_RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}){0,3}", re.ASCII)
+
+Scalar = StrictBool | StrictInt | Annotated[Real, Field(strict=True)] | Annotated[Printable, Field(max_length=200)]
+
+
+class ModelSection(Section):
+    """What is trained."""
+
+    recipe: Literal["albert"] = choice("albert", "model, data preparation and loss", "albert")
+    size: Literal["tiny", "small", "base", "large"] = choice(
+        "tiny", "preset of the recipe", "tiny", "small", "base", "large"
+    )
+    max_length: int = whole(128, 16, 8192, "longest sequence, in tokens")
+    overrides: dict[Annotated[str, Field(pattern=_KEY)], Annotated[Scalar, Field(union_mode="left_to_right")]] = (
+        described(
+            {},
+            "settings of the model's configuration that replace those of the preset",
+            "at most 32 names (a-z, 0-9, _) with numbers, texts or true/false",
+            max_length=32,
+        )
+    )
+
+    @field_validator("overrides")
+    @classmethod
+    def _bound_overrides(cls, overrides: dict[str, Scalar]) -> dict[str, Scalar]:
+        for name, value in overrides.items():
+            if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**63 - 1:
+                raise ValueError(f"{name} is not within 64 bits")
+        return overrides
+
+
+class DataSection(Section):
+    """What it is trained on."""
+
+    source: Literal["bible", "files", "datasets"] = choice(
+        "bible", "where the text comes from", "bible", "files", "datasets"
+    )
+    files: Annotated[
+        tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
+    ] = described(
+        (),
+        "(source files) .txt and .jsonl files or globs on this machine, which are never published",
+        "a list of at most 256 paths",
+    )
+    name: str | None = described(
+        None,
+        "(source datasets) name on the Hugging Face hub",
+        'a name such as "wikitext" or "owner/name"',
+        pattern=_DATASET_NAME,
+    )
+    config: Annotated[Printable, Field(min_length=1, max_length=100)] | None = described(
+        None, "(source datasets) its configuration", "a text of 1 to 100 printable characters"
+    )
+    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "train", "(source datasets) its split", "a text of 1 to 100 printable characters"
+    )
+    text_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
+        "text", "column (or key of .jsonl lines) that holds the text", "a text of 1 to 100 printable characters"
+    )
+    shuffle_buffer: int = whole(10_000, 1, 1_000_000, "documents among which the next one is drawn")
+    heldout_fraction: Real = real(0.01, 0.0, 0.5, "share of the documents kept for evaluation")
+    masked_fraction: Real = real(0.15, 0.0, 0.9, "share of the tokens that the model has to guess", above_low=True)
+    tokenizer: Literal["wordpiece", "unigram"] = choice("wordpiece", "kind of tokenizer", "wordpiece", "unigram")
+    vocabulary_size: int = whole(8192, 64, 1_000_000, "entries of the tokenizer's vocabulary")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> DataSection:
+        if self.source == "datasets" and self.name is None:
+            raise ValueError('source = "datasets" needs name, such as name = "wikitext"')
+        if self.source != "datasets" and (self.name is not None or self.config is not None):
+            raise ValueError('name and config are for source = "datasets" only')
+        if self.source != "files" and self.files:
+            raise ValueError('files is for source = "files" only')
+        return self
+
+
+class OptimizerSection(Section):
+    """How the averaged gradient becomes an update."""
+
+    name: Literal["lamb", "adamw", "sgd"] = choice("lamb", "algorithm", "lamb", "adamw", "sgd")
+    learning_rate: Real = real(0.00176, 0.0, 1000.0, "peak learning rate", above_low=True)
+    betas: Annotated[
+        tuple[Annotated[Real, Field(ge=0.0, lt=1.0)], Annotated[Real, Field(ge=0.0, lt=1.0)]], Field(strict=False)
+    ] = described(
+        (0.9, 0.999), "(lamb, adamw) decay of the two moments", "two numbers from 0 to below 1, such as [0.9, 0.999]"
+    )
+    epsilon: Real = real(1e-6, 0.0, 1.0, "(lamb, adamw) added to the root of the second moment", above_low=True)
+    weight_decay: Real = real(0.01, 0.0, 10.0, "pull towards zero (none on biases and norms)")
+    momentum: Real = real(0.9, 0.0, 1.0, "(sgd) momentum", below_high=True)
+    clamp_value: Real = real(10_000.0, 0.0, 1e9, "(lamb) largest norm of a tensor in its trust ratio", above_low=True)
+    max_grad_norm: Real | None = real(
+        1.0, 0.0, 1e9, "the averaged gradient is scaled down to this norm", above_low=True, special=', or "off"'
+    )
+    schedule: Literal["linear", "cosine", "constant"] = choice(
+        "linear", "course of the learning rate after the warm-up", "linear", "cosine", "constant"
+    )
+    warmup_steps: int = whole(5000, 0, MAX_STEPS, "steps in which the learning rate rises from 0 to its peak")
+    total_steps: int = whole(125_000, 1, MAX_STEPS, "steps after which the schedule has reached its end")
+
+    @field_validator("max_grad_norm", mode="before")
+    @classmethod
+    def _off_is_none(cls, value: object) -> object:
+        return None if value == "off" else value
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> OptimizerSection:
+        if self.warmup_steps > self.total_steps:
+            raise ValueError(f"warmup_steps = {self.warmup_steps} exceeds total_steps = {self.total_steps}")
+        return self
+
+
+class TrainingSection(Section):
+    """When a step happens."""
+
+    target_batch_size: int = whole(4096, 1, 2**24, "samples that all peers together accumulate for one step")
+    strategy: Literal["synchronous", "delayed"] = choice(
+        "synchronous",
+        "delayed averages while the next batch is computed, one step behind",
+        "synchronous",
+        "delayed",
+    )
+    seed: int = whole(0, 0, 2**63 - 1, "seed of the initial parameters and of each peer's order of the data")
+    stop_after_steps: int | None = whole(None, 1, MAX_STEPS, "end the run after this many steps")
+    buffers: Literal["average", "local"] = choice(
+        "average",
+        "what happens to buffers such as BatchNorm's (averaged like the gradients, or left alone)",
+        "average",
+        "local",
+    )
+
+
+class AveragingSection(Section):
+    """How vectors travel."""
+
+    codec: Literal["adaptive", "float32", "float16", "bfloat16", "int8"] = choice(
+        "adaptive",
+        "wire format; adaptive chooses by the size of a tensor",
+        "adaptive",
+        "float32",
+        "float16",
+        "bfloat16",
+        "int8",
+    )
+    average_parameters_every: int = whole(
+        0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is never"
+    )
+
+
+class StateSection(Section):
+    """How peers make sure that they hold the same state."""
+
+    digest_every: int = whole(10, 1, 1_000_000, "steps between two comparisons of the state's digest")
+
+
+class CheckpointsSection(Section):
+    """What is kept on disk."""
+
+    every_steps: int = whole(100, 0, 1_000_000, "steps between two checkpoints", special="; 0 is only at the end")
+    keep: int = whole(3, 1, 1000, "newest checkpoints to keep")
+
+
+class NetworkSection(Section):
+    """How peers find a way to each other."""
+
+    relay: Literal["none", "public"] | Annotated[tuple[str, ...], Field(strict=False, min_length=1, max_length=8)] = (
+        described(
+            "none",
+            "relays that help peers behind NAT to meet; public ones are outside servers, which see no content",
+            '"none", "public" or a list of 1 to 8 https:// URLs',
+        )
+    )
+    minority: Literal["wait", "stop"] = choice(
+        "wait", "what peers do when they lose sight of the majority", "wait", "stop"
+    )
+
+    @field_validator("relay")
+    @classmethod
+    def _check_relays(cls, relay: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for url in relay if isinstance(relay, tuple) else ():
+            if not is_https_url(url):
+                raise ValueError(f"{url[:60]!r} is no https:// URL of at most {MAX_URL_CHARACTERS} characters")
+        return relay
+
+
+class FileEntry(Section):
+    """A file that comes with the run: its BLAKE3 digest (64 hexadecimal digits) and its size."""
+
+    blake3: str = described(..., "digest of the content", "64 lower-case hexadecimal digits", pattern=r"^[0-9a-f]{64}$")
+    size_bytes: int = whole(..., 0, MAX_FILE_BYTES, "size of the file")
+
+
+def check_file_names(names: list[str]) -> None:
+    """Raise `ValueError` unless the names can be written as distinct files below one folder on every system."""
+    for name in names:
+        parts = name.split("/")
+        reserved = any(part.split(".")[0].lower() in _RESERVED_NAMES or part.endswith(".") for part in parts)
+        if not _FILE_NAME.fullmatch(name) or reserved:
+            raise ValueError(
+                f"{name[:60]!r} is no safe relative file name (letters, digits, . _ - and at most three /)"
+            )
+    folded = {name.lower() for name in names}
+    if len(folded) != len(names):
+        raise ValueError("two file names differ only in case")
+    for name in folded:
+        parents = name.split("/")[:-1]
+        if any("/".join(parents[: depth + 1]) in folded for depth in range(len(parents))):
+            raise ValueError(f"{name[:60]!r} lies inside something that is itself a file")

@@ -1,0 +1,168 @@
+"""Sizes, rates and durations as people write and read them.
+
+Decimal prefixes (k, M, G, T) are powers of 1000, binary ones (Ki, Mi, Gi, Ti) powers of 1024. The case of a prefix does
+not matter; that of `b` and `B` does: `Mb` and `Mbit` are bits, `MB` are bytes. A unit that could mean two things is
+refused instead of guessed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from minga.core._errors import ConfigurationError
+
+_PREFIXES = {
+    "": 1,
+    **{p: 1000**i for i, p in enumerate("kmgt", 1)},
+    **{f"{p}i": 1024**i for i, p in enumerate("kmgt", 1)},
+}
+_NUMBER = r"(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})"
+_SIZE = re.compile(rf"{_NUMBER}\s*(?:([kmgtKMGT][iI]?)?(B|(?i:bytes?))?)", re.ASCII)
+_RATE = re.compile(rf"{_NUMBER}\s*([kmgtKMGT][iI]?)?(b|B|(?i:bits?|bytes?))\s*(?i:/\s*s(?:ec)?|ps)?", re.ASCII)
+_DURATION_UNITS_S = {
+    "ms": 1e-3,
+    **dict.fromkeys(("s", "sec", "second", "seconds", ""), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+_DURATION_PART = re.compile(rf"{_NUMBER}\s*([a-z]*)", re.ASCII)
+
+MAX_SIZE_BYTES = 2**63 - 1
+MAX_RATE_BYTES_PER_S = 1e15
+MAX_DURATION_S = 100 * 365.25 * 86400.0
+
+
+def parse_size(value: str | float, name: str = "size") -> int:
+    """Bytes of a size such as `64MiB`, `1.5 GB` or `4096` (bytes); fractions of a byte are rounded.
+
+    `name` is what the message of a `ConfigurationError` calls the value.
+    """
+    hint = "write a number of bytes such as 4096, 500kB, 64MiB or 1.5GB"
+    if not isinstance(value, str):
+        number = _plain_number(value, name, hint)
+    else:
+        match = _SIZE.fullmatch(_stripped(value))
+        if match is None:
+            raise ConfigurationError(f"{name} = {_quote(value)} is not a size: {hint}")
+        prefix = (match[2] or "").lower()
+        if prefix and not match[3] and not prefix.endswith("i"):
+            # "64M" means 64 MiB to some and 64 MB to others.
+            raise ConfigurationError(
+                f"{name} = {_quote(value)} may mean {prefix.upper()}B or {prefix.upper()}iB: {hint}"
+            )
+        number = float(match[1]) * _PREFIXES[prefix]
+    if not 0 <= number <= MAX_SIZE_BYTES:
+        raise ConfigurationError(f"{name} = {_quote(value)} is out of range: 0 to 8388607 TiB")
+    return min(round(number), MAX_SIZE_BYTES)
+
+
+def parse_rate(value: str | float, name: str = "rate") -> float:
+    """Bytes per second of a rate such as `10Mbit`, `1.5 Gbit/s`, `20Mbps` or `200kB/s`; a bare number is bytes/s.
+
+    A bare number in a *string* is refused, since it may mean bits or bytes. `name` is what the message of a
+    `ConfigurationError` calls the value.
+    """
+    hint = "write bits or bytes per second, such as 10Mbit, 1.5 Gbit/s or 200kB/s"
+    if not isinstance(value, str):
+        number = _plain_number(value, name, hint)
+    else:
+        match = _RATE.fullmatch(_stripped(value))
+        if match is None:
+            raise ConfigurationError(f"{name} = {_quote(value)} is not a rate: {hint}")
+        bits = match[3] == "b" or match[3].lower().startswith("bit")
+        number = float(match[1]) * _PREFIXES[(match[2] or "").lower()] / (8.0 if bits else 1.0)
+    if not 0.0 < number <= MAX_RATE_BYTES_PER_S:
+        raise ConfigurationError(
+            f"{name} = {_quote(value)} is out of range: it must be more than 0, at most 8000 Tbit/s"
+        )
+    return number
+
+
+def parse_duration(value: str | float, name: str = "duration") -> float:
+    """Seconds of a duration such as `90s`, `250ms`, `1.5 h`, `1h30m` or `2d`; a bare number is seconds.
+
+    `name` is what the message of a `ConfigurationError` calls the value.
+    """
+    hint = "write a time such as 90s, 10min, 1h30m or 2d"
+    if not isinstance(value, str):
+        number = _plain_number(value, name, hint)
+    else:
+        number = _sum_of_parts(value, name, hint)
+    if not 0.0 <= number <= MAX_DURATION_S:
+        raise ConfigurationError(f"{name} = {_quote(value)} is out of range: 0 s to 100 years")
+    return number
+
+
+def format_size(size_bytes: float) -> str:
+    """A size in bytes for people, binary prefixes, three significant digits: `1.5 KiB`, `64 MiB`."""
+    return _scaled(size_bytes, 1024.0, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def format_rate(rate_bytes_per_s: float) -> str:
+    """A rate in bytes per second for people, in bits, three significant digits: `10 Mbit/s`."""
+    return _scaled(rate_bytes_per_s * 8.0, 1000.0, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"))
+
+
+def format_duration(duration_s: float) -> str:
+    """A duration in seconds for people, in at most two units: `250 ms`, `4.2 s`, `1 min 30 s`, `3 h 5 min`, `2 d`."""
+    if not math.isfinite(duration_s):
+        return "forever" if duration_s > 0 else "unknown"
+    if duration_s < 0:
+        return f"-{format_duration(-duration_s)}"
+    if duration_s < 0.9995:
+        return f"{duration_s * 1000:.3g} ms"
+    if duration_s < 59.95:
+        return f"{duration_s:.3g} s"
+    seconds = round(duration_s)
+    for big_s, big, small_s, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= big_s:
+            rest = (seconds % big_s) // small_s
+            return f"{seconds // big_s} {big}" + (f" {rest} {small}" if rest else "")
+    return f"{seconds} s"
+
+
+def _sum_of_parts(text: str, name: str, hint: str) -> float:
+    rest, total, smallest = _stripped(text).lower(), 0.0, math.inf
+    if not rest:
+        raise ConfigurationError(f"{name} = {_quote(text)} is not a duration: {hint}")
+    while rest:
+        match = _DURATION_PART.match(rest)
+        unit_s = _DURATION_UNITS_S.get(match[2]) if match else None
+        # Parts go from big to small, each unit once, and only a lone number may lack its unit.
+        alone = match is not None and len(match[0]) == len(rest) and smallest == math.inf
+        if match is None or unit_s is None or unit_s >= smallest or (not match[2] and not alone):
+            raise ConfigurationError(f"{name} = {_quote(text)} is not a duration: {hint}")
+        total += float(match[1]) * unit_s
+        smallest, rest = unit_s, rest[match.end() :].lstrip()
+    return total
+
+
+def _stripped(text: str) -> str:
+    """The text without surrounding blanks; nothing, which no pattern accepts, if it is absurdly long."""
+    text = text.strip()
+    return text if len(text) <= 100 else ""
+
+
+def _plain_number(value: float, name: str, hint: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigurationError(f"{name} = {_quote(value)} is not a finite number: {hint}")
+    return value
+
+
+def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
+    if not math.isfinite(value):
+        return f"? {units[0]}"
+    exponent = 0
+    # 999.5 would be printed as 1e+03
+    while abs(value) >= (999.5 if base == 1000.0 else 1023.5) and exponent < len(units) - 1:
+        value /= base
+        exponent += 1
+    digits = f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+    return f"{digits} {units[exponent]}"
+
+
+def _quote(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,312 @@
+"""The board: everything that the peers of a run say about themselves, held by each of them and read without a lookup.
+
+The board does no input or output: `minga.network._gossip` carries records to and from others and drives `watch`,
+`beat` and `sweep`. What is let in is decided in `minga.network._record_store`, who is alive in
+`minga.network._liveness`. Use a board on the thread of its event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar, cast
+
+from minga.core._events import EventBus
+from minga.network import _records
+from minga.network._interface import Address, PeerId
+from minga.network._liveness import AwakeClock, FailureDetector
+from minga.network._owner import LEFT, Entry
+from minga.network._record_store import RecordStore
+from minga.network._records import (
+    KINDS,
+    KINDS_BY_CODE,
+    KINDS_BY_TYPE,
+    TTL_S,
+    AddressInfo,
+    Beat,
+    Payload,
+    Record,
+    Signer,
+    Verdict,
+)
+
+MAX_FORMER = 256
+"""How many addresses of peers that fell silent are remembered, to heal a split that lasted long."""
+
+DEAD_KEPT_S = 30.0
+"""Seconds for which silent owners stay on a board that is more than half full."""
+
+P = TypeVar("P", bound=Payload)
+
+Listener = Callable[[PeerId, str | None], None]
+"""Called with the owner and the name whose content changed; name None: whether the owner is alive changed."""
+
+_BEAT = KINDS["beat"].code
+
+
+class Item(NamedTuple, Generic[P]):
+    """One owner's record of some kind: its content, and seconds since its newest version came."""
+
+    owner: PeerId
+    payload: P
+    age_s: float
+
+
+class Board:
+    """All records of one run as one peer knows them, and what this peer itself publishes.
+
+    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds.
+    """
+
+    def __init__(
+        self,
+        signer: Signer,
+        run_id: str,
+        *,
+        wall_time: Callable[[], float],
+        clock: Callable[[], float],
+        events: EventBus,
+    ) -> None:
+        self.peer_id = PeerId(signer.peer_id)
+        self.run_id, self.events = run_id, events
+        self.now = AwakeClock(clock)
+        self.generation = 0
+        """Grows with every change that listeners are told of."""
+        self.verdicts: Counter[Verdict] = Counter()
+        """What became of all records received so far."""
+        self.store = RecordStore(self.peer_id, run_id, self.now())
+        self._signer, self._wall_time = signer, wall_time
+        self._detector = FailureDetector()
+        self._former: dict[PeerId, Address] = {}
+        self._alive: set[PeerId] = set()
+        self._listeners: list[Listener] = []
+        self._publishers: list[Callable[[Record], None]] = []
+        self._bell = asyncio.Event()
+        self._last_signed = self.now()
+        self._superseded = False
+
+    # ---- reading
+
+    def get(self, owner: PeerId, payload_type: type[P]) -> P | None:
+        """What `owner`, who may be dead by now, says in its record of this type, or None."""
+        known = self.store.owners.get(owner)
+        entry = known.entries.get(KINDS_BY_TYPE[payload_type].code) if known else None
+        return cast(P, entry.payload) if entry and entry.payload is not None else None
+
+    def owners(self, *, include_dead: bool = False) -> list[PeerId]:
+        """All living peers including this one, in order of their ids; on request also the dead and departed."""
+        return sorted(peer for peer in self.store.owners if include_dead or self.is_alive(peer))
+
+    def items(self, payload_type: type[P], *, include_dead: bool = False) -> list[Item[P]]:
+        """The records of this type of all living peers, in order of owners; on request also those of the dead."""
+        code, now = KINDS_BY_TYPE[payload_type].code, self.now()
+        found = ((peer, self.store.owners[peer].entries.get(code)) for peer in self.owners(include_dead=include_dead))
+        return [
+            Item(peer, cast(P, entry.payload), max(0.0, now - entry.arrived))
+            for peer, entry in found
+            if entry is not None and entry.payload is not None
+        ]
+
+    def is_alive(self, peer: PeerId) -> bool:
+        """Whether the peer said no goodbye and is not silent for suspiciously long; unknown peers are not alive."""
+        owner = self.store.owners.get(peer)
+        if owner is None or owner.has_left:
+            return False
+        return peer == self.peer_id or (self._detector.is_alive(peer, self.now()) and not owner.is_forgotten)
+
+    @property
+    def alive_count(self) -> int:
+        """How many peers are alive, this one included once it published something."""
+        return len(self._alive)
+
+    def suspicion(self, peer: PeerId) -> float:
+        """Phi of the failure detector: 0 is none, at `ALIVE_BELOW_PHI` the peer counts as dead, infinite if unknown."""
+        return 0.0 if peer == self.peer_id else self._detector.phi(peer, self.now())
+
+    def patience_s(self, peer: PeerId) -> float:
+        """Seconds of silence after which `peer` counts as dead, as its beats are now; 0 for unknown ones."""
+        return self._detector.patience_s(peer)
+
+    def address_of(self, peer: PeerId) -> Address | None:
+        """Where `peer` can be dialled, if known; remembered for some that are long gone. Fits `Node(lookup=…)`."""
+        info = self.get(peer, AddressInfo)
+        return Address(peer, info.direct, info.relay) if info is not None else self._former.get(peer)
+
+    def addresses(self) -> list[Address]:
+        """Where others can be dialled: living peers, and those that fell silent without a goodbye; oldest first."""
+        known = dict(self._former)
+        for peer in self.store.owners:
+            address = self.address_of(peer)
+            if address is not None and peer != self.peer_id:
+                known[peer] = address
+        return [address for address in known.values() if address.dialable]
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` with each change from now on; returns the function that ends this."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    async def changed(self, since: int) -> int:
+        """Wait until `generation` is greater than `since`; returns it."""
+        while self.generation <= since:
+            await self._bell.wait()
+        return self.generation
+
+    # ---- writing
+
+    def put(self, payload: Payload) -> None:
+        """Publish an own record, in place of the one of this type before.
+
+        Raises `ConfigurationError` if a field is out of range or the payload is too large.
+        """
+        self._sign(KINDS_BY_TYPE[type(payload)].code, _records.encode_payload(payload), payload)
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop what is known of another peer until it writes anew; its old records do not come back."""
+        if peer in self.store.owners and peer != self.peer_id:
+            self.store.owners[peer].forget()
+            self._detector.forget(peer)
+            self._former.pop(peer, None)
+            self._review(peer)
+
+    def receive(self, record: Record, sender: PeerId, age_s: float = 0.0) -> Verdict:
+        """Take in a record that `sender`, an authenticated neighbour, passed on `age_s` after it got it itself."""
+        verdict = self.store.judge(record, sender, self.now(), self._wall_time())
+        if verdict is Verdict.NEW:
+            try:
+                self._accept(record, _records.open_payload(record), sender, age_s)
+            except ValueError:
+                verdict = Verdict.BAD_PAYLOAD
+        elif verdict is Verdict.STALE:
+            if record.version == self.store.owners[record.owner].newest:
+                self._detector.heard_again(record.owner, self.now(), age_s)
+        elif verdict is Verdict.SUPERSEDING:
+            self._supersede(record)
+        self.verdicts[verdict] += 1
+        self._report(verdict, record, sender)
+        return verdict
+
+    # ---- driven by the gossip
+
+    def publish_to(self, publisher: Callable[[Record], None]) -> None:
+        """Call `publisher` with every record that this peer signs from now on."""
+        self._publishers.append(publisher)
+
+    def watch(self, beat_s: float) -> None:
+        """Note who came and went; call it every `now.period_s`. `beat_s` is the longest pause peers now make."""
+        slept = self.now.tick()
+        if slept > self.now.period_s:
+            self.events.emit("board.stalled", seconds=slept)
+        self._detector.beat_s = beat_s
+        for peer in sorted(self.store.owners):
+            self._review(peer)
+
+    def beat(self, beat_s: float) -> float:
+        """Renew own records that are due and, if nothing was signed for `beat_s`, sign a beat.
+
+        Returns the seconds after which to call this again.
+        """
+        if self.store.own.has_left or not self.store.own.entries:
+            return beat_s
+        renew_before = (self._wall_time() + TTL_S * 2.0 / 3.0) * 1000.0
+        for code, entry in sorted(self.store.own.entries.items()):
+            due = self._superseded or entry.record.expires <= renew_before
+            if due and code != _BEAT and entry.payload is not None:
+                self._sign(code, entry.record.payload, entry.payload)
+        self._superseded = False
+        quiet_s = self.now() - self._last_signed
+        if quiet_s < beat_s - 0.01:
+            return beat_s - quiet_s
+        self.put(Beat())
+        return beat_s
+
+    def connection_lost(self, peer: PeerId) -> None:
+        """Suspect a peer more because the last connection to it is gone."""
+        self._detector.connection_lost(peer)
+
+    def sweep(self) -> None:
+        """Drop what expired; call it every few seconds."""
+        now = self.now()
+        for peer in self.store.sweep(self._wall_time(), lambda peer: self._detector.silence_s(peer, now) > DEAD_KEPT_S):
+            self._drop(peer)
+
+    # ---- inner workings
+
+    def _supersede(self, record: Record) -> None:
+        """Outdo, at the next beat, a record of an earlier life of this peer; retract it if this life has none."""
+        own = self.store.own
+        own.newest = max(own.newest, record.version)
+        self._superseded = True
+        if record.code == LEFT:
+            own.floor = max(own.floor, record.version)
+        elif record.code not in own.entries and KINDS_BY_CODE[record.code].retractable:
+            self._sign(record.code, b"", None)
+
+    def _sign(self, code: int, encoded: bytes, payload: Payload | None) -> None:
+        wall_ms, own = int(self._wall_time() * 1000.0), self.store.own
+        version = max(own.newest + 1, wall_ms)
+        record = _records.make_record(self._signer, self.run_id, code, version, wall_ms + int(TTL_S * 1000.0), encoded)
+        before = own.entries.get(code)
+        self._last_signed = self.now()
+        own.store(Entry(record, payload, self._last_signed))
+        for publish in list(self._publishers):
+            publish(record)
+        self._tell(self.peer_id, code, before, record)
+        self._review(self.peer_id)
+
+    def _accept(self, record: Record, payload: Payload | None, sender: PeerId, age_s: float) -> None:
+        now = self.now()
+        peer = record.owner
+        owner, evicted = self.store.add(peer, sender, now)
+        if evicted is not None:
+            self._drop(evicted)
+        if record.version > owner.newest:
+            self._detector.heard(peer, now, age_s)
+        before = owner.entries.get(record.code)
+        owner.store(Entry(record, payload, now - min(max(age_s, 0.0), TTL_S)))
+        self._tell(peer, record.code, before, record)
+        self._review(peer)
+
+    def _drop(self, peer: PeerId) -> None:
+        if peer in self.store.owners:
+            self.store.remove(peer)
+        self._detector.forget(peer)
+        self._review(peer)
+
+    def _review(self, peer: PeerId) -> None:
+        alive = self.is_alive(peer)
+        if alive == (peer in self._alive):
+            return
+        owner = self.store.owners.get(peer)
+        if alive:
+            self._alive.add(peer)
+            self._former.pop(peer, None)
+        else:
+            self._alive.remove(peer)
+            address = self.address_of(peer)
+            if address is not None and address.dialable:
+                self._former[peer] = address
+                while len(self._former) > MAX_FORMER:
+                    del self._former[next(iter(self._former))]
+        gone = "member.left" if owner is not None and owner.has_left else "member.lost"
+        kind = "member.joined" if alive else gone
+        self.events.emit(kind, peer=peer)
+        self._notify(peer, None)
+
+    def _tell(self, peer: PeerId, code: int, before: Entry | None, record: Record) -> None:
+        if code != _BEAT and (before is None or before.record.payload != record.payload):
+            self._notify(peer, KINDS_BY_CODE[code].name)
+
+    def _notify(self, peer: PeerId, name: str | None) -> None:
+        self.generation += 1
+        self._bell.set()
+        self._bell = asyncio.Event()
+        for listener in list(self._listeners):
+            listener(peer, name)
+
+    def _report(self, verdict: Verdict, record: Record, sender: PeerId) -> None:
+        """Tell of the 1st, 2nd, 4th, 8th, … record that was ignored for one reason."""
+        count = self.verdicts[verdict]
+        if verdict not in (Verdict.NEW, Verdict.STALE) and not verdict.is_offence and count.bit_count() == 1:
+            self.events.emit("record.ignored", peer=record.owner, sender=sender, reason=verdict.value, count=count)

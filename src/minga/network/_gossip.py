@@ -1,0 +1,238 @@
+"""Gossip: keeps the boards of all peers the same.
+
+Theory of operation. Three things spread records, each covering for what the one before misses:
+
+* *rumours* (`minga.network._push`): new records go to a few neighbours within some 30 ms;
+* *exchanges* (`minga.network._exchange`): about once a second each peer makes its board equal with that of one random
+  living neighbour. Whatever rumours missed is everywhere after O(log N) such rounds;
+* *dialling*: a peer with fewer than `MIN_NEIGHBOURS` connections dials living peers it is not connected to; now and
+  then it dials at random, also silent peers and the entry addresses of the link, so that a split heals.
+
+Every peer signs something at least once every `beat_s` = max(0.5, N / 100) seconds for N living peers, which is what
+the failure detector listens for; all own records are renewed after a third of their life.
+
+Cost. A beat takes about 125 bytes on the wire, and each peer passes on every record it did not know to at most 3
+neighbours: up to N = 50 the traffic grows with N, by about 1 kB/s each way for each peer, from N = 100 on there are
+never more than 100 beats per second in the whole swarm and it stays the same. Exchanges add about 24 bytes per second
+for each peer. Progress records that come more often than beats cost as many bytes again; peers of a large swarm should
+not write more often than `beat_s`.
+
+Random choices come from a generator seeded by the peer's own id, so simulated runs repeat exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import Awaitable, Iterable, Sequence
+
+from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.core._events import Event
+from minga.network import _exchange
+from minga.network._board import Board
+from minga.network._exchange import Aged, Detail, Page, Push, Summary, Wanted
+from minga.network._interface import Address, PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+from minga.network._owner import Entry
+from minga.network._push import METHOD as PUSH_METHOD
+from minga.network._push import Pusher
+from minga.network._records import KINDS_BY_CODE, Left, Verdict
+
+EXCHANGE_METHOD = "board.exchange"
+EXCHANGE_S = 1.0
+"""Mean seconds between two exchanges that a peer begins."""
+
+EXCHANGE_TIMEOUT_S = 30.0
+MIN_BEAT_S = 0.5
+BEATS_PER_SECOND = 100.0
+"""Beats per second in the whole swarm, at most, once it is large."""
+
+MIN_NEIGHBOURS = 8
+SWEEP_S = 5.0
+FIRST_RETRY_S = 2.0
+LAST_RETRY_S = 60.0
+RANDOM_DIAL_CHANCE = 0.02
+"""Chance, at each exchange, of dialling although there are neighbours enough."""
+
+LEAVE_S = 0.5
+_VERIFIED_AT_ONCE = 16  # about two milliseconds
+
+logger = logging.getLogger("minga.network")
+
+
+class Gossip:
+    """Runs the gossip of one node for as long as the node lives. `entries` are the entry addresses of the link."""
+
+    def __init__(self, board: Board, node: Node, *, entries: Sequence[Address] = ()) -> None:
+        self._board, self._node = board, node
+        self._entries = [address for address in entries if address.peer_id != board.peer_id]
+        seed = hashlib.sha256(b"gossip" + bytes.fromhex(board.peer_id)).digest()
+        self._generator = random.Random(seed)
+        self._pusher = Pusher(board, node, self._generator)
+        self._exchanging: set[PeerId] = set()
+        self._serving: set[PeerId] = set()
+        self._retries: dict[PeerId, tuple[float, float]] = {}  # peer -> not before, pause after the next failure
+        self._dialling = False
+
+    @property
+    def beat_s(self) -> float:
+        """The longest pause, in seconds, between two records that a living peer signs."""
+        return max(MIN_BEAT_S, self._board.alive_count / BEATS_PER_SECOND)
+
+    def start(self) -> None:
+        """Serve others and begin to gossip on the running loop; ends with the node."""
+        self._node.serve(PUSH_METHOD, self._serve_push)
+        self._node.serve(EXCHANGE_METHOD, self._serve_exchange)
+        self._node.events.subscribe(self._on_event)
+        self._board.publish_to(lambda record: self._pusher.add(record.owner, record.code, record.owner))
+        self._node.spawn(self._watch_forever())
+        self._node.spawn(self._beat_forever())
+        self._node.spawn(self._exchange_forever())
+
+    async def synchronise(self, peer: PeerId) -> None:
+        """Make this board and that of `peer` equal, dialling it if need be. For joining, and whenever in doubt.
+
+        Raises `UnreachableError`, `SilentError`, or another `RemoteError` if the peer does not play along.
+        """
+        async with self._node.open(peer, EXCHANGE_METHOD) as stream:
+            await stream.send(_exchange.summarise(self._board))
+            to_send, wanted = _exchange.compare(self._board, await stream.receive(Detail))
+            await self._send_pages(stream, to_send, wanted)
+            await stream.finish()
+            await self._receive_pages(stream)
+            await stream.receive_end()
+
+    async def leave(self, reason: str = "") -> None:
+        """Say goodbye to all neighbours, who tell the others; takes at most half a second. Then close the node."""
+        self._board.put(Left(reason[:200]))
+        await self._pusher.push_to_all(LEAVE_S)
+
+    # ---- serving
+
+    async def _serve_push(self, peer: PeerId, stream: MessageStream) -> None:
+        await self._take((await stream.receive(Push)).records, peer)
+
+    async def _serve_exchange(self, peer: PeerId, stream: MessageStream) -> None:
+        if peer in self._serving:
+            raise RejectedError("one exchange at a time", code="busy")
+        self._serving.add(peer)
+        try:
+            await stream.send(_exchange.detail(self._board, await stream.receive(Summary), peer))
+            wanted = await self._receive_pages(stream)
+            await self._send_pages(stream, _exchange.select(self._board, wanted), [])
+        finally:
+            self._serving.discard(peer)
+
+    async def _send_pages(self, stream: MessageStream, entries: list[Entry], wanted: list[Wanted]) -> None:
+        pages = list(_exchange.paged(entries, self._board.now())) or [[]]
+        for number, records in enumerate(pages, 1):
+            await stream.send(Page(records, number < len(pages), wanted))
+            wanted = []
+
+    async def _receive_pages(self, stream: MessageStream) -> list[Wanted]:
+        wanted: list[Wanted] = []
+        received = 0
+        while True:
+            page = await stream.receive(Page)
+            wanted = wanted or page.wanted
+            received += len(page.records)
+            if received > _exchange.MAX_RECORDS or (page.more and not page.records):
+                raise ProtocolError("an exchange without end", peer=stream.peer)
+            await self._take(page.records, stream.peer)
+            if not page.more:
+                return wanted
+
+    async def _take(self, records: Iterable[Aged], sender: PeerId) -> None:
+        """Put records on the board and pass on what is new. Raises `ProtocolError` at the first that is an offence."""
+        for number, aged in enumerate(records, 1):
+            record = aged.record
+            verdict = self._board.receive(record, sender, aged.age_ms / 1000.0)
+            if verdict.is_offence:
+                kind = KINDS_BY_CODE.get(record.code)
+                name = kind.name if kind else str(record.code)
+                raise ProtocolError(f"record {name!r} of {record.owner[:10]}: {verdict.value}", peer=sender)
+            if verdict is Verdict.NEW:
+                self._pusher.add(record.owner, record.code, sender)
+            if number % _VERIFIED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    # ---- keeping going
+
+    def _on_event(self, event: Event) -> None:
+        if event.kind == "peer.disconnected":
+            self._board.connection_lost(PeerId(str(event.fields["peer"])))
+
+    async def _watch_forever(self) -> None:
+        ticks_to_sweep = sweep_every = int(SWEEP_S / self._board.now.period_s)
+        while True:
+            await asyncio.sleep(self._board.now.period_s)
+            self._board.watch(self.beat_s)
+            ticks_to_sweep -= 1
+            if not ticks_to_sweep:
+                ticks_to_sweep = sweep_every
+                self._board.sweep()
+
+    async def _beat_forever(self) -> None:
+        while True:
+            due_in_s = self._board.beat(self.beat_s)
+            await asyncio.sleep(due_in_s)
+
+    async def _exchange_forever(self) -> None:
+        while True:
+            await asyncio.sleep(EXCHANGE_S * self._generator.uniform(0.8, 1.2))
+            neighbours = self._node.connected()
+            living = [peer for peer in neighbours if self._board.is_alive(peer)] or neighbours
+            if living:
+                self._begin_exchange(self._generator.choice(living))
+            if not self._dialling:
+                self._consider_dialling(set(neighbours))
+
+    def _begin_exchange(self, peer: PeerId) -> None:
+        if peer not in self._exchanging:
+            self._exchanging.add(peer)
+            self._node.spawn(self._quietly(peer, self.synchronise(peer)))
+
+    async def _quietly(self, peer: PeerId, exchange: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
+                await exchange
+        except (RemoteError, TimeoutError) as error:
+            logger.debug("exchange with %s failed: %s", peer[:10], error)
+        finally:
+            self._exchanging.discard(peer)
+
+    # ---- staying connected
+
+    def _consider_dialling(self, neighbours: set[PeerId]) -> None:
+        now = asyncio.get_running_loop().time()
+        known = {address.peer_id: address for address in [*self._entries, *self._board.addresses()]}
+        candidates = [
+            peer for peer in sorted(known) if peer not in neighbours and self._retries.get(peer, (0.0, 0.0))[0] <= now
+        ]
+        living = [peer for peer in candidates if self._board.is_alive(peer)]
+        if len(neighbours) < MIN_NEIGHBOURS and candidates:
+            chosen = self._generator.choice(living or candidates)
+        elif candidates and self._generator.random() < RANDOM_DIAL_CHANCE:
+            chosen = self._generator.choice(candidates)
+        else:
+            return
+        self._dialling = True
+        self._node.spawn(self._dial(known[chosen]))
+
+    async def _dial(self, address: Address) -> None:
+        peer = address.peer_id
+        try:
+            await self._node.dial(address)
+            self._retries.pop(peer, None)
+            self._begin_exchange(peer)
+        except RemoteError as error:
+            logger.debug("dialling %s failed: %s", peer[:10], error)
+            pause = self._retries.get(peer, (0.0, FIRST_RETRY_S))[1]
+            now = asyncio.get_running_loop().time()
+            self._retries = {p: retry for p, retry in self._retries.items() if now - retry[0] < 2 * LAST_RETRY_S}
+            self._retries[peer] = (now + pause, min(2.0 * pause, LAST_RETRY_S))
+        finally:
+            self._dialling = False

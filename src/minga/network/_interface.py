@@ -1,0 +1,146 @@
+"""The network seam: what the rest of minga may know about the outside world.
+
+Two implementations exist, iroh (real) and virtual (simulated); `minga.testing` has the suite that each must pass.
+Code above this line is plain `asyncio`: it takes the time from the running loop, the date from `Network.wall_time`,
+and touches nothing else of the outside, so that it runs unchanged in both worlds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal, NewType
+
+import msgspec
+
+PeerId = NewType("PeerId", str)
+"""A peer's Ed25519 public key as 64 lower-case hexadecimal digits."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a peer can be dialled: its id, `ip:port` endpoints (IPv6 in brackets), and the URL of its relay if any.
+
+    `direct` empty and `relay` None means that the peer cannot be dialled at all.
+    """
+
+    peer_id: PeerId
+    direct: tuple[str, ...] = ()
+    relay: str | None = None
+
+    @property
+    def dialable(self) -> bool:
+        """Whether anything can be dialled at all."""
+        return bool(self.direct) or self.relay is not None
+
+
+class LinkFacts(msgspec.Struct, frozen=True):
+    """What is known about one connection: smoothed round-trip time (seconds; None if unknown), the kind of path, and
+    the bytes that crossed it so far."""
+
+    round_trip_s: float | None
+    path: Literal["direct", "relayed", "unknown"]
+    bytes_sent: int
+    bytes_received: int
+
+
+class Stream(ABC):
+    """A bidirectional, ordered, reliable byte stream with back-pressure in each direction.
+
+    One task may write while another reads; two writers, or two readers, at once are a mistake of the caller.
+    Every method may raise `UnreachableError` once the connection is lost or the other side reset the stream, and
+    `ClosedError` after the network was closed here.
+    """
+
+    @abstractmethod
+    async def write(self, data: Buffer) -> None:
+        """Send all of `data`; returns when the transport took it, which waits while the other side is slow to read."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """Say that nothing more will be written; the other side reads an end of stream after the last byte."""
+
+    @abstractmethod
+    async def read(self, max_bytes: int) -> bytes:
+        """Return 1 to `max_bytes` bytes as soon as any are there, or b"" at the end of the stream."""
+
+    @abstractmethod
+    async def read_into(self, target: memoryview, progress: Callable[[], None] | None = None) -> None:
+        """Fill `target` (a writable view of bytes) completely, calling `progress` whenever some bytes came.
+
+        Raises `ProtocolError` if the stream ends first.
+        """
+
+    @abstractmethod
+    async def reset(self) -> None:
+        """Abort both directions at once; buffered bytes are dropped; never raises, may be called twice."""
+
+
+class Connection(ABC):
+    """An encrypted connection to one authenticated peer; both sides may open streams."""
+
+    @property
+    @abstractmethod
+    def peer_id(self) -> PeerId:
+        """The id of the other side, proven by its key."""
+
+    @abstractmethod
+    async def open_stream(self) -> Stream:
+        """Open a stream. The other side learns of it with the first byte written.
+
+        Raises `UnreachableError` if the connection is lost.
+        """
+
+    @abstractmethod
+    async def accept_stream(self) -> Stream:
+        """Wait for the other side to open a stream.
+
+        Raises `UnreachableError` when the connection is lost or closed, by either side.
+        """
+
+    @abstractmethod
+    def facts(self) -> LinkFacts:
+        """What is known about the connection right now."""
+
+    @property
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Whether the connection is known to be gone."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connection and all its streams; the other side is told; never raises, may be called twice."""
+
+
+class Network(ABC):
+    """One peer's access to the others."""
+
+    @property
+    @abstractmethod
+    def peer_id(self) -> PeerId:
+        """This peer's own id."""
+
+    @property
+    @abstractmethod
+    def address(self) -> Address:
+        """Where others can dial this peer at present; not `dialable` for a peer that only dials out."""
+
+    @abstractmethod
+    def wall_time(self) -> float:
+        """Seconds since the Unix epoch by this machine's (possibly wrong) clock."""
+
+    @abstractmethod
+    async def connect(self, address: Address) -> Connection:
+        """Dial a peer and make sure that the key at the other end is `address.peer_id`.
+
+        Raises `UnreachableError` if nobody with that key answers.
+        """
+
+    @abstractmethod
+    async def accept(self) -> Connection:
+        """Wait for the next peer that dials this one. Raises `ClosedError` once the network is closed."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Say goodbye on every connection and free all sockets; may be called twice."""

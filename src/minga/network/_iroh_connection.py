@@ -1,0 +1,209 @@
+"""Connections of the iroh network: two QUIC connections each, one for each direction of data.
+
+Theory of operation. In a QUIC connection that carries data both ways, iroh's transport takes packets that hold
+nothing but acknowledgements for lost ones, since nobody acknowledges them, and slows down as if the network were
+congested: two peers that send to each other at once fall to a fifth of the speed that each has alone. A *lane* is a
+QUIC connection on which only one side sends data, where this cannot happen. The dialler dials two, tells by a preface
+on each which is which and which two belong together, and from then on whatever a peer writes leaves by its own lane.
+
+A stream is a pair of one-way QUIC streams, one on each lane, that know each other by number; see `_iroh_stream`.
+If either lane is lost or closed, the connection is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+from weakref import WeakValueDictionary
+
+from minga.core._errors import MingaError, UnreachableError
+from minga.network import _fast_bytes
+from minga.network._interface import Connection, LinkFacts, PeerId, Stream
+from minga.network._iroh_stream import ABORT, BINDING_ERRORS, HEADER, OPEN, IrohStream, read_exactly
+
+MAX_STREAMS = 512
+"""How many one-way streams the other side may have open at once. Each holds at most 1.25 MB that were not read."""
+
+PATH_AGE_S = 0.25
+"""How old the round-trip time and kind of path may get before they are looked up anew, which takes a while."""
+
+
+class IrohConnection(Connection):
+    """A connection over two lanes. `explain` turns a description into the error that the caller should see."""
+
+    def __init__(
+        self,
+        peer_id: PeerId,
+        outgoing: Any,
+        incoming: Any,
+        explain: Callable[[str, PeerId], MingaError],
+        on_lost: Callable[[IrohConnection], None],
+    ) -> None:
+        self._peer_id, self._outgoing, self._incoming = peer_id, outgoing, incoming
+        self._explain, self._on_lost = explain, on_lost
+        self._interrupt = _fast_bytes.Interrupt()
+        self._streams: WeakValueDictionary[tuple[bool, int], IrohStream] = WeakValueDictionary()
+        self._opened = 0
+        self._arrived: deque[IrohStream] = deque()
+        self._acceptors: set[asyncio.Future[None]] = set()
+        self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")
+        self._tasks: set[asyncio.Task[None]] = set()
+        incoming.set_max_concurrent_uni_streams(MAX_STREAMS)
+        self._spawn(self._accept_forever())
+        self._spawn(self._watch())
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The id of the other side, proven by its key."""
+        return self._peer_id
+
+    async def open_stream(self) -> Stream:
+        """Open a stream; see the interface."""
+        self._check_open()
+        self._opened += 1
+        return self._new_stream(self._opened, opened_here=True)
+
+    async def accept_stream(self) -> Stream:
+        """Wait for the other side to open a stream; see the interface."""
+        while not self._arrived:
+            self._check_open()
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._acceptors.add(waiting)
+            try:
+                await self._interrupt.wait(waiting)
+            finally:
+                self._acceptors.discard(waiting)
+        self._check_open()
+        return self._arrived.popleft()
+
+    def facts(self) -> LinkFacts:
+        """What is known about both lanes together; round-trip time and path are at most `PATH_AGE_S` seconds old.
+
+        iroh tells round-trip times in whole milliseconds; less than one counts as half of one.
+        """
+        if not self._interrupt.fired:
+            self._measure()
+        return self._facts
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is known to be gone."""
+        if not self._interrupt.fired and self._lane_lost():
+            self._lose("the connection was lost")
+        return self._interrupt.fired
+
+    async def close(self) -> None:
+        """Close both lanes; see the interface."""
+        self._lose("the connection was closed")
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- for streams
+
+    def explain(self, what: str) -> MingaError:
+        """The error to raise when `what` went wrong; also notices whether the connection is gone."""
+        if not self._interrupt.fired and self._lane_lost():
+            self._lose("the connection was lost")
+        return self._explain(what, self._peer_id)
+
+    async def open_sender(self, first: bytes, interrupt: _fast_bytes.Interrupt) -> Any:
+        """Open a one-way stream on the outgoing lane and send `first`; waits while too many are open."""
+        # An interrupt would come too late for this call only if the other side allows no streams for ever.
+        sender = await self._outgoing.open_uni()
+        await _fast_bytes.write_all(sender, first, interrupt)
+        return sender
+
+    def abort_answer(self, number: int) -> None:
+        """Tell the opener of stream `number` that no answer, or no more of it, will come."""
+        if not self._interrupt.fired:
+            self._spawn(self._send_abort(number))
+
+    # ---- inner workings
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _check_open(self) -> None:
+        if self.is_closed:
+            self._interrupt.check()
+
+    def _lane_lost(self) -> bool:
+        return self._outgoing.close_reason() is not None or self._incoming.close_reason() is not None
+
+    def _lose(self, what: str) -> None:
+        """Close both lanes, and end everything that waits for them."""
+        if self._interrupt.fired:
+            return
+        with contextlib.suppress(*BINDING_ERRORS):
+            self._measure()  # the last word on how much was moved
+
+        def error() -> MingaError:
+            return self._explain(what, self._peer_id)
+
+        self._interrupt.fire(error)
+        for stream in list(self._streams.values()):
+            stream.interrupt.fire(error)
+        self._arrived.clear()
+        for lane in (self._outgoing, self._incoming):
+            with contextlib.suppress(*BINDING_ERRORS):
+                lane.close(0, b"")
+        self._on_lost(self)
+
+    def _new_stream(self, number: int, *, opened_here: bool) -> IrohStream:
+        stream = IrohStream(self, number, opened_here=opened_here)
+        self._streams[opened_here, number] = stream
+        return stream
+
+    async def _watch(self) -> None:
+        await self._outgoing.closed()
+        self._lose("the connection was lost")
+
+    async def _accept_forever(self) -> None:
+        with contextlib.suppress(*BINDING_ERRORS):
+            while True:
+                self._spawn(self._introduce(await self._incoming.accept_uni()))
+        self._lose("the connection was lost")
+
+    async def _introduce(self, receiver: Any) -> None:
+        """Find out what a one-way stream from the other side is, and give it to whom it belongs."""
+        with contextlib.suppress(MingaError, *BINDING_ERRORS):
+            kind, number = HEADER.unpack(await read_exactly(receiver, HEADER.size, self._interrupt))
+            if kind == OPEN and (False, number) not in self._streams:
+                stream = self._new_stream(number, opened_here=False)
+                stream.attach(receiver)
+                self._arrived.append(stream)
+                for waiting in self._acceptors:
+                    if not waiting.done():
+                        waiting.set_result(None)
+                return
+            mine = self._streams.get((True, number))
+            if kind == ABORT and mine is not None:
+                peer = self._peer_id
+                mine.interrupt.fire(lambda: UnreachableError("the other side reset the stream", peer=peer))
+            elif kind == OPEN or mine is None or not mine.attach(receiver):
+                await receiver.stop(0)  # of no use to anyone; the other side learns it when it writes
+
+    async def _send_abort(self, number: int) -> None:
+        with contextlib.suppress(MingaError, *BINDING_ERRORS):
+            sender = await self.open_sender(HEADER.pack(ABORT, number), self._interrupt)
+            await sender.finish()
+
+    def _measure(self) -> None:
+        round_trip_s, kind = self._facts.round_trip_s, self._facts.path
+        now = asyncio.get_running_loop().time()
+        if now - self._path_time >= PATH_AGE_S:
+            self._path_time = now
+            for path in self._outgoing.paths():
+                if path.is_selected:
+                    round_trip_s = max(path.rtt_ms, 0.5) / 1e3
+                    kind = "relayed" if path.is_relay else "direct"
+        stats = [lane.stats() for lane in (self._outgoing, self._incoming)]
+        sent, received = sum(s.udp_tx_bytes for s in stats), sum(s.udp_rx_bytes for s in stats)
+        self._facts = LinkFacts(round_trip_s, kind, sent, received)

@@ -1,0 +1,179 @@
+"""Who is alive: an accrual failure detector on the heartbeats of every peer.
+
+Theory of operation. A beat is a record with a higher version than any seen before from its owner, whatever way it
+came. From the recent intervals between beats the detector knows what is usual for each owner; suspicion (phi) is
+-log10 of the chance that a living owner would be silent for this long. The intervals are taken to follow a logistic
+distribution: its tail falls off exponentially, as the tail of beats that are lost independently does, where a normal
+distribution would call three lost beats in a row impossible. With mean m, standard deviation s and silence t
+
+    phi(t) = log10(1 + exp(pi (t - m) / (sqrt(3) s)))
+
+and phi = 8, from which a peer counts as dead, is reached at t = m + 10.2 s (Hayashibara et al., "The phi accrual
+failure detector", 2004, with their normal distribution replaced). Neither m nor s is taken below what the agreed
+beat period explains, so a burst of quick beats does not make the next pause look deadly; a single stall of an owner
+counts with at most 1.5 times its deadline, so that it does not blunt the detector for long.
+
+The last connection to a peer breaking is worth 5 units of phi until its next beat: dead within about 1.6 beats if no
+other path brings one. Only time in which this process was awake counts (`AwakeClock`), so whoever was stopped or
+starved accuses nobody when it wakes up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+from minga.network._interface import PeerId
+
+ALIVE_BELOW_PHI = 8.0
+"""Suspicion from which a peer counts as dead: a false accusation about once in 10^8 beats of the assumed kind."""
+
+LOST_CONNECTION_PHI = 5.0
+"""What the loss of the last connection adds to a peer's suspicion."""
+
+WINDOW_BEATS = 32
+"""How many intervals are remembered: long enough for a steady estimate, short enough to follow a changing link."""
+
+MIN_DEVIATION_S = 0.15
+MIN_DEVIATION_BEATS = 0.15
+MAX_AGE_S = 600.0
+
+_SLOPE = math.pi / math.sqrt(3.0)
+
+
+class AwakeClock:
+    """Seconds in which this process was awake, driven by `tick`, which the loop should call every `period_s`.
+
+    Between two ticks the clock never advances by more than `2 * period_s`, however late the second one comes.
+    """
+
+    def __init__(self, clock: Callable[[], float], period_s: float = 0.25) -> None:
+        self.period_s = period_s
+        self._clock = clock
+        self._base_s = 0.0
+        self._last_tick = clock()
+
+    def __call__(self) -> float:
+        """Awake seconds so far."""
+        return self._base_s + min(self._clock() - self._last_tick, 2.0 * self.period_s)
+
+    def tick(self) -> float:
+        """Note that the loop runs; returns the seconds that were slept through since the tick before (0 if none)."""
+        awake, now = self(), self._clock()
+        slept = (now - self._last_tick) - (awake - self._base_s)
+        self._base_s, self._last_tick = awake, now
+        return slept
+
+
+class _Beats:
+    """What is known about the beats of one owner; all times in seconds of the awake clock."""
+
+    __slots__ = ("arrived", "connection_lost", "counted", "deadline", "deviation", "intervals", "mean", "seen")
+
+    def __init__(self, now: float, age_s: float, beat_s: float) -> None:
+        self.seen = now  # when the newest version came
+        self.arrived = self.counted = now - age_s  # when it would have come on a quick path
+        self.connection_lost = False
+        # Two made-up intervals stand for what is not known yet: some patience, which real ones soon wash out.
+        self.intervals = deque((0.9 * beat_s, 1.6 * beat_s), maxlen=WINDOW_BEATS)
+        self.update(beat_s)
+
+    def count(self, beat_s: float) -> None:
+        """Remember the interval that ended just now, unless it is one of a quick series."""
+        interval = self.arrived - self.counted
+        if interval >= 0.5 * beat_s:
+            self.intervals.append(min(interval, 1.5 * self.patience(ALIVE_BELOW_PHI)))
+            self.counted = self.arrived
+
+    def update(self, beat_s: float) -> None:
+        """Derive mean, deviation and deadline anew."""
+        size = len(self.intervals)
+        mean = sum(self.intervals) / size
+        variance = sum((interval - mean) ** 2 for interval in self.intervals) / size
+        self.mean = max(mean, beat_s)
+        self.deviation = max(math.sqrt(variance), MIN_DEVIATION_S, MIN_DEVIATION_BEATS * beat_s)
+        self.set_deadline()
+
+    def set_deadline(self) -> None:
+        """When suspicion will reach the threshold."""
+        self.deadline = self.arrived + self.patience(
+            ALIVE_BELOW_PHI - (LOST_CONNECTION_PHI if self.connection_lost else 0.0)
+        )
+
+    def patience(self, phi: float) -> float:
+        """Seconds of silence that make this much suspicion: the inverse of the formula above."""
+        return self.mean + self.deviation * math.log(10.0**phi - 1.0) / _SLOPE
+
+    def phi(self, now: float) -> float:
+        x = _SLOPE * (now - self.arrived - self.mean) / self.deviation
+        log_1_exp = x if x > 30.0 else math.log1p(math.exp(x))
+        return log_1_exp / math.log(10.0) + (LOST_CONNECTION_PHI if self.connection_lost else 0.0)
+
+
+class FailureDetector:
+    """Suspicion about every peer that was ever heard of and not forgotten.
+
+    `beat_s` is the longest interval, in seconds, that peers at present leave between two beats on purpose; it may be
+    changed at any time. `now` is always the time of one `AwakeClock`.
+    """
+
+    def __init__(self, beat_s: float = 1.0) -> None:
+        self.beat_s = beat_s
+        self._beats: dict[PeerId, _Beats] = {}
+
+    def heard(self, peer: PeerId, now: float, age_s: float = 0.0) -> None:
+        """A new version of `peer` came, which was already `age_s` old where it came from."""
+        age_s = min(max(age_s, 0.0), MAX_AGE_S)
+        beats = self._beats.get(peer)
+        if beats is None:
+            self._beats[peer] = _Beats(now, age_s, self.beat_s)
+            return
+        beats.seen = now
+        if now - age_s > beats.arrived:
+            beats.arrived = now - age_s
+            beats.connection_lost = False
+            beats.count(self.beat_s)
+            beats.update(self.beat_s)
+
+    def heard_again(self, peer: PeerId, now: float, age_s: float) -> None:
+        """The newest version came once more, with an age of its own.
+
+        The younger claim counts, but none can make a version younger than its first arrival here: so a single
+        neighbour can neither make a living peer look dead nor a dead one look alive.
+        """
+        beats = self._beats.get(peer)
+        if beats is not None and now - age_s > beats.arrived and beats.seen > beats.arrived:
+            beats.arrived = min(now - max(age_s, 0.0), beats.seen)
+            beats.set_deadline()
+
+    def connection_lost(self, peer: PeerId) -> None:
+        """The last connection to `peer` is gone."""
+        beats = self._beats.get(peer)
+        if beats is not None:
+            beats.connection_lost = True
+            beats.set_deadline()
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop all that is known about `peer`."""
+        self._beats.pop(peer, None)
+
+    def is_alive(self, peer: PeerId, now: float) -> bool:
+        """Whether suspicion about `peer` is below `ALIVE_BELOW_PHI`; unknown peers are not alive."""
+        beats = self._beats.get(peer)
+        return beats is not None and now < beats.deadline
+
+    def phi(self, peer: PeerId, now: float) -> float:
+        """Suspicion about `peer`; infinite for unknown ones."""
+        beats = self._beats.get(peer)
+        return math.inf if beats is None else beats.phi(now)
+
+    def silence_s(self, peer: PeerId, now: float) -> float:
+        """Seconds since the newest beat of `peer`; infinite for unknown ones."""
+        beats = self._beats.get(peer)
+        return math.inf if beats is None else now - beats.arrived
+
+    def patience_s(self, peer: PeerId) -> float:
+        """Seconds of silence after which `peer` will count as dead, as things are now; 0 for unknown ones."""
+        beats = self._beats.get(peer)
+        return 0.0 if beats is None else beats.deadline - beats.arrived

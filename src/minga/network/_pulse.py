@@ -1,0 +1,70 @@
+"""Signs of life on open streams.
+
+Theory of operation. A peer that is killed, stopped or cut off says nothing, and nothing is also what a healthy peer
+says while it computes. So every open message stream carries an empty *pulse* frame every `PULSE_S` seconds in which
+nothing else was written, and whoever waits for a frame gives up once nothing at all came for `silence_limit` ticks.
+
+Time is counted in ticks of this peer's own clockwork, not in seconds: if this process was stopped or starved, its
+ticks stop too, and upon waking it does not accuse everyone else of having been silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from typing import Protocol
+
+PULSE_S = 0.25
+"""Seconds between two pulses on an otherwise quiet stream."""
+
+SILENCE_S = 1.5
+"""Seconds of complete silence on an idle link of no length after which a peer counts as gone."""
+
+
+def silence_limit(round_trip_s: float | None) -> int:
+    """How many ticks of silence to bear: `SILENCE_S` plus four round trips, which covers a lost and resent pulse."""
+    return math.ceil((SILENCE_S + 4.0 * min(round_trip_s or 0.0, 2.0)) / PULSE_S)
+
+
+class Pulsed(Protocol):
+    """What the clockwork drives: something that is told of every tick."""
+
+    def on_tick(self, tick: int) -> None:
+        """Send a pulse if it is due and give up on a silent peer; must not block or raise."""
+
+
+class Clockwork:
+    """Ticks every `PULSE_S` seconds of loop time for all streams of one node."""
+
+    def __init__(self) -> None:
+        self.tick = 0
+        self._pulsed: dict[Pulsed, None] = {}  # a dict keeps the order, so that simulated runs repeat exactly
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin ticking on the running loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="minga-clockwork")
+
+    def add(self, pulsed: Pulsed) -> None:
+        """Drive `pulsed` until it is removed."""
+        self._pulsed[pulsed] = None
+
+    def remove(self, pulsed: Pulsed) -> None:
+        """Stop driving `pulsed`; unknown ones are ignored."""
+        self._pulsed.pop(pulsed, None)
+
+    async def close(self) -> None:
+        """Stop ticking."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(PULSE_S)
+            self.tick += 1
+            for pulsed in list(self._pulsed):
+                pulsed.on_tick(self.tick)

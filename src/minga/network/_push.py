@@ -1,0 +1,112 @@
+"""Rumours: every new record goes at once to a few neighbours, who do the same with what is new to them.
+
+Theory of operation. What became new during a short window is sent together, to `FANOUT` random neighbours if any of
+it is urgent or this peer's own, to `ROUTINE_FANOUT` otherwise, except to whom it came from. With a fan-out of 3 a
+rumour reaches 94 % of a large swarm, with 6 more than 99 %; the exchanges of `minga.network._gossip` bring it to the
+rest. At most one push is under way to each neighbour; what becomes new meanwhile waits, older versions making way for
+newer ones, so a slow neighbour costs neither memory nor the others' time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+
+from minga.core._errors import RemoteError
+from minga.network._board import Board
+from minga.network._exchange import Push, paged
+from minga.network._interface import PeerId
+from minga.network._node import Node
+from minga.network._owner import Entry
+from minga.network._records import KINDS
+
+METHOD = "board.push"
+FANOUT = 6
+ROUTINE_FANOUT = 3
+MIN_WINDOW_S = 0.03
+MAX_WINDOW_S = 0.25
+URGENT_WINDOW_S = 0.02
+PUSH_TIMEOUT_S = 10.0
+
+_URGENT = {KINDS["address"].code, KINDS["left"].code}
+
+Key = tuple[PeerId, int]
+"""Owner and code of a record."""
+
+
+class Pusher:
+    """Sends news to neighbours. `generator` makes every random choice."""
+
+    def __init__(self, board: Board, node: Node, generator: random.Random) -> None:
+        self._board, self._node, self._generator = board, node, generator
+        self._news: dict[Key, set[PeerId]] = {}
+        self._outboxes: dict[PeerId, dict[Key, None]] = {}
+        self._flush_at: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def window_s(self) -> float:
+        """Seconds for which routine news are collected: 1 ms for each living peer, within bounds."""
+        return min(max(MIN_WINDOW_S, 0.001 * self._board.alive_count), MAX_WINDOW_S)
+
+    def add(self, owner: PeerId, code: int, source: PeerId) -> None:
+        """Note that a record is new here and came from `source` (this peer for its own)."""
+        self._news.setdefault((owner, code), set()).add(source)
+        now = asyncio.get_running_loop().time()
+        due = now + (URGENT_WINDOW_S if code in _URGENT else self.window_s)
+        if self._flush_at is None or due < self._flush_at - 0.001:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._flush_at = due
+            self._timer = asyncio.get_running_loop().call_at(due, self._flush)
+
+    async def push_to_all(self, timeout_s: float) -> None:
+        """Send all news to every neighbour now, taking at most `timeout_s`."""
+        news, self._news = self._news, {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                entries = self._entries(news)
+                pushes = (self._push(peer, entries) for peer in self._node.connected())
+                await asyncio.gather(*pushes, return_exceptions=True)
+
+    def _flush(self) -> None:
+        self._flush_at = self._timer = None
+        news, self._news = self._news, {}
+        own = self._board.peer_id
+        eager = any(owner == own or code in _URGENT for owner, code in news)
+        neighbours = self._node.connected()
+        fanout = min(len(neighbours), FANOUT if eager else ROUTINE_FANOUT)
+        for peer in self._generator.sample(neighbours, fanout):
+            keys = [key for key, sources in news.items() if peer not in sources and peer != key[0]]
+            if not keys:
+                continue
+            if peer in self._outboxes:
+                self._outboxes[peer].update(dict.fromkeys(keys))
+            else:
+                self._outboxes[peer] = dict.fromkeys(keys)
+                self._node.spawn(self._empty_outbox(peer))
+
+    async def _empty_outbox(self, peer: PeerId) -> None:
+        try:
+            while keys := self._outboxes[peer]:
+                self._outboxes[peer] = {}
+                await self._push(peer, self._entries(keys))
+        except (RemoteError, TimeoutError):
+            pass  # the exchanges will bring what is missing, if the peer still lives
+        finally:
+            del self._outboxes[peer]
+
+    def _entries(self, keys: dict[Key, None] | dict[Key, set[PeerId]]) -> list[Entry]:
+        owners = self._board.store.owners
+        found = (owners[owner].entries.get(code) for owner, code in keys if owner in owners)
+        return [entry for entry in found if entry is not None and entry.passed_on]
+
+    async def _push(self, peer: PeerId, entries: list[Entry]) -> None:
+        for page in paged(entries, self._board.now()):
+            if not self._node.is_connected(peer):
+                return
+            async with asyncio.timeout(PUSH_TIMEOUT_S), self._node.open(peer, METHOD) as stream:
+                await stream.send(Push(page))
+                await stream.finish()
+                await stream.receive_end()

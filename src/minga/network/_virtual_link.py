@@ -1,0 +1,152 @@
+"""The bandwidth of a simulated host: its uplink and its downlink.
+
+Theory of operation. A link serves the pipes that have something to carry in turn, one quantum each, so that
+concurrent transfers share its rate evenly, and one that is limited elsewhere leaves its share to the others. A quantum
+is what the link carries in `QUANTUM_S`, within bounds: short enough for fairness, and long enough that the cost of a
+simulated second does not grow with the rate. Work is planned up to `AHEAD_S` in advance, which saves most timers of
+small messages; the moments of departure and arrival stay exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+QUANTUM_S = 0.02
+MIN_QUANTUM_BYTES = 1200
+MAX_QUANTUM_BYTES = 256 << 10
+AHEAD_S = 0.001
+PACKET_BYTES = 1200
+"""Payload of one packet, as QUIC sends it before it has measured the path."""
+
+
+class Quantum(NamedTuple):
+    """Bytes that travel together; `end` says that the stream ends after them."""
+
+    pieces: list[memoryview]
+    size: int
+    end: bool
+
+    def split(self, size: int) -> tuple[Quantum, Quantum]:
+        """The first `size` bytes, and the rest."""
+        queue = deque(self.pieces)
+        pieces, taken = take_pieces(queue, size)
+        return Quantum(pieces, taken, False), Quantum(list(queue), self.size - taken, self.end)
+
+
+def take_pieces(queue: deque[memoryview], room: int) -> tuple[list[memoryview], int]:
+    """Take up to `room` bytes from the front of `queue`; returns them and how many they are."""
+    pieces: list[memoryview] = []
+    size = 0
+    while queue and size < room:
+        piece = queue.popleft()
+        if len(piece) > room - size:
+            queue.appendleft(piece[room - size :])
+            piece = piece[: room - size]
+        pieces.append(piece)
+        size += len(piece)
+    return pieces, size
+
+
+class Carried(Protocol):
+    """What a link serves: one direction of a stream."""
+
+    def take(self, link: Link, max_bytes: int) -> Quantum | None:
+        """The next quantum for `link`, of at most `max_bytes`; None if nothing may go now."""
+
+    def forward(self, link: Link, quantum: Quantum, when: float) -> None:
+        """`quantum`, taken before, will have passed `link` at loop time `when`."""
+
+    def has_more(self, link: Link) -> bool:
+        """Whether it is worth asking again soon."""
+
+
+class Clock:
+    """The loop's time and timers, for code that belongs to no simulated process."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._context = contextvars.Context()
+
+    def now(self) -> float:
+        """Seconds by the running loop."""
+        return self.loop.time()
+
+    def at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        """Call back at loop time `when`, whatever process is running now."""
+        return self.loop.call_at(when, callback, *args, context=self._context)
+
+
+class Link:
+    """One direction of a host's access line, `rate` in bytes per second (None: without limit)."""
+
+    def __init__(self, clock: Clock, rate: float | None) -> None:
+        self.rate = rate
+        self._clock = clock
+        self._frozen = False
+        self._ready: deque[Carried] = deque()
+        self._queued: set[Carried] = set()
+        self._busy_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def offer(self, pipe: Carried) -> None:
+        """`pipe` has something to carry."""
+        if pipe not in self._queued:
+            self._queued.add(pipe)
+            self._ready.append(pipe)
+        if self._timer is None:
+            self._serve()
+
+    def freeze(self, frozen: bool) -> None:
+        """Let nothing through until further notice, or go on."""
+        self._frozen = frozen
+        if not frozen and self._timer is None:
+            self._serve()
+
+    def clear(self) -> None:
+        """Forget all that waits."""
+        self._ready.clear()
+        self._queued.clear()
+
+    def _quantum_bytes(self) -> int:
+        if self.rate is None:
+            return MAX_QUANTUM_BYTES
+        return int(min(max(self.rate * QUANTUM_S, MIN_QUANTUM_BYTES), MAX_QUANTUM_BYTES))
+
+    def _serve(self) -> None:
+        self._timer = None
+        while self._ready and not self._frozen:
+            now = self._clock.now()
+            start = max(now, self._busy_until)
+            if start - now > AHEAD_S:
+                self._timer = self._clock.at(start, self._serve)
+                return
+            pipe = self._ready.popleft()
+            self._queued.discard(pipe)
+            quantum = pipe.take(self, self._quantum_bytes())
+            if quantum is None:
+                continue
+            self._busy_until = start + (quantum.size / self.rate if self.rate is not None else 0.0)
+            if pipe.has_more(self) and pipe not in self._queued:
+                self._queued.add(pipe)
+                self._ready.append(pipe)
+            pipe.forward(self, quantum, self._busy_until)
+
+
+def resend_delay_s(rng: random.Random, size: int, loss: float, round_trip_s: float) -> float:
+    """Seconds by which lost and resent packets delay `size` bytes, each packet being lost with chance `loss`.
+
+    A loss is noticed after 5/4 round trips plus 25 ms (an acknowledgement may be held back that long), and what is
+    sent again may be lost again.
+    """
+    packets = max(1, -(-size // PACKET_BYTES))
+    rounds = 0
+    while rounds < 20 and rng.random() > (1.0 - loss) ** packets:
+        rounds += 1
+        # Of the lost packets about a share `loss` is lost once more; at least one packet is under way.
+        packets = max(1, round(packets * loss))
+    return rounds * (1.25 * round_trip_s + 0.025)

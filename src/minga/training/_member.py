@@ -1,0 +1,248 @@
+"""A member: the life of one peer in one run, on the event loop.
+
+    ┌─▶ synchronise (newcomers, late or diverged peers) ─┐
+    │                                                    ▼
+    └── out of sync ◀── form the group ──▶ seal ──▶ reduce ──▶ apply (training thread) ──▶ next step
+
+Everything that a member knows about others it reads from the board; everything that others need to know about it, it
+writes there. It does not know whether it lives in the real or the simulated world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from minga.averaging._all_reduce import AllReduce, RoundAbortedError
+from minga.averaging._formation import GroupFormation, GroupSettings, OutOfSyncError
+from minga.averaging._round import RoundOutcome
+from minga.core._errors import MingaError, RemoteError, RunFinishedError
+from minga.identity._keys import Identity
+from minga.network._board import Board
+from minga.network._node import Node
+from minga.network._records import Progress, StateInfo, Status
+from minga.training._digests import DigestHistory
+from minga.training._port import TrainerPort
+from minga.training._replica import Replica
+from minga.training._snapshot import StateSnapshot
+from minga.training._surveyor import BoardSurveyor
+
+PROGRESS_PERIOD_S = 0.5
+"""Shortest time between two progress records of a peer."""
+
+SYNC_RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """How one peer takes part. `bandwidth` is its declared rate in bytes per second (None: unknown)."""
+
+    target_batch_size: int
+    aggregates: bool
+    contributes: bool = True
+    bandwidth: float | None = None
+    wait_in_minority: bool = True
+    digest_every: int = 10
+    stop_after_steps: int | None = None
+
+
+class Member:
+    """Drives the steps of one peer.
+
+    `download(minimum_step, have)` fetches the swarm's state of at least that step from other peers, transferring only
+    what differs from `have`; it raises a `RemoteError` if nobody can serve it.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        board: Board,
+        settings: MemberSettings,
+        replica: Replica,
+        port: TrainerPort,
+        download: Callable[[int, StateSnapshot], Awaitable[StateSnapshot]],
+    ) -> None:
+        self.step = 0
+        self.ready = asyncio.Event()
+        """Set once the first synchronisation is over and the peer takes part in steps."""
+        self.surveyor = BoardSurveyor(board, node, lambda: self.step)
+        self._node, self._board, self._settings = node, board, settings
+        self._port, self._replica, self._download = port, replica, download
+        vector = replica.vector
+        self._result = vector.new()
+        group = GroupSettings(
+            settings.target_batch_size,
+            vector.layout.fingerprint,
+            vector.numel,
+            settings.bandwidth,
+            settings.aggregates,
+            settings.wait_in_minority,
+        )
+        self._formation = GroupFormation(node, identity, group, self.surveyor, port)
+        self._all_reduce = AllReduce(node, vector.layout)
+        self._digests = DigestHistory()
+        self._status: Status = "syncing"
+        self._needs_state = True
+
+    @property
+    def view(self) -> tuple[str, ...]:
+        """Members of the last round, its leader first."""
+        return self._formation.view
+
+    def close(self, error: BaseException) -> None:
+        """Let the trainer go; its next boundary raises `error`."""
+        self._port.close(error)
+
+    async def run(self, step: int = 0) -> None:
+        """Live until cancelled; `step` is where the local state stands.
+
+        After the run's last step the trainer is let go with `RunFinishedError`, but the peer goes on serving its
+        state to others.
+        """
+        self.step = step
+        publisher = asyncio.get_running_loop().create_task(self._publish_progress())
+        try:
+            while not self._is_finished():
+                if self._needs_state or self._is_diverged():
+                    await self._synchronise()
+                else:
+                    self.ready.set()
+                    await self._take_step()
+            self._node.events.emit("run.finished", step=self.step)
+            self._set_status("paused")
+            self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
+            self.ready.set()
+            await asyncio.Event().wait()
+        except MingaError as error:
+            self._port.close(error)
+            self.ready.set()
+            raise
+        finally:
+            publisher.cancel()
+            self._all_reduce.retire()
+
+    # ---- one step
+
+    async def _take_step(self) -> None:
+        self._set_status("training")
+        begun = asyncio.get_running_loop().time()
+        try:
+            plan = await self._formation.form(self.step)
+        except OutOfSyncError as error:
+            self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
+            self._needs_state = True
+            return
+        vector, weight = self._port.seal()
+        self._set_status("averaging")
+        waited = asyncio.get_running_loop().time() - begun
+        self._node.events.emit(
+            "round.begun",
+            step=self.step,
+            round=plan.round_id,
+            leader=plan.members[0].peer_id,
+            members=len(plan.members),
+            samples=weight,
+            waited_s=waited,
+        )
+        try:
+            outcome = await self._all_reduce.reduce(plan, vector, weight, self._result)
+        except RoundAbortedError as error:
+            self._node.events.emit("round.aborted", step=self.step, why=error.message)
+            self._port.unseal()
+            return
+        self._node.events.emit(
+            "round.reduced",
+            step=self.step,
+            round=plan.round_id,
+            seconds=outcome.seconds,
+            lost=len(outcome.lost),
+            bytes_sent=outcome.bytes_sent,
+            bytes_received=outcome.bytes_received,
+        )
+        await self._apply(outcome, weight)
+
+    async def _apply(self, outcome: RoundOutcome, weight: int) -> None:
+        step = self.step + 1
+
+        def apply() -> str | None:
+            self._replica.apply(self._result, step)
+            self._port.reopen()
+            compare = step % self._settings.digest_every == 0 and self.surveyor.active()
+            return self._replica.digest() if compare else None
+
+        digest = await self._port.request("apply", apply)
+        self.step = step
+        members = len(outcome.plan.members) - len(outcome.lost)
+        self._node.events.emit("step.applied", step=step, samples=weight, members=members)
+        if digest is not None:
+            self._digests.add(step, digest)
+            self._board.put(StateInfo(step, digest))
+
+    # ---- state
+
+    async def _synchronise(self) -> None:
+        """Fetch what the swarm has and this peer lacks; alone, or first of all, just go on."""
+        newest = self.surveyor.newest_step()
+        if newest is not None and newest >= self.step:
+            self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
+            self._set_status("syncing")
+            begun = asyncio.get_running_loop().time()
+            own = await self._port.request("capture", self._replica.capture)
+            try:
+                snapshot = await self._download(newest, own)
+            except RemoteError as error:
+                self.step = standing
+                self._node.events.emit("sync.failed", step=newest, why=error.message)
+                await asyncio.sleep(SYNC_RETRY_S)
+                return
+            await self._port.request("restore", lambda: self._restore(snapshot))
+            self.step = snapshot.step
+            self._digests.clear()
+            seconds = asyncio.get_running_loop().time() - begun
+            self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
+        self._needs_state = False
+
+    def _restore(self, snapshot: StateSnapshot) -> None:
+        self._replica.restore(snapshot)
+        self._port.reopen(drop_all=True)
+
+    def _is_diverged(self) -> bool:
+        members = set(self.surveyor.alive()) - {self._node.peer_id}
+        others = [state for peer, state, _ in self._board.items(StateInfo) if peer in members]
+        if not self._digests.is_minority(others):
+            return False
+        self._node.events.emit("member.diverged", step=self.step)
+        return True
+
+    # ---- what others see
+
+    def _is_finished(self) -> bool:
+        last = self._settings.stop_after_steps
+        return last is not None and self.step >= last and not self._needs_state
+
+    def _set_status(self, status: Status) -> None:
+        if status != self._status:
+            self._node.events.emit("member.status", status=status, step=self.step)
+        self._status = status
+        self._publish()
+
+    def _publish(self) -> None:
+        report = self._port.report()
+        self._board.put(
+            Progress(
+                step=self.step,
+                samples=report.samples,
+                samples_per_second=report.rate,
+                status=self._status,
+                time=self._node.network.wall_time(),
+                client=not self._settings.aggregates,
+            )
+        )
+
+    async def _publish_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_PERIOD_S)
+            await self._port.changed.wait(timeout_s=4 * PROGRESS_PERIOD_S)
+            self._publish()

@@ -1,0 +1,187 @@
+"""A session: one peer's presence in one run, on the event loop, in either world.
+
+It assembles the rooms below: a node on a network, the board and its gossip, the servers of state and files, and, once
+a trainer is attached, the member that takes the steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minga.core._errors import ClosedError, MingaError, RejectedError, RemoteError, UnreachableError
+from minga.core._events import EventBus
+from minga.core._run_spec import RunSpec
+from minga.identity._keys import Identity
+from minga.network._board import Board
+from minga.network._gossip import Gossip
+from minga.network._interface import Address, Network, PeerId
+from minga.network._node import Node, Role
+from minga.network._records import AddressInfo
+from minga.training._member import Member, MemberSettings
+from minga.training._port import TrainerPort
+from minga.training._replica import Replica
+from minga.training._snapshot import StateSnapshot
+from minga.training._state_download import SyncProgress, download
+from minga.training._state_server import StateServer
+
+ENTRY_ATTEMPTS = 3
+ENTRY_PAUSE_S = 1.0
+LEAVE_S = 0.8
+"""Longest time, in seconds, that saying goodbye may take."""
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """What this peer itself decides about taking part.
+
+    `max_upload` and `max_download` (bytes per second, None: unlimited) are what it offers to the plan; verified
+    chunks of an unfinished state download are kept in `cache`.
+    """
+
+    role: Role = "trainer"
+    max_upload: float | None = None
+    max_download: float | None = None
+    cache: Path | None = None
+
+    @property
+    def bandwidth(self) -> float | None:
+        """The one rate that the plan counts with: the smaller of the two, or None if neither is limited."""
+        known = [rate for rate in (self.max_upload, self.max_download) if rate is not None]
+        return min(known) if known else None
+
+
+class Session:
+    """One peer in one run. `entries` are addresses at which the run can be found; none for its very first peer."""
+
+    def __init__(
+        self,
+        network: Network,
+        identity: Identity,
+        run_id: str,
+        settings: SessionSettings,
+        entries: Sequence[Address] = (),
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.events = EventBus(loop.time)
+        self.settings, self.entries = settings, tuple(e for e in entries if e.peer_id != network.peer_id)
+        self.node = Node(network, run_id=run_id, role=settings.role, lookup=self._lookup, events=self.events)
+        self.board = Board(identity, run_id, wall_time=network.wall_time, clock=loop.time, events=self.events)
+        self.gossip = Gossip(self.board, self.node, entries=self.entries)
+        self.state_server = StateServer(self.node)
+        self.member: Member | None = None
+        self.sync_progress: SyncProgress | None = None
+        self._identity = identity
+        self._life: asyncio.Task[None] | None = None
+
+    @property
+    def peer_id(self) -> PeerId:
+        """This peer's own id."""
+        return self.node.peer_id
+
+    async def start(self) -> None:
+        """Appear in the run: accept connections, find the others through the entries, publish the own address.
+
+        Raises the error of the last entry tried if none of them lets this peer in.
+        """
+        self.node.start()
+        self.gossip.start()
+        self.publish_address()
+        await self._enter()
+
+    def publish_address(self) -> None:
+        """Tell the others where this peer can be dialled; call it again when that changes."""
+        address = self.node.network.address
+        self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
+
+    def attach(self, spec: RunSpec, replica: Replica, port: TrainerPort, *, contributes: bool = True) -> Member:
+        """Begin to take part in steps with a trainer behind `port`."""
+        settings = MemberSettings(
+            target_batch_size=spec.training.target_batch_size,
+            aggregates=self.settings.role != "client",
+            contributes=contributes,
+            bandwidth=self.settings.bandwidth,
+            wait_in_minority=spec.network.minority == "wait",
+            digest_every=spec.state.digest_every,
+            stop_after_steps=spec.training.stop_after_steps,
+        )
+        member = Member(self.node, self._identity, self.board, settings, replica, port, self._downloader(replica))
+        self.member = member
+
+        def serve_state() -> None:
+            if self.state_server.wants(replica.step):
+                self.state_server.publish(replica.capture())
+
+        port.at_boundary = serve_state
+        self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
+        return member
+
+    async def close(self, reason: str = "") -> None:
+        """Say goodbye and end everything, within `LEAVE_S` seconds."""
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.gather(self._life, return_exceptions=True)
+        if self.member is not None:
+            self.member.close(ClosedError("this peer was closed"))
+        with contextlib.suppress(RemoteError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self.gossip.leave(reason)
+        await self.node.close()
+
+    # ---- inner workings
+
+    def _lookup(self, peer: PeerId) -> Address | None:
+        known = self.board.address_of(peer)
+        if known is not None and known.dialable:
+            return known
+        return next((entry for entry in self.entries if entry.peer_id == peer), known)
+
+    async def _enter(self) -> None:
+        errors: list[RemoteError] = []
+        for attempt in range(ENTRY_ATTEMPTS if self.entries else 0):
+            if attempt:
+                await asyncio.sleep(ENTRY_PAUSE_S)
+            for entry in self.entries:
+                try:
+                    await self.node.dial(entry)
+                    await self.gossip.synchronise(entry.peer_id)
+                except RejectedError:
+                    raise
+                except RemoteError as error:
+                    errors.append(error)
+                else:
+                    return
+        if errors:
+            raise UnreachableError(
+                f"none of the {len(self.entries)} entry addresses of the link answers; the last error was: {errors[-1]}"
+            ) from errors[-1]
+
+    async def _live(self, member: Member, step: int) -> None:
+        try:
+            await member.run(step)
+        except MingaError as error:
+            self.events.emit("member.failed", why=str(error))
+
+    def _downloader(self, replica: Replica) -> Callable[[int, StateSnapshot], Awaitable[StateSnapshot]]:
+        def note(progress: SyncProgress) -> None:
+            self.sync_progress = progress
+            self.events.emit(
+                "sync.progress", step=progress.step, done_bytes=progress.done_bytes, total_bytes=progress.total_bytes
+            )
+
+        async def fetch(minimum_step: int, own: StateSnapshot) -> StateSnapshot:
+            state = await download(
+                self.node,
+                self.member.surveyor.donors() if self.member is not None else [],
+                minimum_step=minimum_step,
+                have=own,
+                cache=self.settings.cache,
+                accept=replica.check,
+                progress=note,
+            )
+            return state.snapshot
+
+        return fetch

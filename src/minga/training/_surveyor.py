@@ -1,0 +1,77 @@
+"""What a member concludes from the board about the others: who is there, how far the swarm is, who is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minga.network._board import Board
+from minga.network._interface import Address, PeerId
+from minga.network._node import Node
+from minga.network._records import AddressInfo, Progress
+
+
+class BoardSurveyor:
+    """Reads the board for one member (`Surveyor` of group formation). `own_step` is the member's global step."""
+
+    def __init__(self, board: Board, node: Node, own_step: Callable[[], int]) -> None:
+        self._board, self._node, self._own_step = board, node, own_step
+
+    def alive(self) -> list[PeerId]:
+        """Trainers, clients and auxiliaries that are alive, this peer included."""
+        others = [peer for peer, info, _ in self._board.items(AddressInfo) if info.role != "monitor"]
+        return sorted({*others, self._node.peer_id})
+
+    def active(self) -> dict[PeerId, Progress]:
+        """The progress of all other living members that take part in rounds at present."""
+        members = set(self.alive()) - {self._node.peer_id}
+        return {
+            peer: progress
+            for peer, progress, _ in self._board.items(Progress)
+            if peer in members and progress.status not in ("syncing", "paused")
+        }
+
+    def current(self, step: int) -> list[PeerId]:
+        """Other members at `step` that could lead: they can be dialled, or are connected anyway."""
+        return [
+            peer
+            for peer, progress in self.active().items()
+            if progress.step == step and not progress.client and self._reachable(peer)
+        ]
+
+    def syncing(self, step: int) -> list[PeerId]:
+        """Living newcomers that are downloading the state of `step`."""
+        return [
+            peer
+            for peer, progress, _ in self._board.items(Progress)
+            if peer != self._node.peer_id and progress.status == "syncing" and progress.step == step
+        ]
+
+    def newest_step(self) -> int | None:
+        """The latest step that at least half of the other active members have reached; None if there are none.
+
+        A single peer that is ahead of everybody, by mistake or on purpose, does not drag the others along.
+        """
+        active = self.active()
+        steps = sorted((p.step for p in active.values() if not p.client), reverse=True)
+        steps = steps or sorted((p.step for p in active.values()), reverse=True)
+        return steps[(len(steps) - 1) // 2] if steps else None
+
+    def is_behind(self, step: int) -> bool:
+        """Whether at least half of the active members, this one counted, are past `step`."""
+        steps = [p.step for p in self.active().values() if not p.client]
+        ahead = sum(1 for other in steps if other > step)
+        return ahead > 0 and 2 * ahead >= len(steps) + 1
+
+    def donors(self) -> list[PeerId]:
+        """Members that could serve state, those at the newest step first."""
+        active = self.active()
+        able = [peer for peer in active if self._reachable(peer)]
+        return sorted(able, key=lambda peer: (-active[peer].step, peer))
+
+    def address(self, peer: PeerId) -> Address | None:
+        """Where a peer can be dialled, if known."""
+        return self._node.network.address if peer == self._node.peer_id else self._board.address_of(peer)
+
+    def _reachable(self, peer: PeerId) -> bool:
+        address = self._board.address_of(peer)
+        return self._node.is_connected(peer) or (address is not None and address.dialable)

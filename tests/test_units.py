@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import contextlib
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minga.core._errors import ConfigurationError
+from minga.core._units import (
+    format_duration,
+    format_rate,
+    format_size,
+    parse_duration,
+    parse_rate,
+    parse_size,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("10Mbit", 1.25e6),
+        ("1.5 Gbit/s", 1.875e8),
+        ("200kB/s", 2e5),
+        ("20Mbps", 2.5e6),
+        ("20 MBps", 2e7),
+        ("3 KiB/s", 3072.0),
+        ("10 MBIT/S", 1.25e6),
+        ("8 bits / sec", 1.0),
+        (" .5 kB ", 500.0),
+        (1000, 1000.0),
+        (0.5, 0.5),
+    ],
+)
+def test_rates(text: str | float, expected: float) -> None:
+    assert parse_rate(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("64MiB", 64 << 20),
+        ("1.5 GB", 1_500_000_000),
+        ("4096", 4096),
+        ("0", 0),
+        ("1Ki", 1024),
+        ("12 KBYTES", 12_000),
+        ("0.5KiB", 512),
+        (7, 7),
+        (2**63 - 1, 2**63 - 1),
+    ],
+)
+def test_sizes(text: str | float, expected: int) -> None:
+    size = parse_size(text)
+    assert size == expected
+    assert isinstance(size, int)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2h", 7200.0),
+        ("90s", 90.0),
+        ("1h30m", 5400.0),
+        ("1 H 30 min 5s", 5405.0),
+        ("250ms", 0.25),
+        ("2d", 172_800.0),
+        ("90", 90.0),
+        ("1.5 hours", 5400.0),
+        (3, 3.0),
+    ],
+)
+def test_durations(text: str | float, expected: float) -> None:
+    assert parse_duration(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("parse", [parse_size, parse_rate, parse_duration])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "",
+        " ",
+        "fast",
+        "-1",
+        "-5MB",
+        "1e3MB",
+        "1..5MB",
+        "10 parsecs",
+        "10MB/h",
+        "\u0661\u0660MB",
+        "nan",
+        "inf",
+        "0x10",
+        "1,5MB",
+        "9" * 40,
+        "1.5" + " " * 200 + "x",
+        math.nan,
+        math.inf,
+        -1,
+        True,
+        None,
+        [1],
+    ],
+)
+def test_bad_values_are_named(parse: object, bad: object) -> None:
+    with pytest.raises(ConfigurationError, match="--option = "):
+        parse(bad, "--option")  # type: ignore[operator]
+
+
+def test_ambiguous_units_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="may mean MB or MiB"):
+        parse_size("64M")
+    with pytest.raises(ConfigurationError, match="not a size"):
+        parse_size("64mb")
+    with pytest.raises(ConfigurationError, match="not a rate"):
+        parse_rate("100")
+    with pytest.raises(ConfigurationError, match="not a rate"):
+        parse_rate("10M")
+    with pytest.raises(ConfigurationError, match="not a duration"):
+        parse_duration("1h30")
+    with pytest.raises(ConfigurationError, match="not a duration"):
+        parse_duration("30m1h")
+    with pytest.raises(ConfigurationError, match="not a duration"):
+        parse_duration("1m1m")
+
+
+def test_out_of_range() -> None:
+    with pytest.raises(ConfigurationError, match="out of range"):
+        parse_size("9000000000TiB")
+    with pytest.raises(ConfigurationError, match="more than 0"):
+        parse_rate("0 bit/s")
+    with pytest.raises(ConfigurationError, match="100 years"):
+        parse_duration("40000d")
+
+
+def test_formats() -> None:
+    assert [format_size(n) for n in (0, 999, 1023, 1024, 1536, 64 << 20, 2**60)] == [
+        "0 B",
+        "999 B",
+        "1023 B",
+        "1 KiB",
+        "1.5 KiB",
+        "64 MiB",
+        "1048576 TiB",
+    ]
+    assert [format_rate(r) for r in (0, 12.5, 1.25e6, 124_999.99, 1e15)] == [
+        "0 bit/s",
+        "100 bit/s",
+        "10 Mbit/s",
+        "1 Mbit/s",
+        "8000 Tbit/s",
+    ]
+    assert [format_duration(s) for s in (0, 0.25, 4.2, 59.96, 90, 3600, 11_100, 172_800, math.inf, -2)] == [
+        "0 ms",
+        "250 ms",
+        "4.2 s",
+        "1 min",
+        "1 min 30 s",
+        "1 h",
+        "3 h 5 min",
+        "2 d",
+        "forever",
+        "-2 s",
+    ]
+    assert format_size(math.nan).startswith("?")
+
+
+@given(st.integers(0, 2**50))
+@settings(deadline=None, max_examples=100)
+def test_formatted_sizes_are_read_back(size: int) -> None:
+    assert parse_size(format_size(size)) == pytest.approx(size, rel=6e-3, abs=0.5)
+    assert parse_size(f"{size}B") == size or size > 2**53
+
+
+@given(st.floats(1.0, 1e14))
+@settings(deadline=None, max_examples=100)
+def test_formatted_rates_are_read_back(rate: float) -> None:
+    assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=6e-3)
+
+
+@given(st.floats(0.001, 3e9))
+@settings(deadline=None, max_examples=100)
+def test_formatted_durations_are_read_back(duration: float) -> None:
+    assert parse_duration(format_duration(duration)) == pytest.approx(duration, rel=0.03)
+
+
+@given(st.text(max_size=30) | st.floats() | st.integers())
+@settings(deadline=None, max_examples=100)
+def test_anything_else_is_a_configuration_error(value: str | float) -> None:
+    for parse, top in ((parse_size, 2.0**63), (parse_rate, 1e15), (parse_duration, 1e10)):
+        with contextlib.suppress(ConfigurationError):
+            assert 0 <= parse(value) <= top
