@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections.abc import Callable, Coroutine
@@ -320,9 +321,10 @@ def chatty_swarm(seed: int, peers: int) -> list[Delivery]:
                     group.create_task(echo(await host.accept()))
 
         async def echo(connection: Connection) -> None:
-            stream = await connection.accept_stream()
-            while data := await stream.read(4096):
-                await stream.write(data)
+            with contextlib.suppress(UnreachableError):
+                stream = await connection.accept_stream()
+                while data := await stream.read(4096):
+                    await stream.write(data)
 
         async def ask(host: VirtualNetwork, target: VirtualNetwork) -> None:
             stream = await (await host.connect(target.address)).open_stream()

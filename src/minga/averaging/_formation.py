@@ -78,8 +78,8 @@ class Surveyor(Protocol):
     def is_behind(self, step: int) -> bool:
         """Whether at least half of those alive are at a later step, so that `step` is over."""
 
-    def syncing(self, step: int) -> Collection[PeerId]:
-        """Alive newcomers that are downloading the state of `step`."""
+    def syncing(self, patience_s: float) -> Collection[PeerId]:
+        """Alive newcomers that are fetching state, each for at most `patience_s` seconds."""
 
     def address(self, peer: PeerId) -> Address | None:
         """Where a peer can be dialled, if known."""
@@ -123,13 +123,13 @@ class GroupFormation:
         """Whom this peer follows at the moment (itself while it leads)."""
         return self._node.peer_id if self._gathering is not None else self._following
 
-    async def form(self, step: int) -> Plan:
-        """Find the group of `step` and return its plan.
+    async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
+        """Find the group of `step` and return its plan; `avoid` went silent in the last round and is not asked first.
 
         Raises `OutOfSyncError` if the swarm is ahead, and `MinorityError` if the view's majority is out of sight and
         the run spec says to stop then.
         """
-        self._step, self._suspects, self._attempt = step, set(), 0
+        self._step, self._suspects, self._attempt = step, set(avoid), 0
         self._changed.fire()
         invited: Address | None = None
         try:
@@ -256,7 +256,7 @@ class GroupFormation:
         me = self._node.peer_id
         own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
         around = Surroundings(
-            expected=self._expected, syncing=lambda: self._surveyor.syncing(self._step), abdicate=self._abdicate
+            expected=self._expected, syncing=self._surveyor.syncing, abdicate=self._abdicate
         )
         gathering = Gathering(self._step, me, own, self._contributor, self._settings.target_batch_size, around)
         self._gathering, self._merge_into = gathering, None

@@ -29,7 +29,10 @@ JOIN_GRACE_S = 1.5
 """Seconds that a full step waits for members of the last round that are alive but have not joined yet."""
 
 HOLD_S = 10.0
-"""Longest time that a full step waits for one newcomer that is downloading the state of exactly this step."""
+"""How long a full step waits for a newcomer that is fetching state; longer where the step itself took longer.
+
+While the swarm waits its state does not change, so that whoever can fetch it in that time gets in, however short the
+steps are; and a newcomer at most doubles the time of one step."""
 
 MIN_GRACE_S = 0.25
 GRACE_SHARE = 0.15
@@ -69,8 +72,8 @@ class Surroundings:
 
     expected: Callable[[], Collection[PeerId]]
     """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those who have not joined."""
-    syncing: Callable[[], Collection[PeerId]]
-    """Newcomers that are downloading the state of this very step."""
+    syncing: Callable[[float], Collection[PeerId]]
+    """Newcomers that are fetching state, each for at most the given seconds since that was first seen."""
     abdicate: Callable[[], Address | None]
     """Somebody else who leads this step after all, or None."""
 
@@ -89,6 +92,7 @@ class Gathering:
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
     shortfall: float = 1.0
+    _begun_s: float = 0.0
 
     # ---- members
 
@@ -113,6 +117,7 @@ class Gathering:
 
         Returns an address instead if another leader was found: the members were redirected there.
         """
+        self._begun_s = _now()
         listener = asyncio.get_running_loop().create_task(self._listen_to_own_trainer())
         try:
             while True:
@@ -183,8 +188,8 @@ class Gathering:
         while _now() < deadline and not all(_is_parked(seat) for seat in self.everyone().values()):
             await self.changed.wait(deadline - _now())
             self._refresh()
-        hold_until = _now() + HOLD_S
-        while _now() < hold_until and set(self.around.syncing()) - set(self.everyone()):
+        patience_s = max(HOLD_S, _now() - self._begun_s)
+        while set(self.around.syncing(patience_s)) - set(self.everyone()):
             await self.changed.wait(0.1)
         self._refresh()
         if sum(seat.report.samples for seat in self.everyone().values()) >= self.target_batch_size:

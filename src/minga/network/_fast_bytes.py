@@ -11,11 +11,6 @@ makes exactly these three with the same foreign functions that the bindings use:
 * both poll the foreign future in place and suspend only when it is really pending. Since the result is taken in the
   same breath in which it became ready, a cancelled read never loses bytes.
 
-Every foreign call of the bindings releases Python's global lock and takes it again, for which it waits up to 5 ms
-(`sys.getswitchinterval`) while the training thread runs Python code; there are nine such calls in one write. Here only
-those that do real work or may wait for a lock of the foreign side (starting a write, polling, and freeing what is
-still under way) release it; the others hold it for about a microsecond.
-
 The bindings themselves are not modified, so that other users of iroh in this process are not affected. Before first
 use their shape is checked (`unsupported_reason`); if it ever changes, a warning says so and the same calls go through
 the bindings' public methods: slow, but right.
@@ -29,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import functools
 import itertools
 import struct
 import warnings
@@ -51,16 +45,13 @@ _READY = 0  # poll code: the foreign future is done; the other code says: poll a
 _FUNCTIONS = (
     "ffi_iroh_ffi_rustbuffer_alloc",
     "ffi_iroh_ffi_rustbuffer_reserve",
-    "ffi_iroh_ffi_rustbuffer_free",
     "ffi_iroh_ffi_rust_future_poll_u64",
     "ffi_iroh_ffi_rust_future_complete_u64",
     "ffi_iroh_ffi_rust_future_free_u64",
     "ffi_iroh_ffi_rust_future_poll_rust_buffer",
     "ffi_iroh_ffi_rust_future_complete_rust_buffer",
     "ffi_iroh_ffi_rust_future_free_rust_buffer",
-    "uniffi_iroh_ffi_fn_clone_sendstream",
     "uniffi_iroh_ffi_fn_method_sendstream_write",
-    "uniffi_iroh_ffi_fn_clone_recvstream",
     "uniffi_iroh_ffi_fn_method_recvstream_read",
 )
 _BUFFER_FIELDS = [
@@ -123,14 +114,14 @@ def unsupported_reason(bindings: Any = iroh_ffi) -> str | None:
         return "no error converter"
     if getattr(bindings, "_UNIFFI_RUST_FUTURE_POLL_READY", None) != _READY:
         return "other poll codes"
-    return _wrong_signature(library)
+    return _wrong_signature(library, bindings._UniffiRustBuffer)
 
 
-def _wrong_signature(library: Any) -> str | None:
+def _wrong_signature(library: Any, buffer_type: Any) -> str | None:
     write = library.uniffi_iroh_ffi_fn_method_sendstream_write.argtypes
     read = library.uniffi_iroh_ffi_fn_method_recvstream_read.argtypes
     poll = library.ffi_iroh_ffi_rust_future_poll_u64.argtypes
-    if tuple(write) != (ctypes.c_uint64, iroh_ffi._UniffiRustBuffer):
+    if tuple(write) != (ctypes.c_uint64, buffer_type):
         return "writing takes other arguments"
     if tuple(read) != (ctypes.c_uint64, ctypes.c_uint32):
         return "reading takes other arguments"
@@ -148,15 +139,13 @@ async def write(stream: Any, data: memoryview, interrupt: Interrupt) -> int:
     if _slow_reason is not None:
         return int(await _interruptible(stream.write(bytes(piece)), interrupt))
     library = iroh_ffi._UniffiLib
-    handle = _quick("uniffi_iroh_ffi_fn_clone_sendstream", stream._handle)
+    handle = stream._uniffi_clone_handle()
     future = library.uniffi_iroh_ffi_fn_method_sendstream_write(handle, _foreign_copy(piece))
-    free = library.ffi_iroh_ffi_rust_future_free_u64
     try:
         await _ready(library.ffi_iroh_ffi_rust_future_poll_u64, future, interrupt)
-        free = _held("ffi_iroh_ffi_rust_future_free_u64")
-        return int(_quick("ffi_iroh_ffi_rust_future_complete_u64", future))
+        return int(_call(library.ffi_iroh_ffi_rust_future_complete_u64, future))
     finally:
-        free(future)
+        library.ffi_iroh_ffi_rust_future_free_u64(future)
 
 
 async def read_into(stream: Any, target: memoryview, interrupt: Interrupt) -> int:
@@ -171,25 +160,22 @@ async def read_into(stream: Any, target: memoryview, interrupt: Interrupt) -> in
         target[: len(got)] = got
         return len(got)
     library = iroh_ffi._UniffiLib
-    handle = _quick("uniffi_iroh_ffi_fn_clone_recvstream", stream._handle)
-    future = _held("uniffi_iroh_ffi_fn_method_recvstream_read")(handle, limit)
-    free = library.ffi_iroh_ffi_rust_future_free_rust_buffer
+    future = library.uniffi_iroh_ffi_fn_method_recvstream_read(stream._uniffi_clone_handle(), limit)
     try:
         await _ready(library.ffi_iroh_ffi_rust_future_poll_rust_buffer, future, interrupt)
-        free = _held("ffi_iroh_ffi_rust_future_free_rust_buffer")
-        buffer = _quick("ffi_iroh_ffi_rust_future_complete_rust_buffer", future)
+        buffer = _call(library.ffi_iroh_ffi_rust_future_complete_rust_buffer, future)
     finally:
-        free(future)
+        library.ffi_iroh_ffi_rust_future_free_rust_buffer(future)
     try:
         size = int(buffer.len) - _LENGTH.size
         if not 0 <= size <= limit:
             raise RuntimeError(f"the iroh bindings returned {size} bytes where at most {limit} were asked for")
         if size:
             destination = np.frombuffer(target, np.uint8)
-            _copy(destination.ctypes.data, _address_of_foreign(buffer) + _LENGTH.size, size)
+            ctypes.memmove(destination.ctypes.data, _address_of_foreign(buffer) + _LENGTH.size, size)
         return size
     finally:
-        _quick("ffi_iroh_ffi_rustbuffer_free", buffer)
+        buffer.free()
 
 
 async def write_all(stream: Any, data: Buffer, interrupt: Interrupt) -> None:
@@ -202,14 +188,14 @@ async def write_all(stream: Any, data: Buffer, interrupt: Interrupt) -> None:
 
 def _foreign_copy(data: memoryview) -> Any:
     """A new foreign buffer with the length and the bytes of `data`. Whoever it is passed to frees it."""
-    total = _LENGTH.size + data.nbytes
-    empty = _quick("ffi_iroh_ffi_rustbuffer_alloc", 0)
-    buffer = _quick("ffi_iroh_ffi_rustbuffer_reserve", empty, total)
+    library, total = iroh_ffi._UniffiLib, _LENGTH.size + data.nbytes
+    empty = _call(library.ffi_iroh_ffi_rustbuffer_alloc, 0)
+    buffer = _call(library.ffi_iroh_ffi_rustbuffer_reserve, empty, total)
     base = _address_of_foreign(buffer)
-    _copy(base, _LENGTH.pack(data.nbytes), _LENGTH.size)
+    ctypes.memmove(base, _LENGTH.pack(data.nbytes), _LENGTH.size)
     if data.nbytes:
         source = np.frombuffer(data, np.uint8)  # numpy knows the address of read-only buffers too
-        _copy(base + _LENGTH.size, source.ctypes.data, data.nbytes)
+        ctypes.memmove(base + _LENGTH.size, source.ctypes.data, data.nbytes)
     buffer.len = total
     return buffer
 
@@ -218,25 +204,10 @@ def _address_of_foreign(buffer: Any) -> int:
     return ctypes.cast(buffer.data, ctypes.c_void_p).value or 0
 
 
-_copy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
-    ctypes.cast(ctypes.memmove, ctypes.c_void_p).value
-)
-"""`memmove` without letting go of the global lock: a piece takes some 20 µs."""
-
-
-@functools.cache
-def _held(name: str) -> Any:
-    """The foreign function `name`, to be called without letting go of the global lock."""
-    original = getattr(iroh_ffi._UniffiLib, name)
-    function = getattr(ctypes.PyDLL(iroh_ffi._UniffiLib._name), name)
-    function.argtypes, function.restype = original.argtypes, original.restype
-    return function
-
-
-def _quick(name: str, *arguments: Any) -> Any:
-    """Call the foreign function `name`, which never waits, and raise its error as `IrohError`."""
+def _call(function: Any, *arguments: Any) -> Any:
+    """Call a foreign function and raise its error as `IrohError`."""
     error_converter = iroh_ffi._UniffiFfiConverterTypeIrohError__as_error
-    return iroh_ffi._uniffi_rust_call_with_error(error_converter, _held(name), *arguments)
+    return iroh_ffi._uniffi_rust_call_with_error(error_converter, function, *arguments)
 
 
 async def _interruptible(call: Coroutine[Any, Any, T], interrupt: Interrupt) -> T:

@@ -8,7 +8,7 @@ Theory of operation. Three things spread records, each covering for what the one
 * *dialling*: a peer with fewer than `MIN_NEIGHBOURS` connections dials living peers it is not connected to; now and
   then it dials at random, also silent peers and the entry addresses of the link, so that a split heals.
 
-Every peer signs something at least once every `beat_s` = max(0.5, N / 100) seconds for N living peers, which is what
+Every peer signs something at least once every `beat_s` = max(0.5, N / 50) seconds for N living peers, which is what
 the failure detector listens for; all own records are renewed after a third of their life.
 
 Cost. A beat takes about 125 bytes on the wire, and each peer passes on every record it did not know to at most 3
@@ -47,7 +47,7 @@ EXCHANGE_S = 1.0
 
 EXCHANGE_TIMEOUT_S = 30.0
 MIN_BEAT_S = 0.5
-BEATS_PER_SECOND = 100.0
+BEATS_PER_SECOND = 50.0
 """Beats per second in the whole swarm, at most, once it is large."""
 
 MIN_NEIGHBOURS = 8

@@ -36,7 +36,7 @@ WINDOW_BEATS = 32
 """How many intervals are remembered: long enough for a steady estimate, short enough to follow a changing link."""
 
 MIN_DEVIATION_S = 0.15
-MIN_DEVIATION_BEATS = 0.15
+MIN_DEVIATION_BEATS = 0.08
 MAX_AGE_S = 600.0
 
 _SLOPE = math.pi / math.sqrt(3.0)

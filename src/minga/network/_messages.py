@@ -56,7 +56,7 @@ class MessageStream:
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
         self._write_lock = asyncio.Lock()
         self._last_write = self._last_heard = clockwork.tick
-        self._waiting = self._silent = self._finished = False
+        self._waiting = self._silent = self._finished = self._ended = False
         self._pulse_task: asyncio.Task[None] | None = None
         clockwork.add(self)
 
@@ -102,11 +102,15 @@ class MessageStream:
             raise ProtocolError(f"unexpected frame of kind {kind[0]} after the end", peer=self.peer)
 
     async def close(self) -> None:
-        """Stop caring: abort whatever is still under way. Never raises, may be called twice."""
+        """Stop caring: abort whatever is still under way. Never raises, may be called twice.
+
+        After both sides finished nothing is aborted: what was written last may still be on its way.
+        """
         self._clockwork.remove(self)
         if self._pulse_task is not None:
             self._pulse_task.cancel()
-        await self._stream.reset()
+        if not (self._finished and self._ended):
+            await self._stream.reset()
 
     def release(self) -> None:
         """Stop pulsing and watching after both sides finished cleanly."""
@@ -170,6 +174,7 @@ class MessageStream:
                 self._heard()
                 if not first:
                     if end_allowed:
+                        self._ended = True
                         return None
                     raise ProtocolError("the stream ended early", peer=self.peer)
                 rest = await self._read_exactly(_HEADER.size - len(first)) if len(first) < _HEADER.size else b""

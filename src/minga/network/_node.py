@@ -139,7 +139,10 @@ class Node:
         """
         async with self.open(peer, method) as stream:
             await stream.send(request)
-            return await stream.receive(reply_type)
+            reply = await stream.receive(reply_type)
+            await stream.finish()
+            await stream.receive_end()
+            return reply
 
     async def connection(self, peer: PeerId) -> Connection:
         """A live connection to `peer`, an existing one or a new one. Raises `UnreachableError`."""

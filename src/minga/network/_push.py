@@ -23,9 +23,9 @@ from minga.network._records import KINDS
 
 METHOD = "board.push"
 FANOUT = 6
-ROUTINE_FANOUT = 3
+ROUTINE_FANOUT = 2
 MIN_WINDOW_S = 0.03
-MAX_WINDOW_S = 0.25
+MAX_WINDOW_S = 0.4
 URGENT_WINDOW_S = 0.02
 PUSH_TIMEOUT_S = 10.0
 
@@ -47,8 +47,8 @@ class Pusher:
 
     @property
     def window_s(self) -> float:
-        """Seconds for which routine news are collected: 1 ms for each living peer, within bounds."""
-        return min(max(MIN_WINDOW_S, 0.001 * self._board.alive_count), MAX_WINDOW_S)
+        """Seconds for which routine news are collected: 2 ms for each living peer, within bounds."""
+        return min(max(MIN_WINDOW_S, 0.002 * self._board.alive_count), MAX_WINDOW_S)
 
     def add(self, owner: PeerId, code: int, source: PeerId) -> None:
         """Note that a record is new here and came from `source` (this peer for its own)."""

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from minga.simulation._fault_driver import FaultDriver, FaultRecord, FaultTarget, VirtualFaults
+from minga.simulation._faults import AtEvent, AtTime, Fault, parse_faults
 from minga.simulation._virtual_time import DeadlockError, VirtualTimeLimitError, VirtualTimeLoop, run_virtual
 
-__all__ = ["DeadlockError", "VirtualTimeLimitError", "VirtualTimeLoop", "run_virtual"]
+__all__ = [
+    "AtEvent",
+    "AtTime",
+    "DeadlockError",
+    "Fault",
+    "FaultDriver",
+    "FaultRecord",
+    "FaultTarget",
+    "VirtualFaults",
+    "VirtualTimeLimitError",
+    "VirtualTimeLoop",
+    "parse_faults",
+    "run_virtual",
+]

@@ -224,6 +224,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         if self._end is not None and when > self._end:
             raise VirtualTimeLimitError(f"not done at {self._end:.6f} s of virtual time:{self._describe()}")
         self._now = when
+        # The base class runs what is due before now + resolution, which must be later than now.
+        self._clock_resolution = max(CLOCK_RESOLUTION_S, 2 * math.ulp(when))
 
     def _describe(self) -> str:
         tasks = list(self._pending)

@@ -72,8 +72,8 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
 
     Raises `OSError` when the disk refuses, `ValueError` for the name of a further file that is taken.
     """
-    if taken := RESERVED_NAMES & files.keys():
-        raise ValueError(f"{sorted(taken)[0]} is a file of the checkpoint itself")
+    if taken := RESERVED_NAMES & {name.lower() for name in files}:
+        raise ValueError(f"{min(taken)} is a file of the checkpoint itself")
     tensors: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in _TENSOR_FILES}
     for entry, tensor in snapshot.items():
         prefix = MODEL if entry.name.startswith(MODEL) else OPTIMIZER
@@ -88,7 +88,7 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
     (folder / MANIFEST_NAME).write_bytes(_encode(manifest, files))
     for path in folder.iterdir():
         _flush(path)
-    _flush_folder(folder)
+    flush_folder(folder)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -162,7 +162,7 @@ def _flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Make the names in a folder durable; Windows does that by itself and cannot open folders."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)

@@ -23,7 +23,7 @@ from pathlib import Path
 from minga.core._errors import ConfigurationError, StorageError
 from minga.core._units import format_size
 from minga.identity._file_lock import FileLock
-from minga.training._checkpoint_files import Checkpoint, _flush_folder, read_checkpoint, write_checkpoint
+from minga.training._checkpoint_files import Checkpoint, flush_folder, read_checkpoint, write_checkpoint
 from minga.training._manifest import Manifest, build_manifest
 from minga.training._snapshot import StateSnapshot
 
@@ -67,15 +67,21 @@ class CheckpointStore:
         manifest = manifest or build_manifest(snapshot)
         final = self.directory / f"step-{manifest.step:09d}-{manifest.digest[:12]}"
         partial = self.directory / f"{_PARTIAL}{secrets.token_hex(8)}"
+        if final.exists():
+            if _damage(final) is None:
+                return final  # the same state, saved before or by another peer
+            self._set_aside(final)
         lock: FileLock | None = None
         try:
             lock = _lock_beside(partial)
             partial.mkdir()
             write_checkpoint(partial, snapshot, manifest, files)
-            if final.exists():
-                self._discard(final)  # the same state, perhaps damaged meanwhile
-            partial.rename(final)
-            _flush_folder(self.directory)
+            try:
+                partial.rename(final)
+            except OSError:
+                if not final.exists():  # else another peer was faster with the same state
+                    raise
+            flush_folder(self.directory)
         except OSError as error:
             size = format_size(manifest.total_bytes)
             raise StorageError(
@@ -99,10 +105,13 @@ class CheckpointStore:
         for step, path in reversed(self._complete()):
             try:
                 checkpoint = read_checkpoint(path)
-            except (ValueError, OSError) as error:
+            except (ValueError, FileNotFoundError) as error:
                 if path.exists():  # else another process removed it as too old
                     problems.append(f"the checkpoint of step {step} is damaged ({error})")
                     self._set_aside(path)
+                continue
+            except OSError as error:
+                problems.append(f"the checkpoint of step {step} cannot be read ({error})")
                 continue
             for problem in problems:
                 logger.warning("%s; going on from step %d, kept in %s", problem, step, path)
@@ -125,8 +134,9 @@ class CheckpointStore:
 
     def _prune(self, just_saved: Path) -> None:
         """Remove all but the last `keep` checkpoints, never the one that was just saved."""
-        others = [path for _, path in self._complete() if path != just_saved]
-        for path in others[: max(0, len(others) + 1 - self._keep)]:
+        for _, path in self._complete()[: -self._keep]:
+            if path == just_saved:
+                continue
             try:
                 self._discard(path)
             except OSError as error:
@@ -154,6 +164,15 @@ class CheckpointStore:
                 continue  # its writer lives
             shutil.rmtree(folder, ignore_errors=True)
             _unlock_beside(folder, lock)
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint; None if it is intact."""
+    try:
+        read_checkpoint(path)
+    except (ValueError, OSError) as error:
+        return str(error)
+    return None
 
 
 def _lock_path(partial: Path) -> Path:

@@ -20,6 +20,7 @@ from minga.averaging._round import RoundOutcome
 from minga.core._errors import MingaError, RemoteError, RunFinishedError
 from minga.identity._keys import Identity
 from minga.network._board import Board
+from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.network._records import Progress, StateInfo, Status
 from minga.training._digests import DigestHistory
@@ -85,6 +86,7 @@ class Member:
         self._digests = DigestHistory()
         self._status: Status = "syncing"
         self._needs_state = True
+        self._lost: tuple[PeerId, ...] = ()
 
     @property
     def view(self) -> tuple[str, ...]:
@@ -129,7 +131,7 @@ class Member:
         self._set_status("training")
         begun = asyncio.get_running_loop().time()
         try:
-            plan = await self._formation.form(self.step)
+            plan = await self._formation.form(self.step, self._lost)
         except OutOfSyncError as error:
             self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
             self._needs_state = True
@@ -161,6 +163,7 @@ class Member:
             bytes_sent=outcome.bytes_sent,
             bytes_received=outcome.bytes_received,
         )
+        self._lost = tuple(outcome.lost)
         await self._apply(outcome, weight)
 
     async def _apply(self, outcome: RoundOutcome, weight: int) -> None:

@@ -12,7 +12,7 @@ makes room for a newer one before it is `MIN_HELD_S` old.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +60,20 @@ class _Held:
 
 
 class StateServer:
-    """Answers `state.*` calls on `node`. Made on the event loop; `wants` and `publish` are for the training thread."""
+    """Answers `state.*` calls on `node`. Made on the event loop; `wants` and `publish` are for the training thread.
 
-    def __init__(self, node: Node, *, max_downloads: int = MAX_DOWNLOADS, idle_s: float = IDLE_S) -> None:
-        self._node, self._max_downloads, self._idle_s = node, max_downloads, idle_s
+    `on_wanted` is called on the loop whenever somebody begins to wait, for those who would rather be told than ask.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        on_wanted: Callable[[], None] | None = None,
+        max_downloads: int = MAX_DOWNLOADS,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._node, self._on_wanted, self._max_downloads, self._idle_s = node, on_wanted, max_downloads, idle_s
         self._loop = asyncio.get_running_loop()
         self._held: tuple[_Held, ...] = ()  # newest first; replaced as a whole, for other threads read it
         self._published_step = -1
@@ -151,6 +161,8 @@ class StateServer:
                 raise RejectedError(f"no state of step {request.minimum_step} or later here", code="not_ready")
             self._waiting.append(request.minimum_step)
             try:
+                if self._on_wanted is not None:
+                    self._on_wanted()
                 await self._changed.wait(left_s)
             finally:
                 self._waiting.remove(request.minimum_step)

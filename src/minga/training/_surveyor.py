@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from minga.network._board import Board
@@ -9,12 +10,16 @@ from minga.network._interface import Address, PeerId
 from minga.network._node import Node
 from minga.network._records import AddressInfo, Progress
 
+FORGIVEN_S = 600.0
+"""Seconds after which the swarm waits anew for a peer that it already waited for."""
+
 
 class BoardSurveyor:
     """Reads the board for one member (`Surveyor` of group formation). `own_step` is the member's global step."""
 
     def __init__(self, board: Board, node: Node, own_step: Callable[[], int]) -> None:
         self._board, self._node, self._own_step = board, node, own_step
+        self._syncing_since: dict[PeerId, float] = {}
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
@@ -38,13 +43,22 @@ class BoardSurveyor:
             if progress.step == step and not progress.client and self._reachable(peer)
         ]
 
-    def syncing(self, step: int) -> list[PeerId]:
-        """Living newcomers that are downloading the state of `step`."""
-        return [
-            peer
-            for peer, progress, _ in self._board.items(Progress)
-            if peer != self._node.peer_id and progress.status == "syncing" and progress.step == step
+    def syncing(self, patience_s: float) -> list[PeerId]:
+        """Living newcomers that are fetching state, each for at most `patience_s` seconds since it was first seen so.
+
+        A newcomer that does not get done in that time, or that pretends, delays nobody a second time.
+        """
+        now = asyncio.get_running_loop().time()
+        members = set(self.alive()) - {self._node.peer_id}
+        syncing = [
+            peer for peer, p, _ in self._board.items(Progress) if p.status == "syncing" and peer in members
         ]
+        for peer in syncing:
+            self._syncing_since.setdefault(peer, now)
+        for peer, since in list(self._syncing_since.items()):
+            if peer not in syncing and now - since > FORGIVEN_S:
+                del self._syncing_since[peer]
+        return [peer for peer in syncing if now - self._syncing_since[peer] < patience_s]
 
     def newest_step(self) -> int | None:
         """The latest step that at least half of the other active members have reached; None if there are none.
