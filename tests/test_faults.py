@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -130,10 +131,8 @@ def test_text_form_can_be_read_back(script: list[Fault]) -> None:
 @settings(deadline=None)
 @given(st.text(max_size=100) | st.lists(st.sampled_from(SCRIPT.split()), max_size=10).map(" ".join))
 def test_garbage_is_refused_and_nothing_else(text: str) -> None:
-    try:
-        parse_faults(text)
-    except ConfigurationError as error:
-        assert "line" in str(error)
+    with contextlib.suppress(ConfigurationError):
+        assert isinstance(parse_faults(text), tuple)
 
 
 class Recorder:

@@ -13,7 +13,8 @@ of them that it can hear, at the very start of the step, and stays on that strea
 
 A peer that was asked but does not lead answers `Redirect`. A leader that falls silent is suspected and the next in
 rank is asked; the join names the suspects, so that the next one knows why it is asked. Newcomers, who have no view,
-ask any peer and are redirected. Two leaders of one step (two groups started at once, or a network was split and
+first ask the peers of
+that step whom they follow. Two leaders of one step (two groups started at once, or a network was split and
 healed) find each other through the board: the one with fewer members redirects them to the other.
 """
 
@@ -72,8 +73,11 @@ class Surveyor(Protocol):
     def alive(self) -> Collection[PeerId]:
         """Trainers and auxiliaries that are alive, this peer included."""
 
+    def at(self, step: int) -> Collection[PeerId]:
+        """Other living members, not syncing, that are at `step`."""
+
     def current(self, step: int) -> Collection[PeerId]:
-        """Those of `alive` that are at `step` and could lead: they can be dialled and are not syncing."""
+        """Those of them that could lead: they can be dialled, or are connected anyway."""
 
     def is_behind(self, step: int) -> bool:
         """Whether at least half of those alive are at a later step, so that `step` is over."""
@@ -115,6 +119,7 @@ class GroupFormation:
         self._changed = Signal()
         self._attempt = 0
         self._merge_into: Address | None = None
+        self._tardy: set[PeerId] = set()
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
 
@@ -131,7 +136,7 @@ class GroupFormation:
         """
         self._step, self._suspects, self._attempt = step, set(avoid), 0
         self._changed.fire()
-        invited: Address | None = None
+        invited = None if self.view else await self._look_around()
         try:
             while True:
                 leader = invited or self._choose_leader()
@@ -182,6 +187,15 @@ class GroupFormation:
         if others:
             return self._surveyor.address(others[0]) or Address(others[0])
         raise RejectedError("nobody can be reached who could lead", code="stand_by")
+
+    async def _look_around(self) -> Address | None:
+        """Whom the others of this step follow, asked by a newcomer; None if they do not know either."""
+        for peer in sorted(self._surveyor.current(self._step))[:5]:
+            with contextlib.suppress(RemoteError):
+                found = await self._node.call(peer, PROBE, self._join_message(seats=-1), Redirect)
+                if found.leader.peer_id != self._node.peer_id:
+                    return found.leader
+        return None
 
     # ---- following
 
@@ -255,9 +269,7 @@ class GroupFormation:
     async def _lead(self) -> Plan | Address:
         me = self._node.peer_id
         own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
-        around = Surroundings(
-            expected=self._expected, syncing=self._surveyor.syncing, abdicate=self._abdicate
-        )
+        around = Surroundings(expected=self._expected, syncing=self._surveyor.syncing, abdicate=self._abdicate)
         gathering = Gathering(self._step, me, own, self._contributor, self._settings.target_batch_size, around)
         self._gathering, self._merge_into = gathering, None
         self._changed.fire()
@@ -266,6 +278,8 @@ class GroupFormation:
             leader = await gathering.run()
             if leader is not None:
                 return leader
+            # Who was waited for in vain (it may not reach us) is not waited for again before it joined once.
+            self._tardy = (self._tardy | self._expected()) - set(gathering.everyone())
             await self._wait_for_quorum(gathering)
             plan = self._make_plan(gathering)
             encoded = msgspec.msgpack.encode(plan)
@@ -278,9 +292,8 @@ class GroupFormation:
             self._changed.fire()
 
     def _expected(self) -> set[PeerId]:
-        alive = set(self._surveyor.alive())
-        known = (set(self.view) or set(self._surveyor.current(self._step))) & alive
-        return known - self._suspects - {self._node.peer_id}
+        known = (set(self.view) & set(self._surveyor.alive())) | set(self._surveyor.at(self._step))
+        return known - self._suspects - self._tardy - {self._node.peer_id}
 
     async def _wait_for_quorum(self, gathering: Gathering) -> None:
         announced = False

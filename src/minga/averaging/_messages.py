@@ -47,7 +47,7 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `layout` is the fingerprint of its vector, `bandwidth` its declared rate in bytes per second (None: unknown),
     `suspects` the peers before this leader in the ranking from which it hears nothing, `seats` how many members have
-    joined the sender itself (two leaders of one step settle by this who goes on).
+    joined the sender itself (two leaders of one step settle by this who goes on), -1 for a newcomer that looks around.
     """
 
     step: Step
@@ -57,7 +57,7 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth: Rate | None
     report: Report
     suspects: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=64)] = ()
-    seats: Index = 0
+    seats: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_MEMBERS)] = 0
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="update"):

@@ -25,7 +25,9 @@ Scalar = StrictBool | StrictInt | Annotated[Real, Field(strict=True)] | Annotate
 class ModelSection(Section):
     """What is trained."""
 
-    recipe: Literal["albert"] = choice("albert", "model, data preparation and loss", "albert")
+    recipe: Literal["albert", "custom"] = choice(
+        "albert", "model, data preparation and loss; custom: your own training loop brings them", "albert", "custom"
+    )
     size: Literal["tiny", "small", "base", "large"] = choice(
         "tiny", "preset of the recipe", "tiny", "small", "base", "large"
     )

@@ -96,7 +96,7 @@ class Board:
 
     def owners(self, *, include_dead: bool = False) -> list[PeerId]:
         """All living peers including this one, in order of their ids; on request also the dead and departed."""
-        return sorted(peer for peer in self.store.owners if include_dead or self.is_alive(peer))
+        return sorted(self.store.owners if include_dead else self._alive)
 
     def items(self, payload_type: type[P], *, include_dead: bool = False) -> list[Item[P]]:
         """The records of this type of all living peers, in order of owners; on request also those of the dead."""
@@ -109,11 +109,11 @@ class Board:
         ]
 
     def is_alive(self, peer: PeerId) -> bool:
-        """Whether the peer said no goodbye and is not silent for suspiciously long; unknown peers are not alive."""
-        owner = self.store.owners.get(peer)
-        if owner is None or owner.has_left:
-            return False
-        return peer == self.peer_id or (self._detector.is_alive(peer, self.now()) and not owner.is_forgotten)
+        """Whether the peer said no goodbye and is not silent for suspiciously long; unknown peers are not alive.
+
+        Silence is judged every quarter of a second. This peer is alive once it published something.
+        """
+        return peer in self._alive
 
     @property
     def alive_count(self) -> int:
@@ -199,7 +199,9 @@ class Board:
         if slept > self.now.period_s:
             self.events.emit("board.stalled", seconds=slept)
         self._detector.beat_s = beat_s
-        for peer in sorted(self.store.owners):
+        now = self.now()
+        silent = [p for p in self._alive if p != self.peer_id and not self._detector.is_alive(p, now)]
+        for peer in sorted(silent):
             self._review(peer)
 
     def beat(self, beat_s: float) -> float:
@@ -275,10 +277,12 @@ class Board:
         self._review(peer)
 
     def _review(self, peer: PeerId) -> None:
-        alive = self.is_alive(peer)
+        owner = self.store.owners.get(peer)
+        alive = owner is not None and not owner.has_left and not owner.is_forgotten
+        if alive and peer != self.peer_id:
+            alive = self._detector.is_alive(peer, self.now())
         if alive == (peer in self._alive):
             return
-        owner = self.store.owners.get(peer)
         if alive:
             self._alive.add(peer)
             self._former.pop(peer, None)

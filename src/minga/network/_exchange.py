@@ -6,7 +6,8 @@ owner whose fingerprint differs or that only one of them knows. From that the ca
 the records that it has newer and asks for those it has older; the other side sends these. Two round trips; records
 travel in pages well below the largest message. A summary is 12 bytes an owner, about 2.4 kB in a swarm of 200.
 
-Every record travels with its age, so that hearsay about a peer that died a minute ago is not taken for a sign of life.
+Records that came a moment ago are left to rumours, unless the caller asks for everything, as newcomers do. Every
+record travels with its age, so that hearsay about a peer that died a minute ago is not taken for a sign of life.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ class Push(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Prefix and fingerprint of every owner known, concatenated."""
+    """Prefix and fingerprint of every owner known, concatenated. `full` asks for the youngest records, too, which are
+    otherwise left to rumours."""
 
+    full: bool
     owners: Annotated[bytes, msgspec.Meta(max_length=MAX_OWNERS * _ITEM_BYTES)]
 
 
@@ -82,9 +85,9 @@ class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     wanted: Annotated[list[Wanted], msgspec.Meta(max_length=2 * MAX_OWNERS)] = []
 
 
-def summarise(board: Board) -> Summary:
+def summarise(board: Board, *, full: bool) -> Summary:
     """The summary of everything on the board."""
-    return Summary(b"".join(owner.prefix + owner.fingerprint for owner in _known(board).values()))
+    return Summary(full, b"".join(owner.prefix + owner.fingerprint for owner in _known(board).values()))
 
 
 def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
@@ -104,8 +107,8 @@ def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
     return Detail(held)
 
 
-def compare(board: Board, theirs: Detail) -> tuple[list[Entry], list[Wanted]]:
-    """The records to send to the other side, and those to ask it for."""
+def compare(board: Board, theirs: Detail, before: float) -> tuple[list[Entry], list[Wanted]]:
+    """The records that came `before` (awake time) to send to the other side, and those to ask it for."""
     known = _known(board)
     to_send: list[Entry] = []
     wanted: list[Wanted] = []
@@ -117,7 +120,7 @@ def compare(board: Board, theirs: Detail) -> tuple[list[Entry], list[Wanted]]:
         to_send += [
             entries[code]
             for code in sorted(entries)
-            if entries[code].passed_on and entries[code].record.version > their_versions.get(code, 0)
+            if _may_pass(entries[code], before) and entries[code].record.version > their_versions.get(code, 0)
         ]
         codes = [
             code
@@ -129,12 +132,12 @@ def compare(board: Board, theirs: Detail) -> tuple[list[Entry], list[Wanted]]:
     return to_send, wanted
 
 
-def select(board: Board, wanted: Iterable[Wanted]) -> list[Entry]:
-    """The entries that were asked for, as far as they are there."""
+def select(board: Board, wanted: Iterable[Wanted], before: float) -> list[Entry]:
+    """The entries that were asked for, as far as they are there and came `before` (awake time)."""
     known = _known(board)
     asked = [(known[item.prefix], code) for item in wanted if item.prefix in known for code in sorted({*item.codes})]
     found = [owner.entries.get(code) for owner, code in asked]
-    return [entry for entry in found if entry is not None and entry.passed_on]
+    return [entry for entry in found if entry is not None and _may_pass(entry, before)]
 
 
 def paged(entries: Iterable[Entry], now: float) -> Iterator[list[Aged]]:
@@ -150,6 +153,10 @@ def paged(entries: Iterable[Entry], now: float) -> Iterator[list[Aged]]:
         size += bytes_needed
     if page:
         yield page
+
+
+def _may_pass(entry: Entry, before: float) -> bool:
+    return entry.passed_on and entry.arrived < before
 
 
 def _known(board: Board) -> dict[bytes, Owner]:

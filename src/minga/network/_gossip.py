@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import random
 from collections.abc import Awaitable, Iterable, Sequence
 
@@ -46,6 +47,9 @@ EXCHANGE_S = 1.0
 """Mean seconds between two exchanges that a peer begins."""
 
 EXCHANGE_TIMEOUT_S = 30.0
+RUMOUR_WINDOWS = 4.0
+"""Windows of the rumours after which a record should have come to nearly everybody."""
+
 MIN_BEAT_S = 0.5
 BEATS_PER_SECOND = 50.0
 """Beats per second in the whole swarm, at most, once it is large."""
@@ -92,14 +96,17 @@ class Gossip:
         self._node.spawn(self._beat_forever())
         self._node.spawn(self._exchange_forever())
 
-    async def synchronise(self, peer: PeerId) -> None:
+    async def synchronise(self, peer: PeerId, *, full: bool = True) -> None:
         """Make this board and that of `peer` equal, dialling it if need be. For joining, and whenever in doubt.
+
+        Without `full`, records of the last moment are left to rumours, which are bringing them anyway.
 
         Raises `UnreachableError`, `SilentError`, or another `RemoteError` if the peer does not play along.
         """
         async with self._node.open(peer, EXCHANGE_METHOD) as stream:
-            await stream.send(_exchange.summarise(self._board))
-            to_send, wanted = _exchange.compare(self._board, await stream.receive(Detail))
+            await stream.send(_exchange.summarise(self._board, full=full))
+            theirs = await stream.receive(Detail)
+            to_send, wanted = _exchange.compare(self._board, theirs, self._settled_before(full))
             await self._send_pages(stream, to_send, wanted)
             await stream.finish()
             await self._receive_pages(stream)
@@ -120,11 +127,18 @@ class Gossip:
             raise RejectedError("one exchange at a time", code="busy")
         self._serving.add(peer)
         try:
-            await stream.send(_exchange.detail(self._board, await stream.receive(Summary), peer))
+            summary = await stream.receive(Summary)
+            await stream.send(_exchange.detail(self._board, summary, peer))
             wanted = await self._receive_pages(stream)
-            await self._send_pages(stream, _exchange.select(self._board, wanted), [])
+            await self._send_pages(
+                stream, _exchange.select(self._board, wanted, self._settled_before(summary.full)), []
+            )
         finally:
             self._serving.discard(peer)
+
+    def _settled_before(self, full: bool) -> float:
+        """Awake time after which records are not exchanged because rumours are still bringing them."""
+        return math.inf if full else self._board.now() - RUMOUR_WINDOWS * self._pusher.window_s
 
     async def _send_pages(self, stream: MessageStream, entries: list[Entry], wanted: list[Wanted]) -> None:
         pages = list(_exchange.paged(entries, self._board.now())) or [[]]
@@ -190,10 +204,10 @@ class Gossip:
             if not self._dialling:
                 self._consider_dialling(set(neighbours))
 
-    def _begin_exchange(self, peer: PeerId) -> None:
+    def _begin_exchange(self, peer: PeerId, *, full: bool = False) -> None:
         if peer not in self._exchanging:
             self._exchanging.add(peer)
-            self._node.spawn(self._quietly(peer, self.synchronise(peer)))
+            self._node.spawn(self._quietly(peer, self.synchronise(peer, full=full)))
 
     async def _quietly(self, peer: PeerId, exchange: Awaitable[None]) -> None:
         try:
@@ -227,7 +241,7 @@ class Gossip:
         try:
             await self._node.dial(address)
             self._retries.pop(peer, None)
-            self._begin_exchange(peer)
+            self._begin_exchange(peer, full=True)
         except RemoteError as error:
             logger.debug("dialling %s failed: %s", peer[:10], error)
             pause = self._retries.get(peer, (0.0, FIRST_RETRY_S))[1]

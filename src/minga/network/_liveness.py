@@ -9,9 +9,12 @@ distribution would call three lost beats in a row impossible. With mean m, stand
     phi(t) = log10(1 + exp(pi (t - m) / (sqrt(3) s)))
 
 and phi = 8, from which a peer counts as dead, is reached at t = m + 10.2 s (Hayashibara et al., "The phi accrual
-failure detector", 2004, with their normal distribution replaced). Neither m nor s is taken below what the agreed
-beat period explains, so a burst of quick beats does not make the next pause look deadly; a single stall of an owner
-counts with at most 1.5 times its deadline, so that it does not blunt the detector for long.
+failure detector", 2004, with their normal distribution replaced).
+
+What is remembered of an interval is by how much it exceeds the beat period that is agreed at that time, so that a
+swarm that grows, and beats more slowly, need not learn anew. m is never below the beat period: a burst of quick beats
+does not make the next pause look deadly. A single stall counts with at most 1.5 times the owner's deadline, so that
+it does not blunt the detector for long.
 
 The last connection to a peer breaking is worth 5 units of phi until its next beat: dead within about 1.6 beats if no
 other path brings one. Only time in which this process was awake counts (`AwakeClock`), so whoever was stopped or
@@ -69,29 +72,29 @@ class AwakeClock:
 class _Beats:
     """What is known about the beats of one owner; all times in seconds of the awake clock."""
 
-    __slots__ = ("arrived", "connection_lost", "counted", "deadline", "deviation", "intervals", "mean", "seen")
+    __slots__ = ("arrived", "connection_lost", "counted", "deadline", "deviation", "excesses", "mean", "seen")
 
     def __init__(self, now: float, age_s: float, beat_s: float) -> None:
         self.seen = now  # when the newest version came
         self.arrived = self.counted = now - age_s  # when it would have come on a quick path
         self.connection_lost = False
         # Two made-up intervals stand for what is not known yet: some patience, which real ones soon wash out.
-        self.intervals = deque((0.9 * beat_s, 1.6 * beat_s), maxlen=WINDOW_BEATS)
+        self.excesses = deque((-0.1 * beat_s, 0.6 * beat_s), maxlen=WINDOW_BEATS)
         self.update(beat_s)
 
     def count(self, beat_s: float) -> None:
-        """Remember the interval that ended just now, unless it is one of a quick series."""
+        """Remember by how much the interval that ended just now exceeds the plan; ignore those of a quick series."""
         interval = self.arrived - self.counted
         if interval >= 0.5 * beat_s:
-            self.intervals.append(min(interval, 1.5 * self.patience(ALIVE_BELOW_PHI)))
+            self.excesses.append(min(interval, 1.5 * self.patience(ALIVE_BELOW_PHI)) - beat_s)
             self.counted = self.arrived
 
     def update(self, beat_s: float) -> None:
         """Derive mean, deviation and deadline anew."""
-        size = len(self.intervals)
-        mean = sum(self.intervals) / size
-        variance = sum((interval - mean) ** 2 for interval in self.intervals) / size
-        self.mean = max(mean, beat_s)
+        size = len(self.excesses)
+        mean = sum(self.excesses) / size
+        variance = sum((excess - mean) ** 2 for excess in self.excesses) / size
+        self.mean = beat_s + max(mean, 0.0)
         self.deviation = max(math.sqrt(variance), MIN_DEVIATION_S, MIN_DEVIATION_BEATS * beat_s)
         self.set_deadline()
 

@@ -85,6 +85,7 @@ class Node:
         self._connections: dict[PeerId, list[Connection]] = {}
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._past_traffic = (0, 0)
         self._offences: dict[PeerId, deque[float]] = {}
         self._streams: dict[PeerId, int] = {}
         self._closed = False
@@ -182,6 +183,12 @@ class Node:
         live = self._live(peer)
         return live.facts() if live else None
 
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received over all connections so far, closed ones included."""
+        live = [c.facts() for connections in self._connections.values() for c in connections]
+        sent, received = self._past_traffic
+        return sent + sum(f.bytes_sent for f in live), received + sum(f.bytes_received for f in live)
+
     def offend(self, peer: PeerId, what: str) -> None:
         """Count a breach of the protocol by `peer`; cut it off when there were too many."""
         now = asyncio.get_running_loop().time()
@@ -195,6 +202,7 @@ class Node:
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to `peer`."""
         for connection in self._connections.pop(peer, []):
+            self._note_traffic(connection)
             await connection.close()
 
     async def close(self) -> None:
@@ -211,12 +219,18 @@ class Node:
     # ---- inner workings
 
     def _live(self, peer: PeerId) -> Connection | None:
-        connections = [c for c in self._connections.get(peer, []) if not c.is_closed]
-        if connections:
-            self._connections[peer] = connections
-            return connections[0]
+        known = self._connections.get(peer, [])
+        for closed in [connection for connection in known if connection.is_closed]:
+            known.remove(closed)
+            self._note_traffic(closed)
+        if known:
+            return known[0]
         self._connections.pop(peer, None)
         return None
+
+    def _note_traffic(self, connection: Connection) -> None:
+        facts, (sent, received) = connection.facts(), self._past_traffic
+        self._past_traffic = (sent + facts.bytes_sent, received + facts.bytes_received)
 
     def _is_cut_off(self, peer: PeerId) -> bool:
         offences = self._offences.get(peer)

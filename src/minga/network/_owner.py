@@ -32,15 +32,29 @@ class Entry:
 
 
 class Owner:
-    """One owner: its entries by code, its newest version, and the neighbour that first told of it (`introducer`)."""
+    """One owner: its entries by code, its newest version, and the neighbour that first told of it (`introducer`).
 
-    __slots__ = ("_budget", "_budget_time", "_fingerprint", "entries", "floor", "introducer", "newest", "prefix")
+    `is_forgotten` while nothing of it may be read.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_budget_time",
+        "_fingerprint",
+        "entries",
+        "floor",
+        "introducer",
+        "is_forgotten",
+        "newest",
+        "prefix",
+    )
 
     def __init__(self, peer: PeerId, introducer: PeerId, now: float) -> None:
         self.introducer = introducer
         self.prefix = bytes.fromhex(peer[: 2 * PREFIX_BYTES])
         self.entries: dict[int, Entry] = {}
         self.newest = self.floor = 0
+        self.is_forgotten = False
         self._budget, self._budget_time = 2.0 * RECORDS_PER_SECOND, now
         self._fingerprint: bytes | None = None
 
@@ -58,6 +72,7 @@ class Owner:
     def store(self, entry: Entry) -> None:
         """Keep a record that is genuine and not stale, and drop what it voids."""
         record = entry.record
+        self.is_forgotten = False
         self._budget -= 1.0
         self._fingerprint = None
         self.entries[record.code] = entry
@@ -74,14 +89,9 @@ class Owner:
         """Whether the newest word of the owner was goodbye."""
         return LEFT in self.entries
 
-    @property
-    def is_forgotten(self) -> bool:
-        """Whether nothing readable is left of the owner."""
-        return all(entry.payload is None for entry in self.entries.values())
-
     def forget(self) -> None:
         """Drop all content; versions are kept until they expire."""
-        self.floor = self.newest
+        self.is_forgotten, self.floor = True, self.newest
         for entry in self.entries.values():
             entry.payload, entry.passed_on = None, False
 

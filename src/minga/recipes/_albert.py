@@ -1,8 +1,8 @@
 """The ALBERT recipe: masked language model plus sentence order, on text.
 
-The model is `transformers.AlbertForPreTraining` as it comes. Its vocabulary layer is by far the largest product of
-tokens and weights, so the loss runs it on the masked tokens only, an eighth of all, instead of calling `forward`; the
-values are those that `forward` gives at these places.
+The organiser trains the tokenizer and sends it, with the text, along with the run; each peer tokenises the text as it
+comes to it. The loss is a mean over samples, not over masked tokens as in `AlbertForPreTraining.forward`: only so do
+peers with different micro-batches add up to one large batch. The two agree where all samples are equally long.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from blake3 import blake3
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
@@ -37,12 +36,12 @@ from minga.recipes._evaluation import evaluate_model, heldout_batches
 from minga.recipes._export import export_model
 from minga.recipes._instances import encode_documents, make_instances
 from minga.recipes._interface import Batch, Files, Recipe, StreamPosition
+from minga.recipes._model import albert_logits, initialize
 from minga.recipes._sizes import albert_config
 from minga.recipes._stream import Corpus, StoredCorpus, StreamedCorpus, epoch_seed, instances
 from minga.recipes._tokenizer import read_tokenizer, train_tokenizer
 
 TOKENIZER_FILE = "tokenizer.json"
-_INIT_CONTEXT = "minga v1 initial parameters"
 
 
 class AlbertRecipe(Recipe):
@@ -122,9 +121,7 @@ class AlbertRecipe(Recipe):
         """A directory for `AutoModel.from_pretrained` and `AutoTokenizer.from_pretrained`, with a README."""
         if not isinstance(model, AlbertForPreTraining):
             raise TypeError(f"not a model of this recipe: {type(model).__name__}")
-        export_model(
-            model, self._tokenizer(files), directory, name=self.spec.name, run_id=self.spec.run_id, step=step
-        )
+        export_model(model, self._tokenizer(files), directory, name=self.spec.name, run_id=self.spec.run_id, step=step)
 
     def _tokenizer(self, files: Files) -> Tokenizer:
         path = _file(files, TOKENIZER_FILE)
@@ -153,36 +150,6 @@ class AlbertRecipe(Recipe):
                 f"data: no document {what} has two sentences that fit into model.max_length = "
                 f"{self.spec.model.max_length} tokens"
             )
-
-
-def albert_logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Scores of the vocabulary at the m masked positions, [m, vocabulary], and of the sentence order, [n, 2]."""
-    if not isinstance(model, AlbertForPreTraining):
-        raise TypeError(f"not a model of this recipe: {type(model).__name__}")
-    output = model.albert(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        token_type_ids=batch["token_type_ids"],
-    )
-    hidden = output.last_hidden_state.flatten(0, 1).index_select(0, batch["masked_positions"])
-    return model.predictions(hidden), model.sop_classifier(output.pooler_output)
-
-
-def initialize(model: AlbertForPreTraining, seed: int) -> None:
-    """Draw the weights anew: normal with the configured deviation for matrices; the rest stays as it was built.
-
-    Each tensor has a generator seeded by the BLAKE3 digest of the seed and its name. NumPy's generator, other than
-    torch's, gives the same numbers on every kind of processor, so peers begin with equal parameters.
-    """
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim < 2:
-                continue
-            digest = blake3(f"{seed}/{name}".encode(), derive_key_context=_INIT_CONTEXT).digest(length=16)
-            random = np.random.default_rng(int.from_bytes(digest, "big"))
-            values = random.standard_normal(tuple(parameter.shape)) * model.config.initializer_range
-            parameter.copy_(torch.from_numpy(values.astype(np.float32)))
-        model.albert.embeddings.word_embeddings.weight[model.config.pad_token_id].zero_()
 
 
 def _file(files: Files, name: str) -> Path:

@@ -35,7 +35,7 @@ _MAX_LINE_BYTES = 16 << 20
 
 def heldout_rank(document: str) -> float:
     """A number in [0, 1) that depends on the text alone; it is held out if this is below the held-out fraction."""
-    return int.from_bytes(blake3(document.encode("utf-8", "surrogatepass")).digest(8)[:8], "big") / 2**64
+    return int.from_bytes(blake3(document.encode("utf-8")).digest(length=8), "big") / 2**64
 
 
 def split_documents(documents: list[str], heldout_fraction: float) -> tuple[list[str], list[str]]:

@@ -13,6 +13,7 @@ from torch.nn import functional
 from minga.recipes._batching import make_batch
 from minga.recipes._instances import encode_documents, make_instances
 from minga.recipes._interface import Batch
+from minga.recipes._model import albert_logits
 
 EVALUATION_SEED = 20_210_618
 EVALUATION_BATCH_SIZE = 32
@@ -42,8 +43,6 @@ def heldout_batches(
 
 def evaluate_model(model: nn.Module, batches: Sequence[Batch]) -> dict[str, float]:
     """`heldout_mlm_loss`: nats per masked token, all tokens alike; `heldout_sop_accuracy`: share of pairs put right."""
-    from minga.recipes._albert import albert_logits
-
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()

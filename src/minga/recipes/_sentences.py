@@ -11,15 +11,24 @@ from __future__ import annotations
 import re
 
 _ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof st sr jr rev gen col capt lt sgt hon vs etc no vol fig eq ch sec pp ca cf al e.g i.e u.s".split()
+    (
+        *("mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "rev", "gen", "col", "capt", "lt", "sgt", "hon", "al"),
+        *("vs", "etc", "no", "vol", "fig", "eq", "ch", "sec", "pp", "ca", "cf", "e.g", "i.e", "u.s", "u.k", "a.d"),
+    )
 )
-_CLOSING = "\"'”’»)\\]}"
+# Right single and double quotation marks, closing guillemet.
+_CLOSING = "\"'\u2019\u201d\u00bb)\\]}"
+# Ellipsis; the full stops of Urdu and of Devanagari, single and double; the Arabic question mark.
+_SPACED = ".!?\u2026\u06d4\u0964\u0965\u061f"
+# Full stops, exclamation and question marks of Chinese and Japanese, and the brackets and quotation marks that close.
+_UNSPACED = "\u3002\uff61\uff01\uff1f"
+_UNSPACED_CLOSING = "\u300d\u300f\uff09\u201d\u2019"
 _END = re.compile(
-    rf"(?:[.!?…؟۔।॥]+[{_CLOSING}]*(?=\s+[^\s\da-z,;:])"  # the next word starts with neither a small letter nor a digit
-    rf"|[.!?…]+[{_CLOSING}]*(?=\s+\d)"
-    r"|[。！？｡]+[」』）”’]*)\s*"
+    # What follows must not be a small letter or a mark that goes on with the sentence.
+    rf"(?:[{_SPACED}]+[{_CLOSING}]*(?=\s+[^\sa-z,;:])"
+    rf"|[{_UNSPACED}]+[{_UNSPACED_CLOSING}]*)\s*"
 )
-_LAST_WORD = re.compile(r"([^\s(\[\"'“‘]+)\.$")
+_LAST_WORD = re.compile(r"([^\s(\[\"'\u201c\u2018]+)\.$")
 
 
 def split_sentences(document: str) -> list[str]:

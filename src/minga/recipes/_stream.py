@@ -88,7 +88,7 @@ def instances(corpus: Corpus, run_seed: int, position: StreamPosition, max_lengt
         empty = True
         for documents in corpus.epoch(seed):
             some = list(make_instances(documents, max_length, random))
-            random.shuffle(some)  # type: ignore[arg-type]  # numpy shuffles lists in place, but does not say so
+            random.shuffle(some)
             empty = empty and not some
             yield from some
         if empty:

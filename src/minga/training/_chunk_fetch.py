@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from minga.core._errors import RemoteError, SilentError, StateMismatchError
 from minga.core._signal import Signal
@@ -20,7 +21,7 @@ from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.training._manifest import CHUNK_BYTES, Manifest
-from minga.training._state_messages import CHUNK_TIMEOUT_S, CHUNKS, MAX_TAKE, OpenDownload, Take
+from minga.training._state_messages import CHUNK_TIMEOUT_S, CHUNKS, MAX_TAKE, DownloadOpened, OpenDownload, Take
 
 PIPELINE_S = 1.0
 """Seconds of transfer that are asked for ahead: far more than a round trip, little to lose when a donor dies."""
@@ -31,6 +32,7 @@ PATIENCE_CHUNKS = 4.0
 FIRST_CHUNK_S = 2.0
 """Seconds assumed for a chunk of a donor that has not sent any yet."""
 
+T = TypeVar("T")
 OnChunk = Callable[[int, memoryview], Awaitable[None]]
 
 
@@ -82,6 +84,8 @@ class ChunkFetch:
         try:
             async with self._node.open(donor, CHUNKS) as stream:
                 await stream.send(OpenDownload(self._manifest.digest))
+                # Waiting for this costs one round trip, and lets the reason of a refusal arrive.
+                await _timely(stream.receive(DownloadOpened), donor)
                 await self._pull(donor, stream)
         except RemoteError as error:
             self.failed[donor] = error
@@ -118,11 +122,7 @@ class ChunkFetch:
             await stream.finish()
 
     async def _receive(self, donor: PeerId, stream: MessageStream, index: int, data: memoryview) -> None:
-        try:
-            async with asyncio.timeout(CHUNK_TIMEOUT_S):
-                await stream.receive_bulk_into(data)
-        except TimeoutError as error:
-            raise SilentError(f"sent no chunk for {CHUNK_TIMEOUT_S:.0f} s", peer=donor) from error
+        await _timely(stream.receive_bulk_into(data), donor)
         self.received_bytes[donor] = self.received_bytes.get(donor, 0) + data.nbytes
         if not self._manifest.verify_chunk(index, data):
             raise StateMismatchError(
@@ -166,6 +166,14 @@ class ChunkFetch:
                 if index in self._missing:
                     self._queue.appendleft(index)
         self._changed.fire()
+
+
+async def _timely(receiving: Coroutine[Any, Any, T], donor: PeerId) -> T:
+    try:
+        async with asyncio.timeout(CHUNK_TIMEOUT_S):
+            return await receiving
+    except TimeoutError as error:
+        raise SilentError(f"sent no chunk for {CHUNK_TIMEOUT_S:.0f} s", peer=donor) from error
 
 
 def _patience_s(chunk_s: float) -> float:

@@ -115,9 +115,9 @@ class Lamb(Optimizer):
         torch._foreach_mul_(moments2, beta2)
         torch._foreach_addcmul_(moments2, gradients, gradients, 1 - beta2)
 
-        roots = torch._foreach_sqrt(moments2)
+        roots = list(torch._foreach_sqrt(moments2))  # noqa: SLF001  # foreach operations have no public names
         torch._foreach_add_(roots, group["eps"])
-        updates = torch._foreach_div(moments1, roots)
+        updates = list(torch._foreach_div(moments1, roots))  # noqa: SLF001
         values = [p.float() for p in parameters]  # the parameters themselves where they are float32
         if group["weight_decay"] != 0:
             torch._foreach_add_(updates, values, alpha=group["weight_decay"])

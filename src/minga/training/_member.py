@@ -202,6 +202,7 @@ class Member:
                 return
             await self._port.request("restore", lambda: self._restore(snapshot))
             self.step = snapshot.step
+            self._formation.view = ()  # what it knew of the group is out of date: it comes back as a newcomer
             self._digests.clear()
             seconds = asyncio.get_running_loop().time() - begun
             self._node.events.emit("sync.finished", step=self.step, seconds=seconds)

@@ -10,12 +10,9 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core._errors import ConfigurationError, RunFinishedError
-from minga.training._member import TrainerHooks
 from minga.training._peer import Peer
-from minga.training._port import TrainerPort, Work
-from minga.training._snapshot import StateSnapshot
-from minga.training._state_dict import TrainingState
-from minga.training._vector import ParameterVector
+from minga.training._port import Work
+from minga.training._replica import Replica
 
 IDLE_S = 0.02
 """Longest pause, in seconds, of a thread that has nothing to do but wait."""
@@ -58,27 +55,30 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.scheduler, self.peer = optimizer, scheduler, peer
         self.param_groups, self.state, self.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
-        self.global_step = 0
-        """Global steps that this peer's state has seen."""
         self.finished = False
         """Whether the run has reached its last step; `step` does nothing from then on."""
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step."""
-        self._max_grad_norm = max_grad_norm if max_grad_norm is not None else spec.optimizer.max_grad_norm
-        averages_buffers = spec.training.buffers == "average"
-        buffers = list(model.buffers()) if model is not None and averages_buffers else []
-        self._vector = ParameterVector(optimizer, buffers, spec.averaging.codec)
-        self._training_state = TrainingState(
-            optimizer, model=model, scheduler=scheduler, include_buffers=averages_buffers
-        )
-        self._digest_every = spec.state.digest_every
-        self._restore_checkpoint()
-        hooks = TrainerHooks(self._apply, self._training_state.capture, self._restore)
-        self._port: TrainerPort = peer.attach(self._vector, hooks, self.global_step)
+        norm = max_grad_norm if max_grad_norm is not None else spec.optimizer.max_grad_norm
+        self._replica = Replica(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm)
+        checkpoint = peer.newest_checkpoint()
+        if checkpoint is not None:
+            self._replica.restore(checkpoint)
+        self._seen_step = self._replica.step
+        self._port = peer.attach(self._replica, contributes=peer.role in ("trainer", "client"))
         self._work_until(peer.is_ready)
 
-    def step(self, closure: Callable[[], Any] | None = None, *, samples: int = 0) -> Any:  # type: ignore[override]
+    @property
+    def global_step(self) -> int:
+        """Global steps that this peer's state has seen."""
+        return self._replica.step
+
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None, *, samples: int = 0, loss: float | None = None
+    ) -> Any:
         """Count the gradients of one micro-batch of `samples` samples; see the class. Returns the closure's result.
+
+        `loss` is for displays only.
 
         Raises the `LocalError` that ended this peer, if any; other peers' faults never surface here.
         """
@@ -86,15 +86,18 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigurationError(
                 f"step(samples=...) needs the number of samples in this micro-batch, got {samples}"
             )
-        loss = None
+        result = None
         if closure is not None:
             with torch.enable_grad():
-                loss = closure()
+                result = closure()
         if not self.finished:
-            if not self._port.add(lambda vector: self._accumulate(vector, samples), samples):
+            if self._port.add(lambda vector: self._replica.accumulate(vector, samples), samples):
+                self.peer.count(samples, loss)
+            else:
                 self.dropped_micro_batches += 1
+                self.peer.emit("micro_batch.dropped", step=self.global_step, samples=samples)
             self._work_until(lambda: True)
-        return loss
+        return result
 
     def follow(self, seconds: float | None = None) -> None:
         """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state."""
@@ -120,37 +123,11 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigurationError("parameters cannot be added to a run: all peers average the same vector")
         super().add_param_group(param_group)
 
+    def save_checkpoint(self) -> None:
+        """Write the present state to this peer's folder of the run, and wait until it is there."""
+        self.peer.save_checkpoint(self._replica.capture(), wait=True)
+
     # ---- inner workings: all on the thread that trains
-
-    def _accumulate(self, vector: torch.Tensor, samples: int) -> bool:
-        if not self._vector.accumulate(vector, samples):
-            self.peer.emit("gradient.not_finite", step=self.global_step)
-            return False
-        return True
-
-    def _apply(self, mean: torch.Tensor, step: int) -> str | None:
-        self._vector.load(mean)
-        if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._vector.parameters(), self._max_grad_norm)
-        self.inner.step()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.global_step = step
-        self.inner.zero_grad()
-        if self.peer.wants_checkpoint(step):
-            self.peer.save_checkpoint(self._training_state.capture(step))
-        if step % self._digest_every == 0 and self.peer.has_company():
-            return self._training_state.digest(step)
-        return None
-
-    def _restore(self, snapshot: StateSnapshot) -> None:
-        self._training_state.restore(snapshot)
-        self.global_step = snapshot.step
-
-    def _restore_checkpoint(self) -> None:
-        snapshot = self.peer.load_checkpoint()
-        if snapshot is not None:
-            self._restore(snapshot)
 
     def _work_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
         """Do what the loop asks for; return when nothing holds this thread back and `is_done()`, or after `seconds`."""
@@ -160,6 +137,7 @@ class Optimizer(torch.optim.Optimizer):
                 work = self._port.poll()
                 if isinstance(work, Work):
                     self._port.finish(work)
+                    self._after_step()
                 elif work is None and is_done():
                     return
                 elif work is None:  # not held back by the step, but by `is_done`, which nobody announces
@@ -168,3 +146,11 @@ class Optimizer(torch.optim.Optimizer):
                     self._port.wait(IDLE_S)
         except RunFinishedError:
             self.finished = True
+
+    def _after_step(self) -> None:
+        if self._replica.step == self._seen_step:
+            return
+        self._seen_step = self._replica.step
+        self.peer.publish_metrics(self._seen_step)
+        if self.peer.is_checkpoint_due(self._seen_step):
+            self.peer.save_checkpoint(self._replica.capture())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -111,8 +112,7 @@ class RunFileServer:
 
 async def _send_file(stream: MessageStream, path: Path, offset: int, size_bytes: int, peer: PeerId) -> None:
     try:
-        with await run_blocking(path.open, "rb") as file:
-            await run_blocking(file.seek, offset)
+        with await run_blocking(_open, path, offset) as file:
             while offset < size_bytes:
                 page = await run_blocking(file.read, min(PAGE_BYTES, size_bytes - offset))
                 if not page:
@@ -121,3 +121,9 @@ async def _send_file(stream: MessageStream, path: Path, offset: int, size_bytes:
                 offset += len(page)
     except OSError as error:
         raise RejectedError("the file cannot be read here", code="gone", peer=peer) from error
+
+
+def _open(path: Path, offset: int) -> BufferedReader:
+    file = path.open("rb")
+    file.seek(offset)
+    return file

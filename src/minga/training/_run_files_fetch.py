@@ -138,14 +138,13 @@ class _FileFetch:
     async def _from_one(self, peer: PeerId) -> None:
         """Complete the partial file. Raises `StateMismatchError` if `peer` sent something else than the file."""
         offset = self._part.stat().st_size
-        if offset == 0 or not await self._continue(peer, offset):
-            # What was there came from someone else and may be what is wrong.
-            if not await self._continue(peer, 0):
-                error = StateMismatchError(
-                    f"sent a file {self._name} that does not match its hash", peer=peer, phase="run files"
-                )
-                self._node.offend(peer, str(error))
-                raise error
+        if offset and await self._continue(peer, offset):
+            return
+        # What was there came from someone else and may be what was wrong.
+        if not await self._continue(peer, 0):
+            what = f"sent a file {self._name} that does not match its hash"
+            self._node.offend(peer, what)
+            raise StateMismatchError(what, peer=peer, phase="run files")
 
     async def _continue(self, peer: PeerId, offset: int) -> bool:
         """Fetch from `offset` to the end; whether the result is right. It is emptied if not."""

@@ -106,7 +106,8 @@ def merge_numbers(local: Any, remote: Json) -> Any:
         return local if number is None else number
     if isinstance(local, dict) and isinstance(remote, dict):
         merged = local.copy()
-        merged.update({key: merge_numbers(each, remote.get(str(key))) for key, each in local.items()})
+        for key, each in local.items():
+            merged[key] = merge_numbers(each, remote.get(str(key)))  # one by one: Counter.update would add
         return merged
     if type(local) in (list, tuple) and isinstance(remote, list) and len(local) == len(remote):
         return type(local)([merge_numbers(mine, other) for mine, other in zip(local, remote, strict=True)])

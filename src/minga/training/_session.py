@@ -74,7 +74,7 @@ class Session:
         self.state_server = StateServer(self.node)
         self.member: Member | None = None
         self.sync_progress: SyncProgress | None = None
-        self._identity = identity
+        self.identity = identity
         self._life: asyncio.Task[None] | None = None
 
     @property
@@ -108,7 +108,7 @@ class Session:
             digest_every=spec.state.digest_every,
             stop_after_steps=spec.training.stop_after_steps,
         )
-        member = Member(self.node, self._identity, self.board, settings, replica, port, self._downloader(replica))
+        member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica))
         self.member = member
 
         def serve_state() -> None:

@@ -69,6 +69,10 @@ class OpenDownload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: Digest
 
 
+class DownloadOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Go ahead."""
+
+
 class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Send these chunks, in this order; none at all means that the download is over."""
 

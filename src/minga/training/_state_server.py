@@ -34,6 +34,7 @@ from minga.training._state_messages import (
     DescribeReply,
     DescribeRequest,
     Description,
+    DownloadOpened,
     ManifestReply,
     ManifestRequest,
     OpenDownload,
@@ -186,6 +187,7 @@ class StateServer:
         self._downloads[peer] = self._downloads.get(peer, 0) + 1
         held.downloads += 1
         try:
+            await stream.send(DownloadOpened())
             await self._send_chunks(held, peer, stream)
         finally:
             held.downloads -= 1

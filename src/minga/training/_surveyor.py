@@ -35,6 +35,10 @@ class BoardSurveyor:
             if peer in members and progress.status not in ("syncing", "paused")
         }
 
+    def at(self, step: int) -> list[PeerId]:
+        """Other active members at `step`."""
+        return [peer for peer, progress in self.active().items() if progress.step == step]
+
     def current(self, step: int) -> list[PeerId]:
         """Other members at `step` that could lead: they can be dialled, or are connected anyway."""
         return [
@@ -50,9 +54,7 @@ class BoardSurveyor:
         """
         now = asyncio.get_running_loop().time()
         members = set(self.alive()) - {self._node.peer_id}
-        syncing = [
-            peer for peer, p, _ in self._board.items(Progress) if p.status == "syncing" and peer in members
-        ]
+        syncing = [peer for peer, p, _ in self._board.items(Progress) if p.status == "syncing" and peer in members]
         for peer in syncing:
             self._syncing_since.setdefault(peer, now)
         for peer, since in list(self._syncing_since.items()):

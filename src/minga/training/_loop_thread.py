@@ -1,0 +1,64 @@
+"""The one background thread of a peer, with its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines on an event loop in a daemon thread. `close` ends loop and thread."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine on the loop and wait for its result, from any other thread.
+
+        If the waiting thread is interrupted (Ctrl-C), the coroutine is cancelled.
+        """
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def ask(self, function: Callable[[], T]) -> T:
+        """Run a plain function on the loop and wait for its result."""
+
+        async def run() -> T:
+            return function()
+
+        return self.call(run())
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Cancel what is left on the loop, stop it and join the thread; may be called twice."""
+        if self.loop.is_closed():
+            return
+        with contextlib.suppress(concurrent.futures.TimeoutError, concurrent.futures.CancelledError, TimeoutError):
+            self.call(_cancel_others(), timeout_s)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()

@@ -1,0 +1,203 @@
+"""A peer as a program holds it: a background thread that takes part in a run, and what it knows."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from minga.core._errors import ClosedError
+from minga.core._events import Event, Value
+from minga.core._run_spec import RunSpec
+from minga.identity._keys import HeldIdentity, Identity
+from minga.identity._link_body import Entry
+from minga.identity._links import Link
+from minga.identity._signed_spec import SignedRunSpec
+from minga.network._interface import PeerId
+from minga.network._records import Metrics
+from minga.training._checkpoints import CheckpointStore
+from minga.training._loop_thread import LoopThread
+from minga.training._port import TrainerPort
+from minga.training._replica import Replica
+from minga.training._run_files import RunFileServer
+from minga.training._session import Session
+from minga.training._snapshot import StateSnapshot
+
+T = TypeVar("T")
+
+CLOSE_S = 0.9
+
+
+class Peer:
+    """This process's part in a run; made by `minga.join` and `minga.host`, and used by `minga.Optimizer`.
+
+    All networking happens on one background thread; every method may be called from the program's own thread. Use it
+    as a context manager, or call `close` at the end.
+    """
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        session: Session,
+        signed_spec: SignedRunSpec,
+        spec: RunSpec,
+        files: Mapping[str, Path],
+        directory: Path,
+        held_identity: HeldIdentity | Identity,
+    ) -> None:
+        self.spec = spec
+        """The run spec, the same for all peers."""
+        self.files = dict(files)
+        """Files that ship with the run (such as the tokenizer), by name."""
+        self.directory = directory
+        """Where this peer keeps files and checkpoints of the run."""
+        self._thread, self._session, self._signed_spec = thread, session, signed_spec
+        self._held_identity = held_identity
+        self._checkpoints = CheckpointStore(directory / "checkpoints", keep=spec.checkpoints.keep)
+        self._saving: threading.Thread | None = None
+        self._metrics = Metrics(0, 0.0, 0, 0)
+        self._closed = False
+        thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
+        atexit.register(self.close)
+
+    # ---- who and where
+
+    @property
+    def peer_id(self) -> str:
+        """This peer's public key, 64 hexadecimal digits."""
+        return self._session.peer_id
+
+    @property
+    def role(self) -> str:
+        """ "trainer", "client", "auxiliary" or "monitor"."""
+        return self._session.settings.role
+
+    @property
+    def run_id(self) -> str:
+        """The hash of the run spec, 64 hexadecimal digits."""
+        return self._session.node.run_id
+
+    @property
+    def link(self) -> Link:
+        """An invitation to this run: enter by this peer if it can be dialled, and by others that it knows."""
+
+        def make() -> Link:
+            addresses = [self._session.node.network.address, *self._session.entries]
+            addresses += [a for a in map(self._session.board.address_of, self._session.board.owners()) if a]
+            entries: dict[str, Entry] = {}
+            for address in addresses:
+                direct = tuple(a for a in address.direct if "%" not in a)[:8]
+                if (direct or address.relay) and len(entries) < 3:
+                    entries.setdefault(address.peer_id, Entry(address.peer_id, direct, address.relay))
+            return Link(self.run_id, self._signed_spec.organiser, tuple(entries.values()))
+
+        return self.on_loop(make)
+
+    # ---- for programs
+
+    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Hear of every event, on the background thread; returns the function that ends this."""
+        return self._session.events.subscribe(listener)
+
+    def emit(self, kind: str, **fields: Value) -> None:
+        """Add an event of the program's own, for displays and logs."""
+        self._thread.loop.call_soon_threadsafe(lambda: self._session.events.emit(kind, **fields))
+
+    def on_loop(self, function: Callable[[], T]) -> T:
+        """Run a short function on the background thread and return its result. Raises `ClosedError` after `close`."""
+        if self._closed:
+            raise ClosedError("this peer was closed")
+        return self._thread.ask(function)
+
+    @property
+    def session(self) -> Session:
+        """The peer's inner parts; touch them only on the background thread (`on_loop`)."""
+        return self._session
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye and end the background thread, within a second; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
+            self._thread.call(self._session.close(reason), CLOSE_S)
+        self._thread.close()
+        if self._saving is not None:
+            self._saving.join()
+        if isinstance(self._held_identity, HeldIdentity):
+            self._held_identity.release()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("" if kind is None else kind.__name__)
+
+    # ---- for the optimizer
+
+    def attach(self, replica: Replica, *, contributes: bool) -> TrainerPort:
+        """Begin to take part in steps with `replica`; its thread has to serve the port that is returned."""
+
+        def start() -> TrainerPort:
+            delayed = self.spec.training.strategy == "delayed"
+            port = TrainerPort(self._thread.loop, replica.vector.new, delayed=delayed)
+            self._session.attach(self.spec, replica, port, contributes=contributes)
+            return port
+
+        return self.on_loop(start)
+
+    def is_ready(self) -> bool:
+        """Whether this peer has the swarm's state and takes part in steps."""
+        return self._session.member is not None and self._session.member.ready.is_set()
+
+    def newest_checkpoint(self) -> StateSnapshot | None:
+        """The newest intact checkpoint of this run on this machine. Raises `StorageError` if all are damaged."""
+        checkpoint = self._checkpoints.load()
+        return None if checkpoint is None else checkpoint.snapshot
+
+    def is_checkpoint_due(self, step: int) -> bool:
+        """Whether the run spec asks for a checkpoint after `step`, and the last one is written."""
+        every = self.spec.checkpoints.every_steps
+        return every > 0 and step % every == 0 and not (self._saving is not None and self._saving.is_alive())
+
+    def save_checkpoint(self, snapshot: StateSnapshot, *, wait: bool = False) -> None:
+        """Write a checkpoint beside training, or (`wait`) at once."""
+        if self._saving is not None:
+            self._saving.join()
+        self._saving = threading.Thread(target=self._save, args=(snapshot,), name="minga-checkpoint")
+        self._saving.start()
+        if wait:
+            self._saving.join()
+
+    def count(self, samples: int, loss: float | None) -> None:
+        """Add a micro-batch to the totals that this peer publishes about itself."""
+        m = self._metrics
+        self._metrics = Metrics(
+            m.step, m.loss_sum + (loss or 0.0), m.samples + samples, m.mini_steps + (loss is not None)
+        )
+
+    def publish_metrics(self, step: int) -> None:
+        """Let the others see this peer's totals after `step`."""
+        m = self._metrics
+
+        def publish() -> None:
+            sent, received = self._session.node.traffic()
+            self._session.board.put(Metrics(step, m.loss_sum, m.samples, m.mini_steps, sent, received))
+
+        self._thread.loop.call_soon_threadsafe(publish)
+
+    def _save(self, snapshot: StateSnapshot) -> None:
+        from minga.core._errors import StorageError
+
+        try:
+            path = self._checkpoints.save(snapshot, files={"run-spec.toml": self.spec.to_toml().encode()})
+            self.emit("checkpoint.saved", step=snapshot.step, path=str(path))
+        except StorageError as error:
+            self.emit("checkpoint.failed", step=snapshot.step, why=str(error))
