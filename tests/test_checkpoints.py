@@ -37,7 +37,7 @@ def make_snapshot(step: int, seed: int = 0) -> StateSnapshot:
     buffer = torch.zeros(layout_bytes(entries), dtype=torch.uint8)
     snapshot = StateSnapshot(step, entries, {"groups": [{"lr": 0.1, "betas": [0.9, 0.999]}], "x": None}, buffer)
     generator = torch.Generator().manual_seed(seed + step)
-    for _, tensor in snapshot.items():
+    for _, tensor in snapshot.named_tensors():
         tensor.copy_(torch.randint(0, 2, tensor.shape, generator=generator))
     return snapshot
 
@@ -78,7 +78,7 @@ def test_every_dtype_survives(tmp_path: Path) -> None:
     entries = tuple(TensorEntry(f"model/{name}", name, (2, 3)) for name in DTYPES)
     buffer = torch.zeros(layout_bytes(entries), dtype=torch.uint8)
     snapshot = StateSnapshot(0, entries, {}, buffer)
-    for _, tensor in snapshot.items():
+    for _, tensor in snapshot.named_tensors():
         tensor.view(torch.uint8).fill_(1)
     store = CheckpointStore(tmp_path)
     store.save(snapshot)
@@ -194,7 +194,7 @@ def test_names_of_further_files_stay_inside(tmp_path: Path) -> None:
 def test_only_damaged_ones_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     _flip(store.save(make_snapshot(10)) / "model.safetensors")
-    with pytest.raises(StorageError, match="do not match their hashes.*move the folder away"):
+    with pytest.raises(StorageError, match=r"do not match their hashes.*move the folder away"):
         store.load()
 
 
@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_nothing_half_written(where: str, tmp_path: Path, mon
     before = names(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(Path if where in ("mkdir", "rename") else _checkpoint_files, where, full)
-        with pytest.raises(StorageError, match="No space left.*earlier checkpoints are untouched"):
+        with pytest.raises(StorageError, match=r"No space left.*earlier checkpoints are untouched"):
             store.save(make_snapshot(2))
     assert names(tmp_path) == before
     loaded = store.load()

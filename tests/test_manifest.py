@@ -364,7 +364,7 @@ def test_any_dtypes_and_shapes_survive(kinds: list[tuple[str, list[int]]]) -> No
     entries = tuple(TensorEntry(f"t{i}", dtype, tuple(shape)) for i, (dtype, shape) in enumerate(kinds))
     size = layout_bytes(entries)
     snapshot = StateSnapshot(0, entries, {}, torch.randint(0, 2, (size,), dtype=torch.uint8))
-    for entry, tensor in snapshot.items():
+    for entry, tensor in snapshot.named_tensors():
         assert (tensor.dtype, tuple(tensor.shape)) == (DTYPES[entry.dtype], entry.shape)
     manifest = build_manifest(snapshot)
     assert Manifest.decode(manifest.encoded) == manifest

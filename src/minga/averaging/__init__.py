@@ -1,0 +1,1 @@
+"""Who reduces what, with whom, and how: groups, parts, codecs and the all-reduce."""

@@ -1,0 +1,1 @@
+"""Keys, links and signed run specs."""

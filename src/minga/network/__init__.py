@@ -1,0 +1,1 @@
+"""Connections, messages and the board: how peers reach and know each other."""

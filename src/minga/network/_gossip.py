@@ -170,6 +170,8 @@ class Gossip:
                 raise ProtocolError(f"record {name!r} of {record.owner[:10]}: {verdict.value}", peer=sender)
             if verdict is Verdict.NEW:
                 self._pusher.add(record.owner, record.code, sender)
+            elif verdict is Verdict.STALE:
+                self._pusher.add_source(record.owner, record.code, sender)
             if number % _VERIFIED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

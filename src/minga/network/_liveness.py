@@ -84,7 +84,7 @@ class _Beats:
 
     def count(self, beat_s: float) -> None:
         """Remember by how much the interval that ended just now exceeds the plan; ignore those of a quick series."""
-        interval = self.arrived - self.counted
+        interval = self.seen - self.counted  # all the silence there was, including how long the beat took to come
         if interval >= 0.5 * beat_s:
             self.excesses.append(min(interval, 1.5 * self.patience(ALIVE_BELOW_PHI)) - beat_s)
             self.counted = self.arrived

@@ -1,0 +1,1 @@
+"""Models, data and losses that runs can name."""

@@ -1,0 +1,1 @@
+"""Training together: the optimizer, steps, state and checkpoints."""

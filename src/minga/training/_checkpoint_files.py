@@ -75,7 +75,7 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
     if taken := RESERVED_NAMES & {name.lower() for name in files}:
         raise ValueError(f"{min(taken)} is a file of the checkpoint itself")
     tensors: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in _TENSOR_FILES}
-    for entry, tensor in snapshot.items():
+    for entry, tensor in snapshot.named_tensors():
         prefix = MODEL if entry.name.startswith(MODEL) else OPTIMIZER
         tensors[prefix][entry.name.removeprefix(prefix)] = tensor
     for prefix, name in _TENSOR_FILES.items():
@@ -142,7 +142,7 @@ def _read_manifest(folder: Path) -> _ManifestFile:
 
 def _fill(folder: Path, snapshot: StateSnapshot) -> None:
     """Read all tensors into the snapshot's buffer."""
-    targets = {entry.name: tensor for entry, tensor in snapshot.items()}
+    targets = {entry.name: tensor for entry, tensor in snapshot.named_tensors()}
     for prefix, name in _TENSOR_FILES.items():
         try:
             with safe_open(folder / name, framework="pt", device="cpu") as file:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from blake3 import blake3
@@ -122,7 +123,7 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
     return _enter(published.run_id, options, network, [], publish)
 
 
-Publish = Callable[[Session, Path], Awaitable[tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
+Publish = Callable[[Session, Path], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
 
 
 def _enter(

@@ -83,7 +83,7 @@ class StateSnapshot:
         """The buffer as a memoryview of bytes, not copied."""
         return self.buffer.numpy().data
 
-    def items(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
+    def named_tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
         """Each entry with its tensor, a view into the buffer."""
         offset = 0
         for entry in self.tensors:

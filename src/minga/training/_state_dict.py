@@ -107,7 +107,7 @@ class TrainingState:
         groups = {parameter: group for group in self._optimizer.param_groups for parameter in group["params"]}
         state: dict[str, dict[str, Any]] = {name: {} for name in parameters}
         with torch.no_grad():
-            for entry, value in snapshot.items():
+            for entry, value in snapshot.named_tensors():
                 if entry.name in model:
                     model[entry.name].copy_(value)
                 else:
