@@ -118,6 +118,20 @@ def test_the_manifest_of_the_live_state_equals_that_of_the_copy() -> None:
     assert hash_chunks([snapshot.bytes_view], parallel=True) == state.manifest(2).chunk_hashes
 
 
+def test_the_memory_of_an_old_snapshot_is_taken_only_if_it_fits() -> None:
+    model = Tied(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = TrainingState(optimizer, model=model)
+    early = state.capture(0)
+    train(model, optimizer, 1)
+    first = state.capture(1, reuse=early)
+    assert first.buffer.data_ptr() != early.buffer.data_ptr()
+    train(model, optimizer, 1)
+    second = state.capture(2, reuse=first)
+    assert second.buffer.data_ptr() == first.buffer.data_ptr()
+    assert build_manifest(second).digest == state.digest(2)
+
+
 def test_tied_parameters_are_stored_once_and_stay_tied() -> None:
     model, other = Tied(0), Tied(1)
     snapshot = TrainingState(torch.optim.SGD(model.parameters()), model=model).capture(0)

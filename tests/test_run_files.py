@@ -119,7 +119,7 @@ async def test_the_spec_comes_from_any_genuine_peer(swarm: Swarm) -> None:
     signed = await fetch_run_spec(newcomer.node, [silent.id, liar.id, honest.id], check)
     assert signed == SIGNED
     assert newcomer.offenders() == [liar.id]
-    with pytest.raises(UnreachableError, match=r"no such method.*another run"):
+    with pytest.raises(UnreachableError, match=r"another run"):
         await fetch_run_spec(newcomer.node, [silent.id, liar.id], check)
     with pytest.raises(UnreachableError, match="nobody to ask"):
         await fetch_run_spec(newcomer.node, [], check)

@@ -28,9 +28,9 @@ class RoundAbortedError(RemoteError):
 class AllReduce:
     """Reduces one vector after the other with the groups that the plans name."""
 
-    def __init__(self, node: Node, layout: VectorLayout) -> None:
-        self._node, self._layout = node, layout
-        self._current: tuple[Round, Repairer] | None = None
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._rounds: dict[str, tuple[Round, Repairer]] = {}
         self._changed = Signal()
         node.serve(PART, self._serve_part)
         node.serve(FETCH, self._serve_fetch)
@@ -39,18 +39,20 @@ class AllReduce:
         node.serve(FREEZE, self._serve_freeze)
         node.serve(REPAIR, self._serve_repair)
 
-    async def reduce(self, plan: Plan, local: torch.Tensor | None, weight: int, result: torch.Tensor) -> RoundOutcome:
-        """Run one round.
+    async def reduce(
+        self, plan: Plan, layout: VectorLayout, local: torch.Tensor | None, weight: int, result: torch.Tensor
+    ) -> RoundOutcome:
+        """Run one round over a vector of the given layout.
 
         `local` (flat float32, CPU; None to only aggregate and receive) counts with `weight` samples and must not
         change until this returns. `result` (same shape) receives the weighted mean over all members, bitwise the same
-        for all; it is served to others until the next round and must not be changed by the caller.
+        for all; it is served to others until a round uses the same tensor again, and must not be changed by the caller.
         Raises `RoundAbortedError` if too many members were lost.
         """
-        self.retire()
-        round = Round(self._node, plan, self._layout, local, weight, result)
+        self.retire(result)
+        round = Round(self._node, plan, layout, local, weight, result)
         repairer = Repairer(round)
-        self._current = (round, repairer)
+        self._rounds[plan.round_id] = (round, repairer)
         repairer.start()
         self._changed.fire()
         try:
@@ -63,23 +65,24 @@ class AllReduce:
             raise RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
         return round.outcome()
 
-    def retire(self) -> None:
-        """End the last round for good, before its result buffer is used for anything else."""
-        if self._current is not None:
-            self._current[0].retire()
-            self._current = None
+    def retire(self, result: torch.Tensor | None = None) -> None:
+        """End the round that holds its result in this tensor for good; without one, end all."""
+        for round_id, (round, _) in list(self._rounds.items()):
+            if result is None or round.result is result:
+                round.retire()
+                del self._rounds[round_id]
 
     # ---- answering others
 
     async def _expect(self, peer: PeerId, round_id: str) -> tuple[Round, Repairer, int]:
         """The round with this id and the caller's index in it; waits a little for the plan to arrive."""
         deadline = asyncio.get_running_loop().time() + EXPECT_S
-        while self._current is None or self._current[0].plan.round_id != round_id:
+        while round_id not in self._rounds:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 raise RejectedError("that round is unknown here", code="round")
             await self._changed.wait(left)
-        round, repairer = self._current
+        round, repairer = self._rounds[round_id]
         if peer not in round.members:
             raise ProtocolError("it is no member of that round", peer=peer, round=round.plan.step)
         return round, repairer, round.members.index(peer)

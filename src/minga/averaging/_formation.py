@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,7 +92,8 @@ class Surveyor(Protocol):
 @dataclass(frozen=True)
 class GroupSettings:
     """What stays the same in all groups of a run. `bandwidth` is this peer's own declared rate in bytes per second
-    (None: unknown), `aggregates` whether it can be dialled by all and so can reduce a part for them."""
+    (None: unknown), `aggregates` whether it can be dialled by all and so can reduce a part for them.
+    """
 
     target_batch_size: int
     layout: str

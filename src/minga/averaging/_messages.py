@@ -123,7 +123,8 @@ FromLeader = Park | Resume | Redirect | SignedPlan
 
 class PartHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Opens the stream between a member and an aggregator: which assignment of which round, and the sender's weight
-    (samples behind its vector; 0 sends nothing and only receives)."""
+    (samples behind its vector; 0 sends nothing and only receives).
+    """
 
     round_id: RoundId
     assignment: tuple[Annotated[int, msgspec.Meta(ge=0, le=1000)], Index]
@@ -138,7 +139,7 @@ class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Chunks (global indices) that member `aggregator` reduces; `key` = (repair term, position) is unique in a round."""
+    """Chunks (global numbers) that member `aggregator` reduces; `key` = (repair term, position) is unique in a round."""
 
     key: tuple[Annotated[int, msgspec.Meta(ge=0, le=1000)], Index]
     aggregator: Index

@@ -32,7 +32,8 @@ from minga.network._node import Node
 @dataclass(frozen=True)
 class RoundOutcome:
     """What came of a round: `lost` names the members that were dropped, with the reason, `seconds` its duration, and
-    `bytes_sent` / `bytes_received` the encoded tensor bytes that this member moved."""
+    `bytes_sent` / `bytes_received` the encoded tensor bytes that this member moved.
+    """
 
     plan: Plan
     lost: dict[PeerId, str]

@@ -17,7 +17,7 @@ logger = logging.getLogger("minga")
 
 
 class Event(NamedTuple):
-    """One thing that happened: `time` in seconds of the peer's clock, `kind` such as `round.reduced`, plain `fields`."""
+    """One thing that happened: `time` (seconds of the loop), `kind` such as `round.reduced`, plain `fields`."""
 
     time: float
     kind: str

@@ -51,7 +51,8 @@ class Push(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 class Summary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Prefix and fingerprint of every owner known, concatenated. `full` asks for the youngest records, too, which are
-    otherwise left to rumours."""
+    otherwise left to rumours.
+    """
 
     full: bool
     owners: Annotated[bytes, msgspec.Meta(max_length=MAX_OWNERS * _ITEM_BYTES)]

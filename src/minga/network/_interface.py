@@ -37,7 +37,8 @@ class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class LinkFacts(msgspec.Struct, frozen=True):
     """What is known about one connection: smoothed round-trip time (seconds; None if unknown), the kind of path, and
-    the bytes that crossed it so far."""
+    the bytes that crossed it so far.
+    """
 
     round_trip_s: float | None
     path: Literal["direct", "relayed", "unknown"]

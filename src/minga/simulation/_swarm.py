@@ -1,37 +1,52 @@
 """A swarm in the virtual world: real sessions, real averaging, real optimizers, simulated time.
 
 Each peer trains a small model whose "computation" is a pause of virtual time. Everything else is the code that runs
-in production.
+in production. What goes wrong is scripted (`Swarm.script`, see `minga.simulation._faults`) or done by hand on
+`Swarm.internet`; a peer that was killed comes back with `Swarm.restart`, from the last checkpoint it made.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
-from minga.core._errors import ClosedError, ConfigurationError, LocalError, RunFinishedError
+from minga.core._errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
 from minga.core._events import Event
 from minga.core._run_spec import RunSpec
 from minga.identity._keys import Identity
-from minga.network._interface import Address
+from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
+from minga.simulation._fault_driver import FaultDriver, VirtualFaults
+from minga.simulation._faults import parse_faults
 from minga.training._port import TrainerPort, Work
 from minga.training._replica import Replica
 from minga.training._session import Session, SessionSettings
+from minga.training._snapshot import StateSnapshot
 
 POLL_S = 0.05
+MAX_ENTRIES = 4
 
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """How a simulated trainer computes: `micro_batch` samples in `micro_batch_s` seconds each."""
+    """How a simulated trainer computes: `micro_batch` samples in `micro_batch_s` seconds each.
+
+    Each time is multiplied by a factor drawn evenly from 1 - `jitter` to 1 + `jitter`.
+    """
 
     micro_batch: int = 4
     micro_batch_s: float = 0.1
+    jitter: float = 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """The speed of this trainer while it computes."""
+        return self.micro_batch / self.micro_batch_s
 
 
 class LoggedEvent(NamedTuple):
@@ -57,7 +72,7 @@ class SwarmLog:
 
 
 class SimulatedPeer:
-    """One peer of a swarm: a host, a session, and a coroutine that trains."""
+    """One peer of a swarm: a host, a session, and a coroutine that trains. `settings` is None without a trainer."""
 
     def __init__(
         self, name: str, network: VirtualNetwork, session: Session, replica: Replica, settings: TrainerSettings | None
@@ -65,41 +80,61 @@ class SimulatedPeer:
         self.name, self.network, self.session, self.replica = name, network, session, replica
         self.settings = settings
         self.samples_done = 0
-        self.error: LocalError | None = None
+        self.error: LocalError | RemoteError | None = None
+        """What ended this peer's training, other than the end of the run or of the peer."""
+        self.checkpoint: StateSnapshot | None = None
+        self.port: TrainerPort | None = None
+        self._random = random.Random(f"minga trainer {network.peer_id}")
 
-    async def live(self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None]) -> None:
+    @property
+    def is_gone(self) -> bool:
+        """Whether the peer was killed or closed."""
+        return self.network.state.gone
+
+    async def live(
+        self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None], checkpoint_every: int | None
+    ) -> None:
         """Join the run and train until the end of the run, of the host or of the program."""
-        await self.session.start()
-        port = TrainerPort(
-            asyncio.get_running_loop(), self.replica.vector.new, delayed=spec.training.strategy == "delayed"
-        )
-        member = self.session.attach(spec, self.replica, port, contributes=self.settings is not None)
         try:
-            await self._serve(port, until=member.ready.is_set)
-            while True:
-                if self.settings is None:
-                    port.pause()
-                    await self._serve(port, until=lambda: False)
-                else:
-                    await asyncio.sleep(self.settings.micro_batch_s)
-                    gradient(self, self.settings.micro_batch)
-                    if port.add(
-                        lambda vector: self.replica.accumulate(vector, self.settings.micro_batch),  # type: ignore[union-attr]
-                        self.settings.micro_batch,
-                    ):
-                        self.samples_done += self.settings.micro_batch
-                    self.replica.optimizer.zero_grad()
-                    await self._serve(port, until=lambda: True)
+            await self.session.start()
+            await self._train(spec, gradient, checkpoint_every)
         except (RunFinishedError, ClosedError):
             return
-        except LocalError as error:
+        except (LocalError, RemoteError) as error:
             self.error = error
 
-    async def _serve(self, port: TrainerPort, until: Callable[[], bool]) -> None:
+    async def _train(
+        self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None], checkpoint_every: int | None
+    ) -> None:
+        delayed = spec.training.strategy == "delayed"
+        self.port = port = TrainerPort(asyncio.get_running_loop(), self.replica.vector.new, delayed=delayed)
+        member = self.session.attach(spec, self.replica, port, contributes=self.settings is not None)
+        await self._serve(port, member.ready.is_set, checkpoint_every)
+        while True:
+            if self.settings is None:
+                port.pause()
+                await self._serve(port, lambda: False, checkpoint_every)
+                continue
+            micro_batch, jitter = self.settings.micro_batch, self.settings.jitter
+            await asyncio.sleep(self.settings.micro_batch_s * self._random.uniform(1.0 - jitter, 1.0 + jitter))
+            gradient(self, micro_batch)
+            if port.add(self._accumulate, micro_batch):
+                self.samples_done += micro_batch
+            self.replica.optimizer.zero_grad()
+            await self._serve(port, lambda: True, checkpoint_every)
+
+    def _accumulate(self, vector: torch.Tensor) -> bool:
+        return self.replica.accumulate(vector, self.settings.micro_batch if self.settings else 0)
+
+    async def _serve(self, port: TrainerPort, until: Callable[[], bool], checkpoint_every: int | None) -> None:
+        """Do what the loop asks for, as the training thread does in production."""
         while True:
             work = port.poll()
             if isinstance(work, Work):
+                before = self.replica.step
                 port.finish(work)
+                if checkpoint_every and self.replica.step != before and self.replica.step % checkpoint_every == 0:
+                    self.checkpoint = self.replica.capture()
             elif work is None and until():
                 return
             else:
@@ -110,7 +145,8 @@ class Swarm:
     """Peers of one run on one virtual internet, from one seed. Make it on a running (virtual) loop.
 
     `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model; the default minimises the
-    distance of a small linear model to fixed targets, drawn by peer and count.
+    distance of a small linear model to random targets. With `checkpoint_every` each peer keeps a copy of its state
+    at multiples of that many steps.
     """
 
     def __init__(
@@ -120,12 +156,16 @@ class Swarm:
         seed: int = 0,
         make_replica: Callable[[RunSpec], Replica] | None = None,
         gradient: Callable[[SimulatedPeer, int], None] | None = None,
+        checkpoint_every: int | None = None,
     ) -> None:
         self.spec, self.log, self.internet = spec, SwarmLog(), VirtualInternet(seed)
         self.peers: dict[str, SimulatedPeer] = {}
+        """By name; a peer that was restarted takes the place of its former self."""
         self._make_replica = make_replica or small_replica
         self._gradient = gradient or pull_to_target
+        self._checkpoint_every = checkpoint_every
         self._tasks: list[asyncio.Task[None]] = []
+        self._drivers: list[FaultDriver] = []
 
     def add(
         self,
@@ -135,51 +175,118 @@ class Swarm:
         auxiliary: bool = False,
         name: str | None = None,
         max_upload: float | None = None,
+        entries: Sequence[Address] | None = None,
     ) -> SimulatedPeer:
-        """Add a peer that joins now, through whoever is there already."""
+        """Add a peer that joins now, through `entries`, by default some of those who are there already."""
         if auxiliary and trainer is not None:
             raise ConfigurationError("an auxiliary peer does not train")
         network = self.internet.host(host, name=name)
         role = "auxiliary" if auxiliary else "trainer" if network.settings.dialable else "client"
-        entries: list[Address] = [
-            peer.network.address for peer in self.peers.values() if peer.network.settings.dialable
-        ][:4]
-        session = Session(
-            network,
-            Identity.from_seed(network.private_key),
-            self.spec.run_id,
-            SessionSettings(role=role, max_upload=max_upload),  # type: ignore[arg-type]
-            entries,
-        )
-        peer = SimulatedPeer(
-            network.name,
-            network,
-            session,
-            self._make_replica(self.spec),
-            None if auxiliary else trainer or TrainerSettings(),
-        )
-        session.events.subscribe(lambda event: self.log.events.append(LoggedEvent(peer.name, event)))
-        self.peers[peer.name] = peer
-        self._tasks.append(network.process.run(peer.live(self.spec, self._gradient)))
-        return peer
+        settings = SessionSettings(role=role, max_upload=max_upload)  # type: ignore[arg-type]
+        return self._start(network, settings, None if auxiliary else trainer or TrainerSettings(), entries, None)
 
-    async def run_until_step(self, step: int, *, limit_s: float = 3600.0, peers: list[str] | None = None) -> None:
-        """Wait until the named peers (all by default) are at `step`; raises `TimeoutError` after `limit_s`."""
-        async with asyncio.timeout(limit_s):
-            while any(self.peers[name].replica.step < step for name in peers or list(self.peers)):
-                await asyncio.sleep(0.05)
+    def restart(self, name: str, *, entries: Sequence[Address] | None = None) -> SimulatedPeer:
+        """Start a peer anew that was killed or closed, with its key, from its last checkpoint if it made one."""
+        former = self.peers[name]
+        if not former.is_gone:
+            raise ConfigurationError(f"{name} is still running")
+        network = self.internet.host(former.network.settings, name=name, private_key=former.network.private_key)
+        return self._start(network, former.session.settings, former.settings, entries, former.checkpoint)
 
-    def digests(self) -> dict[str, str]:
-        """The state digest of every peer."""
-        return {name: peer.replica.digest() for name, peer in self.peers.items()}
+    def script(self, faults: str) -> FaultDriver:
+        """Start a script of faults; its roles are `leader`, `aggregator` (not the leader) and `sender` (a client)."""
+        driver = FaultDriver(parse_faults(faults), VirtualFaults(self.internet), self._resolve)
+        for name, peer in self.peers.items():
+            driver.attach(name, peer.session.events)
+        self._drivers.append(driver)
+        driver.start()
+        return driver
+
+    # ---- watching
+
+    def alive(self) -> list[SimulatedPeer]:
+        """Peers that were neither killed nor closed."""
+        return [peer for peer in self.peers.values() if not peer.is_gone]
+
+    def name_of(self, peer_id: str) -> str:
+        """The name of the peer with this id."""
+        return next(name for name, peer in self.peers.items() if peer.network.peer_id == peer_id)
+
+    async def run_until_step(self, step: int, *, limit_s: float = 3600.0, peers: Iterable[str] | None = None) -> None:
+        """Wait until the named peers (all living ones by default) are at `step`.
+
+        Raises `TimeoutError` with the steps reached after `limit_s`, and the error of a peer that has ended.
+        """
+        names = None if peers is None else list(peers)
+        try:
+            async with asyncio.timeout(limit_s):
+                while any(peer.replica.step < step for peer in self._chosen(names)):
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            reached = {peer.name: peer.replica.step for peer in self._chosen(names)}
+            raise TimeoutError(f"not all at step {step} after {limit_s:g} s: {reached}") from error
+
+    def digests(self, peers: Iterable[str] | None = None) -> dict[str, str]:
+        """The state digests of the named peers (all living ones by default)."""
+        return {peer.name: peer.replica.digest() for peer in self._chosen(peers)}
 
     async def close(self) -> None:
-        """End all peers."""
+        """End all peers and faults."""
+        for driver in self._drivers:
+            driver.close()
         for peer in self.peers.values():
             await peer.session.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- inner workings
+
+    def _chosen(self, names: Iterable[str] | None) -> list[SimulatedPeer]:
+        chosen = self.alive() if names is None else [self.peers[name] for name in names]
+        for peer in chosen:
+            if peer.error is not None:
+                raise peer.error
+        return chosen
+
+    def _start(
+        self,
+        network: VirtualNetwork,
+        settings: SessionSettings,
+        trainer: TrainerSettings | None,
+        entries: Sequence[Address] | None,
+        checkpoint: StateSnapshot | None,
+    ) -> SimulatedPeer:
+        if entries is None:
+            known = [peer.network for peer in self.alive() if peer.network is not network]
+            entries = [host.address for host in known if host.settings.dialable][:MAX_ENTRIES]
+        session = Session(network, Identity.from_seed(network.private_key), self.spec.run_id, settings, entries)
+        peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer)
+        if checkpoint is not None:
+            peer.replica.restore(checkpoint)
+            peer.checkpoint = checkpoint
+        session.events.subscribe(lambda event: self.log.events.append(LoggedEvent(peer.name, event)))
+        self.peers[peer.name] = peer
+        for driver in self._drivers:
+            driver.attach(peer.name, session.events)
+        self._tasks.append(network.process.run(peer.live(self.spec, self._gradient, self._checkpoint_every)))
+        return peer
+
+    def _resolve(self, role: str, emitter: str | None, event: Event | None) -> str | None:  # noqa: ARG002
+        """Who has a role in the round of `event`, or else in the newest round that any peer began."""
+        if role not in ("leader", "aggregator", "sender"):
+            return None
+        begun = [logged.event for logged in self.log.of("round.begun")]
+        latest = event if event is not None and event.kind == "round.begun" else begun[-1] if begun else None
+        if latest is None:
+            return None
+        leader = PeerId(str(latest.fields["leader"]))
+        for name, peer in self.peers.items():
+            is_leader = peer.network.peer_id == leader
+            found = "leader" if is_leader else "aggregator" if peer.network.settings.dialable else "sender"
+            if found == role and not peer.is_gone:
+                return name
+        return None
 
 
 def small_replica(spec: RunSpec) -> Replica:

@@ -12,7 +12,8 @@ import platformdirs
 from blake3 import blake3
 
 from minga.core._errors import StorageError
-from minga.core._run_spec import FileEntry, RunSpec
+from minga.core._run_spec import RunSpec
+from minga.core._run_spec_sections import FileEntry
 from minga.identity._keys import HeldIdentity, Identity
 from minga.identity._links import Link
 from minga.identity._signed_spec import SignedRunSpec

@@ -14,8 +14,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import msgspec
+import torch
+from blake3 import blake3
+
 from minga.averaging._all_reduce import AllReduce, RoundAbortedError
 from minga.averaging._formation import GroupFormation, GroupSettings, OutOfSyncError
+from minga.averaging._layout import VectorLayout
+from minga.averaging._messages import Plan
 from minga.averaging._round import RoundOutcome
 from minga.core._errors import MingaError, RemoteError, RunFinishedError
 from minga.identity._keys import Identity
@@ -45,6 +51,7 @@ class MemberSettings:
     bandwidth: float | None = None
     wait_in_minority: bool = True
     digest_every: int = 10
+    average_parameters_every: int = 0
     stop_after_steps: int | None = None
 
 
@@ -73,6 +80,7 @@ class Member:
         self._port, self._replica, self._download = port, replica, download
         vector = replica.vector
         self._result = vector.new()
+        self._averaged: torch.Tensor | None = None
         group = GroupSettings(
             settings.target_batch_size,
             vector.layout.fingerprint,
@@ -82,7 +90,7 @@ class Member:
             settings.wait_in_minority,
         )
         self._formation = GroupFormation(node, identity, group, self.surveyor, port)
-        self._all_reduce = AllReduce(node, vector.layout)
+        self._all_reduce = AllReduce(node)
         self._digests = DigestHistory()
         self._status: Status = "syncing"
         self._needs_state = True
@@ -149,7 +157,7 @@ class Member:
             waited_s=waited,
         )
         try:
-            outcome = await self._all_reduce.reduce(plan, vector, weight, self._result)
+            outcome = await self._all_reduce.reduce(plan, self._replica.vector.layout, vector, weight, self._result)
         except RoundAbortedError as error:
             self._node.events.emit("round.aborted", step=self.step, why=error.message)
             self._port.unseal()
@@ -168,20 +176,45 @@ class Member:
 
     async def _apply(self, outcome: RoundOutcome, weight: int) -> None:
         step = self.step + 1
-
-        def apply() -> str | None:
-            self._replica.apply(self._result, step)
-            self._port.reopen()
-            compare = step % self._settings.digest_every == 0 and self.surveyor.active()
-            return self._replica.digest() if compare else None
-
-        digest = await self._port.request("apply", apply)
+        every = self._settings.average_parameters_every
+        if every and step % every == 0:
+            await self._port.request("apply", lambda: self._replica.apply(self._result, step))
+            await self._average_parameters(outcome.plan)
+            digest = await self._port.request("reopen", self._port.reopen)
+        else:
+            digest = await self._port.request("apply", lambda: self._apply_and_reopen(step))
         self.step = step
         members = len(outcome.plan.members) - len(outcome.lost)
         self._node.events.emit("step.applied", step=step, samples=weight, members=members)
         if digest is not None:
             self._digests.add(step, digest)
             self._board.put(StateInfo(step, digest))
+
+    def _apply_and_reopen(self, step: int) -> str | None:
+        """On the training thread. The digest is taken where states are to be compared and not averaged."""
+        self._replica.apply(self._result, step)
+        self._port.reopen()
+        if self._settings.average_parameters_every or step % self._settings.digest_every:
+            return None
+        return self._replica.digest() if self.surveyor.active() else None
+
+    async def _average_parameters(self, plan: Plan) -> None:
+        """Replace everybody's parameters by their mean: devices of different kinds drift apart in the last bits.
+
+        The group and its parts are those of the step that was just applied, so nothing has to be agreed on.
+        """
+        if self._averaged is None:
+            self._averaged = self._replica.vector.new()
+        values = await self._port.request("read", self._replica.vector.read_values)
+        layout = VectorLayout(self._replica.vector.layout.numels, "float32")
+        again = msgspec.structs.replace(plan, round_id=blake3(plan.round_id.encode()).hexdigest()[:32])
+        try:
+            await self._all_reduce.reduce(again, layout, values, 1, self._averaged)
+        except RoundAbortedError as error:
+            self._node.events.emit("parameters.not_averaged", step=plan.step, why=error.message)
+            return
+        averaged = self._averaged
+        await self._port.request("write", lambda: self._replica.vector.write_values(averaged))
 
     # ---- state
 

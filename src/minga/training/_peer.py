@@ -17,7 +17,6 @@ from minga.identity._keys import HeldIdentity, Identity
 from minga.identity._link_body import Entry
 from minga.identity._links import Link
 from minga.identity._signed_spec import SignedRunSpec
-from minga.network._interface import PeerId
 from minga.network._records import Metrics
 from minga.training._checkpoints import CheckpointStore
 from minga.training._loop_thread import LoopThread
@@ -73,7 +72,7 @@ class Peer:
 
     @property
     def role(self) -> str:
-        """ "trainer", "client", "auxiliary" or "monitor"."""
+        """How this peer takes part: "trainer", "client", "auxiliary" or "monitor"."""
         return self._session.settings.role
 
     @property

@@ -106,6 +106,7 @@ class Session:
             bandwidth=self.settings.bandwidth,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,
+            average_parameters_every=spec.averaging.average_parameters_every,
             stop_after_steps=spec.training.stop_after_steps,
         )
         member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica))

@@ -12,6 +12,7 @@ makes room for a newer one before it is `MIN_HELD_S` old.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -102,11 +103,13 @@ class StateServer:
     def publish(self, snapshot: StateSnapshot, manifest: Manifest | None = None) -> None:
         """Serve `snapshot`, which must not be changed any more; any thread. Its manifest is computed if not given."""
         self._published_step = snapshot.step
-        self._loop.call_soon_threadsafe(lambda: self._node.spawn(self._admit(snapshot, manifest)))
+        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile, and with it all who wanted the state
+            self._loop.call_soon_threadsafe(lambda: self._node.spawn(self._admit(snapshot, manifest)))
 
     def withdraw(self) -> None:
         """Serve none of the snapshots held, because this peer's state turned out to be wrong; any thread."""
-        self._loop.call_soon_threadsafe(self._withdraw)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._withdraw)
 
     # ---- for everybody
 

@@ -65,6 +65,17 @@ class ParameterVector:
         for buffer in self._buffers:
             buffer.copy_(next(slices).view(buffer.shape))
 
+    def read_values(self) -> torch.Tensor:
+        """The parameters and averaged buffers themselves, in the order of the vector."""
+        values = [*self._parameters, *self._buffers]
+        return torch.cat([v.detach().reshape(-1).to(device="cpu", dtype=torch.float32) for v in values])
+
+    @torch.no_grad()
+    def write_values(self, vector: torch.Tensor) -> None:
+        """Set the parameters and averaged buffers from such a vector."""
+        for value, part in zip([*self._parameters, *self._buffers], self._slices(vector), strict=True):
+            value.copy_(part.view(value.shape))
+
     def parameters(self) -> list[torch.Tensor]:
         """The parameters in the vector, in its order."""
         return list(self._parameters)
