@@ -50,7 +50,9 @@ def test_equals_the_formula(seed, lr, betas, eps, wd, clamp):
         for i, parameter in enumerate(parameters):
             g = rng.normal(size=shapes[i]).astype(np.float32)
             parameter.grad = torch.tensor(g)
-            expected[i] = reference_step(expected[i][0], g.astype(float), *expected[i][1:], t, lr, betas, eps, wd, clamp)
+            expected[i] = reference_step(
+                expected[i][0], g.astype(float), *expected[i][1:], t, lr, betas, eps, wd, clamp
+            )
         optimizer.step()
     for parameter, (value, m, v) in zip(parameters, expected, strict=True):
         state = optimizer.state[parameter]

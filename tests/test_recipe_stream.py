@@ -65,7 +65,7 @@ def test_instances_are_pairs_of_neighbouring_sentences(lengths, max_length, seed
     for first, second, swapped in make_instances([source], max_length, random, vary_start=vary):
         before, after = (second, first) if swapped else (first, second)
         assert 1 <= len(before) <= room
-        assert 1 <= len(after)
+        assert len(after) >= 1
         assert len(first) + len(second) <= room
         assert {int(before[0]), int(after[0])} <= starts  # each segment begins with a sentence
         assert after[0] > before[-1]  # in order, before they were swapped
@@ -207,9 +207,7 @@ def test_batches(number, seed, fraction):
         assert counts[row] == max(1, round(fraction * (a + b)))
     assert batch["labels"].min() >= 5  # never a special token
     assert batch["sop_labels"].tolist() == [int(one.swapped) for one in samples]
-    weights = torch.zeros(number).index_add_(
-        0, batch["masked_positions"] // ids.shape[1], batch["label_weights"]
-    )
+    weights = torch.zeros(number).index_add_(0, batch["masked_positions"] // ids.shape[1], batch["label_weights"])
     torch.testing.assert_close(weights, torch.full((number,), 1 / number))
 
 

@@ -116,9 +116,7 @@ def hub(tmp_path, monkeypatch):
 
     def load_dataset(name, config=None, *, split, streaming):
         assert (name, config, split, streaming) == ("owner/rows", "plain", "train", True)
-        return real(
-            "json", data_files=str(path), split=split, streaming=streaming, cache_dir=str(tmp_path / "cache")
-        )
+        return real("json", data_files=str(path), split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     return DataSection(source="datasets", name="owner/rows", config="plain", shuffle_buffer=100, heldout_fraction=0.05)
@@ -210,7 +208,13 @@ def test_documents_packed_and_unpacked(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"no gzip", gzip.compress(b"3\n"), gzip.compress(b"{"), gzip.compress(b'"a"\n' * 100)[:-20], gzip.compress(b"\xff")],
+    [
+        b"no gzip",
+        gzip.compress(b"3\n"),
+        gzip.compress(b"{"),
+        gzip.compress(b'"a"\n' * 100)[:-20],
+        gzip.compress(b"\xff"),
+    ],
 )
 def test_bad_packed_documents(tmp_path, content):
     path = tmp_path / "a.gz"

@@ -47,7 +47,7 @@ EXCHANGE_S = 1.0
 """Mean seconds between two exchanges that a peer begins."""
 
 EXCHANGE_TIMEOUT_S = 30.0
-RUMOUR_WINDOWS = 4.0
+RUMOUR_WINDOWS = 2.0
 """Windows of the rumours after which a record should have come to nearly everybody."""
 
 MIN_BEAT_S = 0.5

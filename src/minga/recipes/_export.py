@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tokenizers import Tokenizer
 from transformers import AlbertForPreTraining, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from minga.core._errors import ConfigurationError, StorageError
 from minga.recipes._tokenizer import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, UNKNOWN
@@ -29,7 +32,8 @@ def export_model(
     except OSError as error:
         raise StorageError(f"{directory}: cannot be created: {error.strerror}") from error
     try:
-        model.save_pretrained(unfinished)
+        with _without_progress_bars():
+            model.save_pretrained(unfinished)
         wrap_tokenizer(tokenizer, model.config.max_position_embeddings).save_pretrained(unfinished)
         (unfinished / "README.md").write_text(_model_card(model, name, run_id, step), encoding="utf-8")
         if directory.exists():
@@ -47,12 +51,25 @@ def wrap_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizer
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_max_length=max_length,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         pad_token=SPECIAL_TOKENS[PAD],
         unk_token=SPECIAL_TOKENS[UNKNOWN],
         cls_token=SPECIAL_TOKENS[CLS],
         sep_token=SPECIAL_TOKENS[SEP],
         mask_token=SPECIAL_TOKENS[MASK],
     )
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep the library from drawing over the displays of minga."""
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
 
 
 def _model_card(model: AlbertForPreTraining, name: str, run_id: str, step: int) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AlbertConfig
 
 from minga.core._errors import ConfigurationError
@@ -35,43 +34,74 @@ SIZES: dict[Size, AlbertSize] = {
     # The shape of albert-large-v2: 17.8 million parameters with a vocabulary of 30,000.
     "large": AlbertSize(1024, 24, 16, 4096),
 }
-_FIXED = ("vocab_size", "max_position_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "model_type")
 _FULL_POSITIONS = 512
+# What a run may override, and how far: the spec comes from somebody else, and must not make a peer run out of memory.
+_WHOLE = {
+    "hidden_size": 16_384,
+    "embedding_size": 16_384,
+    "intermediate_size": 65_536,
+    "num_attention_heads": 1024,
+    "num_hidden_layers": 1024,
+    "num_hidden_groups": 64,
+    "inner_group_num": 64,
+}
+_SHARES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob")
+_SMALL = ("initializer_range", "layer_norm_eps")
+_ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 
 def albert_config(spec: RunSpec) -> AlbertConfig:
     """The model's configuration: the preset of `model.size` with `model.overrides` on top.
 
     Positions are those of `model.max_length`, and at least the usual 512 for the sizes base and large. Raises
-    `ConfigurationError` for an override that the configuration does not know, or does not accept.
+    `ConfigurationError` for an override that does not exist or is out of range.
     """
     model = spec.model
-    values = {
+    values: dict[str, Any] = {
         **asdict(SIZES[model.size]),
-        "hidden_act": "gelu_new",
+        "hidden_act": "gelu_pytorch_tanh",  # the function of "gelu_new", computed in one piece
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     }
-    known = set(AlbertConfig().to_dict()) - set(_FIXED)
     for name, value in model.overrides.items():
-        if name not in values and name not in known:
-            raise ConfigurationError(f"model.overrides.{name}: AlbertConfig has no such setting that a run may change")
+        allowed = _allowed(name)
+        if allowed is None:
+            known = ", ".join([*_WHOLE, *_SHARES, *_SMALL, "hidden_act"])
+            raise ConfigurationError(f"model.overrides.{name}: this recipe has no such setting; there are: {known}")
+        if not _is_allowed(name, value):
+            raise ConfigurationError(f"model.overrides.{name} = {value!r}: must be {allowed}")
         values[name] = value
-    positions = max(model.max_length, _FULL_POSITIONS if model.size in ("base", "large") else 0)
-    try:
-        config = AlbertConfig(
-            vocab_size=spec.data.vocabulary_size,
-            max_position_embeddings=positions,
-            pad_token_id=PAD,
-            bos_token_id=CLS,
-            eos_token_id=SEP,
-            **values,
-        )
-    except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"model.overrides: {str(error)[:300]}") from error
-    if config.hidden_size % config.num_attention_heads:
+    if values["hidden_size"] % values["num_attention_heads"]:
         raise ConfigurationError(
-            f"model.overrides: hidden_size = {config.hidden_size} is no multiple of "
-            f"num_attention_heads = {config.num_attention_heads}"
+            f"model.overrides: hidden_size = {values['hidden_size']} is no multiple of "
+            f"num_attention_heads = {values['num_attention_heads']}"
         )
-    return config
+    return AlbertConfig(
+        vocab_size=spec.data.vocabulary_size,
+        max_position_embeddings=max(model.max_length, _FULL_POSITIONS if model.size in ("base", "large") else 0),
+        pad_token_id=PAD,
+        bos_token_id=CLS,
+        eos_token_id=SEP,
+        **values,
+    )
+
+
+def _allowed(name: str) -> str | None:
+    """What an override may be, in words; None if there is no such override."""
+    if name in _WHOLE:
+        return f"a whole number from 1 to {_WHOLE[name]}"
+    if name in _SHARES:
+        return "a number from 0 to below 1"
+    if name in _SMALL:
+        return "a number above 0, at most 1"
+    return f"one of {', '.join(_ACTIVATIONS)}" if name == "hidden_act" else None
+
+
+def _is_allowed(name: str, value: object) -> bool:
+    if name == "hidden_act":
+        return value in _ACTIVATIONS
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if name in _WHOLE:
+        return isinstance(value, int) and 1 <= value <= _WHOLE[name]
+    return 0 <= value < 1 if name in _SHARES else 0 < value <= 1
