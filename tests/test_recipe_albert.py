@@ -63,7 +63,7 @@ def test_preparing_checks_the_text_and_the_model(tmp_path):
     path.write_text("\n".join(f'{{"text": "Sentence number {i} has nobody at its side"}}' for i in range(50)))
     with pytest.raises(ConfigurationError, match="no document to train on has two sentences"):
         AlbertRecipe(small_spec(data={"files": [str(path)]})).prepare()
-    with pytest.raises(ConfigurationError, match="model.overrides"):
+    with pytest.raises(ConfigurationError, match=r"model\.overrides"):
         AlbertRecipe(small_spec(model={"overrides": {"hidden_sise": 3}})).prepare()
 
 
@@ -214,7 +214,7 @@ def test_other_models_are_refused(recipe, files, tmp_path):
 
 def test_missing_and_damaged_files(recipe, files, tmp_path):
     model = recipe.build_model()
-    with pytest.raises(ConfigurationError, match="tokenizer.json"):
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json"):
         next(recipe.batches({}, StreamPosition(ALICE), 1))
     with pytest.raises(ConfigurationError, match=TRAINING_FILE):
         next(recipe.batches({TOKENIZER_FILE: files[TOKENIZER_FILE]}, StreamPosition(ALICE), 1))

@@ -153,7 +153,7 @@ def test_data_set_that_cannot_be_opened(monkeypatch):
         raise datasets.exceptions.DatasetNotFoundError("Dataset 'no/such' doesn't exist on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(ConfigurationError, match="'no/such': cannot be opened: .*doesn't exist"):
+    with pytest.raises(ConfigurationError, match=r"'no/such': cannot be opened: .*doesn't exist"):
         list(streamed_documents(DataSection(source="datasets", name="no/such")))
 
 

@@ -247,7 +247,7 @@ class GroupFormation:
         return Join(
             step=self._step,
             layout=self._settings.layout,
-            address=self._node.network.address,
+            address=self._node.address,
             aggregates=self._settings.aggregates,
             bandwidth=self._settings.bandwidth,
             report=self._contributor.report(),
@@ -287,6 +287,9 @@ class GroupFormation:
             signed = SignedPlan(encoded, self._identity.sign(encoded, context=PLAN_CONTEXT))
             await gathering.send_plan(signed, [member.peer_id for member in plan.members])
             return plan
+        except BaseException:
+            await gathering.dismiss()
+            raise
         finally:
             probe.cancel()
             self._gathering = None
@@ -360,7 +363,7 @@ class GroupFormation:
                 raise RejectedError("not leading and not following at the moment", code="stand_by")
             await stream.send(Redirect(leader))
         elif (len(gathering.seats), self._node.peer_id) > (join.seats, peer):
-            await stream.send(Redirect(self._node.network.address))
+            await stream.send(Redirect(self._node.address))
         else:
             self._merge_into = join.address
             gathering.changed.fire()

@@ -135,6 +135,12 @@ class Gathering:
         """Send the plan to all members; who cannot be reached is found missing by the aggregators."""
         await self._tell_all(plan, members)
 
+    async def dismiss(self) -> None:
+        """Let the members go without a plan: this peer cannot lead after all."""
+        for seat in list(self.seats.values()):
+            if seat.stream is not None:
+                await seat.stream.close()
+
     def everyone(self) -> dict[PeerId, Seat]:
         """All seats, the leader's included."""
         return {self.me: self.own, **self.seats}

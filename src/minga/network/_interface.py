@@ -139,6 +139,13 @@ class Network(ABC):
         """
 
     @abstractmethod
+    async def can_dial(self, address: Address) -> bool:
+        """Whether somebody whom that peer never contacted can reach it directly: dials as a stranger and hangs up.
+
+        Takes at most a few seconds and never raises `RemoteError`.
+        """
+
+    @abstractmethod
     async def accept(self) -> Connection:
         """Wait for the next peer that dials this one. Raises `ClosedError` once the network is closed."""
 

@@ -40,6 +40,8 @@ CLOSE_TIMEOUT_S = 0.7
 """Seconds to wait for goodbyes to be delivered."""
 RELAY_TIMEOUT_S = 3.0
 """Seconds that `open` waits for a relay to answer, so that `address` names it; it goes on without."""
+STRANGER_TIMEOUT_S = 3.0
+"""Seconds for the dial of `can_dial`. No relay is involved, so a few round trips must do."""
 MAX_HANDSHAKES = 128
 MAX_BACKLOG = 128
 MAX_DIRECT_ADDRESSES = 16
@@ -131,6 +133,19 @@ class IrohNetwork(Network):
                 await asyncio.wait({dial})
                 if not dial.cancelled() and dial.exception() is None:
                     await dial.result().close()
+
+    async def can_dial(self, address: Address) -> bool:
+        """See the interface. A fresh socket and key are used, since a NAT lets known ones back in."""
+        settings = NetworkSettings(host=self._settings.host, dialable=False)
+        stranger = await IrohNetwork.open(secrets.token_bytes(32), settings)
+        try:
+            async with asyncio.timeout(STRANGER_TIMEOUT_S):
+                await stranger.connect(Address(address.peer_id, address.direct))
+            return True
+        except (UnreachableError, TimeoutError):
+            return False
+        finally:
+            self._spawn(stranger.close())  # it takes its time, which the answer need not wait for
 
     async def accept(self) -> Connection:
         """Wait for the next peer that dials this one; see the interface."""

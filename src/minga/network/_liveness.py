@@ -38,8 +38,10 @@ LOST_CONNECTION_PHI = 5.0
 WINDOW_BEATS = 32
 """How many intervals are remembered: long enough for a steady estimate, short enough to follow a changing link."""
 
-MIN_DEVIATION_S = 0.15
+MIN_DEVIATION_S = 0.12
 MIN_DEVIATION_BEATS = 0.08
+"""The standard deviation is not taken below `MIN_DEVIATION_S` plus this share of a beat."""
+
 MAX_AGE_S = 600.0
 
 _SLOPE = math.pi / math.sqrt(3.0)
@@ -95,7 +97,7 @@ class _Beats:
         mean = sum(self.excesses) / size
         variance = sum((excess - mean) ** 2 for excess in self.excesses) / size
         self.mean = beat_s + max(mean, 0.0)
-        self.deviation = max(math.sqrt(variance), MIN_DEVIATION_S, MIN_DEVIATION_BEATS * beat_s)
+        self.deviation = max(math.sqrt(variance), MIN_DEVIATION_S + MIN_DEVIATION_BEATS * beat_s)
         self.set_deadline()
 
     def set_deadline(self) -> None:

@@ -101,6 +101,16 @@ class MessageStream:
         while (kind := await self._next_header(end_allowed=True)) is not None:
             raise ProtocolError(f"unexpected frame of kind {kind[0]} after the end", peer=self.peer)
 
+    async def drain(self) -> None:
+        """Read and drop what the other side still sends after a refusal, up to a bound, until it ends its part.
+
+        Aborting at once could overtake the refusal, and the other side would never learn the reason.
+        """
+        for _ in range(16):
+            if not await self._stream.read(MAX_MESSAGE_BYTES):
+                self._ended = True
+                return
+
     async def close(self) -> None:
         """Stop caring: abort whatever is still under way. Never raises, may be called twice.
 

@@ -39,6 +39,8 @@ WIRE_VERSIONS = (1, 1)
 MAX_OFFENCES = 8
 OFFENCE_MEMORY_S = 60.0
 MAX_STREAMS_PER_PEER = 256
+REFUSAL_S = 5.0
+"""Seconds that a refused caller has to take note of it."""
 DIAL_TIMEOUT_S = 10.0
 """Seconds after which a dial counts as failed: hole punching over a relay takes up to a few seconds."""
 
@@ -78,6 +80,8 @@ class Node:
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
         self.clockwork = Clockwork()
+        self.is_dialable = network.address.dialable
+        """Whether others can dial this peer, as far as it knows; its address is empty otherwise."""
         self.clock_offsets_s: dict[PeerId, float] = {}
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
         self._lookup = lookup
@@ -94,6 +98,11 @@ class Node:
     def peer_id(self) -> PeerId:
         """This peer's own id."""
         return self.network.peer_id
+
+    @property
+    def address(self) -> Address:
+        """What to tell others about where this peer can be dialled."""
+        return self.network.address if self.is_dialable else Address(self.peer_id)
 
     def start(self) -> None:
         """Begin to accept connections on the running loop."""
@@ -344,9 +353,10 @@ class Node:
             await stream.finish()
             await stream.receive_end()
         except RejectedError as error:
-            with contextlib.suppress(RemoteError):
+            with contextlib.suppress(RemoteError, TimeoutError):
                 await stream.refuse(error.code, error.message)
-                await stream.receive_end()
+                async with asyncio.timeout(REFUSAL_S):
+                    await stream.drain()
         except ProtocolError as error:
             self.offend(stream.peer, str(error))
         finally:

@@ -40,7 +40,7 @@ Endpoint = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,80}\Z")]
 RelayUrl = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,256}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 ShortText = Annotated[str, msgspec.Meta(max_length=200)]
-Status = Literal["training", "syncing", "ready", "averaging", "paused"]
+Status = Literal["training", "syncing", "averaging", "paused", "finished"]
 
 
 class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -105,6 +105,15 @@ class VirtualNetwork(Network):
             end.recheck()  # the path may have been cut in the meantime
         return near
 
+    async def can_dial(self, address: Address) -> bool:
+        """See the interface."""
+        try:
+            connection = await self.connect(address)
+        except UnreachableError:
+            return False
+        await connection.close()
+        return True
+
     async def accept(self) -> VirtualConnection:
         """Wait for somebody to dial; see `Network`."""
         await self.state.gate()

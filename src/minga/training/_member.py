@@ -39,6 +39,8 @@ PROGRESS_PERIOD_S = 0.5
 """Shortest time between two progress records of a peer."""
 
 SYNC_RETRY_S = 1.0
+FAREWELL_S = 5.0
+"""Longest time, in seconds, that a peer which finished the run stays for the others of its last group."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Member:
         self._lost: tuple[PeerId, ...] = ()
 
     @property
-    def view(self) -> tuple[str, ...]:
+    def view(self) -> tuple[PeerId, ...]:
         """Members of the last round, its leader first."""
         return self._formation.view
 
@@ -121,7 +123,8 @@ class Member:
                     self.ready.set()
                     await self._take_step()
             self._node.events.emit("run.finished", step=self.step)
-            self._set_status("paused")
+            self._set_status("finished")
+            await self._see_others_off()
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
             self.ready.set()
             await asyncio.Event().wait()
@@ -252,6 +255,15 @@ class Member:
             return False
         self._node.events.emit("member.diverged", step=self.step)
         return True
+
+    async def _see_others_off(self) -> None:
+        """Stay for a moment until the others of the last group have the last step too; they may need our chunks."""
+        deadline = asyncio.get_running_loop().time() + FAREWELL_S
+        while asyncio.get_running_loop().time() < deadline:
+            settled = self.surveyor.settled()
+            if all(settled[peer].step >= self.step for peer in self.view if peer in settled):
+                return
+            await asyncio.sleep(0.05)
 
     # ---- what others see
 

@@ -30,7 +30,7 @@ class Optimizer(torch.optim.Optimizer):
     target_batch_size: samples per global step; None takes the run spec's, another number must agree with it.
     scheduler: a learning-rate scheduler of `optimizer`, advanced once per global step; do not step it yourself.
     model: gives the parameters their names in checkpoints, and its buffers to the buffers policy of the run spec.
-    max_grad_norm: clip the norm of the averaged gradient; None takes the run spec's.
+    max_grad_norm: clip the norm of the averaged gradient; None takes the run spec's, or with recipe "custom" does not clip.
 
     The constructor returns when this peer has the swarm's current state. Raises `ConfigurationError` for arguments that
     disagree with the run spec. With `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`.
@@ -59,7 +59,9 @@ class Optimizer(torch.optim.Optimizer):
         """Whether the run has reached its last step; `step` does nothing from then on."""
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step."""
-        norm = max_grad_norm if max_grad_norm is not None else spec.optimizer.max_grad_norm
+        norm = max_grad_norm
+        if norm is None and spec.model.recipe != "custom":  # a custom loop's optimizer is not the run spec's
+            norm = spec.optimizer.max_grad_norm
         self._replica = Replica(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm)
         checkpoint = peer.newest_checkpoint()
         if checkpoint is not None:

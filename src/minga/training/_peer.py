@@ -85,7 +85,7 @@ class Peer:
         """An invitation to this run: enter by this peer if it can be dialled, and by others that it knows."""
 
         def make() -> Link:
-            addresses = [self._session.node.network.address, *self._session.entries]
+            addresses = [self._session.node.address, *self._session.entries]
             addresses += [a for a in map(self._session.board.address_of, self._session.board.owners()) if a]
             entries: dict[str, Entry] = {}
             for address in addresses:

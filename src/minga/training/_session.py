@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minga.core._errors import ClosedError, MingaError, RejectedError, RemoteError, UnreachableError
@@ -20,6 +20,7 @@ from minga.network._board import Board
 from minga.network._gossip import Gossip
 from minga.network._interface import Address, Network, PeerId
 from minga.network._node import Node, Role
+from minga.network._reachability import Reachability
 from minga.network._records import AddressInfo
 from minga.training._member import Member, MemberSettings
 from minga.training._port import TrainerPort
@@ -71,6 +72,7 @@ class Session:
         self.node = Node(network, run_id=run_id, role=settings.role, lookup=self._lookup, events=self.events)
         self.board = Board(identity, run_id, wall_time=network.wall_time, clock=loop.time, events=self.events)
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
+        self._reachability = Reachability(self.node)
         self.state_server = StateServer(self.node)
         self.member: Member | None = None
         self.sync_progress: SyncProgress | None = None
@@ -89,12 +91,16 @@ class Session:
         """
         self.node.start()
         self.gossip.start()
-        self.publish_address()
         await self._enter()
+        if self.settings.role in ("trainer", "auxiliary") and await self._reachability.check() is False:
+            self.settings = replace(self.settings, role="client")
+            self.node.role, self.node.is_dialable = "client", False
+            self.events.emit("peer.not_dialable")
+        self.publish_address()
 
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""
-        address = self.node.network.address
+        address = self.node.address
         self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
 
     def attach(self, spec: RunSpec, replica: Replica, port: TrainerPort, *, contributes: bool = True) -> Member:
@@ -183,6 +189,7 @@ class Session:
                 accept=replica.check,
                 progress=note,
             )
+            self.state_server.withdraw()  # what was served before is not what this peer will have
             return state.snapshot
 
         return fetch

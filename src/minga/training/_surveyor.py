@@ -28,12 +28,11 @@ class BoardSurveyor:
 
     def active(self) -> dict[PeerId, Progress]:
         """The progress of all other living members that take part in rounds at present."""
-        members = set(self.alive()) - {self._node.peer_id}
-        return {
-            peer: progress
-            for peer, progress, _ in self._board.items(Progress)
-            if peer in members and progress.status not in ("syncing", "paused")
-        }
+        return {peer: p for peer, p in self._progress().items() if p.status not in ("syncing", "paused", "finished")}
+
+    def settled(self) -> dict[PeerId, Progress]:
+        """The progress of all other living members that have a state of their own, those that finished included."""
+        return {peer: p for peer, p in self._progress().items() if p.status != "syncing"}
 
     def at(self, step: int) -> list[PeerId]:
         """Other active members at `step`."""
@@ -67,26 +66,30 @@ class BoardSurveyor:
 
         A single peer that is ahead of everybody, by mistake or on purpose, does not drag the others along.
         """
-        active = self.active()
-        steps = sorted((p.step for p in active.values() if not p.client), reverse=True)
-        steps = steps or sorted((p.step for p in active.values()), reverse=True)
+        settled = self.settled().values()
+        steps = sorted((p.step for p in settled if not p.client), reverse=True)
+        steps = steps or sorted((p.step for p in settled), reverse=True)
         return steps[(len(steps) - 1) // 2] if steps else None
 
     def is_behind(self, step: int) -> bool:
-        """Whether at least half of the active members, this one counted, are past `step`."""
-        steps = [p.step for p in self.active().values() if not p.client]
+        """Whether at least half of the settled members, this one counted, are past `step`."""
+        steps = [p.step for p in self.settled().values() if not p.client]
         ahead = sum(1 for other in steps if other > step)
         return ahead > 0 and 2 * ahead >= len(steps) + 1
 
     def donors(self) -> list[PeerId]:
         """Members that could serve state, those at the newest step first."""
-        active = self.active()
-        able = [peer for peer in active if self._reachable(peer)]
-        return sorted(able, key=lambda peer: (-active[peer].step, peer))
+        settled = self.settled()
+        able = [peer for peer in settled if self._reachable(peer)]
+        return sorted(able, key=lambda peer: (-settled[peer].step, peer))
 
     def address(self, peer: PeerId) -> Address | None:
         """Where a peer can be dialled, if known."""
-        return self._node.network.address if peer == self._node.peer_id else self._board.address_of(peer)
+        return self._node.address if peer == self._node.peer_id else self._board.address_of(peer)
+
+    def _progress(self) -> dict[PeerId, Progress]:
+        members = set(self.alive()) - {self._node.peer_id}
+        return {peer: progress for peer, progress, _ in self._board.items(Progress) if peer in members}
 
     def _reachable(self, peer: PeerId) -> bool:
         address = self._board.address_of(peer)

@@ -1,0 +1,47 @@
+"""Exit codes of all commands, and what is said when one fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from minga.core._errors import ConfigurationError, IdentityError, LinkError, LocalError, RemoteError, StorageError
+
+OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
+
+EXPLANATION = (
+    "Exit codes: 0 done · 1 a check did not hold (demo, doctor), or a defect of minga · 2 a wrong option, run spec or "
+    "link · 3 another peer, or nobody, answered · 4 the disk refused · 5 another trouble of this machine · "
+    "130 ended by Ctrl-C · 143 told to end."
+)
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code that belongs to an error."""
+    if isinstance(error, ConfigurationError | LinkError):
+        return USAGE
+    if isinstance(error, RemoteError):
+        return REMOTE
+    if isinstance(error, StorageError | IdentityError):
+        return STORAGE
+    return LOCAL if isinstance(error, LocalError) else CHECK_FAILED
+
+
+def advice(error: BaseException) -> str:
+    """What to do now, where the message does not say so itself."""
+    if isinstance(error, RemoteError):
+        return "Run `minga doctor LINK` to see which hop fails."
+    return ""
+
+
+def report(error: BaseException, *, json_output: bool) -> int:
+    """Say on stderr what failed, in one line (with `json_output` also as the last line of stdout); the exit code."""
+    code = code_of(error)
+    message = " ".join(str(error).split()) or type(error).__name__
+    print(f"minga: {message}{' ' if advice(error) else ''}{advice(error)}", file=sys.stderr, flush=True)
+    if json_output:
+        fields: dict[str, object] = {"summary": True, "ok": False, "error": type(error).__name__, "message": message}
+        if isinstance(error, RemoteError):
+            fields |= {"peer": error.peer, "round": error.round, "phase": error.phase}
+        print(json.dumps({**fields, "exit_code": code}), flush=True)
+    return code

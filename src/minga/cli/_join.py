@@ -1,0 +1,159 @@
+"""`minga join`: take part in a run with this machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from minga.cli._session import Context, WorkOptions, apply_threads, own_digest, take_leash, wire
+from minga.cli._views import volunteer_lines, volunteer_view
+from minga.core._errors import ConfigurationError
+from minga.core._events import Event
+from minga.training._entrance import PeerOptions, join
+from minga.training._peer import Peer
+
+SHARE_STEPS = 20
+"""How many of the last steps the shown share is taken over."""
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """What a volunteer sees of their own doing. `share` of the last steps is None before the first one."""
+
+    run: Any
+    step: int
+    loss: float | None
+    samples: int
+    samples_per_second: float
+    share: float | None
+    bytes_sent: int
+    bytes_received: int
+    paths: tuple[str, ...]
+    sync_done: int
+    sync_total: int
+    phase: str
+
+
+def run_join(link: str, peer: PeerOptions, work: WorkOptions, context: Context) -> None:
+    """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
+    from minga.identity._links import Link
+
+    parsed = Link.parse(link)
+    leash = take_leash(context, work)
+    apply_threads(work.threads)
+    context.output.say("Looking for the run …")
+    with join(parsed, peer) as joined:
+        wire(context, joined)
+        if joined.spec.model.recipe == "custom" and joined.role != "monitor":
+            raise ConfigurationError(
+                "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
+                "use the program that the organiser gave you: it calls minga.join with this link"
+            )
+        _Joining(joined, work, context, leash).run()
+
+
+class _Joining:
+    """One `minga join`."""
+
+    def __init__(self, peer: Peer, work: WorkOptions, context: Context, leash: Any) -> None:
+        from minga.monitor._history import History
+        from minga.monitor._watcher import Watcher
+
+        self.peer, self.work, self.output, self.leash = peer, work, context.output, leash
+        self.watcher = Watcher(peer, History(None))
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._samples, self._step, self._loss, self._phase = 0, 0, None, "joining"
+        self._losses: deque[float] = deque(maxlen=50)
+        self._shares: deque[float] = deque(maxlen=SHARE_STEPS)
+        self._steps = self._contributed = 0
+        self._sync = (0, 0)
+        peer.subscribe(self._on_event)
+
+    def run(self) -> None:
+        """Take part, with a display beside."""
+        from minga.cli._output import Ticker
+        from minga.recipes._run import RecipeRun
+
+        self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
+        self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
+        with Ticker(self.output, self._look, volunteer_view, volunteer_lines) as ticker:
+            if self.peer.role == "monitor":
+                while not (self.leash and self.leash.is_over(self.watcher.look().step)):
+                    ticker.check()
+                    time.sleep(0.5)
+                return
+            run = RecipeRun(self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch)
+            self._step, self._phase = run.step, "training"
+            self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
+
+            def is_over(step: int) -> bool:
+                ticker.check()
+                return self.leash is not None and self.leash.is_over(step)
+
+            if self.peer.role == "auxiliary":
+                run.follow(is_over, lambda: None)
+            else:
+                run.train(is_over, self._on_batch)
+            self._phase = "finished" if run.finished else "leaving"
+        self._summarise(run)
+
+    def _summarise(self, run: Any) -> None:
+        digest = own_digest(self.peer)
+        seconds = time.monotonic() - self._begun
+        self.output.say(
+            f"{'The run is complete' if run.finished else 'Stopped'} at step {run.step}. This machine took part in "
+            f"{self._contributed} steps with {self._samples} samples. Thank you!"
+        )
+        self.output.summary(
+            ok=True,
+            step=run.step,
+            finished=run.finished,
+            digest_step=digest[0] if digest else None,
+            digest=digest[1] if digest else None,
+            steps_contributed=self._contributed,
+            samples=self._samples,
+            dropped_micro_batches=run.optimizer.dropped_micro_batches,
+            seconds=round(seconds, 3),
+        )
+
+    def _on_batch(self, step: int, samples: int, loss: float) -> None:
+        with self._lock:
+            self._step, self._samples = step, self._samples + samples
+            self._losses.append(loss)
+
+    def _on_event(self, event: Event) -> None:
+        with self._lock:
+            if event.kind == "step.applied":
+                samples = int(event.fields["samples"])  # type: ignore[arg-type]  # see the member
+                self._shares.append(min(1.0, samples / self.peer.spec.training.target_batch_size))
+                self._contributed += samples > 0
+                self._step = int(event.fields["step"])  # type: ignore[arg-type]
+            elif event.kind == "sync.progress":
+                self._sync = (int(event.fields["done_bytes"]), int(event.fields["total_bytes"]))  # type: ignore[arg-type]
+                self._phase = "downloading the state"
+            elif event.kind == "sync.finished":
+                self._phase = "training"
+
+    def _look(self) -> OwnPart:
+        status = self.watcher.look()
+        me = next((peer for peer in status.peers if peer.is_self), None)
+        paths = tuple(sorted({peer.path for peer in status.peers if peer.path is not None and not peer.is_self}))
+        with self._lock:
+            return OwnPart(
+                run=status,
+                step=self._step,
+                loss=sum(self._losses) / len(self._losses) if self._losses else None,
+                samples=self._samples,
+                samples_per_second=me.samples_per_second if me else 0.0,
+                share=sum(self._shares) / len(self._shares) if self._shares else None,
+                bytes_sent=me.bytes_sent if me else 0,
+                bytes_received=me.bytes_received if me else 0,
+                paths=paths,
+                sync_done=self._sync[0],
+                sync_total=self._sync[1],
+                phase=self._phase,
+            )

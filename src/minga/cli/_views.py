@@ -1,0 +1,110 @@
+"""How statuses look on a terminal, and as plain lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from minga.core._units import format_size
+
+if TYPE_CHECKING:
+    from minga.cli._join import OwnPart
+    from minga.monitor._status import PeerStatus, RunStatus
+
+MAX_ROWS = 30
+
+
+def headline(status: RunStatus) -> str:
+    """Step, loss, peers and speed of a run in one line."""
+    last = f" of {status.last_step}" if status.last_step else ""
+    parts = [
+        f"step {status.step}{last}",
+        f"loss {status.loss:.3f}" if status.loss is not None else "loss –",
+        f"{status.samples}/{status.target_batch_size} samples towards the next step",
+        f"{status.samples_per_second:.1f} samples/s",
+        f"{status.members} {'peer' if status.members == 1 else 'peers'} training together",
+    ]
+    return " · ".join(parts)
+
+
+def peers_by_kind(status: RunStatus) -> str:
+    """How many peers there are of each role and state."""
+    kinds = Counter(f"{peer.role} {peer.status or 'watching'}" for peer in status.peers)
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+
+
+def peer_table(status: RunStatus) -> Table:
+    """One row for each peer."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("peer", "role", "state", "step", "samples/s", "samples", "sent", "received", "path"):
+        table.add_column(name, justify="left" if name in ("peer", "role", "state", "path") else "right")
+    for peer in status.peers[:MAX_ROWS]:
+        table.add_row(*_cells(peer))
+    if len(status.peers) > MAX_ROWS:
+        table.add_row(f"… and {len(status.peers) - MAX_ROWS} more")
+    return table
+
+
+def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableType:
+    """The organiser's display."""
+    lines: list[RenderableType] = [Text(headline(status), style="bold"), Text(peers_by_kind(status))]
+    if figures:
+        lines.append(Text(_figures(figures)))
+    if status.digests_agree is False:
+        lines.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
+    return Panel(Group(*lines, Text(), peer_table(status)), title=status.name, title_align="left")
+
+
+def organiser_lines(status: RunStatus, figures: dict[str, float]) -> Iterator[str]:
+    """The organiser's display where there is no terminal."""
+    yield headline(status) + (f" · {_figures(figures)}" if figures else "")
+
+
+def volunteer_view(part: OwnPart) -> RenderableType:
+    """The volunteer's display."""
+    lines: list[RenderableType] = [Text(headline(part.run), style="bold"), Text(_own(part))]
+    if part.phase == "downloading the state" and part.sync_total:
+        label = f"state {format_size(part.sync_done)} of {format_size(part.sync_total)}"
+        lines += [Text(label), ProgressBar(total=part.sync_total, completed=part.sync_done, width=50)]
+    return Panel(Group(*lines), title=part.run.name, subtitle="Ctrl-C to leave at any time", title_align="left")
+
+
+def volunteer_lines(part: OwnPart) -> Iterator[str]:
+    """The volunteer's display where there is no terminal."""
+    yield f"{headline(part.run)} · {_own(part)}"
+
+
+def _own(part: OwnPart) -> str:
+    share = f"{part.share:.0%} of the last steps" if part.share is not None else "no step yet"
+    return (
+        f"you: {part.phase} · {part.samples_per_second:.1f} samples/s · {share} · {part.samples} samples so far · "
+        f"sent {format_size(part.bytes_sent)}, received {format_size(part.bytes_received)} · "
+        f"{' and '.join(part.paths) or 'no'} connection"
+    )
+
+
+def _figures(figures: dict[str, float]) -> str:
+    shown = ", ".join(f"{name.removeprefix('heldout_')} {value:.3f}" for name, value in figures.items() if name != "step")
+    return f"held out at step {figures['step']:.0f}: {shown}"
+
+
+def _cells(peer: PeerStatus) -> tuple[str, ...]:
+    trip = f" {peer.round_trip_s * 1000:.0f} ms" if peer.round_trip_s is not None else ""
+    return (
+        peer.peer_id[:10] + (" (here)" if peer.is_self else ""),
+        peer.role,
+        peer.status or "watching",
+        str(peer.step),
+        f"{peer.samples_per_second:.1f}",
+        str(peer.total_samples),
+        format_size(peer.bytes_sent),
+        format_size(peer.bytes_received),
+        f"{peer.path}{trip}" if peer.path else "–",
+    )
