@@ -150,7 +150,7 @@ async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
     vector = torch.from_numpy(vector_of(settings["seed"], settings["index"], settings["numel"]))
     me = AveragingPeer(session, identity, vector, settings)
     channel.send(address=[session.peer_id, network.address.direct])
-    profile = cProfile.Profile() if settings["profile"] else None
+    profile = cProfile.Profile(time.thread_time) if settings["profile"] else None
     while (command := await receive())["do"] != "exit":
         if command["do"] == "settle":
             me.publish()
@@ -258,10 +258,12 @@ def main() -> int:
     options.add_argument("--warmup", type=int, default=1, help="rounds before, which do not count")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--quiet-wait", type=float, default=3.0, help="seconds to wait for others to leave the CPU")
-    options.add_argument("--profile", type=str, default="", help="folder for a cProfile of each peer's all-reduces")
+    options.add_argument("--profile", type=str, default="", help="folder for a profile (cProfile, CPU seconds) of each peer")
     arguments = options.parse_args()
     numel = arguments.mib * (1 << 18)
     shared = {name: getattr(arguments, name) for name in ("peers", "codec", "seed", "profile")} | {"numel": numel}
+    if arguments.profile:
+        Path(arguments.profile).mkdir(parents=True, exist_ok=True)
     with Workers() as workers:
         mean_file = workers.directory / "mean.float32"
         total = np.zeros(numel)

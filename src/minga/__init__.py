@@ -4,6 +4,9 @@ peer = minga.join(link)
 optimizer = minga.Optimizer(torch.optim.AdamW(model.parameters()), peer)
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from minga.core._errors import (
     ClosedError,
     ConfigurationError,
@@ -23,11 +26,13 @@ from minga.core._errors import (
     UnreachableError,
 )
 from minga.core._events import Event
-from minga.core._run_spec import RunSpec
-from minga.identity._links import Link
-from minga.training._entrance import PeerOptions, host, join
-from minga.training._optimizer import Optimizer
-from minga.training._peer import Peer
+
+if TYPE_CHECKING:
+    from minga.core._run_spec import RunSpec
+    from minga.identity._links import Link
+    from minga.training._entrance import PeerOptions, host, join
+    from minga.training._optimizer import Optimizer
+    from minga.training._peer import Peer
 
 __all__ = [
     "ClosedError",
@@ -56,6 +61,30 @@ __all__ = [
     "join",
 ]
 
-for _name in __all__:  # tracebacks and documentation show the public path
+_LATE = {  # what takes long to import, torch above all, is imported when it is first asked for
+    "Link": "minga.identity._links",
+    "Optimizer": "minga.training._optimizer",
+    "Peer": "minga.training._peer",
+    "PeerOptions": "minga.training._entrance",
+    "RunSpec": "minga.core._run_spec",
+    "host": "minga.training._entrance",
+    "join": "minga.training._entrance",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_LATE[name]), name)
+    value.__module__ = __name__
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+for _name in set(__all__) - set(_LATE):  # tracebacks and documentation show the public path
     globals()[_name].__module__ = __name__
 del _name

@@ -5,7 +5,7 @@ the leader knows the swarm's progress with the delay of one link, not of gossip.
 (n + elapsed * rate). Once the samples that will be there when everybody has finished the micro-batch under way reach
 the target batch size B, it asks all to *park* at their next boundary and waits for them during a grace period:
 
-    grace = 0.1 s + 1.5 * longest remaining micro-batch, of those that end within max(0.25 s, 15 % of the step)
+    grace = 0.1 s + max(1.5 * remaining micro-batch + round trip), of those that end within max(0.25 s, 15 % of the step)
 
 Who is not parked by then takes part with the samples it has; its unfinished micro-batch is lost to this step, so one
 slow machine costs the others at most that period. If the sum then falls short of B (a member died while parking, or
@@ -36,6 +36,7 @@ steps are; and a newcomer at most doubles the time of one step."""
 
 MIN_GRACE_S = 0.25
 GRACE_SHARE = 0.15
+LONGEST_ROUND_TRIP_S = 8.0
 
 
 @dataclass
@@ -47,23 +48,33 @@ class Seat:
     reported_at_s: float
     stream: MessageStream | None = None  # None for the leader itself
 
+    @property
+    def round_trip_s(self) -> float:
+        """Round-trip time to this member, 0 if unknown; what counts is at most `LONGEST_ROUND_TRIP_S`."""
+        return min(self.stream.round_trip_s, LONGEST_ROUND_TRIP_S) if self.stream is not None else 0.0
+
     def samples_at(self, now_s: float, grace_s: float) -> float:
-        """Samples this member will have once it parked, if it is told to at `now_s`."""
+        """Samples this member will have once it parked, if it is told to at `now_s`.
+
+        Its report was half a round trip old when it came, and it will hear of the order as much later.
+        """
         report = self.report
         if report.parked or not report.micro_batch or report.micro_batch_s <= 0:
             return report.samples
         busy_s = report.busy_s + (now_s - self.reported_at_s)
         if busy_s > 3 * report.micro_batch_s + 1.0:  # it does something else at the moment
             return report.samples
-        finished, current_s = divmod(busy_s, report.micro_batch_s)
+        finished, current_s = divmod(busy_s + self.round_trip_s, report.micro_batch_s)
         in_time = report.micro_batch_s - current_s <= grace_s
         return report.samples + report.micro_batch * (finished + in_time)
 
     def remaining_s(self, now_s: float) -> float:
-        """Seconds until its micro-batch under way ends, as far as one can tell."""
-        if self.report.parked or not self.report.micro_batch:
+        """Seconds from when it hears an order of `now_s` until its micro-batch of then ends, as far as one can tell."""
+        report = self.report
+        if report.parked or not report.micro_batch or report.micro_batch_s <= 0:
             return 0.0
-        return max(0.0, self.report.micro_batch_s - self.report.busy_s - (now_s - self.reported_at_s))
+        busy_s = report.busy_s + (now_s - self.reported_at_s) + self.round_trip_s
+        return report.micro_batch_s - busy_s % report.micro_batch_s
 
 
 @dataclass
@@ -186,8 +197,9 @@ class Gathering:
     async def _park_everyone(self) -> bool:
         now = _now()
         cap = self._grace_cap_s()
-        remaining = [seat.remaining_s(now) for seat in self.everyone().values()]
-        deadline = now + 0.1 + 1.5 * max((r for r in remaining if r <= cap), default=0.0)
+        seats = self.everyone().values()
+        remaining = [(seat.remaining_s(now), seat.round_trip_s) for seat in seats]
+        deadline = now + 0.1 + max((1.5 * r + trip for r, trip in remaining if r <= cap), default=0.0)
         self.contributor.park()
         await self._tell_all(Park())
         self._refresh()

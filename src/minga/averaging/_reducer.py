@@ -2,7 +2,7 @@
 
 A chunk is finished when every sender that is still with us delivered it: result = sum(w x) / sum(w), weights being
 samples. It is accumulated directly in the result vector. Who never opens its stream is given up after
-`APPEAR_S` (plus the time of a dial), who lags when more than half have delivered everything after
+`APPEAR_S` and some round trips (plus the time of a dial), who lags when more than half have delivered everything after
 max(LAG_S, 3 * the time that the others needed); a silent one is noticed by its stream. None of them can make a chunk
 that they already delivered undone.
 """
@@ -99,7 +99,9 @@ class Reducer:
             return
         round, chunk = self._round, self._round.chunks[index]
         values = self._open(index)
-        if self._weights[index] > 0:
+        if round.local is not None and self._weights[index] == round.weight:
+            values.copy_(round.slice(round.local, chunk))  # alone: multiplying and dividing would round twice
+        elif self._weights[index] > 0:
             values.div_(self._weights[index])
         if chunk.codec.name == "float32":
             self._encoded[index] = as_bytes(values)
@@ -140,13 +142,13 @@ class Reducer:
         """Give up on members that never appear, that are known to be gone, or that lag far behind the others."""
         round = self._round
         begun = asyncio.get_running_loop().time()
-        connected = {i for i in self._absent if round.node.is_connected(round.members[i])}
+        patience_s = self._patience_s()
         lag_deadline: float | None = None
         while any(self._pending.values()) and not round.aborted:
             await asyncio.sleep(0.1)
             elapsed = asyncio.get_running_loop().time() - begun
             for sender in sorted(self._absent):
-                if sender in round.dead or elapsed > APPEAR_S + (0.0 if sender in connected else DIAL_S):
+                if sender in round.dead or elapsed > patience_s[sender]:
                     self._drop(sender, "it never sent its part")
             laggards = set().union(*self._pending.values())
             if 2 * len(laggards) >= len(round.members) - 1:
@@ -156,3 +158,11 @@ class Reducer:
             elif elapsed > lag_deadline:
                 for sender in sorted(laggards):
                     self._drop(sender, "it is far slower than the others")
+
+    def _patience_s(self) -> dict[int, float]:
+        """How long each sender may take to appear: the plan may have come to it later, and it may have to dial."""
+        round = self._round
+        facts = {i: round.node.facts(round.members[i]) for i in self._absent}
+        trips = {i: fact.round_trip_s or 0.0 for i, fact in facts.items() if fact is not None}
+        longest = max(trips.values(), default=0.0)
+        return {i: APPEAR_S + 2 * trips[i] if i in trips else APPEAR_S + DIAL_S + 4 * longest for i in self._absent}

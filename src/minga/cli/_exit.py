@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 import sys
 
-from minga.core._errors import ConfigurationError, IdentityError, LinkError, LocalError, RemoteError, StorageError
+from typing import Any
+
+from minga.core._errors import (
+    ConfigurationError,
+    IdentityError,
+    LinkError,
+    LocalError,
+    MingaError,
+    RemoteError,
+    StorageError,
+)
 
 OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
@@ -45,3 +55,22 @@ def report(error: BaseException, *, json_output: bool) -> int:
             fields |= {"peer": error.peer, "round": error.round, "phase": error.phase}
         print(json.dumps({**fields, "exit_code": code}), flush=True)
     return code
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether an error is one of minga's own, which is told in words, without a traceback."""
+    return isinstance(error, MingaError)
+
+
+def is_usage_error(error: Any) -> bool:
+    """Whether the command line's parser raised it; its classes have no stable public name."""
+    return callable(getattr(error, "show", None)) and callable(getattr(error, "format_message", None))
+
+
+def report_usage(error: Any, *, json_output: bool) -> int:
+    """Say what is wrong with the command line."""
+    error.show()
+    if json_output:
+        fields = {"summary": True, "ok": False, "error": "UsageError", "message": error.format_message()}
+        print(json.dumps({**fields, "exit_code": USAGE}), flush=True)
+    return USAGE

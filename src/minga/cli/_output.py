@@ -31,11 +31,11 @@ class Output:
         self.console = Console(highlight=False, soft_wrap=True)
         self.interactive = self.console.is_terminal and not json_output
         self._lock = threading.Lock()
-        self._live: Live | None = None
+        self._ended = False
 
     def event(self, kind: str, **fields: Any) -> None:
         """A line of JSON; nothing for people."""
-        if self.json_output and kind not in QUIET_EVENTS:
+        if self.json_output and not self._ended and kind not in QUIET_EVENTS:
             self._write_json({"t": round(time.time(), 3), "event": kind, **fields})
 
     def say(self, text: RenderableType) -> None:
@@ -45,9 +45,10 @@ class Output:
                 self.console.print(text)
 
     def summary(self, **fields: Any) -> None:
-        """The last line of JSON."""
+        """The last line of JSON: what comes after it is dropped."""
         if self.json_output:
             self._write_json({"summary": True, **fields})
+            self._ended = True
 
     def _write_json(self, fields: dict[str, Any]) -> None:
         line = json.dumps(fields, default=str)

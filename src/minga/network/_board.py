@@ -7,13 +7,13 @@ The board does no input or output: `minga.network._gossip` carries records to an
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from minga.core._events import EventBus
 from minga.network import _records
+from minga.network._changes import Changes
 from minga.network._interface import Address, PeerId
 from minga.network._liveness import AwakeClock, FailureDetector
 from minga.network._owner import LEFT, Entry
@@ -39,9 +39,6 @@ DEAD_KEPT_S = 30.0
 
 P = TypeVar("P", bound=Payload)
 
-Listener = Callable[[PeerId, str | None], None]
-"""Called with the owner and the name whose content changed; name None: whether the owner is alive changed."""
-
 _BEAT = KINDS["beat"].code
 
 
@@ -53,7 +50,7 @@ class Item(NamedTuple, Generic[P]):
     age_s: float
 
 
-class Board:
+class Board(Changes):
     """All records of one run as one peer knows them, and what this peer itself publishes.
 
     `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds.
@@ -68,11 +65,10 @@ class Board:
         clock: Callable[[], float],
         events: EventBus,
     ) -> None:
+        super().__init__()
         self.peer_id = PeerId(signer.peer_id)
         self.run_id, self.events = run_id, events
         self.now = AwakeClock(clock)
-        self.generation = 0
-        """Grows with every change that listeners are told of."""
         self.verdicts: Counter[Verdict] = Counter()
         """What became of all records received so far."""
         self.store = RecordStore(self.peer_id, run_id, self.now())
@@ -80,9 +76,7 @@ class Board:
         self._detector = FailureDetector()
         self._former: dict[PeerId, Address] = {}
         self._alive: set[PeerId] = set()
-        self._listeners: list[Listener] = []
         self._publishers: list[Callable[[Record], None]] = []
-        self._bell = asyncio.Event()
         self._last_signed = self.now()
         self._superseded = False
 
@@ -142,17 +136,6 @@ class Board:
                 known[peer] = address
         return [address for address in known.values() if address.dialable]
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each change from now on; returns the function that ends this."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
-
-    async def changed(self, since: int) -> int:
-        """Wait until `generation` is greater than `since`; returns it."""
-        while self.generation <= since:
-            await self._bell.wait()
-        return self.generation
-
     # ---- writing
 
     def put(self, payload: Payload) -> None:
@@ -160,7 +143,8 @@ class Board:
 
         Raises `ConfigurationError` if a field is out of range or the payload is too large.
         """
-        self._sign(KINDS_BY_TYPE[type(payload)].code, _records.encode_payload(payload), payload)
+        encoded = _records.encode_payload(payload)
+        self._sign(KINDS_BY_TYPE[type(payload)].code, encoded, payload)
 
     def forget(self, peer: PeerId) -> None:
         """Drop what is known of another peer until it writes anew; its old records do not come back."""
@@ -188,6 +172,12 @@ class Board:
         return verdict
 
     # ---- driven by the gossip
+
+    def has(self, record: Record) -> bool:
+        """Whether exactly this version is on the board."""
+        owner = self.store.owners.get(record.owner)
+        entry = owner.entries.get(record.code) if owner else None
+        return entry is not None and entry.record.version == record.version
 
     def publish_to(self, publisher: Callable[[Record], None]) -> None:
         """Call `publisher` with every record that this peer signs from now on."""
@@ -301,13 +291,6 @@ class Board:
     def _tell(self, peer: PeerId, code: int, before: Entry | None, record: Record) -> None:
         if code != _BEAT and (before is None or before.record.payload != record.payload):
             self._notify(peer, KINDS_BY_CODE[code].name)
-
-    def _notify(self, peer: PeerId, name: str | None) -> None:
-        self.generation += 1
-        self._bell.set()
-        self._bell = asyncio.Event()
-        for listener in list(self._listeners):
-            listener(peer, name)
 
     def _report(self, verdict: Verdict, record: Record, sender: PeerId) -> None:
         """Tell of the 1st, 2nd, 4th, 8th, … record that was ignored for one reason."""

@@ -142,10 +142,13 @@ def select(board: Board, wanted: Iterable[Wanted], before: float) -> list[Entry]
 
 
 def paged(entries: Iterable[Entry], now: float) -> Iterator[list[Aged]]:
-    """The entries with their ages at awake time `now`, in lists of at most about `PAGE_BYTES`."""
+    """The entries with their ages at awake time `now`, in lists of at most about `PAGE_BYTES`.
+
+    The newest come first, so that older ones of the same owner are not taken for earlier beats.
+    """
     page: list[Aged] = []
     size = 0
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: -entry.record.version):
         bytes_needed = len(entry.record.payload) + _OVERHEAD_BYTES
         if page and size + bytes_needed > PAGE_BYTES:
             yield page

@@ -27,6 +27,7 @@ import hashlib
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
 
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
@@ -47,6 +48,9 @@ EXCHANGE_S = 1.0
 """Mean seconds between two exchanges that a peer begins."""
 
 EXCHANGE_TIMEOUT_S = 30.0
+MAX_EXCHANGES_SERVED = 4
+"""How many exchanges one peer may have under way here at once."""
+
 RUMOUR_WINDOWS = 2.0
 """Windows of the rumours after which a record should have come to nearly everybody."""
 
@@ -77,7 +81,7 @@ class Gossip:
         self._generator = random.Random(seed)
         self._pusher = Pusher(board, node, self._generator)
         self._exchanging: set[PeerId] = set()
-        self._serving: set[PeerId] = set()
+        self._serving: Counter[PeerId] = Counter()
         self._retries: dict[PeerId, tuple[float, float]] = {}  # peer -> not before, pause after the next failure
         self._dialling = False
 
@@ -123,9 +127,9 @@ class Gossip:
         await self._take((await stream.receive(Push)).records, peer)
 
     async def _serve_exchange(self, peer: PeerId, stream: MessageStream) -> None:
-        if peer in self._serving:
-            raise RejectedError("one exchange at a time", code="busy")
-        self._serving.add(peer)
+        if self._serving[peer] >= MAX_EXCHANGES_SERVED:
+            raise RejectedError("too many exchanges at a time", code="busy")
+        self._serving[peer] += 1
         try:
             summary = await stream.receive(Summary)
             await stream.send(_exchange.detail(self._board, summary, peer))
@@ -134,7 +138,8 @@ class Gossip:
                 stream, _exchange.select(self._board, wanted, self._settled_before(summary.full)), []
             )
         finally:
-            self._serving.discard(peer)
+            self._serving[peer] -= 1
+            self._serving += Counter()  # drops what is zero
 
     def _settled_before(self, full: bool) -> float:
         """Awake time after which records are not exchanged because rumours are still bringing them."""
@@ -170,7 +175,7 @@ class Gossip:
                 raise ProtocolError(f"record {name!r} of {record.owner[:10]}: {verdict.value}", peer=sender)
             if verdict is Verdict.NEW:
                 self._pusher.add(record.owner, record.code, sender)
-            elif verdict is Verdict.STALE:
+            elif verdict is Verdict.STALE and self._board.has(record):
                 self._pusher.add_source(record.owner, record.code, sender)
             if number % _VERIFIED_AT_ONCE == 0:
                 await asyncio.sleep(0)

@@ -60,6 +60,11 @@ class MessageStream:
         self._pulse_task: asyncio.Task[None] | None = None
         clockwork.add(self)
 
+    @property
+    def round_trip_s(self) -> float:
+        """Round-trip time of the connection in seconds; 0 while it is unknown."""
+        return self._round_trip_s() or 0.0
+
     # ---- sending
 
     async def send(self, message: msgspec.Struct) -> None:

@@ -272,9 +272,11 @@ class Node:
         )
 
     async def _dial(self, address: Address) -> Connection:
+        connection: Connection | None = None
         try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
+            async with asyncio.timeout(DIAL_TIMEOUT_S) as limit:
                 connection = await self.network.connect(address)
+                limit.reschedule(asyncio.get_running_loop().time() + DIAL_TIMEOUT_S)  # as much for the hellos
                 stream = await self._message_stream(connection)
                 try:
                     await stream.send(self._hello())
@@ -282,8 +284,13 @@ class Node:
                     await stream.finish()
                 finally:
                     stream.release()
-        except TimeoutError as error:
-            raise UnreachableError(f"no answer within {DIAL_TIMEOUT_S:.0f} s", peer=address.peer_id) from error
+        except BaseException as error:
+            if connection is not None:
+                await connection.close()
+            if isinstance(error, TimeoutError):
+                message = f"no answer within {DIAL_TIMEOUT_S:.0f} s"
+                raise UnreachableError(message, peer=address.peer_id) from error
+            raise
         self._adopt(connection)
         return connection
 

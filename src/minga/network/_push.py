@@ -3,8 +3,9 @@
 Theory of operation. What became new during a short window is sent together, to `FANOUT` random neighbours what is
 urgent or this peer's own, to `ROUTINE_FANOUT` the rest, except to whom it came from. With a fan-out of f a rumour
 reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 % for 6; the exchanges of
-`minga.network._gossip` bring it to the rest. At most one push is under way to each neighbour; what becomes new meanwhile waits, older versions making way for
-newer ones, so a slow neighbour costs neither memory nor the others' time.
+`minga.network._gossip` bring it to the rest. At most one push is under way to each neighbour; what becomes new
+meanwhile waits, older versions making way for newer ones, so a slow neighbour costs neither memory nor the others'
+time.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Pusher:
 
     def add(self, owner: PeerId, code: int, source: PeerId) -> None:
         """Note that a record is new here and came from `source` (this peer for its own)."""
-        self._news.setdefault((owner, code), set()).add(source)
+        self._news[owner, code] = {source}
         now = asyncio.get_running_loop().time()
         due = now + (URGENT_WINDOW_S if code in _URGENT else self.window_s)
         if self._flush_at is None or due < self._flush_at - 0.001:

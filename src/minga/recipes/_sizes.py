@@ -28,7 +28,7 @@ class AlbertSize:
 
 SIZES: dict[Size, AlbertSize] = {
     # Learns to guess common words within minutes on one CPU core.
-    "tiny": AlbertSize(128, 2, 2, 512, classifier_dropout_prob=0.0),
+    "tiny": AlbertSize(128, 2, 4, 256, classifier_dropout_prob=0.0),
     "small": AlbertSize(384, 6, 6, 1536),
     "base": AlbertSize(768, 12, 12, 3072),
     # The shape of albert-large-v2: 17.8 million parameters with a vocabulary of 30,000.

@@ -208,7 +208,7 @@ class Member:
         """
         if self._averaged is None:
             self._averaged = self._replica.vector.new()
-        values = await self._port.request("read", self._replica.vector.read_values)
+        values = await self._port.request("read", self._replica.read_values)
         layout = VectorLayout(self._replica.vector.layout.numels, "float32")
         again = msgspec.structs.replace(plan, round_id=blake3(plan.round_id.encode()).hexdigest()[:32])
         try:
@@ -217,7 +217,7 @@ class Member:
             self._node.events.emit("parameters.not_averaged", step=plan.step, why=error.message)
             return
         averaged = self._averaged
-        await self._port.request("write", lambda: self._replica.vector.write_values(averaged))
+        await self._port.request("write", lambda: self._replica.write_values(averaged))
 
     # ---- state
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from minga.core._errors import ClosedError
+from minga.core._errors import ClosedError, ConfigurationError
 from minga.core._events import Event, Value
 from minga.core._run_spec import RunSpec
 from minga.identity._keys import HeldIdentity, Identity
@@ -104,7 +104,7 @@ class Peer:
 
     def emit(self, kind: str, **fields: Value) -> None:
         """Add an event of the program's own, for displays and logs."""
-        self._thread.loop.call_soon_threadsafe(lambda: self._session.events.emit(kind, **fields))
+        self._soon(lambda: self._session.events.emit(kind, **fields))
 
     def on_loop(self, function: Callable[[], T]) -> T:
         """Run a short function on the background thread and return its result. Raises `ClosedError` after `close`."""
@@ -142,11 +142,26 @@ class Peer:
     # ---- for the optimizer
 
     def attach(self, replica: Replica, *, contributes: bool) -> TrainerPort:
-        """Begin to take part in steps with `replica`; its thread has to serve the port that is returned."""
+        """Begin to take part in steps with `replica`; its thread has to serve the port that is returned.
+
+        Raises `ConfigurationError` for a second replica and for a monitor.
+        """
 
         def start() -> TrainerPort:
-            delayed = self.spec.training.strategy == "delayed"
-            port = TrainerPort(self._thread.loop, replica.vector.new, delayed=delayed)
+            if self._session.member is not None:
+                raise ConfigurationError(
+                    "this peer already has an optimizer; put all parameters into one, as parameter groups, or use one "
+                    "peer for each model"
+                )
+            if self.role == "monitor":
+                raise ConfigurationError("a monitor only watches; join with another role to train")
+            training = self.spec.training
+            port = TrainerPort(
+                self._thread.loop,
+                replica.vector.new,
+                delayed=training.strategy == "delayed",
+                target_batch_size=training.target_batch_size,
+            )
             self._session.attach(self.spec, replica, port, contributes=contributes)
             return port
 
@@ -190,7 +205,11 @@ class Peer:
             sent, received = self._session.node.traffic()
             self._session.board.put(Metrics(step, m.loss_sum, m.samples, m.mini_steps, sent, received))
 
-        self._thread.loop.call_soon_threadsafe(publish)
+        self._soon(publish)
+
+    def _soon(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody listens any more
+            self._thread.loop.call_soon_threadsafe(function)
 
     def _save(self, snapshot: StateSnapshot) -> None:
         from minga.core._errors import StorageError

@@ -8,9 +8,9 @@ small state machine under one lock:
       ▲                                                  resume │                 │                  │
       └─────────────────────────────────────────────────────────┴─────────────────┴── work applied ──┘
 
-The loop may seal at any time: what was accumulated up to the last boundary goes into the round, and the micro-batch
-under way then, whose gradient belongs to parameters that are about to change, is dropped when it ends. With the
-*synchronous* strategy the thread waits while PARKED or SEALED. With the *delayed* one parking sets the buffer aside and
+A trainer that fills the step all by itself parks at once. The loop may seal at any time: what was accumulated up to
+the last boundary goes into the round, and the micro-batch under way then, whose gradient belongs to parameters that are
+about to change, is dropped when it ends. With the *synchronous* strategy the thread waits while PARKED or SEALED. With the *delayed* one parking sets the buffer aside and
 the thread goes on into a second buffer; the result is applied at the first boundary after it came, so gradients are
 at most one step old.
 
@@ -21,6 +21,7 @@ capture the state, restore one. The same machine serves a coroutine in simulatio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import threading
 from collections import deque
@@ -31,6 +32,7 @@ from typing import Any, Final
 import torch
 
 from minga.averaging._messages import Report
+from minga.core._errors import ClosedError, MingaError
 from minga.core._signal import Signal
 
 SPEED_EMA = 0.1
@@ -65,10 +67,19 @@ class Work:
 
 
 class TrainerPort:
-    """The meeting point of one trainer and its loop. `new_vector` makes an empty accumulator."""
+    """The meeting point of one trainer and its loop. `new_vector` makes an empty accumulator.
+
+    With a `target_batch_size` B the trainer parks by itself once it has B samples, and its vector holds gradients times
+    samples / B instead of times samples, which keeps the gradient of a whole batch as it is, to the last bit.
+    """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, new_vector: Callable[[], torch.Tensor], *, delayed: bool = False
+        self,
+        loop: asyncio.AbstractEventLoop,
+        new_vector: Callable[[], torch.Tensor],
+        *,
+        delayed: bool = False,
+        target_batch_size: int | None = None,
     ) -> None:
         self.changed = Signal()
         self.woken = Signal()  # for trainers that are coroutines on the same loop
@@ -76,14 +87,16 @@ class TrainerPort:
         self.closed: BaseException | None = None
         self.at_boundary: Callable[[], None] | None = None
         """Called by the training thread in each `poll` that has no work for it, when the model is at rest."""
-        self._loop, self._delayed = loop, delayed
+        self._loop, self._delayed, self._target = loop, delayed, target_batch_size
+        self.unit = target_batch_size or 1
+        """Samples that have weight 1 in the vector."""
         self._vector = new_vector()
         self._aside: torch.Tensor | None = new_vector() if delayed else None
         self._samples = self._aside_samples = 0
         self._phase = Phase.OPEN
         self._work: deque[Work] = deque()
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began
-        self._waiting = False
+        self._waiting = self._paused = False
         self._last_samples = 0
         self._speed = _Speed()
         self._batch_time = _Speed()
@@ -100,13 +113,14 @@ class TrainerPort:
             if self._boundary_s is not None and samples:
                 self._speed.add((now - self._boundary_s) / samples)
                 self._batch_time.add(now - self._boundary_s)
-            self._last_samples, self._boundary_s = samples, now
+            self._last_samples, self._boundary_s, self._paused = samples, now, False
             taken = self._phase is not Phase.SEALED or self._delayed
             if taken:
-                taken = accumulate(self._vector)
+                taken = self._accumulate(accumulate)
             if taken:
                 self._samples += samples
-            if self._phase is Phase.PARKING:
+            full = self._phase is Phase.OPEN and self._target is not None and self._samples >= self._target
+            if self._phase is Phase.PARKING or full:
                 self._park()
         self._tell_loop()
         return taken
@@ -130,7 +144,7 @@ class TrainerPort:
             self._waiting = not self._delayed and self._phase is not Phase.OPEN
             if self._waiting:
                 return WAIT
-            self._boundary_s = self._loop.time()
+            self._boundary_s = None if self._paused else self._loop.time()
             return None
 
     def wait(self, seconds: float | None = None) -> None:
@@ -143,15 +157,19 @@ class TrainerPort:
         """Do a piece of work and report its result to the loop."""
         try:
             result = work.run()
-        except Exception as error:
-            self._loop.call_soon_threadsafe(_settle, work.done, None, error)
+        except BaseException as error:  # an interrupt too: the model may be half-way between two steps
+            why = f"the model could not {work.name} on the thread that trains: {type(error).__name__}: {error}"
+            failure = error if isinstance(error, MingaError) else ClosedError(why)
+            with self.condition:
+                self.closed = self.closed or failure
+            self._on_loop(_settle, work.done, None, failure)
             raise
-        self._loop.call_soon_threadsafe(_settle, work.done, result, None)
+        self._on_loop(_settle, work.done, result, None)
 
     def pause(self) -> None:
-        """The thread leaves off computing (evaluation, the end of the program): do not expect a micro-batch from it."""
+        """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""
         with self.condition:
-            self._boundary_s = None
+            self._paused, self._boundary_s = True, None
         self._tell_loop()
 
     # ---- the loop: what averaging needs (`Contributor`)
@@ -198,7 +216,7 @@ class TrainerPort:
             )
         if not samples:
             return None, 0
-        vector.div_(samples)
+        vector.div_(samples / self.unit)
         return vector, samples
 
     def unseal(self) -> None:
@@ -207,7 +225,7 @@ class TrainerPort:
             vector, samples = (
                 (self._vector, self._samples) if self._aside is None else (self._aside, self._aside_samples)
             )
-            vector.mul_(samples)
+            vector.mul_(samples / self.unit)
         self.resume()
 
     def reopen(self, *, drop_all: bool = False) -> None:
@@ -253,15 +271,27 @@ class TrainerPort:
             self._samples, self._aside_samples = 0, self._samples
         self._phase = Phase.PARKED
 
+    def _accumulate(self, accumulate: Callable[[torch.Tensor], bool]) -> bool:
+        """Under the lock. What was interrupted half-way would be a wrong gradient: the step begins anew here."""
+        try:
+            return accumulate(self._vector)
+        except BaseException:
+            self._vector.zero_()
+            self._samples = 0
+            raise
+
     def _wake(self) -> None:
         with self.condition:
             self.condition.notify_all()
-        self.woken.fire()
-        self.changed.fire()
+        self._on_loop(self.woken.fire)  # work for the training thread ends here, too
+        self._on_loop(self.changed.fire)
 
     def _tell_loop(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.changed.fire)
+        self._on_loop(self.changed.fire)
+
+    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits for this any more
+            self._loop.call_soon_threadsafe(function, *arguments)
 
 
 class _Speed:

@@ -1,0 +1,144 @@
+"""The commands and their options. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minga.cli._exit import EXPLANATION
+
+app = typer.Typer(
+    name="minga",
+    help="Train one neural network together with people you do not know, over the internet.",
+    epilog=EXPLANATION,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+LinkArgument = Annotated[str, typer.Argument(metavar="LINK", help="The word that begins with minga1.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text; the last is a summary.")]
+Directory = Annotated[
+    Path | None, typer.Option(help="Where runs keep files and checkpoints (default: the user's data folder).")
+]
+IdentityFile = Annotated[Path | None, typer.Option("--identity", help="Key file (default: in the user's data folder).")]
+Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Use a new key that is forgotten at the end.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, …")]
+MicroBatch = Annotated[
+    int | None, typer.Option("--micro-batch", min=1, help="Samples per backward pass (default: by device).")
+]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to compute with (default: all cores).")]
+Upload = Annotated[str | None, typer.Option("--max-upload", help="What to offer the run, such as 10Mbit.")]
+Download = Annotated[str | None, typer.Option("--max-download", help="The same for the other direction.")]
+Bind = Annotated[str | None, typer.Option("--host", help="IP address to bind (default: all interfaces).")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
+LeashFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
+
+
+def context(json_output: bool) -> Any:
+    """Where the command writes and how it is interrupted."""
+    from minga.cli._interrupt import Interruption
+    from minga.cli._output import Output
+    from minga.cli._session import Context
+
+    return Context(Output(json_output=json_output), Interruption())
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("minga"))
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    minutes: Annotated[float, typer.Option(min=0.1, max=600.0, help="How long to train.")] = 3.0,
+    peers: Annotated[int, typer.Option(min=2, max=16, help="Trainers at the start.")] = 3,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where the results go (default: ./minga-demo, numbered).")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Train ALBERT on bundled text with several peers on this machine, kill one on the way, let one join late."""
+    from minga.cli._demo import DemoOptions, run_demo
+    from minga.cli._interrupt import Interruption
+    from minga.cli._output import Output
+
+    raise typer.Exit(run_demo(DemoOptions(minutes, peers, directory), Output(json_output=json_output), Interruption()))
+
+
+@app.command()
+def host(
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="RUN.TOML", help="The run spec; --example shows one.", show_default=False)
+    ] = None,
+    role: Annotated[str, typer.Option(help="auxiliary (no gradients), trainer, or monitor.")] = "auxiliary",
+    device: Device = "auto",
+    micro_batch: MicroBatch = None,
+    threads: Threads = None,
+    bind: Bind = None,
+    port: Port = 0,
+    directory: Directory = None,
+    identity: IdentityFile = None,
+    ephemeral: Ephemeral = False,
+    qr: Annotated[bool, typer.Option(help="Show the link as a QR code, too.")] = True,
+    example: Annotated[bool, typer.Option("--example", help="Print a commented run spec and exit.")] = False,
+    leash: LeashFlag = False,
+    json_output: Json = False,
+) -> None:
+    """Start a run, or go on with it: prints ONE link, and stays as monitor, seed and auxiliary."""
+    if example:
+        from minga.core._run_spec import RunSpec
+
+        typer.echo(RunSpec.example_toml(), nl=False)
+        return
+    if spec is None:
+        raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
+    ready = context(json_output)
+    from minga.cli._host import HostOptions, run_host
+    from minga.cli._session import WorkOptions, peer_options
+
+    peer = peer_options(role, identity=identity, ephemeral=ephemeral, directory=directory, host=bind, port=port)
+    run_host(spec, peer, WorkOptions(device, micro_batch, threads, leash), HostOptions(show_qr=qr), ready)
+
+
+@app.command()
+def join(
+    link: LinkArgument,
+    role: Annotated[str, typer.Option(help="trainer, client (never dialled), auxiliary or monitor.")] = "trainer",
+    device: Device = "auto",
+    micro_batch: MicroBatch = None,
+    threads: Threads = None,
+    max_upload: Upload = None,
+    max_download: Download = None,
+    bind: Bind = None,
+    port: Port = 0,
+    directory: Directory = None,
+    identity: IdentityFile = None,
+    ephemeral: Ephemeral = False,
+    leash: LeashFlag = False,
+    json_output: Json = False,
+) -> None:
+    """Take part in a run with this machine; everything else comes with the link. Ctrl-C leaves at any time."""
+    ready = context(json_output)
+    from minga.cli._join import run_join
+    from minga.cli._session import WorkOptions, peer_options
+
+    peer = peer_options(
+        role,
+        identity=identity,
+        ephemeral=ephemeral,
+        directory=directory,
+        max_upload=max_upload,
+        max_download=max_download,
+        host=bind,
+        port=port,
+    )
+    run_join(link, peer, WorkOptions(device, micro_batch, threads, leash), ready)

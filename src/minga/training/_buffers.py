@@ -1,0 +1,65 @@
+"""A model's persistent buffers under the policy "average": the same on all peers after every step.
+
+Theory of operation. What is averaged is how far each floating-point buffer (BatchNorm's running mean and variance, say)
+has moved since the last step, not its value: constants such as masks and position tables thus contribute exact zeros,
+whatever codec the run uses, even where they hold infinities. Whole numbers cannot be averaged: BatchNorm's
+`num_batches_tracked` counts global steps, as it would with one large batch, and any other buffer goes back to what it
+was after the last step. Buffers that are not persistent are rebuilt by each peer's own code and left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+COUNTER = "num_batches_tracked"
+
+
+class SharedBuffers:
+    """The persistent buffers of `model` (of nothing, if None) and their values after the last step."""
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        named = [] if model is None else _persistent(model)
+        self.averaged = [buffer for _, buffer in named if buffer.is_floating_point()]
+        others = [(name, buffer) for name, buffer in named if not buffer.is_floating_point()]
+        self._counters = [buffer for name, buffer in others if name.rpartition(".")[2] == COUNTER]
+        self._fixed = [buffer for name, buffer in others if name.rpartition(".")[2] != COUNTER]
+        self._bases: list[torch.Tensor] = []
+        self.rebase()
+
+    @torch.no_grad()
+    def movements(self) -> list[torch.Tensor]:
+        """By how much each of `averaged` has moved since the last step (float32, its shape and device)."""
+        return [_difference(buffer, base) for buffer, base in zip(self.averaged, self._bases, strict=False)]
+
+    @torch.no_grad()
+    def advance(self, means: Sequence[torch.Tensor]) -> None:
+        """Begin the next step with the mean movements of all peers, one flat tensor for each of `averaged`."""
+        tensors = [*self.averaged, *self._counters, *self._fixed]
+        for buffer, base in zip(tensors, self._bases, strict=True):
+            buffer.copy_(base)
+        for buffer, mean in zip(self.averaged, means, strict=True):
+            buffer.add_(mean.to(buffer.device).view(buffer.shape))
+        for counter in self._counters:
+            counter.add_(1)
+        self.rebase()
+
+    @torch.no_grad()
+    def rebase(self) -> None:
+        """Take the present values for those after the last step: the state was replaced."""
+        tensors = [*self.averaged, *self._counters, *self._fixed]
+        if not self._bases:
+            self._bases = [tensor.clone() for tensor in tensors]
+        for base, tensor in zip(self._bases, tensors, strict=True):
+            base.copy_(tensor)
+
+
+def _persistent(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    persistent = model.state_dict(keep_vars=True)
+    return [(name, buffer) for name, buffer in model.named_buffers() if name in persistent and buffer.numel()]
+
+
+def _difference(buffer: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+    moved = buffer.detach() != base
+    return torch.where(moved, buffer.detach().float() - base.float(), 0.0)

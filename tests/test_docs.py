@@ -1,0 +1,138 @@
+"""Every command block of the README and the documentation runs.
+
+A fenced block's info string tells how: `sh` runs, `sh background` is left running until the page's end (and gives the
+page its LINK), `sh make` names targets of the Makefile (run as a dry run here: they are what runs this test), `sh
+install` builds and installs into a folder, `toml FILE` writes a file, `python` runs in one namespace for each page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import minga
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```([a-z]+) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    language: str
+    how: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*found.groups()) for found in FENCE.finditer(page.read_text("utf-8"))]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    home = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, **home, "PATH": path}
+
+
+class Background:
+    """A command that keeps running, and the link that it prints."""
+
+    def __init__(self, command: str, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            command.split(), cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True,
+        )  # fmt: skip
+        self.link, self._found, self.lines = "", threading.Event(), list[str]()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if (found := re.search(r"\bminga1[a-z0-9]{60,}", line)) and not self.link:
+                self.link = found.group()
+                self._found.set()
+        self._found.set()
+
+    def wait_for_link(self) -> str:
+        self._found.wait()
+        assert self.link, "".join(self.lines)
+        return self.link
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def run_shell(block: Block, folder: Path, link: str) -> None:
+    for line in block.text.strip().splitlines():
+        words = line.replace("LINK", link).split()
+        if block.how == "make":
+            words[1:1] = ["--dry-run", "-C", str(ROOT)]
+        elif block.how == "install":
+            assert words[0] == "python"
+            source = [str(ROOT) if word == "." else word for word in words[1:]]
+            words = [sys.executable, *source, "--no-deps", "--quiet", "--target", str(folder / "installed")]
+        done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+def run_python(block: Block, namespace: dict[str, object]) -> None:
+    exec(compile(block.text, "documentation", "exec"), namespace)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "python-data"))
+    namespace = adoption_namespace(tmp_path) if page.name == "README.md" else {}
+    running: list[Background] = []
+    try:
+        for block in blocks(page):
+            assert block.language in ("sh", "toml", "python"), f"{page.name}: a block of {block.language!r}"
+            if block.language == "toml":
+                (tmp_path / block.how).write_text(block.text, "utf-8")
+            elif block.language == "python":
+                run_python(block, namespace)
+            elif block.how == "background":
+                running.append(Background(block.text.strip(), tmp_path))
+            else:
+                run_shell(block, tmp_path, running[-1].wait_for_link() if "LINK" in block.text else "")
+    finally:
+        for background in running:
+            background.stop()
+        for value in namespace.values():
+            if isinstance(value, minga.Peer):
+                value.close()
+
+
+def adoption_namespace(folder: Path) -> dict[str, object]:
+    """What the README's loop takes for granted: a link to a run, a model and data."""
+    spec = minga.RunSpec.from_mapping(
+        {"name": "readme", "model": {"recipe": "custom"}, "training": {"target_batch_size": 32}}
+    )
+    host = minga.host(spec, minga.PeerOptions(ephemeral=True, directory=folder, host="127.0.0.1", role="monitor"))
+    model = torch.nn.Linear(4, 2)
+    data = [(torch.randn(8, 4), torch.randn(8, 2)) for _ in range(12)]
+    return {"minga": minga, "torch": torch, "link": str(host.link), "model": model, "data": data, "host": host}
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
