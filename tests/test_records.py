@@ -111,11 +111,11 @@ def test_an_integer_given_for_a_float_is_published_as_a_float() -> None:
 
 def test_a_payload_too_large_for_its_name_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(_records.KINDS_BY_TYPE, StateInfo, KINDS["state"]._replace(max_bytes=70))
-    with pytest.raises(ConfigurationError, match="'state': .* bytes exceed 70"):
+    with pytest.raises(ConfigurationError, match=r"'state': .* bytes exceed 70"):
         _records.encode_payload(StateInfo(1, "ab" * 32))
 
 
-PROGRESS_FIELDS = {"step": 1, "samples": 1, "samples_per_second": 4.0, "status": "ready", "time": 1.0, "client": False}
+PROGRESS_FIELDS = {"step": 1, "samples": 1, "samples_per_second": 4.0, "status": "training", "time": 1.0, "client": False}
 BROKEN_PAYLOADS: dict[str, object] = {
     "integer for float": {**PROGRESS_FIELDS, "samples_per_second": 4},
     "float for integer": {**PROGRESS_FIELDS, "step": 1.0},

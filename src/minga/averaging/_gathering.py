@@ -176,7 +176,10 @@ class Gathering:
     def _is_full(self) -> bool:
         self._refresh()
         now, cap = _now(), self._grace_cap_s()
-        expected = sum(seat.samples_at(now, cap) for seat in self.everyone().values())
+        seats = self.everyone().values()
+        if sum(seat.report.samples for seat in seats) >= self.target_batch_size:
+            return True  # no matter how far the estimates were off before
+        expected = sum(seat.samples_at(now, cap) for seat in seats)
         return expected >= self.target_batch_size * self.shortfall
 
     def _patience_s(self) -> float:

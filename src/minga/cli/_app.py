@@ -142,3 +142,60 @@ def join(
         port=port,
     )
     run_join(link, peer, WorkOptions(device, micro_batch, threads, leash), ready)
+
+
+@app.command()
+def status(
+    link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and update until Ctrl-C.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="How long to look (default: 3, with --plot 60).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw loss against time and samples into this PNG.")] = None,
+    history: Annotated[
+        Path | None, typer.Option(help="Instead of a LINK: the history.jsonl that `minga host` keeps in its folder.")
+    ] = None,
+    bind: Bind = None,
+    directory: Directory = None,
+    json_output: Json = False,
+) -> None:
+    """Look at a run without taking part: step, loss, peers by role and state, speed."""
+    ready = context(json_output)
+    from minga.cli._session import peer_options
+    from minga.cli._status import StatusOptions, run_status
+
+    peer = peer_options("monitor", identity=None, ephemeral=True, directory=directory, host=bind)
+    run_status(link, peer, StatusOptions(watch, seconds, plot, history), ready)
+
+
+@app.command()
+def doctor(
+    link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
+    identity: IdentityFile = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """Check this machine, and with a LINK the way into its run; names the hop that fails and what to do."""
+    ready = context(json_output)
+    from minga.cli._doctor import run_doctor
+
+    raise typer.Exit(run_doctor(link, identity, bind, ready.output))
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="New or empty directory for the model.", show_default=False)],
+    link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Instead of a LINK: the folder of a run on this machine.")
+    ] = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """Write the model as transformers loads it, from a live run or from the newest checkpoint of a run's folder."""
+    ready = context(json_output)
+    from minga.cli._export import run_export
+    from minga.cli._session import peer_options
+
+    peer = peer_options("monitor", identity=None, ephemeral=True, directory=None, host=bind)
+    run_export(link, directory, out, peer, ready)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minga.cli._child import Child
-from minga.cli._demo_report import DemoFacts, check, in_words, normal_step_s
+from minga.cli._demo_report import DemoFacts, check, in_words, keep_results, normal_step_s
 from minga.cli._interrupt import Interruption
 from minga.cli._output import Output
 from minga.core._errors import ConfigurationError, LocalError, StorageError
@@ -45,11 +45,12 @@ def run_demo(options: DemoOptions, output: Output, interruption: Interruption) -
     interruption.on_interrupt(demo.abandon)
     try:
         facts = demo.run()
+        summary = check(facts, options.minutes, options.peers)
+        keep_results(facts, directory)
+        _write_summary(directory, summary)
     finally:
         demo.abandon()
         shutil.rmtree(directory / "peers", ignore_errors=True)
-    summary = check(facts, options.minutes, options.peers)
-    _write_results(directory, summary)
     for line in in_words(facts, summary, directory):
         output.say(line)
     output.summary(**summary)
@@ -96,7 +97,6 @@ class _Demo:
             last_step=last_step,
             left_over=left_over,
             seconds=time.time() - self.begun,
-            peers_directory=self.directory / "peers",
         )
 
     def abandon(self) -> None:
@@ -214,7 +214,7 @@ def _result_directory(wished: Path | None) -> Path:
     return directory.resolve()
 
 
-def _write_results(directory: Path, summary: dict[str, Any]) -> None:
+def _write_summary(directory: Path, summary: dict[str, Any]) -> None:
     import json
 
     try:

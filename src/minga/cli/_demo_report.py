@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from minga.cli._child import Child
-from minga.core._errors import MingaError, StorageError
+from minga.core._errors import ConfigurationError, StorageError
 
 MAX_RECOVERY_S = 3.0
 MAX_LATE_JOIN_S = 15.0
 MIN_STEPS_PER_MINUTE = 10.0
 FIRST_LOSS, LAST_LOSS = 8.9, 6.4
+RUN_FOLDER = "run"
 FULL_MINUTES = 3.0
 """From how many minutes on the held-out loss has to come down to `LAST_LOSS`; shorter demos only have to improve."""
 
@@ -34,7 +35,6 @@ class DemoFacts:
     last_step: int
     left_over: int
     seconds: float
-    peers_directory: Path
 
 
 def normal_step_s(steps: Sequence[tuple[float, int, int]]) -> float:
@@ -92,24 +92,23 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
         "leftover_processes": facts.left_over == 0,
     }
     failed = [name for name, holds in bounds.items() if not holds]
-    with contextlib.suppress(MingaError):
-        _keep(facts)
     return {"ok": not failed, **figures, "failed": failed}
 
 
-def _keep(facts: DemoFacts) -> None:
-    """Take plot, history and checkpoint of the organiser over into the results."""
+def keep_results(facts: DemoFacts, results: Path) -> None:
+    """Draw the plot, and take the organiser's folder of the run (checkpoint, files, history) over into the results.
+
+    Raises `StorageError` if the disk refuses.
+    """
     from minga.monitor._history import FILE_NAME, read_history
     from minga.monitor._plot import plot_history
 
     link = facts.organiser.first("link") or {}
-    source, results = Path(str(link.get("directory", ""))), facts.peers_directory.parent
-    plot_history(read_history(source / FILE_NAME), results / "loss.png", title="minga demo")
+    source = Path(str(link["directory"]))
+    with contextlib.suppress(ConfigurationError):  # too short for a single loss
+        plot_history(read_history(source / FILE_NAME), results / "loss.png", title="minga demo")
     try:
-        shutil.move(source / FILE_NAME, results / FILE_NAME)
-        newest = max((source / "checkpoints").glob("step-*"), default=None)
-        if newest is not None:
-            shutil.move(newest, results / "checkpoint")
+        shutil.move(source, results / RUN_FOLDER)
     except OSError as error:
         raise StorageError(f"the results cannot be moved to {results}: {error}") from error
 
@@ -120,7 +119,7 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     yield ""
     yield (
         f"{summary['trainers']} peers that knew nothing but a link trained one model for {summary['steps']} steps. "
-        f"The loss on text that none of them trained on went from {_rounded(first := figures['heldout_loss_first'])} "
+        f"The loss on text that none of them trained on went from {_rounded(figures['heldout_loss_first'])} "
         f"to {_rounded(figures['heldout_loss_last'])}."
     )
     yield (
@@ -131,10 +130,10 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     yield f"The newcomer had the current state {figures['late_join_s']} s after its start, and {contributed}."
     same = "hold bit for bit the same state" if summary["digests_equal"] else "do NOT hold the same state"
     yield f"At the end the survivors {same}; {summary['leftover_processes']} processes were left over."
-    yield f"Results: {directory} (loss.png, summary.json, checkpoint, logs)"
+    yield f"Results: {directory} (loss.png, summary.json, run/checkpoints, logs)"
+    yield f"The model for transformers: minga export --directory {directory / RUN_FOLDER} --out model"
     if summary["failed"]:
         yield f"Not as promised: {', '.join(summary['failed'])}."
-    del first
 
 
 def _rounded(value: Any) -> str:

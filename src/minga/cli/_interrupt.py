@@ -2,8 +2,9 @@
 
 Theory of operation. Python delivers a signal to the main thread between two byte codes, so a long call into C (a large
 backward pass) delays it. Therefore the C-level handler also writes a byte to a socket, on which a watchdog thread
-waits: it says goodbye to the run by itself, and if the process is still there at the end of the second, ends it.
-The main thread meanwhile gets its `KeyboardInterrupt` (or `Terminated`) and tidies up as usual.
+waits. The main thread gets its `KeyboardInterrupt` (or `Terminated`) and tidies up as usual; if it has not ended the
+process after `PATIENCE_S`, the watchdog says goodbye to the run in its place, and at the end of the second it ends the
+process.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 from minga.cli._exit import INTERRUPTED, TERMINATED
 
+PATIENCE_S = 0.3
 DEADLINE_S = 0.9
 
 
@@ -66,6 +69,7 @@ class Interruption:
         timer = threading.Timer(DEADLINE_S, self._end)
         timer.daemon = True
         timer.start()
+        time.sleep(PATIENCE_S)
         for goodbye in self._goodbyes:
             with contextlib.suppress(Exception):  # the process ends in any case
                 goodbye()

@@ -8,15 +8,15 @@ distribution would call three lost beats in a row impossible. With mean m, stand
 
     phi(t) = log10(1 + exp(pi (t - m) / (sqrt(3) s)))
 
-and phi = 8, from which a peer counts as dead, is reached at t = m + 10.2 s (Hayashibara et al., "The phi accrual
+and phi = 10, from which a peer counts as dead, is reached at t = m + 12.7 s (Hayashibara et al., "The phi accrual
 failure detector", 2004, with their normal distribution replaced).
 
 What is remembered of an interval is by how much it exceeds the beat period that is agreed at that time, so that a
 swarm that grows, and beats more slowly, need not learn anew. m is never below the beat period: a burst of quick beats
-does not make the next pause look deadly. A single stall counts with at most 1.5 times the owner's deadline, so that
-it does not blunt the detector for long.
+does not make the next pause look deadly. An interval counts with no more than what made the owner count as dead, so
+that a stall does not blunt the detector for long.
 
-The last connection to a peer breaking is worth 5 units of phi until its next beat: dead within about 1.6 beats if no
+The last connection to a peer breaking is worth 6 units of phi until its next beat: dead within about 2.5 beats if no
 other path brings one. Only time in which this process was awake counts (`AwakeClock`), so whoever was stopped or
 starved accuses nobody when it wakes up.
 """
@@ -29,16 +29,16 @@ from collections.abc import Callable
 
 from minga.network._interface import PeerId
 
-ALIVE_BELOW_PHI = 8.0
-"""Suspicion from which a peer counts as dead: a false accusation about once in 10^8 beats of the assumed kind."""
+ALIVE_BELOW_PHI = 10.0
+"""Suspicion from which a peer counts as dead: a false accusation about once in 10^10 beats of the assumed kind."""
 
-LOST_CONNECTION_PHI = 5.0
+LOST_CONNECTION_PHI = 6.0
 """What the loss of the last connection adds to a peer's suspicion."""
 
-WINDOW_BEATS = 32
+WINDOW_BEATS = 64
 """How many intervals are remembered: long enough for a steady estimate, short enough to follow a changing link."""
 
-MIN_DEVIATION_S = 0.12
+MIN_DEVIATION_S = 0.1
 MIN_DEVIATION_BEATS = 0.08
 """The standard deviation is not taken below `MIN_DEVIATION_S` plus this share of a beat."""
 
@@ -88,7 +88,7 @@ class _Beats:
         """Remember by how much the interval that ended just now exceeds the plan; ignore those of a quick series."""
         interval = self.seen - self.counted  # all the silence there was, including how long the beat took to come
         if interval >= 0.5 * beat_s:
-            self.excesses.append(min(interval, 1.5 * self.patience(ALIVE_BELOW_PHI)) - beat_s)
+            self.excesses.append(min(interval, self.patience(ALIVE_BELOW_PHI)) - beat_s)
             self.counted = self.arrived
 
     def update(self, beat_s: float) -> None:
@@ -123,7 +123,7 @@ class FailureDetector:
     changed at any time. `now` is always the time of one `AwakeClock`.
     """
 
-    def __init__(self, beat_s: float = 1.0) -> None:
+    def __init__(self, beat_s: float = 0.5) -> None:
         self.beat_s = beat_s
         self._beats: dict[PeerId, _Beats] = {}
 

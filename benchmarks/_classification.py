@@ -1,0 +1,73 @@
+"""A small classification task whose every sample has a number, so that a run can be repeated sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LRScheduler
+
+from minga.core._run_spec import RunSpec
+from minga.training._build_optimizer import build_optimizer
+
+INPUTS, HIDDEN, CLASSES = 32, 64, 10
+SAMPLES, HELD_OUT = 16_384, 2_048
+
+
+@dataclass
+class Classification:
+    """Model, optimizer and data of a run spec; everything that is random comes from the spec's seed."""
+
+    spec: RunSpec
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(self.spec.training.seed)
+        teacher = nn.Linear(INPUTS, CLASSES)
+        x = torch.randn(SAMPLES + HELD_OUT, INPUTS)
+        with torch.no_grad():
+            y = (teacher(x) + 0.5 * torch.sin(3 * x[:, :CLASSES])).argmax(1)
+        self._x, self._y = x[:SAMPLES], y[:SAMPLES]
+        self._held_out = x[SAMPLES:], y[SAMPLES:]
+        self.model = nn.Sequential(
+            nn.Linear(INPUTS, HIDDEN), nn.GELU(), nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.GELU(),
+            nn.Linear(HIDDEN, CLASSES),
+        )  # fmt: skip
+        made = build_optimizer(self.spec.optimizer, self.model)
+        self.optimizer: torch.optim.Optimizer = made[0]
+        self.scheduler: LRScheduler = made[1]
+
+    def backward(self, samples: Sequence[int]) -> None:
+        """Set the gradients of the mean loss of these samples."""
+        chosen = torch.tensor(samples)
+        cross_entropy(self.model(self._x[chosen]), self._y[chosen]).backward()
+
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        """The mean loss of samples that nobody trains on."""
+        x, y = self._held_out
+        return float(cross_entropy(self.model(x), y))
+
+    def parameters(self) -> torch.Tensor:
+        """A copy of all parameters as one float64 vector."""
+        return torch.cat([p.detach().double().reshape(-1) for p in self.model.parameters()])
+
+
+def train_alone(spec: RunSpec, steps: Mapping[int, Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, list[float]]:
+    """What one process gets by ordinary large-batch training: step `s` takes all samples of `steps[s]` at once.
+
+    Returns the parameters at the start and at the end, and the held-out loss after each step.
+    """
+    task = Classification(spec)
+    start, losses = task.parameters(), []
+    for step in sorted(steps):
+        task.optimizer.zero_grad()
+        task.backward(steps[step])
+        if spec.optimizer.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(task.model.parameters(), spec.optimizer.max_grad_norm)
+        task.optimizer.step()
+        task.scheduler.step()
+        losses.append(task.held_out_loss())
+    return start, task.parameters(), losses

@@ -1,0 +1,106 @@
+"""`minga export`: the model of a run as a directory that its own library loads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from minga.cli._session import Context, wire
+from minga.core._errors import ConfigurationError, UnreachableError
+from minga.core._run_spec import RunSpec
+from minga.network._interface import PeerId
+from minga.network._records import AddressInfo, Progress
+from minga.recipes._registry import load_recipe
+from minga.training._build_optimizer import build_optimizer
+from minga.training._checkpoints import CheckpointStore
+from minga.training._entrance import PeerOptions, join
+from minga.training._peer import Peer
+from minga.training._replica import Replica
+from minga.training._snapshot import StateSnapshot
+from minga.training._state_download import download
+
+DONORS_TIMEOUT_S = 10.0
+SPEC_FILE = "run-spec.toml"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A state, and what is needed to make a model of it."""
+
+    spec: RunSpec
+    files: Mapping[str, Path]
+    snapshot: StateSnapshot | None
+    peer: Peer | None = None
+
+
+def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOptions, context: Context) -> None:
+    """Export from the newest checkpoint below `directory`, or from the peers of a live run."""
+    if (link is None) == (directory is None):
+        raise ConfigurationError("name either a LINK or a --directory with checkpoints of a run")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigurationError(f"--out {out}: already there and not empty; choose another directory")
+    if directory is not None:
+        step = _export(_from_disk(directory), out)
+    else:
+        context.output.say("Looking for the run …")
+        with join(str(link), peer) as joined:
+            wire(context, joined)
+            step = _export(_Source(joined.spec, joined.files, None, joined), out)
+    context.output.say(f"{out}: the model after step {step}; load it with transformers.AutoModel.from_pretrained.")
+    context.output.summary(ok=True, step=step, out=str(out))
+
+
+def _export(source: _Source, out: Path) -> int:
+    recipe = load_recipe(source.spec)
+    model = recipe.build_model()
+    optimizer, scheduler = build_optimizer(source.spec.optimizer, model)
+    replica = Replica(source.spec, optimizer, model=model, scheduler=scheduler)
+    snapshot = source.snapshot
+    if snapshot is None and source.peer is not None:
+        snapshot = _from_swarm(source.peer, replica)
+    if snapshot is not None:
+        replica.restore(snapshot)
+    recipe.export(model, source.files, out, step=replica.step)
+    return replica.step
+
+
+def _from_disk(directory: Path) -> _Source:
+    store = directory / "checkpoints"
+    if not store.is_dir():
+        raise ConfigurationError(
+            f"--directory {directory}: no folder named checkpoints in it; name the folder of one run, which "
+            "`minga host` and `minga join` show"
+        )
+    checkpoint = CheckpointStore(store).load()
+    if checkpoint is None:
+        raise ConfigurationError(f"--directory {directory}: it has no checkpoint yet")
+    if SPEC_FILE not in checkpoint.files:
+        raise ConfigurationError(f"{checkpoint.path}: no {SPEC_FILE} in it, so the model is not known")
+    spec = RunSpec.from_toml(checkpoint.files[SPEC_FILE].decode("utf-8"), str(checkpoint.path / SPEC_FILE))
+    files = {name: directory / "files" / name for name in spec.files}
+    return _Source(spec, files, checkpoint.snapshot)
+
+
+def _from_swarm(peer: Peer, replica: Replica) -> StateSnapshot:
+    """The newest state that the peers serve, downloaded without taking part in the run."""
+    session = peer.session
+
+    def donors() -> list[PeerId]:
+        progress = {item.owner: item.payload.step for item in session.board.items(Progress)}
+        able = [peer for peer, info, _ in session.board.items(AddressInfo) if peer in progress]
+        return sorted(able, key=lambda peer: (-progress[peer], peer))
+
+    async def fetch() -> StateSnapshot:
+        try:
+            async with asyncio.timeout(DONORS_TIMEOUT_S):
+                while not donors():
+                    await session.board.changed(session.board.generation)
+        except TimeoutError as error:
+            raise UnreachableError("no peer of the run has a state to give; is anybody training?") from error
+        state = await download(session.node, donors(), accept=replica.check, cache=session.settings.cache)
+        return state.snapshot
+
+    loop = peer.on_loop(asyncio.get_running_loop)
+    return asyncio.run_coroutine_threadsafe(fetch(), loop).result()
