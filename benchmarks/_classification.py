@@ -42,7 +42,7 @@ class Classification:
     def backward(self, samples: Sequence[int]) -> None:
         """Set the gradients of the mean loss of these samples."""
         chosen = torch.tensor(samples)
-        cross_entropy(self.model(self._x[chosen]), self._y[chosen]).backward()
+        torch.autograd.backward(cross_entropy(self.model(self._x[chosen]), self._y[chosen]))
 
     @torch.no_grad()
     def held_out_loss(self) -> float:

@@ -171,9 +171,7 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        threads = [
-            threading.Thread(target=w.close if kind is None else w.kill, daemon=True) for w in self.all
-        ]
+        threads = [threading.Thread(target=w.close if kind is None else w.kill, daemon=True) for w in self.all]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -12,8 +12,8 @@ that nobody disturbed (over all if `rounds_quiet` is 0).
     mib_per_s          the vector's size by that time
     cpu_*_s            user and system seconds of all peers in that phase
     wire_mib           bytes that the loopback device carried in the all-reduce
-    max_err, rms_err   difference of any peer's result from the true mean (computed in float64), largest over all rounds;
-                       rms_mean is the root mean square of the mean itself
+    max_err, rms_err   difference of any peer's result from the true mean (computed in float64), the largest of all
+                       rounds; rms_mean is the root mean square of the mean itself
     others_share       share of the machine's CPU time that went to other processes; above 0.10 a round is disturbed
     rounds_correct     rounds in which all peers took part, have bitwise equal results, and rms_err is within the
                        codec's bound
@@ -81,17 +81,21 @@ class FixedContributor:
         self._vector, self._parked = vector, False
 
     def report(self) -> Report:
+        """See `Contributor`."""
         return Report(SAMPLES, 1000.0, parked=self._parked)
 
     def park(self) -> None:
+        """See `Contributor`."""
         self._parked = True
         self.changed.fire()
 
     def resume(self) -> None:
+        """See `Contributor`."""
         self._parked = False
         self.changed.fire()
 
     def seal(self) -> tuple[torch.Tensor | None, int]:
+        """See `Contributor`."""
         return self._vector, SAMPLES
 
 
@@ -258,7 +262,9 @@ def main() -> int:
     options.add_argument("--warmup", type=int, default=1, help="rounds before, which do not count")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--quiet-wait", type=float, default=3.0, help="seconds to wait for others to leave the CPU")
-    options.add_argument("--profile", type=str, default="", help="folder for a profile (cProfile, CPU seconds) of each peer")
+    options.add_argument(
+        "--profile", type=str, default="", help="folder for a profile (cProfile, CPU seconds) of each peer"
+    )
     arguments = options.parse_args()
     numel = arguments.mib * (1 << 18)
     shared = {name: getattr(arguments, name) for name in ("peers", "codec", "seed", "profile")} | {"numel": numel}

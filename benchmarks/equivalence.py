@@ -12,8 +12,8 @@ the union of each step's samples as one large batch, with the same optimizer.
     rel_err_update     |p - q| / |q - q0|: the same, measured against all that training changed
     loss_gap           by codec, largest relative difference of the held-out loss after any step from that of a single
                        float32 process with the same samples
-    loss_gap_of_runs   the same, from the float32 run; its peers were faster or slower at times and drew other samples, so
-                       this has the noise of sampling in it and is not judged
+    loss_gap_of_runs   the same, from the float32 run; its peers were faster or slower at times and drew other
+                       samples, so this has the noise of sampling in it and is not judged
     loss               held-out loss with float32: before training, after it, and after it in the single process
     samples            realised batch sizes of the float32 run: [median, minimum, maximum]
     digests_equal      whether all peers ended with bitwise equal parameters, in all runs
@@ -27,6 +27,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,8 +57,11 @@ CODECS = ("float32", "float16", "int8")
 
 @dataclass
 class Run:
-    """What came of one run: `steps[s]` the samples of each peer in step s, losses after each step, final parameters
-    of each peer."""
+    """What came of one run.
+
+    `steps[s]` has the samples of each peer in step s, `losses` the held-out loss after each step, `parameters` what
+    each peer has in the end.
+    """
 
     steps: dict[int, list[list[int]]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
@@ -123,18 +127,21 @@ class NotingReplica(Replica):
         self.losses: dict[int, float] = {}
         self._pending: list[int] = []
 
-    def accumulate(self, vector: torch.Tensor, samples: int) -> bool:
+    def accumulate(self, vector: torch.Tensor, samples: float) -> bool:
+        """See `Replica`."""
         taken = super().accumulate(vector, samples)
         if taken:
             self._pending += self.current
         return taken
 
     def apply(self, mean: torch.Tensor, step: int) -> None:
+        """See `Replica`."""
         super().apply(mean, step)
         self.steps[step], self._pending = self._pending, []
         self.losses[step] = self.task.held_out_loss()
 
     def restore(self, snapshot: StateSnapshot) -> None:
+        """See `Replica`."""
         super().restore(snapshot)
         self._pending = []
 
@@ -176,7 +183,10 @@ def run_in_virtual_world(spec: RunSpec, steps: int) -> Run:
 def peer(channel: Channel, settings: dict[str, Any]) -> None:
     """The process of one peer: trains to the end of the run and tells what it did."""
     torch.set_num_threads(1)
-    index, options = settings["index"], PeerOptions(ephemeral=True, directory=settings["directory"], host="127.0.0.1")
+    index, options = (
+        settings["index"],
+        PeerOptions(ephemeral=True, directory=Path(settings["directory"]), host="127.0.0.1"),
+    )
     if settings["link"]:
         entered = join(settings["link"], options)
     else:
@@ -186,7 +196,8 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
     task, trainer = Classification(entered.spec), TRAINERS[index]
     optimizer = Optimizer(task.optimizer, entered, scheduler=task.scheduler, model=task.model)
     channel.send(ready=True)
-    channel.receive()
+    while channel.poll() is None:  # serves its state to those who come later
+        optimizer.follow(0.05)
     order, pending, steps, losses = random.Random(index), [], {}, {}
     while not optimizer.finished:
         samples = order.choices(range(SAMPLES), k=trainer.micro_batch)

@@ -62,7 +62,7 @@ def test_everyone_soon_knows_everyone_and_what_changes(size: int) -> None:
                 lambda: all(p.board.get(writer.peer_id, Progress) == progress(step) for p in swarm.peers)  # noqa: B023
             )
             assert seconds < 0.2 + 0.5 * math.log2(size)
-        await asyncio.sleep(10.0)
+        await asyncio.sleep(4.0)
 
     swarm = in_swarm(size, scenario)
     assert losses(swarm) == []
@@ -74,11 +74,10 @@ def test_fifty_peers_converge_in_seconds() -> None:
         swarm.peers[7].board.put(progress(1))
         target = swarm.peers[7].peer_id
         assert await swarm.until(lambda: all(p.board.get(target, Progress) for p in swarm.peers)) < 4.0
-        await asyncio.sleep(3.0)
+        await asyncio.sleep(1.0)
 
     swarm = in_swarm(50, scenario)
     assert losses(swarm) == []
-    assert min(len(peer.node.connected()) for peer in swarm.peers[:1]) >= 0
 
 
 def test_a_newcomer_knows_everyone_at_once_and_the_entry_knows_it() -> None:
@@ -125,10 +124,11 @@ def test_a_goodbye_is_noticed_at_once() -> None:
 
 def test_a_stopped_peer_is_dropped_accuses_nobody_and_comes_back() -> None:
     async def scenario(swarm: Swarm) -> None:
+        await asyncio.sleep(15.0)
         stopped = swarm.peers[1]
         rest = [peer for peer in swarm.peers if peer is not stopped]
         swarm.internet.stall(stopped.network)
-        assert await swarm.until(lambda: everyone_sees(rest, rest)) < 3.5
+        assert await swarm.until(lambda: everyone_sees(rest, rest)) < 3.0
         await asyncio.sleep(1.0)
         swarm.internet.resume(stopped.network)
         assert await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers)) < 5.0
@@ -137,10 +137,10 @@ def test_a_stopped_peer_is_dropped_accuses_nobody_and_comes_back() -> None:
     assert {peer for _, peer in losses(swarm)} == {swarm.peers[1].peer_id}
 
 
-@pytest.mark.parametrize("length_s", [10.0, 400.0])
+@pytest.mark.parametrize("length_s", [10.0, 200.0])
 def test_a_split_heals_even_after_all_records_ran_out(length_s: float) -> None:
     async def scenario(swarm: Swarm) -> None:
-        left, right = swarm.peers[:4], swarm.peers[4:]
+        left, right = swarm.peers[:2], swarm.peers[2:]
         for one in left:
             for other in right:
                 swarm.internet.cut(one.network, other.network)
@@ -151,7 +151,7 @@ def test_a_split_heals_even_after_all_records_ran_out(length_s: float) -> None:
                 swarm.internet.restore(one.network, other.network)
         assert await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 120.0) < 90.0
 
-    in_swarm(7, scenario, limit_s=1200.0)
+    in_swarm(4, scenario, limit_s=1200.0)
 
 
 def test_clients_behind_nat_and_bad_lines_take_part() -> None:
@@ -160,7 +160,7 @@ def test_clients_behind_nat_and_bad_lines_take_part() -> None:
         await swarm.grow(3)
         await swarm.grow(4, HostSettings(dialable=False, latency_s=0.15, loss=0.05, up_bytes_per_s=50_000))
         await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 10.0)
-        await asyncio.sleep(40.0)
+        await asyncio.sleep(20.0)
         assert everyone_sees(swarm.peers, swarm.peers)
         await swarm.close()
         return swarm
@@ -175,7 +175,7 @@ def test_clocks_may_be_wrong_by_two_minutes_but_not_by_more() -> None:
         await swarm.grow(1, HostSettings(clock_skew_s=100.0))
         await swarm.grow(1, HostSettings(clock_skew_s=-100.0))
         await swarm.until(lambda: everyone_sees(swarm.peers[:2], swarm.peers), 5.0)
-        await asyncio.sleep(200.0)
+        await asyncio.sleep(50.0)
         assert everyone_sees(swarm.peers[:2], swarm.peers)
         wrong = await swarm.add(HostSettings(clock_skew_s=86_400.0))
         await asyncio.sleep(5.0)
@@ -193,18 +193,19 @@ def test_equal_seeds_give_equal_logs() -> None:
     def log(seed: int) -> list[str]:
         async def scenario(swarm: Swarm) -> None:
             swarm.peers[0].board.put(progress(1))
-            await asyncio.sleep(3.0)
+            await asyncio.sleep(1.0)
             swarm.internet.kill(swarm.peers[5].network)
-            await asyncio.sleep(5.0)
+            await asyncio.sleep(3.0)
             await swarm.add(HostSettings(loss=0.1))
-            await asyncio.sleep(5.0)
+            await asyncio.sleep(2.0)
 
-        swarm = in_swarm(9, scenario, seed=seed)
+        swarm = in_swarm(7, scenario, seed=seed)
         lines = [f"{peer.network.name} {event.json()}" for peer in swarm.peers for event in peer.log]
         return [*lines, str(sorted(swarm.bytes_from.items()))]
 
-    assert log(1) == log(1)
-    assert log(1) != log(2)
+    first = log(1)
+    assert first == log(1)
+    assert first != log(2)
 
 
 # ---- peers that lie
@@ -224,13 +225,13 @@ async def push(liar: Peer, victim: Peer, message: msgspec.Struct) -> None:
 
 GOOD = record(progress(1), EPOCH_MS)
 LIES: dict[str, tuple[Record, str]] = {
-    "forged": (msgspec.structs.replace(GOOD, signature=bytes(64)), "wrong signature"),
+    "forged": (msgspec.structs.replace(GOOD, version=GOOD.version + 1, signature=bytes(64)), "wrong signature"),
     "altered": (msgspec.structs.replace(GOOD, version=GOOD.version + 1), "wrong signature"),
     "oversized": (msgspec.structs.replace(GOOD, payload=bytes(100_000)), "oversized"),
     "unknown name": (msgspec.structs.replace(GOOD, code=99), "unknown record name"),
     "bad key": (msgspec.structs.replace(GOOD, key=b""), "malformed key"),
     "bad payload": (
-        _records.make_record(STRANGER, RUN, 2, EPOCH_MS, EPOCH_MS + 60_000, b"\xc0"),
+        _records.make_record(STRANGER, RUN, 2, EPOCH_MS + 1, EPOCH_MS + 60_000, b"\xc0"),
         "the payload does not fit",
     ),
 }
@@ -274,13 +275,17 @@ def test_messages_that_do_not_belong_are_an_offence_of_the_sender(name: str) -> 
 
     async def scenario(swarm: Swarm) -> None:
         liar, victim = swarm.peers
-        with pytest.raises((UnreachableError, ProtocolError)):
+
+        async def lie() -> None:
             async with liar.node.open(victim.peer_id, method) as stream:
                 for number, message in enumerate(messages):
                     if number:
                         await stream.receive(Detail)
                     await stream.send(message)
                 await stream.receive(Page)
+
+        with pytest.raises((UnreachableError, ProtocolError)):
+            await lie()
         assert len(offences(victim, liar)) == 1
 
     in_swarm(2, scenario)

@@ -83,6 +83,17 @@ def test_a_growing_swarm_that_beats_more_slowly_by_agreement_makes_no_accusation
     assert detector.patience_s(P) < detector.beat_s + 5.0
 
 
+def test_more_patience_is_due_at_once_when_the_swarm_turns_out_to_be_larger() -> None:
+    detector = FailureDetector(BEAT_S)
+    detector.heard(P, 0.0)  # a newcomer hears of a large swarm before it can know its size
+    detector.beat_s = 4.0
+    assert detector.is_alive(P, 8.0)
+    detector.beat_s = 0.5
+    assert detector.is_alive(P, 8.0)
+    detector.heard(P, 8.0)
+    assert not detector.is_alive(P, 60.0)
+
+
 def test_one_stall_does_not_blunt_the_detector_for_long() -> None:
     detector = FailureDetector(BEAT_S)
     feed(detector, steady(40))

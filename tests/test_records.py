@@ -115,7 +115,14 @@ def test_a_payload_too_large_for_its_name_is_not_published(monkeypatch: pytest.M
         _records.encode_payload(StateInfo(1, "ab" * 32))
 
 
-PROGRESS_FIELDS = {"step": 1, "samples": 1, "samples_per_second": 4.0, "status": "training", "time": 1.0, "client": False}
+PROGRESS_FIELDS = {
+    "step": 1,
+    "samples": 1,
+    "samples_per_second": 4.0,
+    "status": "training",
+    "time": 1.0,
+    "client": False,
+}
 BROKEN_PAYLOADS: dict[str, object] = {
     "integer for float": {**PROGRESS_FIELDS, "samples_per_second": 4},
     "float for integer": {**PROGRESS_FIELDS, "step": 1.0},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 import torch
 
@@ -31,6 +32,7 @@ class AllReduce:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._rounds: dict[str, tuple[Round, Repairer]] = {}
+        self._past: deque[str] = deque(maxlen=64)
         self._changed = Signal()
         node.serve(PART, self._serve_part)
         node.serve(FETCH, self._serve_fetch)
@@ -71,6 +73,7 @@ class AllReduce:
             if result is None or round.result is result:
                 round.retire()
                 del self._rounds[round_id]
+                self._past.append(round_id)
 
     # ---- answering others
 
@@ -78,6 +81,8 @@ class AllReduce:
         """The round with this id and the caller's index in it; waits a little for the plan to arrive."""
         deadline = asyncio.get_running_loop().time() + EXPECT_S
         while round_id not in self._rounds:
+            if round_id in self._past:
+                raise RejectedError("that round is over here", code="round")
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 raise RejectedError("that round is unknown here", code="round")
@@ -101,7 +106,7 @@ class AllReduce:
     async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Fetch)
         round, _, _ = await self._expect(peer, request.round_id)
-        await serve_fetch(round, stream, request)
+        await round.run(serve_fetch(round, stream, request))
 
     async def _serve_lost(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Lost)

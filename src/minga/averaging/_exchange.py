@@ -25,8 +25,7 @@ async def exchange(round: Round, assignment: Assignment) -> None:
             )
             sending = asyncio.get_running_loop().create_task(_send_local(round, assignment, stream))
             try:
-                await _receive_reduced(round, assignment, stream)
-                await sending
+                await _receive_reduced(round, assignment, stream)  # then nobody waits for what is not sent by now
             finally:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)

@@ -30,7 +30,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.averaging._contributor import Contributor
-from minga.averaging._gathering import Gathering, Seat, Surroundings
+from minga.averaging._gathering import DIVERGED, Gathering, OutOfSyncError, Seat, Surroundings
 from minga.averaging._messages import (
     FromLeader,
     Join,
@@ -44,7 +44,7 @@ from minga.averaging._messages import (
     check_plan,
 )
 from minga.averaging._parts import part_sizes
-from minga.averaging._ranking import has_quorum, ranking
+from minga.averaging._ranking import has_quorum, is_majority, ranking
 from minga.core._errors import MinorityError, ProtocolError, RejectedError, RemoteError
 from minga.core._signal import Signal
 from minga.identity._keys import Identity, verify
@@ -59,12 +59,9 @@ AHEAD_PATIENCE_S = 5.0
 STAND_BY_S = 0.25
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 512 << 10
 UPDATE_PERIOD_S = 0.02
-MINORITY_CHECK_S = 0.5
+UNANIMOUS_S = 10.0
+"""Seconds for which a group of peers without a common past waits for everybody in sight, before most of them do."""
 PROBE_PERIOD_S = 1.0
-
-
-class OutOfSyncError(RejectedError):
-    """The swarm is at a later step than this peer, which has to fetch the state first."""
 
 
 class Surveyor(Protocol):
@@ -72,6 +69,9 @@ class Surveyor(Protocol):
 
     def alive(self) -> Collection[PeerId]:
         """Trainers and auxiliaries that are alive, this peer included."""
+
+    def active(self) -> Collection[PeerId]:
+        """Other living members that take part in rounds at present, at whatever step."""
 
     def at(self, step: int) -> Collection[PeerId]:
         """Other living members, not syncing, that are at `step`."""
@@ -111,14 +111,19 @@ class GroupFormation:
     ) -> None:
         self.view: tuple[PeerId, ...] = ()
         """Members of the last round that this peer took part in, its leader first; empty before the first."""
+        self.previous = ""
+        """Fingerprint of the reduced vector that led to the present state; empty if that came in another way."""
         self._node, self._identity, self._settings = node, identity, settings
         self._surveyor, self._contributor = surveyor, contributor
+        self._clients: set[PeerId] = set()
         self._step = -1
         self._gathering: Gathering | None = None
         self._following: PeerId | None = None
         self._suspects: set[PeerId] = set()
         self._changed = Signal()
         self._attempt = 0
+        self._in_minority = False
+        self._apart_since_s: float | None = None
         self._merge_into: Address | None = None
         self._tardy: set[PeerId] = set()
         node.serve(JOIN, self._serve_join)
@@ -135,14 +140,16 @@ class GroupFormation:
         Raises `OutOfSyncError` if the swarm is ahead, and `MinorityError` if the view's majority is out of sight and
         the run spec says to stop then.
         """
-        self._step, self._suspects, self._attempt = step, set(avoid), 0
+        self._step, self._suspects, self._in_minority, self._apart_since_s = step, set(avoid), False, None
         self._changed.fire()
         invited = None if self.view else await self._look_around()
         try:
             while True:
-                leader = invited or self._choose_leader()
-                invited = None
+                if self._surveyor.is_behind(step):
+                    raise OutOfSyncError("the swarm went on without us", code="behind", round=step)
+                leader, invited = invited, None
                 try:
+                    leader = leader or self._choose_leader()
                     outcome = await (self._lead() if leader is None else self._follow(leader))
                 except OutOfSyncError:
                     raise
@@ -159,6 +166,7 @@ class GroupFormation:
                     continue
                 if isinstance(outcome, Plan):
                     self.view = tuple(member.peer_id for member in outcome.members)
+                    self._clients = {member.peer_id for member in outcome.members if not member.aggregates}
                     return outcome
                 invited = outcome
         finally:
@@ -170,7 +178,7 @@ class GroupFormation:
     def _choose_leader(self) -> Address | None:
         """The address of the best leader that is not suspected, or None if that is this peer."""
         me = self._node.peer_id
-        candidates = set(self.view) or set(self._surveyor.current(self._step))
+        candidates = set(self.view) - self._clients or set(self._surveyor.current(self._step))
         if self._settings.aggregates:
             candidates.add(me)
         for peer in ranking(self._node.run_id, self._step, candidates - self._suspects):
@@ -220,8 +228,8 @@ class GroupFormation:
                     else:
                         return self._accept_plan(peer, message)
             except RejectedError as error:
-                if error.code == "behind":
-                    raise OutOfSyncError(error.message, code="behind", peer=peer, round=self._step) from error
+                if error.code in ("behind", DIVERGED):
+                    raise OutOfSyncError(error.message, code=error.code, peer=peer, round=self._step) from error
                 raise
             finally:
                 updates.cancel()
@@ -253,6 +261,7 @@ class GroupFormation:
             report=self._contributor.report(),
             suspects=tuple(sorted(self._suspects))[:64],
             seats=seats,
+            previous=self.previous,
         )
 
     def _accept_plan(self, leader: PeerId, signed: SignedPlan) -> Plan:
@@ -270,7 +279,7 @@ class GroupFormation:
     async def _lead(self) -> Plan | Address:
         me = self._node.peer_id
         own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
-        around = Surroundings(expected=self._expected, syncing=self._surveyor.syncing, abdicate=self._abdicate)
+        around = Surroundings(self._expected, self._surveyor.syncing, self._may_close, self._abdicate)
         gathering = Gathering(self._step, me, own, self._contributor, self._settings.target_batch_size, around)
         self._gathering, self._merge_into = gathering, None
         self._changed.fire()
@@ -281,7 +290,6 @@ class GroupFormation:
                 return leader
             # Who was waited for in vain (it may not reach us) is not waited for again before it joined once.
             self._tardy = (self._tardy | self._expected()) - set(gathering.everyone())
-            await self._wait_for_quorum(gathering)
             plan = self._make_plan(gathering)
             encoded = msgspec.msgpack.encode(plan)
             signed = SignedPlan(encoded, self._identity.sign(encoded, context=PLAN_CONTEXT))
@@ -299,18 +307,35 @@ class GroupFormation:
         known = (set(self.view) & set(self._surveyor.alive())) | set(self._surveyor.at(self._step))
         return known - self._suspects - self._tardy - {self._node.peer_id}
 
-    async def _wait_for_quorum(self, gathering: Gathering) -> None:
-        announced = False
-        while not has_quorum(set(gathering.everyone()) | set(self._surveyor.alive()), self.view):
-            if not announced:
-                announced = True
-                self._node.events.emit("group.minority", step=self._step, view=len(self.view))
-            if not self._settings.wait_in_minority:
-                raise MinorityError(
-                    f"only {len(gathering.everyone())} of the {len(self.view)} members of the last round can be seen "
-                    "from here; the rest may be training on without us. Check this machine's network and join again."
-                )
-            await gathering.changed.wait(MINORITY_CHECK_S)
+    def _may_close(self, group: Collection[PeerId]) -> bool:
+        """Whether `group` may take the step: no other group can exist then that may as well.
+
+        First, the majority of the last round must be in sight (else this may be the smaller side of a split). Second,
+        most of those of its members that live have to be in the group; a first group, which succeeds none, waits
+        for everybody that is in sight at its step, `UNANIMOUS_S` long, and then needs most of them, too.
+        """
+        active, me, now = set(self._surveyor.active()), self._node.peer_id, asyncio.get_running_loop().time()
+        if self._surveyor.is_behind(self._step):  # the others took it meanwhile, so none of them is at it any more
+            return False
+        if not has_quorum({*group, *self._surveyor.alive()}, self.view):
+            self._report_minority(len(group))
+            return False
+        rivals = [p for p in self.view if p in group or p in active] or sorted({me, *self._surveyor.at(self._step)})
+        if not self.view and not set(group).issuperset(rivals):
+            self._apart_since_s = self._apart_since_s or now
+            if now - self._apart_since_s < UNANIMOUS_S:
+                return False
+        return is_majority(group, rivals)
+
+    def _report_minority(self, group_size: int) -> None:
+        if not self._in_minority:
+            self._in_minority = True
+            self._node.events.emit("group.minority", step=self._step, view=len(self.view))
+        if not self._settings.wait_in_minority:
+            raise MinorityError(
+                f"only {group_size} of the {len(self.view)} members of the last round can be seen from here; "
+                "the rest may be training on without us. Check this machine's network and join again."
+            )
 
     def _make_plan(self, gathering: Gathering) -> Plan:
         seats = gathering.everyone()
@@ -325,7 +350,8 @@ class GroupFormation:
         known = [b for p in order if (b := seats[p].join.bandwidth)]
         chunk_bytes = int(min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, 0.25 * min(known)))) if known else MAX_CHUNK_BYTES
         self._attempt += 1
-        seed = f"{self._node.run_id}\n{self._step}\n{self._attempt}\n" + "\n".join(order)
+        now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
+        seed = f"{self._node.run_id}\n{self._step}\n{self._attempt}\n{now}\n" + "\n".join(order)
         return Plan(blake3(seed.encode()).hexdigest()[:32], self._step, members, tuple(borders), chunk_bytes)
 
     def _abdicate(self) -> Address | None:
@@ -384,6 +410,8 @@ class GroupFormation:
         if leader is None or address is None or leader in join.suspects or leader == peer:
             raise RejectedError("not leading and not following at the moment", code="stand_by")
         await stream.send(Redirect(address))
+        await stream.finish()
+        await stream.drain()  # it may have sent updates meanwhile
 
     def _check_join(self, peer: PeerId, join: Join) -> None:
         if join.layout != self._settings.layout:

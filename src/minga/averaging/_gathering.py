@@ -5,7 +5,7 @@ the leader knows the swarm's progress with the delay of one link, not of gossip.
 (n + elapsed * rate). Once the samples that will be there when everybody has finished the micro-batch under way reach
 the target batch size B, it asks all to *park* at their next boundary and waits for them during a grace period:
 
-    grace = 0.1 s + max(1.5 * remaining micro-batch + round trip), of those that end within max(0.25 s, 15 % of the step)
+    grace = 0.1 s + max(1.5 * remaining micro-batch + round trip), over those that end in max(0.25 s, 15 % of the step)
 
 Who is not parked by then takes part with the samples it has; its unfinished micro-batch is lost to this step, so one
 slow machine costs the others at most that period. If the sum then falls short of B (a member died while parking, or
@@ -15,12 +15,14 @@ an estimate was too high) everybody resumes. So the realised batch is at least B
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from minga.averaging._contributor import Contributor
 from minga.averaging._messages import FromLeader, FromMember, Join, Leaving, Park, Redirect, Report, Resume, SignedPlan
-from minga.core._errors import RemoteError
+from minga.core._errors import RejectedError, RemoteError
 from minga.core._signal import Signal
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
@@ -34,9 +36,15 @@ HOLD_S = 10.0
 While the swarm waits its state does not change, so that whoever can fetch it in that time gets in, however short the
 steps are; and a newcomer at most doubles the time of one step."""
 
+CLOSE_CHECK_S = 0.25
+DIVERGED = "diverged"
 MIN_GRACE_S = 0.25
 GRACE_SHARE = 0.15
 LONGEST_ROUND_TRIP_S = 8.0
+
+
+class OutOfSyncError(RejectedError):
+    """The swarm is at a later step than this peer, or in another state: it has to fetch the state first."""
 
 
 @dataclass
@@ -85,6 +93,8 @@ class Surroundings:
     """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those who have not joined."""
     syncing: Callable[[float], Collection[PeerId]]
     """Newcomers that are fetching state, each for at most the given seconds since that was first seen."""
+    may_close: Callable[[Collection[PeerId]], bool]
+    """Whether these members may take the step without the others, as far as one can see."""
     abdicate: Callable[[], Address | None]
     """Somebody else who leads this step after all, or None."""
 
@@ -135,7 +145,7 @@ class Gathering:
                 if (leader := self.around.abdicate()) is not None:
                     await self._tell_all(Redirect(leader))
                     return leader
-                if self._is_full() and await self._everyone_present() and await self._park_everyone():
+                if self._is_full() and await self._everyone_present() and await self._park_those_alike():
                     self.closed = True
                     return None
                 await self.changed.wait(self._patience_s())
@@ -169,6 +179,9 @@ class Gathering:
     def _rate(self) -> float:
         return sum(seat.report.rate for seat in self.everyone().values())
 
+    def _samples(self) -> int:
+        return sum(seat.report.samples for seat in self.everyone().values())
+
     def _grace_cap_s(self) -> float:
         rate = self._rate()
         return max(MIN_GRACE_S, GRACE_SHARE * self.target_batch_size / rate) if rate > 0 else MIN_GRACE_S
@@ -177,7 +190,7 @@ class Gathering:
         self._refresh()
         now, cap = _now(), self._grace_cap_s()
         seats = self.everyone().values()
-        if sum(seat.report.samples for seat in seats) >= self.target_batch_size:
+        if self._samples() >= self.target_batch_size:
             return True  # no matter how far the estimates were off before
         expected = sum(seat.samples_at(now, cap) for seat in seats)
         return expected >= self.target_batch_size * self.shortfall
@@ -197,6 +210,22 @@ class Gathering:
             await self.changed.wait(min(0.1, deadline - _now()))
         return self._is_full()
 
+    async def _park_those_alike(self) -> bool:
+        """Park everybody, after sending those away whose state cannot be the same as that of most; False if too few.
+
+        Raises `OutOfSyncError` if that is this peer.
+        """
+        pasts = Counter(past for seat in self.everyone().values() if (past := seat.join.previous))
+        right = max(pasts, key=lambda past: (pasts[past], past == self.own.join.previous, past), default="")
+        if self.own.join.previous not in ("", right):
+            raise OutOfSyncError("the others applied another result than this peer", code=DIVERGED, round=self.step)
+        for peer, seat in list(self.seats.items()):
+            if seat.join.previous not in ("", right) and seat.stream is not None:
+                del self.seats[peer]
+                with contextlib.suppress(RemoteError):
+                    await seat.stream.refuse(DIVERGED, "it applied another result in the last round than most others")
+        return self._is_full() and await self._park_everyone()
+
     async def _park_everyone(self) -> bool:
         now = _now()
         cap = self._grace_cap_s()
@@ -209,16 +238,30 @@ class Gathering:
         while _now() < deadline and not all(_is_parked(seat) for seat in self.everyone().values()):
             await self.changed.wait(deadline - _now())
             self._refresh()
-        patience_s = max(HOLD_S, _now() - self._begun_s)
-        while set(self.around.syncing(patience_s)) - set(self.everyone()):
-            await self.changed.wait(0.1)
+        await self._hold_for_newcomers()
+        while not self.around.may_close(self.everyone()):
+            if self.around.abdicate() is not None:
+                break
+            await self.changed.wait(CLOSE_CHECK_S)
+        else:
+            await self._hold_for_newcomers()
         self._refresh()
-        if sum(seat.report.samples for seat in self.everyone().values()) >= self.target_batch_size:
+        if self.around.may_close(self.everyone()) and self._samples() >= self.target_batch_size:
             return True
         self.shortfall = min(1.05, self.shortfall + 0.01)
         self.contributor.resume()
         await self._tell_all(Resume())
         return False
+
+    async def _hold_for_newcomers(self) -> None:
+        """Wait for those who are fetching the present state, and then a little for each of them to join."""
+        patience_s = max(HOLD_S, _now() - self._begun_s)
+        until: dict[PeerId, float] = {}
+        while True:
+            until.update(dict.fromkeys(self.around.syncing(patience_s), _now() + JOIN_GRACE_S))
+            if all(peer in self.seats or _now() >= until[peer] for peer in until):
+                return
+            await self.changed.wait(0.1)
 
     async def _tell_all(self, message: FromLeader, members: Collection[PeerId] | None = None) -> None:
         async def tell(seat: Seat) -> None:

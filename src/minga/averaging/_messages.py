@@ -47,7 +47,8 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `layout` is the fingerprint of its vector, `bandwidth` its declared rate in bytes per second (None: unknown),
     `suspects` the peers before this leader in the ranking from which it hears nothing, `seats` how many members have
-    joined the sender itself (two leaders of one step settle by this who goes on), -1 for a newcomer that looks around.
+    joined the sender itself (two leaders of one step settle by this who goes on), -1 for a newcomer that looks around,
+    `previous` the fingerprint of the reduced vector that led to `step`, empty if its state came in another way.
     """
 
     step: Step
@@ -58,6 +59,7 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report: Report
     suspects: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=64)] = ()
     seats: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_MEMBERS)] = 0
+    previous: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="update"):

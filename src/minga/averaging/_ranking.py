@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from blake3 import blake3
 
@@ -34,3 +34,9 @@ def has_quorum(alive: set[PeerId], view: Iterable[PeerId]) -> bool:
     if not members or 2 * present != len(members):
         return not members or 2 * present > len(members)
     return present > 0 and (members[0] in alive or len(members) == 2)
+
+
+def is_majority(group: Collection[PeerId], living: Sequence[PeerId]) -> bool:
+    """Whether `group` has more than half of `living`, or half of them and the first: of two groups at most one has."""
+    present = sum(1 for peer in living if peer in group)
+    return 2 * present > len(living) or (2 * present == len(living) and (not living or living[0] in group))

@@ -46,20 +46,25 @@ class Reducer:
             raise RejectedError("too late, this part goes on without it", code="late")
         self._seen.add(sender)
         self._absent.discard(sender)
+        await self._round.run(self._converse(sender, hello, stream))
+
+    async def _converse(self, sender: int, hello: PartHello, stream: MessageStream) -> None:
         sending = asyncio.get_running_loop().create_task(self._send_results(stream))
         try:
             if hello.weight == 0:
                 self._drop(sender)
             else:
                 await self._receive(sender, float(hello.weight), stream)
+            await sending
         except RemoteError as error:
             self._drop(sender, error.message)
             if isinstance(error, ProtocolError):
                 raise
         finally:
-            if self._round.aborted:
-                sending.cancel()
+            sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+        if self._round.aborted:
+            raise RejectedError(self._round.aborted, code="aborted")
 
     # ---- receiving
 
@@ -70,8 +75,10 @@ class Reducer:
             body = bytearray(chunk.encoded_bytes)
             await stream.receive_bulk_into(memoryview(body))
             round.bytes_received += chunk.encoded_bytes
+            if round.aborted:
+                return
             if sender not in self._pending[index]:
-                return  # given up meanwhile
+                continue  # given up meanwhile; it still gets the result
             accumulator = self._open(index)
             try:
                 chunk.codec.decode_add(body, accumulator, weight)

@@ -24,6 +24,7 @@ import torch
 
 from minga.averaging._layout import Chunk, VectorLayout
 from minga.averaging._messages import Assignment, Plan
+from minga.core._errors import UnreachableError
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
 from minga.network._node import Node
@@ -116,6 +117,19 @@ class Round:
         task = self.node.spawn(coroutine)
         self._tasks[task] = towards
         task.add_done_callback(lambda t: self._tasks.pop(t, None))
+
+    async def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Do something that uses this round's buffers; raises `UnreachableError` if the round is retired meanwhile."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks[task] = self.me
+        try:
+            await asyncio.wait([task])
+            if task.cancelled():
+                raise UnreachableError("the round is over", round=self.plan.step)
+            task.result()
+        finally:
+            task.cancel()
+            self._tasks.pop(task, None)
 
     def bitmap(self) -> bytes:
         """Which chunks this member has, one bit each, lowest bit first."""

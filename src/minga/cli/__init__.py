@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import sys
 from collections.abc import Sequence
+
+from minga.cli import _exit
 
 __all__ = ["main"]
 
@@ -12,18 +16,24 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code; see `minga --help` for the codes."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    sys.exit(_run(given))
+    code = _run(given)
+    if code in (_exit.INTERRUPTED, _exit.TERMINATED):
+        # All goodbyes are said by now. An interpreter that is torn down in the middle of an import takes seconds.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    # The interpreter collects garbage several times while it ends; with torch loaded that takes seconds for nothing.
+    gc.freeze()
+    sys.exit(code)
 
 
 def _run(arguments: list[str]) -> int:
-    from minga.cli import _exit
-
     json_output = "--json" in arguments
     try:
         return _invoke(arguments)
     except KeyboardInterrupt:
-        print("minga: interrupted", file=sys.stderr)
-        return _exit.INTERRUPTED
+        return _exit.report_interrupt(json_output=json_output)
     except BrokenPipeError:
         # Whoever read the output is gone; keep the interpreter from complaining when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -39,17 +49,18 @@ def _run(arguments: list[str]) -> int:
 def _invoke(arguments: list[str]) -> int:
     import typer
 
-    from minga.cli import _exit
     from minga.cli._app import app
 
     try:
         result = app(arguments, standalone_mode=False, prog_name="minga")
     except typer.Exit as end:
-        return int(end.exit_code)
+        result = end.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
         if _exit.is_usage_error(error):
             return _exit.report_usage(error, json_output="--json" in arguments)
         raise
+    if result == _exit.INTERRUPTED:  # how the parser passes a KeyboardInterrupt on
+        raise KeyboardInterrupt
     return result if isinstance(result, int) else _exit.OK

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from minga.cli._context import make_context
 from minga.cli._exit import EXPLANATION
 
 app = typer.Typer(
@@ -20,7 +21,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LinkArgument = Annotated[str, typer.Argument(metavar="LINK", help="The word that begins with minga1.", show_default=False)]
+LinkArgument = Annotated[
+    str, typer.Argument(metavar="LINK", help="The word that begins with minga1.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text; the last is a summary.")]
 Directory = Annotated[
     Path | None, typer.Option(help="Where runs keep files and checkpoints (default: the user's data folder).")
@@ -37,15 +40,6 @@ Download = Annotated[str | None, typer.Option("--max-download", help="The same f
 Bind = Annotated[str | None, typer.Option("--host", help="IP address to bind (default: all interfaces).")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
 LeashFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
-
-
-def context(json_output: bool) -> Any:
-    """Where the command writes and how it is interrupted."""
-    from minga.cli._interrupt import Interruption
-    from minga.cli._output import Output
-    from minga.cli._session import Context
-
-    return Context(Output(json_output=json_output), Interruption())
 
 
 @app.callback(invoke_without_command=True)
@@ -67,11 +61,10 @@ def demo(
     json_output: Json = False,
 ) -> None:
     """Train ALBERT on bundled text with several peers on this machine, kill one on the way, let one join late."""
+    ready = make_context(json_output=json_output)
     from minga.cli._demo import DemoOptions, run_demo
-    from minga.cli._interrupt import Interruption
-    from minga.cli._output import Output
 
-    raise typer.Exit(run_demo(DemoOptions(minutes, peers, directory), Output(json_output=json_output), Interruption()))
+    raise typer.Exit(run_demo(DemoOptions(minutes, peers, directory), ready.output, ready.interruption))
 
 
 @app.command()
@@ -101,12 +94,12 @@ def host(
         return
     if spec is None:
         raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
-    ready = context(json_output)
+    ready = make_context(json_output=json_output, leash=leash, slow_imports=True)
     from minga.cli._host import HostOptions, run_host
     from minga.cli._session import WorkOptions, peer_options
 
     peer = peer_options(role, identity=identity, ephemeral=ephemeral, directory=directory, host=bind, port=port)
-    run_host(spec, peer, WorkOptions(device, micro_batch, threads, leash), HostOptions(show_qr=qr), ready)
+    run_host(spec, peer, WorkOptions(device, micro_batch, threads), HostOptions(show_qr=qr), ready)
 
 
 @app.command()
@@ -116,6 +109,10 @@ def join(
     device: Device = "auto",
     micro_batch: MicroBatch = None,
     threads: Threads = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Own .txt or .jsonl files to train on instead of the run's; may be repeated."),
+    ] = None,
     max_upload: Upload = None,
     max_download: Download = None,
     bind: Bind = None,
@@ -127,7 +124,7 @@ def join(
     json_output: Json = False,
 ) -> None:
     """Take part in a run with this machine; everything else comes with the link. Ctrl-C leaves at any time."""
-    ready = context(json_output)
+    ready = make_context(json_output=json_output, leash=leash, slow_imports=True)
     from minga.cli._join import run_join
     from minga.cli._session import WorkOptions, peer_options
 
@@ -141,7 +138,7 @@ def join(
         host=bind,
         port=port,
     )
-    run_join(link, peer, WorkOptions(device, micro_batch, threads, leash), ready)
+    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), ready)
 
 
 @app.command()
@@ -160,7 +157,7 @@ def status(
     json_output: Json = False,
 ) -> None:
     """Look at a run without taking part: step, loss, peers by role and state, speed."""
-    ready = context(json_output)
+    ready = make_context(json_output=json_output)
     from minga.cli._session import peer_options
     from minga.cli._status import StatusOptions, run_status
 
@@ -176,7 +173,7 @@ def doctor(
     json_output: Json = False,
 ) -> None:
     """Check this machine, and with a LINK the way into its run; names the hop that fails and what to do."""
-    ready = context(json_output)
+    ready = make_context(json_output=json_output)
     from minga.cli._doctor import run_doctor
 
     raise typer.Exit(run_doctor(link, identity, bind, ready.output))
@@ -193,7 +190,7 @@ def export(
     json_output: Json = False,
 ) -> None:
     """Write the model as transformers loads it, from a live run or from the newest checkpoint of a run's folder."""
-    ready = context(json_output)
+    ready = make_context(json_output=json_output)
     from minga.cli._export import run_export
     from minga.cli._session import peer_options
 

@@ -27,7 +27,8 @@ class Child:
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, inbox: queue.Queue[tuple[Child, Any]]) -> None:
-        self.name, self.events, self.begun = name, [], time.time()  # type: list[dict[str, Any]]
+        self.name, self.begun = name, time.time()
+        self.events: list[dict[str, Any]] = []
         self._inbox, self._log = inbox, log
         self._errors = log.with_suffix(".err")
         with self._errors.open("wb") as errors:
@@ -100,11 +101,11 @@ class Child:
         return LocalError(f"{self.name} ended by itself with exit code {self.process.poll()}")
 
     def _read(self) -> None:
-        assert_pipe = self.process.stdout
-        if assert_pipe is None:
+        pipe = self.process.stdout
+        if pipe is None:
             return
         with self._log.open("wb") as log:
-            for line in assert_pipe:
+            for line in pipe:
                 log.write(line)
                 log.flush()
                 with contextlib.suppress(ValueError):

@@ -1,8 +1,8 @@
 """`minga demo`: an organiser and several trainers as processes on this machine, with a death and a late arrival.
 
-    start ── train ──────────────┬── train ────────┬── train ─────────────────── end ── compare digests, plot, summary
-             all trainers        │ a third: one is │ a half: a newcomer joins
-                                 │ killed          │ and downloads the state
+start ── train ──────────────┬── train ────────┬── train ─────────────────── end ── compare digests, plot, summary
+         all trainers        │ a third: one is │ a half: a newcomer joins
+                             │ killed          │ and downloads the state
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from minga.core._errors import ConfigurationError, LocalError, StorageError
 
 SETUP_LIMIT_S = 180.0
 GOODBYE_LIMIT_S = 20.0
+GRACE_S = 0.2
+"""How long children may take to end by themselves when the demo is broken off; Ctrl-C has to work within a second."""
+
 MICRO_BATCH = 8
 PROGRESS_PERIOD_S = 10.0
 STEPS_TO_THE_END = 2
@@ -103,7 +106,7 @@ class _Demo:
         """End whatever still runs; safe to call at any time and from any thread."""
         for child in self.children:
             child.let_go()
-        deadline = time.monotonic() + 0.5
+        deadline = time.monotonic() + GRACE_S
         for child in self.children:
             if not child.wait(max(0.0, deadline - time.monotonic())):
                 child.kill()
@@ -117,7 +120,9 @@ class _Demo:
         organiser = self._start("organiser", ["host", str(spec)])
         self._until(lambda: organiser.first("link") is not None, "the organiser has a link")
         event = organiser.first("link") or {}
-        self._tell(f"The organiser hosts run {str(event['run_id'])[:10]} and has a link of {len(event['link'])} letters.")
+        self._tell(
+            f"The organiser hosts run {str(event['run_id'])[:10]} and has a link of {len(event['link'])} letters."
+        )
         return organiser, str(event["link"])
 
     def _start_trainer(self, name: str, link: str) -> Child:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import statistics
 from collections.abc import Iterator, Sequence
@@ -40,7 +41,7 @@ class DemoFacts:
 def normal_step_s(steps: Sequence[tuple[float, int, int]]) -> float:
     """Median seconds between two of the last 20 steps; 0 with fewer than two."""
     times = [time for time, _, _ in steps[-21:]]
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(times)]
     return statistics.median(gaps) if gaps else 0.0
 
 
@@ -62,7 +63,7 @@ def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
     result, ready = facts.organiser.summary, facts.newcomer.first("ready")
     first, last = result.get("first", {}).get("heldout_mlm_loss"), result.get("last", {}).get("heldout_mlm_loss")
     late_join_s = round(ready["t"] - facts.newcomer.begun, 3) if ready else None
-    finals = [(c.summary.get("digest_step"), c.summary.get("digest")) for c in [facts.organiser, *facts.survivors]]
+    finals = [(c.summary.get("step"), c.summary.get("digest")) for c in [facts.organiser, *facts.survivors]]
     figures: dict[str, Any] = {
         "steps": result.get("step", 0),
         "heldout_loss_first": first,

@@ -138,7 +138,9 @@ async def _network(host: str | None) -> Check:
         await two.connect(Address(address.peer_id, local))
         return Check(name, True, f"bound to {', '.join(address.direct[:4])}")
     except MingaError as error:
-        return Check(name, False, str(error), "look at the firewall of this machine: it has to let this program use UDP")
+        return Check(
+            name, False, str(error), "look at the firewall of this machine: it has to let this program use UDP"
+        )
     finally:
         for network in (two, one):
             if network is not None:

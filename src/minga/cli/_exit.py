@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-
+from collections.abc import Callable
 from typing import Any
 
 from minga.core._errors import (
@@ -24,6 +24,9 @@ EXPLANATION = (
     "link · 3 another peer, or nobody, answered · 4 the disk refused · 5 another trouble of this machine · "
     "130 ended by Ctrl-C · 143 told to end."
 )
+
+before_last_line: list[Callable[[], None]] = []
+"""Called before the summary of a failure is printed, so that it is the last line of the output."""
 
 
 def code_of(error: BaseException) -> int:
@@ -48,12 +51,14 @@ def report(error: BaseException, *, json_output: bool) -> int:
     """Say on stderr what failed, in one line (with `json_output` also as the last line of stdout); the exit code."""
     code = code_of(error)
     message = " ".join(str(error).split()) or type(error).__name__
-    print(f"minga: {message}{' ' if advice(error) else ''}{advice(error)}", file=sys.stderr, flush=True)
+    hint = advice(error)
+    stop = "" if not hint else " " if message.endswith((".", "!", "?")) else ". "
+    print(f"minga: {message}{stop}{hint}", file=sys.stderr, flush=True)
     if json_output:
         fields: dict[str, object] = {"summary": True, "ok": False, "error": type(error).__name__, "message": message}
         if isinstance(error, RemoteError):
             fields |= {"peer": error.peer, "round": error.round, "phase": error.phase}
-        print(json.dumps({**fields, "exit_code": code}), flush=True)
+        _print_last_line({**fields, "exit_code": code})
     return code
 
 
@@ -72,5 +77,20 @@ def report_usage(error: Any, *, json_output: bool) -> int:
     error.show()
     if json_output:
         fields = {"summary": True, "ok": False, "error": "UsageError", "message": error.format_message()}
-        print(json.dumps({**fields, "exit_code": USAGE}), flush=True)
+        _print_last_line({**fields, "exit_code": USAGE})
     return USAGE
+
+
+def report_interrupt(*, json_output: bool) -> int:
+    """Say that Ctrl-C ended the command."""
+    print("minga: interrupted", file=sys.stderr)
+    if json_output:
+        fields = {"summary": True, "ok": False, "error": "KeyboardInterrupt", "message": "interrupted"}
+        _print_last_line({**fields, "exit_code": INTERRUPTED})
+    return INTERRUPTED
+
+
+def _print_last_line(fields: dict[str, object]) -> None:
+    for prepare in before_last_line:
+        prepare()
+    print(json.dumps(fields), flush=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from minga.cli._session import Context, wire
+from minga.cli._context import Context
+from minga.cli._session import wire
 from minga.core._errors import ConfigurationError, UnreachableError
 from minga.core._run_spec import RunSpec
 from minga.network._interface import PeerId

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from minga.cli._context import Context, collect_again
 from minga.cli._prepared import prepared_files
-from minga.cli._session import Context, WorkOptions, apply_threads, own_digest, take_leash, wire
+from minga.cli._session import WorkOptions, apply_threads, wire
 from minga.cli._views import organiser_lines, organiser_view
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec import RunSpec
@@ -34,7 +35,6 @@ def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, options: Hos
     """Prepare, host, and stay until the run ends or Ctrl-C comes."""
     spec = RunSpec.from_file(spec_path)
     output = context.output
-    leash = take_leash(context, work)
     if spec.model.recipe == "custom":
         if peer.role not in ("monitor", "auxiliary"):
             raise ConfigurationError(
@@ -46,22 +46,23 @@ def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, options: Hos
     files = prepared_files(spec, peer.directory)
     with host(spec, peer, files=files) as hosted:
         wire(context, hosted)
-        _Hosting(hosted, work, options, context, leash).run()
+        _Hosting(hosted, work, options, context).run()
 
 
 class _Hosting:
     """One `minga host`."""
 
-    def __init__(self, peer: Peer, work: WorkOptions, options: HostOptions, context: Context, leash: Any) -> None:
+    def __init__(self, peer: Peer, work: WorkOptions, options: HostOptions, context: Context) -> None:
         from minga.monitor._history import FILE_NAME, History
         from minga.monitor._watcher import Watcher
 
-        self.peer, self.work, self.options, self.output, self.leash = peer, work, options, context.output, leash
+        self.peer, self.work, self.options, self.output, self.leash = peer, work, options, context.output, context.leash
         self.history = History(peer.directory / FILE_NAME)
         self.watcher = Watcher(peer, self.history, from_start=True)
         self.figures: dict[str, float] = {}
         self.first_figures: dict[str, float] = {}
         self._evaluation_due = 0.0
+        self._evaluated_step = -1
         self._evaluation_begun = 0.0
 
     def run(self) -> None:
@@ -69,6 +70,7 @@ class _Hosting:
         from minga.cli._output import Ticker
 
         if self.peer.role == "monitor":
+            collect_again()
             self._announce()
             with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
                 while not self._is_over(0):
@@ -86,23 +88,25 @@ class _Hosting:
         evaluator = Evaluator(self.peer.spec, self.peer.files, run.model, self._on_figures)
         self._evaluate(evaluator, run)
         evaluator.wait()
+        collect_again()
         self._announce()
         with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
 
             def between() -> None:
                 ticker.check()
-                if time.monotonic() >= self._evaluation_due and not evaluator.is_busy:
+                new = run.step != self._evaluated_step
+                if new and time.monotonic() >= self._evaluation_due and not evaluator.is_busy:
                     self._evaluate(evaluator, run)
 
             if self.peer.role == "auxiliary":
                 run.follow(self._is_over, between)
             else:
-                run.train(lambda step: between() or self._is_over(step), lambda *_: None)
+                run.train(self._is_over, lambda *_: between())
             evaluator.wait()
             self._evaluate(evaluator, run)
             evaluator.wait()
             run.optimizer.save_checkpoint()
-            self._summarise(run.step, finished=run.finished)
+            self._summarise(run)
             if run.finished and self.options.stay:
                 self.output.say(
                     f"The run is complete after {run.step} steps. Its state stays available until Ctrl-C, which is "
@@ -126,7 +130,7 @@ class _Hosting:
         return self.leash is not None and self.leash.is_over(step)
 
     def _evaluate(self, evaluator: Any, run: Any) -> None:
-        self._evaluation_due = math.inf
+        self._evaluation_due, self._evaluated_step = math.inf, run.step
         self._evaluation_begun = time.monotonic()
         evaluator.start(run.model, run.step)
 
@@ -139,14 +143,12 @@ class _Hosting:
         self.output.event("evaluation", step=step, seconds=round(took_s, 3), **figures)
         self.history.add(time.time(), "evaluation", step=step, **figures)
 
-    def _summarise(self, step: int, *, finished: bool) -> None:
-        digest = own_digest(self.peer)
+    def _summarise(self, run: Any) -> None:
         self.output.summary(
             ok=True,
-            step=step,
-            finished=finished,
-            digest_step=digest[0] if digest else None,
-            digest=digest[1] if digest else None,
+            step=run.step,
+            finished=run.finished,
+            digest=run.optimizer.digest(),
             first=self.first_figures,
             last=self.figures,
             directory=str(self.peer.directory),

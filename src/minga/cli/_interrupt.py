@@ -21,8 +21,8 @@ from types import FrameType
 
 from minga.cli._exit import INTERRUPTED, TERMINATED
 
-PATIENCE_S = 0.3
-DEADLINE_S = 0.9
+PATIENCE_S = 0.25
+DEADLINE_S = 0.8
 
 
 class Terminated(BaseException):

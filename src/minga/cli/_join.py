@@ -8,7 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from minga.cli._session import Context, WorkOptions, apply_threads, own_digest, take_leash, wire
+from minga.cli._context import Context, collect_again
+from minga.cli._session import WorkOptions, apply_threads, wire
 from minga.cli._views import volunteer_lines, volunteer_view
 from minga.core._errors import ConfigurationError
 from minga.core._events import Event
@@ -42,7 +43,6 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, context: Context) 
     from minga.identity._links import Link
 
     parsed = Link.parse(link)
-    leash = take_leash(context, work)
     apply_threads(work.threads)
     context.output.say("Looking for the run …")
     with join(parsed, peer) as joined:
@@ -52,17 +52,17 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, context: Context) 
                 "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
                 "use the program that the organiser gave you: it calls minga.join with this link"
             )
-        _Joining(joined, work, context, leash).run()
+        _Joining(joined, work, context).run()
 
 
 class _Joining:
     """One `minga join`."""
 
-    def __init__(self, peer: Peer, work: WorkOptions, context: Context, leash: Any) -> None:
+    def __init__(self, peer: Peer, work: WorkOptions, context: Context) -> None:
         from minga.monitor._history import History
         from minga.monitor._watcher import Watcher
 
-        self.peer, self.work, self.output, self.leash = peer, work, context.output, leash
+        self.peer, self.work, self.output, self.leash = peer, work, context.output, context.leash
         self.watcher = Watcher(peer, History(None))
         self._lock = threading.Lock()
         self._begun = time.monotonic()
@@ -82,11 +82,15 @@ class _Joining:
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
         with Ticker(self.output, self._look, volunteer_view, volunteer_lines) as ticker:
             if self.peer.role == "monitor":
+                collect_again()
                 while not (self.leash and self.leash.is_over(self.watcher.look().step)):
                     ticker.check()
                     time.sleep(0.5)
                 return
-            run = RecipeRun(self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch)
+            run = RecipeRun(
+                self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch, data=self.work.data
+            )
+            collect_again()
             self._step, self._phase = run.step, "training"
             self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
 
@@ -102,7 +106,6 @@ class _Joining:
         self._summarise(run)
 
     def _summarise(self, run: Any) -> None:
-        digest = own_digest(self.peer)
         seconds = time.monotonic() - self._begun
         self.output.say(
             f"{'The run is complete' if run.finished else 'Stopped'} at step {run.step}. This machine took part in "
@@ -112,8 +115,7 @@ class _Joining:
             ok=True,
             step=run.step,
             finished=run.finished,
-            digest_step=digest[0] if digest else None,
-            digest=digest[1] if digest else None,
+            digest=run.optimizer.digest(),
             steps_contributed=self._contributed,
             samples=self._samples,
             dropped_micro_batches=run.optimizer.dropped_micro_batches,

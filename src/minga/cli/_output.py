@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import queue
 import sys
 import threading
 import time
@@ -12,10 +15,15 @@ from typing import Any
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from minga.cli import _exit
+
 QUIET_EVENTS = frozenset({"sync.progress", "member.status", "record.ignored", "state.published"})
 """Events that come too often to be lines of the JSON output."""
 
+MAX_WAITING_LINES = 10_000
+STOP_S = 0.2
 REFRESH_S = 0.25
+PLAIN_WIDTH = 120
 PLAIN_PERIOD_S = 5.0
 """Seconds between two plain lines of progress where there is no terminal."""
 
@@ -24,37 +32,65 @@ class Output:
     """Where a command writes. Any thread may use it.
 
     `json_output`: one JSON object per line on stdout; `event` names it, `t` is Unix time, the last has "summary": true.
+    Lines are written by a thread of their own, since nothing in a peer may wait for whoever reads a pipe; if that
+    reader is slower than events come, events are left out and `left_out` in the summary counts them.
     """
 
     def __init__(self, *, json_output: bool) -> None:
         self.json_output = json_output
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console = Console(highlight=False, width=PLAIN_WIDTH)
         self.interactive = self.console.is_terminal and not json_output
         self._lock = threading.Lock()
         self._ended = False
+        self._left_out = 0
+        self._lines: queue.Queue[str] = queue.Queue(MAX_WAITING_LINES)
+        if json_output:
+            threading.Thread(target=self._write_forever, name="minga-output", daemon=True).start()
+            _exit.before_last_line.append(self.stop)
 
     def event(self, kind: str, **fields: Any) -> None:
         """A line of JSON; nothing for people."""
         if self.json_output and not self._ended and kind not in QUIET_EVENTS:
-            self._write_json({"t": round(time.time(), 3), "event": kind, **fields})
+            try:
+                self._lines.put_nowait(_line({"t": round(time.time(), 3), "event": kind, **fields}))
+            except queue.Full:
+                self._left_out += 1
 
     def say(self, text: RenderableType) -> None:
         """A line for people; nothing in JSON."""
         if not self.json_output:
             with self._lock:
-                self.console.print(text)
+                self.console.print(text, soft_wrap=isinstance(text, str))
 
     def summary(self, **fields: Any) -> None:
         """The last line of JSON: what comes after it is dropped."""
         if self.json_output:
-            self._write_json({"summary": True, **fields})
             self._ended = True
+            self._lines.put(_line({"summary": True, **fields, "left_out": self._left_out}))
+            self._lines.join()
 
-    def _write_json(self, fields: dict[str, Any]) -> None:
-        line = json.dumps(fields, default=str)
-        with self._lock:
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+    def stop(self) -> None:
+        """Drop further events, and wait a moment for those that were not written yet."""
+        self._ended = True
+        deadline = time.monotonic() + STOP_S
+        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _write_forever(self) -> None:
+        while True:
+            line = self._lines.get()
+            # Below Python's buffered stdout: a thread inside it would hold its lock while the interpreter ends.
+            data = line.encode()
+            with contextlib.suppress(OSError):  # whoever read the pipe is gone
+                while data:
+                    data = data[os.write(sys.stdout.fileno(), data) :]
+            self._lines.task_done()
+
+
+def _line(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, default=str) + "\n"
 
 
 class Ticker:

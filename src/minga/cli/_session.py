@@ -1,13 +1,11 @@
-"""What `host` and `join` have in common: options of a peer, and the context in which a command runs."""
+"""What `host` and `join` have in common: options of a peer, and how it is tied to the command."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from minga.cli._interrupt import Interruption
-from minga.cli._leash import Leash
-from minga.cli._output import Output
+from minga.cli._context import Context
 from minga.core._errors import ConfigurationError
 from minga.core._events import Event
 from minga.core._units import parse_rate
@@ -16,21 +14,13 @@ from minga.training._peer import Peer
 
 
 @dataclass(frozen=True)
-class Context:
-    """Where a command writes, and how it is interrupted."""
-
-    output: Output
-    interruption: Interruption
-
-
-@dataclass(frozen=True)
 class WorkOptions:
-    """How a command uses the machine. `leash` makes it obey its parent process; see `Leash`."""
+    """How a command uses the machine; `data` is own text in place of the run's."""
 
     device: str = "auto"
     micro_batch: int | None = None
     threads: int | None = None
-    leash: bool = False
+    data: tuple[str, ...] = ()
 
 
 def peer_options(
@@ -69,11 +59,6 @@ def apply_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def take_leash(context: Context, options: WorkOptions) -> Leash | None:
-    """Obey the parent process, if that is asked for."""
-    return Leash(context.interruption.trigger) if options.leash else None
-
-
 def wire(context: Context, peer: Peer) -> None:
     """Close the peer on Ctrl-C whatever the main thread does, and pass its events on as JSON."""
     context.interruption.on_interrupt(peer.close)
@@ -83,15 +68,3 @@ def wire(context: Context, peer: Peer) -> None:
 
     if context.output.json_output:
         peer.subscribe(forward)
-
-
-def own_digest(peer: Peer) -> tuple[int, str] | None:
-    """Step and digest of the state that this peer published last."""
-    from minga.network._interface import PeerId
-    from minga.network._records import StateInfo
-
-    def read() -> tuple[int, str] | None:
-        info = peer.session.board.get(PeerId(peer.peer_id), StateInfo)
-        return None if info is None else (info.step, info.digest)
-
-    return peer.on_loop(read)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minga.cli._context import Context
 from minga.cli._output import Output, Ticker
-from minga.cli._session import Context, wire
+from minga.cli._session import wire
 from minga.cli._views import headline, organiser_view, peers_by_kind
 from minga.core._errors import ConfigurationError
 from minga.monitor._history import FILE_NAME, History, read_history

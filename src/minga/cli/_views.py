@@ -26,7 +26,7 @@ def headline(status: RunStatus) -> str:
     last = f" of {status.last_step}" if status.last_step else ""
     parts = [
         f"step {status.step}{last}",
-        f"loss {status.loss:.3f}" if status.loss is not None else "loss –",
+        f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet",
         f"{status.samples}/{status.target_batch_size} samples towards the next step",
         f"{status.samples_per_second:.1f} samples/s",
         f"{status.members} {'peer' if status.members == 1 else 'peers'} training together",
@@ -43,12 +43,10 @@ def peers_by_kind(status: RunStatus) -> str:
 def peer_table(status: RunStatus) -> Table:
     """One row for each peer."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("peer", "role", "state", "step", "samples/s", "samples", "sent", "received", "path"):
-        table.add_column(name, justify="left" if name in ("peer", "role", "state", "path") else "right")
+    for name in ("peer", "role", "state", "step", "samples/s", "samples", "sent, received", "path"):
+        table.add_column(name, justify="left" if name in ("peer", "role", "state", "path") else "right", no_wrap=True)
     for peer in status.peers[:MAX_ROWS]:
         table.add_row(*_cells(peer))
-    if len(status.peers) > MAX_ROWS:
-        table.add_row(f"… and {len(status.peers) - MAX_ROWS} more")
     return table
 
 
@@ -59,7 +57,10 @@ def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableTy
         lines.append(Text(_figures(figures)))
     if status.digests_agree is False:
         lines.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
-    return Panel(Group(*lines, Text(), peer_table(status)), title=status.name, title_align="left")
+    lines += [Text(), peer_table(status)]
+    if len(status.peers) > MAX_ROWS:
+        lines.append(Text(f"… and {len(status.peers) - MAX_ROWS} more", style="dim"))
+    return Panel(Group(*lines), title=status.name, title_align="left")
 
 
 def organiser_lines(status: RunStatus, figures: dict[str, float]) -> Iterator[str]:
@@ -91,20 +92,21 @@ def _own(part: OwnPart) -> str:
 
 
 def _figures(figures: dict[str, float]) -> str:
-    shown = ", ".join(f"{name.removeprefix('heldout_')} {value:.3f}" for name, value in figures.items() if name != "step")
+    shown = ", ".join(
+        f"{name.removeprefix('heldout_')} {value:.3f}" for name, value in figures.items() if name != "step"
+    )
     return f"held out at step {figures['step']:.0f}: {shown}"
 
 
 def _cells(peer: PeerStatus) -> tuple[str, ...]:
     trip = f" {peer.round_trip_s * 1000:.0f} ms" if peer.round_trip_s is not None else ""
     return (
-        peer.peer_id[:10] + (" (here)" if peer.is_self else ""),
+        "this one" if peer.is_self else peer.peer_id[:10],
         peer.role,
         peer.status or "watching",
         str(peer.step),
         f"{peer.samples_per_second:.1f}",
         str(peer.total_samples),
-        format_size(peer.bytes_sent),
-        format_size(peer.bytes_received),
-        f"{peer.path}{trip}" if peer.path else "–",
+        f"{format_size(peer.bytes_sent)}, {format_size(peer.bytes_received)}",
+        f"{peer.path}{trip}" if peer.path else "-",
     )

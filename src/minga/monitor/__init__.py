@@ -1,0 +1,1 @@
+"""Status, history and plots of a run, as one peer sees it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ def plot_history(entries: Sequence[Entry], path: Path, *, title: str = "") -> No
         figure.savefig(unfinished, format="png", dpi=110)
         unfinished.replace(path)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
 
@@ -58,9 +60,9 @@ def _draw(
     for entry in entries:
         if entry["event"] in _MARKS:
             colour, label = _MARKS[entry["event"]]
-            style = {"color": colour, "linestyle": ":", "linewidth": 1.0, "label": "" if label in named else label}
-            by_time.axvline((entry["t"] - begin) / unit_s, **style)
-            by_samples.axvline(_samples_at(entries, entry["t"]), **style)
+            line = {"color": colour, "linestyle": ":", "linewidth": 1.0, "label": "" if label in named else label}
+            by_time.axvline((entry["t"] - begin) / unit_s, **line)
+            by_samples.axvline(_samples_at(entries, entry["t"]), **line)
             named.add(label)
     by_time.set(xlabel=f"time ({unit})", ylabel="loss")
     by_samples.set(xlabel="samples")

@@ -188,7 +188,7 @@ class Board(Changes):
         slept = self.now.tick()
         if slept > self.now.period_s:
             self.events.emit("board.stalled", seconds=slept)
-        self._detector.beat_s = beat_s
+        self._detector.beat_s = max(beat_s, 0.98 * self._detector.beat_s)  # others may see a smaller swarm later
         now = self.now()
         silent = [p for p in self._alive if p != self.peer_id and not self._detector.is_alive(p, now)]
         for peer in sorted(silent):

@@ -11,11 +11,13 @@ Theory of operation. Three things spread records, each covering for what the one
 Every peer signs something at least once every `beat_s` = max(0.5, N / 50) seconds for N living peers, which is what
 the failure detector listens for; all own records are renewed after a third of their life.
 
-Cost. A beat takes about 125 bytes on the wire, and each peer passes on every record it did not know to at most 3
-neighbours: up to N = 50 the traffic grows with N, by about 1 kB/s each way for each peer, from N = 100 on there are
-never more than 100 beats per second in the whole swarm and it stays the same. Exchanges add about 24 bytes per second
-for each peer. Progress records that come more often than beats cost as many bytes again; peers of a large swarm should
-not write more often than `beat_s`.
+Cost. A beat takes about 125 bytes, and a peer sends every record that is new to it to at most 3 neighbours, a third of
+which nobody else told already. Below N = 25 everybody beats twice a second and traffic grows with N, by some 850 bytes
+per second each way for each peer; above, there are 50 beats per second in the whole swarm, and all that grows is the
+summaries, by about 12 bytes per second for each peer. Measured in simulation, stream bytes sent per peer and second:
+0.4 kB for N = 2, 8.5 kB for 10, 19 kB for 50, 24 kB for 100 and for 200. Records that come more often than beats
+cost as many bytes again, so peers of a large swarm should not write more often than every `beat_s`. A dead peer is
+noticed after about 2.3 seconds in a swarm of 10, 3.5 in one of 50, 6 in one of 100.
 
 Random choices come from a generator seeded by the peer's own id, so simulated runs repeat exactly.
 """

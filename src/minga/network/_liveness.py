@@ -124,22 +124,35 @@ class FailureDetector:
     """
 
     def __init__(self, beat_s: float = 0.5) -> None:
-        self.beat_s = beat_s
+        self._beat_s = beat_s
         self._beats: dict[PeerId, _Beats] = {}
+
+    @property
+    def beat_s(self) -> float:
+        """The longest pause, in seconds, that peers make on purpose."""
+        return self._beat_s
+
+    @beat_s.setter
+    def beat_s(self, beat_s: float) -> None:
+        # More patience is due at once, less only from each peer's next beat on.
+        more, self._beat_s = beat_s > self._beat_s, beat_s
+        if more:
+            for beats in self._beats.values():
+                beats.update(beat_s)
 
     def heard(self, peer: PeerId, now: float, age_s: float = 0.0) -> None:
         """A new version of `peer` came, which was already `age_s` old where it came from."""
         age_s = min(max(age_s, 0.0), MAX_AGE_S)
         beats = self._beats.get(peer)
         if beats is None:
-            self._beats[peer] = _Beats(now, age_s, self.beat_s)
+            self._beats[peer] = _Beats(now, age_s, self._beat_s)
             return
         beats.seen = now
         if now - age_s > beats.arrived:
             beats.arrived = now - age_s
             beats.connection_lost = False
-            beats.count(self.beat_s)
-            beats.update(self.beat_s)
+            beats.count(self._beat_s)
+            beats.update(self._beat_s)
 
     def heard_again(self, peer: PeerId, now: float, age_s: float) -> None:
         """The newest version came once more, with an age of its own.

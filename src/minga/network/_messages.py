@@ -103,13 +103,13 @@ class MessageStream:
 
     async def receive_end(self) -> None:
         """Wait until the other side finished; anything but pulses before that is a `ProtocolError`."""
-        while (kind := await self._next_header(end_allowed=True)) is not None:
+        if not self._ended and (kind := await self._next_header(end_allowed=True)) is not None:
             raise ProtocolError(f"unexpected frame of kind {kind[0]} after the end", peer=self.peer)
 
     async def drain(self) -> None:
-        """Read and drop what the other side still sends after a refusal, up to a bound, until it ends its part.
+        """Read and drop what the other side still sends after the last word here, up to a bound, until it ends its part.
 
-        Aborting at once could overtake the refusal, and the other side would never learn the reason.
+        Aborting at once could overtake that word, and the other side would never learn of it.
         """
         for _ in range(16):
             if not await self._stream.read(MAX_MESSAGE_BYTES):

@@ -79,9 +79,9 @@ class Pusher:
     def _flush(self) -> None:
         self._flush_at = self._timer = None
         news, self._news = self._news, {}
-        own = self._board.peer_id
-        eager = {key for key in news if key[0] == own or key[1] in _URGENT}
-        neighbours = self._node.connected()
+        board = self._board
+        eager = {key for key in news if key[0] == board.peer_id or key[1] in _URGENT}
+        neighbours = [p for p in self._node.connected() if board.is_alive(p) or p not in board.store.owners]
         fanout = min(len(neighbours), FANOUT if eager else ROUTINE_FANOUT)
         for number, peer in enumerate(self._generator.sample(neighbours, fanout)):
             keys = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from minga.core._errors import ConfigurationError
 from minga.recipes._interface import Batch, Recipe, StreamPosition
+from minga.recipes._own_data import with_own_data
 from minga.recipes._registry import load_recipe
 from minga.training._build_optimizer import build_optimizer
 from minga.training._optimizer import Optimizer
@@ -26,16 +27,22 @@ class RecipeRun:
 
     device: "auto" (an accelerator if there is one), "cpu", "cuda", "cuda:1", "mps", ….
     micro_batch_size: samples per backward pass; None chooses by device, never above the run's target batch size.
+    data: own .txt and .jsonl files, or globs, to train on instead of the run's text.
 
     The constructor returns once the model has the swarm's current state. Raises `ConfigurationError` for a device that
     is not there or a recipe without a model of its own.
     """
 
-    def __init__(self, peer: Peer, *, device: str = "auto", micro_batch_size: int | None = None) -> None:
+    def __init__(
+        self, peer: Peer, *, device: str = "auto", micro_batch_size: int | None = None, data: Sequence[str] = ()
+    ) -> None:
         self.peer = peer
+        spec, self.files = peer.spec, dict(peer.files)
+        if data:
+            spec, self.files = with_own_data(spec, self.files, data, peer.directory / f"own-data-{peer.peer_id[:10]}")
         self.device = choose_device(device)
         self.micro_batch_size = _micro_batch_size(self.device, micro_batch_size, peer.spec.training.target_batch_size)
-        self.recipe: Recipe = load_recipe(peer.spec)
+        self.recipe: Recipe = load_recipe(spec)
         self.model: nn.Module = self.recipe.build_model().to(self.device)
         inner, scheduler = build_optimizer(peer.spec.optimizer, self.model)
         self.optimizer = Optimizer(inner, peer, scheduler=scheduler, model=self.model)
@@ -56,7 +63,7 @@ class RecipeRun:
         Raises `ConfigurationError` if the device has too little memory for a micro-batch.
         """
         position = StreamPosition(self.peer.peer_id, start_step=self.step)
-        batches = self.recipe.batches(self.peer.files, position, self.micro_batch_size)
+        batches = self.recipe.batches(self.files, position, self.micro_batch_size)
         while not self.finished and not is_over(self.step):
             batch = next(batches)
             samples = self.recipe.samples(batch)
@@ -82,7 +89,7 @@ class RecipeRun:
 
     def export(self, directory: Path) -> None:
         """Write the model in the format of its own library; see `Recipe.export`."""
-        self.recipe.export(self.model, self.peer.files, directory, step=self.step)
+        self.recipe.export(self.model, self.files, directory, step=self.step)
 
     def _backward(self, batch: Batch) -> float:
         loss = self.recipe.loss(self.model, {name: tensor.to(self.device) for name, tensor in batch.items()})

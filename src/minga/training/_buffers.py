@@ -9,7 +9,8 @@ was after the last step. Buffers that are not persistent are rebuilt by each pee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -34,6 +35,13 @@ class SharedBuffers:
         return [_difference(buffer, base) for buffer, base in zip(self.averaged, self._bases, strict=False)]
 
     @torch.no_grad()
+    def undo_broken(self) -> None:
+        """Put buffers that hold new NaN or infinity back to the last step: a bad batch must not spoil the next ones."""
+        for buffer, base, movement in zip(self.averaged, self._bases, self.movements(), strict=False):
+            if not movement.isfinite().all():
+                buffer.copy_(base)
+
+    @torch.no_grad()
     def advance(self, means: Sequence[torch.Tensor]) -> None:
         """Begin the next step with the mean movements of all peers, one flat tensor for each of `averaged`."""
         tensors = [*self.averaged, *self._counters, *self._fixed]
@@ -44,6 +52,19 @@ class SharedBuffers:
         for counter in self._counters:
             counter.add_(1)
         self.rebase()
+
+    @contextlib.contextmanager
+    def at_base(self) -> Iterator[None]:
+        """Inside, the buffers have their values after the last step: those that all peers share."""
+        tensors = [*self.averaged, *self._counters, *self._fixed]
+        moved = [(t, b, t.clone()) for t, b in zip(tensors, self._bases, strict=True) if not torch.equal(t, b)]
+        for tensor, base, _ in moved:
+            tensor.copy_(base)
+        try:
+            yield
+        finally:
+            for tensor, _, present in moved:
+                tensor.copy_(present)
 
     @torch.no_grad()
     def rebase(self) -> None:

@@ -88,7 +88,11 @@ class Optimizer(torch.optim.Optimizer):
         return self._replica.step
 
     def step(
-        self, closure: Callable[[], Any] | None = None, *, samples: SupportsIndex = 0, loss: float | None = None
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        samples: SupportsIndex = 0,
+        loss: float | torch.Tensor | None = None,
     ) -> Any:
         """Count the gradients of one micro-batch of `samples` samples; see the class. Returns the closure's result.
 
@@ -144,6 +148,10 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigurationError("parameters cannot be added to a run: all peers average the same vector")
         super().add_param_group(param_group)
 
+    def digest(self) -> str:
+        """The digest of the present state, 64 hexadecimal digits: peers at one step that agree have equal ones."""
+        return self._replica.digest()
+
     def save_checkpoint(self) -> None:
         """Write the present state to this peer's folder of the run, and wait until it is there; rank 0 only."""
         if self.peer is not None:
@@ -161,14 +169,14 @@ class Optimizer(torch.optim.Optimizer):
         self._seen_step = self._replica.step
         self._port = peer.attach(self._replica, contributes=peer.role in ("trainer", "client"))
 
-    def _add(self, samples: int, loss: float | None) -> None:
+    def _add(self, samples: int, loss: float | torch.Tensor | None) -> None:
         samples = self._replica.collect(samples)
         port, peer = self._port, self.peer
         if port is None or peer is None:
             return
         if port.add(lambda vector: self._replica.accumulate(vector, samples / port.unit), samples):
-            value = None if loss is None else float(loss)
-            peer.count(samples, value if value is not None and math.isfinite(value) else None)
+            value = math.nan if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            peer.count(samples, value if math.isfinite(value) else None)
         else:
             self.dropped_micro_batches += 1
             peer.emit("micro_batch.dropped", step=self.global_step, samples=samples)
@@ -195,21 +203,23 @@ class Optimizer(torch.optim.Optimizer):
             if isinstance(work, Work):
                 self._port.finish(work)
                 self._after_step()
-            elif work is None and is_done():
+            elif work is None and is_done() and not self._is_complete():
                 return
-            elif work is None:  # not held back by the step, but by `is_done`, which nobody announces
+            elif work is None:  # not held back by the step, but by `is_done`, or by others who need the last step
                 time.sleep(IDLE_S)
             else:
                 self._port.wait(IDLE_S)
+
+    def _is_complete(self) -> bool:
+        return self._last_step is not None and self._replica.step >= self._last_step
 
     def _after_step(self) -> None:
         step, peer = self._replica.step, self.peer
         if step == self._seen_step or peer is None:
             return
         self._seen_step = step
-        self.finished = self._last_step is not None and step >= self._last_step
         peer.publish_metrics(step)
-        if self.finished or peer.is_checkpoint_due(step):
+        if self._is_complete() or peer.is_checkpoint_due(step):
             peer.save_checkpoint(self._replica.capture())
 
 

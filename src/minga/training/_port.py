@@ -10,9 +10,9 @@ small state machine under one lock:
 
 A trainer that fills the step all by itself parks at once. The loop may seal at any time: what was accumulated up to
 the last boundary goes into the round, and the micro-batch under way then, whose gradient belongs to parameters that are
-about to change, is dropped when it ends. With the *synchronous* strategy the thread waits while PARKED or SEALED. With the *delayed* one parking sets the buffer aside and
-the thread goes on into a second buffer; the result is applied at the first boundary after it came, so gradients are
-at most one step old.
+about to change, is dropped when it ends. With the *synchronous* strategy the thread waits while PARKED or SEALED. With
+the *delayed* one parking sets the buffer aside and the thread goes on into a second buffer; the result is applied at
+the first boundary after it came, so gradients are at most one step old.
 
 At its boundaries, and while it waits, the thread does the work that the loop asks for (`Work`): apply a reduced vector,
 capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
@@ -34,9 +34,7 @@ import torch
 from minga.averaging._messages import Report
 from minga.core._errors import ClosedError, MingaError
 from minga.core._signal import Signal
-
-SPEED_EMA = 0.1
-"""Weight of the newest micro-batch in the estimate of seconds per sample (specs: performance EMA)."""
+from minga.training._speed import Speed
 
 
 class Phase(enum.Enum):
@@ -98,8 +96,8 @@ class TrainerPort:
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began
         self._waiting = self._paused = False
         self._last_samples = 0
-        self._speed = _Speed()
-        self._batch_time = _Speed()
+        self._speed = Speed()
+        self._batch_time = Speed()
 
     # ---- the training thread
 
@@ -292,22 +290,6 @@ class TrainerPort:
     def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits for this any more
             self._loop.call_soon_threadsafe(function, *arguments)
-
-
-class _Speed:
-    """Exponential moving average with bias correction."""
-
-    def __init__(self) -> None:
-        self._average = 0.0
-        self._weight = 0.0
-
-    def add(self, value: float) -> None:
-        self._average += SPEED_EMA * (value - self._average)
-        self._weight += SPEED_EMA * (1.0 - self._weight)
-
-    @property
-    def value(self) -> float:
-        return self._average / self._weight if self._weight else 0.0
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -69,8 +69,10 @@ class Replica:
             torch.nn.utils.clip_grad_norm_(self.vector.parameters(), self.max_grad_norm)
         self.optimizer.step()
         if self.scheduler is not None:
-            self.scheduler.step()
-            self._schedule_at = self._epoch()
+            try:
+                self.scheduler.step()
+            finally:
+                self._schedule_at = self._epoch()
         self.optimizer.zero_grad()
         self.step = step
 
@@ -83,8 +85,9 @@ class Replica:
         self.vector.write_values(values)
 
     def capture(self) -> StateSnapshot:
-        """A copy of the whole state, in CPU memory."""
-        return self._state.capture(self.step)
+        """A copy of the whole state after the last step, in CPU memory."""
+        with self._buffers.at_base():
+            return self._state.capture(self.step)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
@@ -108,7 +111,8 @@ class Replica:
 
     def digest(self) -> str:
         """The state digest, by which peers compare: the hash of the manifest."""
-        return self._state.digest(self.step)
+        with self._buffers.at_base():
+            return self._state.digest(self.step)
 
     def _epoch(self) -> int:
         return UNKNOWN if self.scheduler is None else int(getattr(self.scheduler, "last_epoch", UNKNOWN))

@@ -54,6 +54,7 @@ class ParameterVector:
         """
         values = [*(p.grad for p in self._parameters), *self._buffers.movements()]
         if not all_finite([v for v in values if v is not None]):
+            self._buffers.undo_broken()
             return False
         far: list[tuple[int, torch.Tensor]] = []
         offset = 0

@@ -1,0 +1,112 @@
+"""The coordinator's view of the swarm in the recovery benchmark: who is there, and everything that was told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from benchmarks._processes import Message, Worker, WorkerError, Workers
+from minga import RunSpec
+from minga.averaging._ranking import ranking
+
+REMOVALS = ("round.member_lost", "round.sender_dropped", "group.leader_lost", "member.lost")
+"""Events by which a peer says that it gave up another one, named in the field `peer`."""
+
+
+class Told(NamedTuple):
+    """An event of one peer: when, who, what."""
+
+    t: float
+    name: str
+    event: str
+    fields: dict[str, Any]
+
+
+class Swarm:
+    """Three trainers and a client, which only sends; whoever is killed is replaced by a process in the same role."""
+
+    def __init__(self, workers: Workers, spec: RunSpec, settings: dict[str, Any], peers: int) -> None:
+        self.log: list[Told] = []
+        self.peers: dict[str, Worker] = {}
+        self.roles: dict[str, str] = {}
+        self.ids: dict[str, str] = {}
+        self.run_id, self.link = "", ""
+        self.watcher: Callable[[Told], None] | None = None
+        """Called with each event at once, on the thread that reads it."""
+        self._workers, self._settings = workers, {**settings, "spec": spec.to_toml()}
+        self._changed = threading.Condition()
+        self._count = 0
+        roles = ["trainer"] * (peers - 1) + ["client"]
+        waiting = [self.spawn() for _ in roles]
+        for worker, role in zip(waiting, roles, strict=True):
+            self.enter(worker, role)
+            self.wait(lambda: bool(self.link), 60)
+
+    def spawn(self) -> Worker:
+        """A process that does nothing yet."""
+        self._count += 1
+        name = f"peer-{self._count}"
+        settings = {**self._settings, "index": self._count, "directory": str(self._workers.directory / name)}
+        return self._workers.start(name, "benchmarks._recovery_peer:peer", settings, self._hear)
+
+    def enter(self, worker: Worker, role: str) -> None:
+        """Let a waiting process join the run (or, the very first, start it)."""
+        self.roles[worker.name] = role
+        self.peers[worker.name] = worker
+        worker.send("enter", link=self.link, role=role)
+        self.wait(lambda: worker.name in self.ids, 60)
+
+    def name_of(self, peer_id: str) -> str:
+        """The process with this id."""
+        return next((name for name, known in self.ids.items() if known == peer_id), "?")
+
+    def leader(self, step: int) -> str:
+        """Who will lead `step`, unless something happens to it."""
+        able = [self.ids[name] for name in self.peers if self.roles[name] == "trainer"]
+        return self.name_of(ranking(self.run_id, step, able)[0])  # type: ignore[arg-type]
+
+    def of(self, event: str, since: float = 0.0) -> list[Told]:
+        """Events of one kind from a moment on."""
+        return [told for told in list(self.log) if told.event == event and told.t >= since]
+
+    def applied(self, name: str) -> list[Told]:
+        """The steps that a peer applied."""
+        return [told for told in self.of("step.applied") if told.name == name]
+
+    def step(self, name: str) -> int:
+        """The last step that a peer applied; 0 before."""
+        steps = self.applied(name)
+        return int(steps[-1].fields["step"]) if steps else 0
+
+    def wait(self, condition: Callable[[], bool], limit_s: float) -> None:
+        """Wait for something. Raises `WorkerError` if it takes too long."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            while not condition():
+                if time.monotonic() >= deadline:
+                    raise WorkerError(f"waited in vain for {limit_s:.0f} s")
+                self._changed.wait(0.2)
+
+    def digests_differ(self, since: float, victim: str, back_at_step: int) -> list[int]:
+        """Steps after which not all peers had the same parameters; those of the victim count when it is back."""
+        digests: dict[int, set[str]] = {}
+        for told in self.of("standing", since):
+            if told.name != victim or told.fields["step"] >= back_at_step:
+                digests.setdefault(told.fields["step"], set()).add(told.fields["digest"])
+        return [step for step, different in sorted(digests.items()) if len(different) > 1]
+
+    def _hear(self, worker: Worker, message: Message) -> None:
+        told = Told(message["t"], worker.name, message["event"], message["fields"])
+        if told.event == "entered":
+            self.ids[worker.name], self.run_id = told.fields["peer_id"], told.fields["run_id"]
+        if told.event == "standing" and worker.name in self.peers:
+            self.link = told.fields["link"]
+        if told.event == "entered" and not self.link:
+            self.link = told.fields.get("link", "")
+        with self._changed:
+            self.log.append(told)
+            self._changed.notify_all()
+        if self.watcher is not None:
+            self.watcher(told)

@@ -1,0 +1,86 @@
+"""The benchmarks run, at sizes that say nothing about speed, and their summaries are as they should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import _machine, _report
+from benchmarks._processes import WorkerError, Workers
+
+ROOT = Path(__file__).resolve().parent.parent
+
+pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the benchmarks read /proc")
+
+
+def summary(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a benchmark; its exit status and its summary."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", "--json", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines, done.stderr
+    assert [line.get("summary", False) for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert lines[-1]["benchmark"] == name
+    assert done.returncode == (0 if lines[-1]["ok"] else 1)
+    return done.returncode, lines[-1]
+
+
+def test_equivalence_holds_and_repeats_exactly() -> None:
+    first, second = (summary("equivalence", "--steps", "4")[1] for _ in range(2))
+    assert first["ok"]
+    assert first["rel_err"] < 1e-5
+    assert first == second
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_allreduce_is_correct(codec: str) -> None:
+    _, figures = summary(
+        "allreduce", "--peers", "2", "--mib", "1", "--rounds", "1", "--codec", codec, "--quiet-wait", "0"
+    )
+    assert figures["rounds_correct"] == figures["rounds"] == 1
+    assert figures["wire_mib"][0] > 0.2
+    assert len(figures["matchmaking_s"]) == len(figures["allreduce_s"]) == 3
+
+
+def test_recovery_survives_one_case() -> None:
+    _, figures = summary("recovery", "--cases", "kill-leader-during", "--millions", "0.2", "--micro-batch", "0.02")
+    assert figures["cases"] == 1
+    assert "worst_gap_s" in figures
+
+
+def test_overhead_measures_the_import() -> None:
+    _, figures = summary("overhead", "--only", "import")
+    assert len(figures["import_s"]) == 3
+
+
+def test_a_worker_that_fails_is_reported_and_leaves_nothing() -> None:
+    with Workers() as workers:
+        worker = workers.start("wrong", "benchmarks.equivalence:no_such_function", {})
+        with pytest.raises(WorkerError, match="no_such_function"):
+            worker.receive(60)
+        folder = workers.directory
+    assert worker.process.poll() is not None
+    assert not folder.exists()
+
+
+def test_machine_figures() -> None:
+    me = os.getpid()
+    assert me in _machine.process_tree(os.getppid())
+    assert _machine.cpu_s([me]) > 0
+    assert 0 < _machine.memory_bytes(me) <= _machine.memory_bytes(me, peak=True)
+    moment = _machine.machine_time()
+    assert 0 < moment.busy_s < moment.total_s
+    assert _machine.others_share(moment, moment, 1.0) == 0.0
+    assert _report.spread([]) is None
+    assert _report.spread([3.0, 1.0, 2.0]) == [2.0, 1.0, 3.0]

@@ -1,0 +1,150 @@
+"""The command line with a real run over the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
+
+from minga.identity._link_body import Entry
+from minga.identity._links import Link
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    path = tmp_path / "run.toml"
+    path.write_text(SPEC)
+    return str(path)
+
+
+def test_host_join_status(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
+        link = host.wait_for("link")
+        assert any(event["event"] == "evaluation" for event in host.events), "the first figures come before the link"
+        with Running("join", link["link"], *ALONE, "--directory", str(tmp_path / "join")) as trainer:
+            assert trainer.wait_for("ready")["micro_batch"] == 16
+            step = trainer.wait_for("step.applied")["step"]
+            status = run("status", link["link"], *LOCAL, "--directory", str(tmp_path / "status"), "--json")
+            assert status.returncode == 0, status.stderr
+            seen = last_json(status.stdout)
+            assert (seen["name"], seen["run_id"]) == ("tiny", link["run_id"])
+            assert seen["step"] >= step
+            assert seen["averages"] is True
+            assert 0.0 < seen["loss"] < 10.0
+            assert {peer["role"] for peer in seen["peers"]} >= {"auxiliary", "trainer", "monitor"}
+            last = trainer.latest_step() + 25
+            host.end_at(last)
+            mine, theirs = trainer.finish(last), host.summary()
+        assert mine["step"] == theirs["step"] == last
+        assert mine["digest"] == theirs["digest"]
+        assert mine["samples"] > 0
+        assert trainer.process.returncode == host.process.returncode == 0
+
+
+def test_export_and_plot_what_a_run_left_behind(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "trainer") as host:
+        folder = host.wait_for("link")["directory"]
+        step = host.finish(3)["step"]
+        assert step >= 3
+    exported = run("export", "--directory", folder, "--out", str(tmp_path / "model"), "--json")
+    assert exported.returncode == 0, exported.stderr
+    assert last_json(exported.stdout)["step"] == step
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    plot = tmp_path / "loss.png"
+    drawn = run("status", "--history", folder, "--plot", str(plot), "--json")
+    assert drawn.returncode == 0, drawn.stderr
+    assert last_json(drawn.stdout)["joined"] == 1
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_restart_gives_the_same_run_and_goes_on(spec: str, tmp_path: Path) -> None:
+    arguments = ("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "trainer")
+    with Running(*arguments) as first:
+        link = first.wait_for("link")
+        step = first.finish(3)["step"]
+    with Running(*arguments) as second:
+        again = second.wait_for("link")
+        assert again["run_id"] == link["run_id"]
+        assert second.wait_for("step.applied")["step"] == step + 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
+@pytest.mark.parametrize("moment", ["start", "running"])
+def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path)) as host:
+        if moment == "running":
+            host.wait_for("link")
+        else:
+            time.sleep(0.5)  # any moment will do
+        host.process.send_signal(signal.SIGINT)
+        if moment == "running":
+            assert host.summary()["exit_code"] == 130
+        assert host.process.wait(10.0) == 130
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith((".unfinished", ".partial"))]
+
+
+def test_a_child_on_the_leash_dies_with_its_parent(spec: str, tmp_path: Path) -> None:
+    # The parent starts a peer as the demo does, tells its id, and is then killed without any chance to tidy up.
+    parent_code = (
+        "import queue, sys; from pathlib import Path; from minga.cli._child import Child\n"
+        "inbox = queue.Queue()\n"
+        "child = Child('host', sys.argv[1:], Path(sys.argv[-1]) / 'log.jsonl', inbox)\n"
+        "while inbox.get()[1].get('event') != 'link': pass\n"
+        "print(child.process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    arguments = ["host", spec, *ALONE, "--leash", "--json", "--directory", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-c", parent_code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20.0
+    while _is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_alive(child)
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except OSError:
+        return False
+    state = Path(f"/proc/{process_id}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_doctor_names_the_hop_that_fails(tmp_path: Path) -> None:
+    gone = str(Link("ab" * 32, "cd" * 32, (Entry("cd" * 32, ("127.0.0.1:9",), None),)))
+    result = run("doctor", gone, "--json")
+    assert result.returncode == 1
+    summary = last_json(result.stdout)
+    assert summary["failed"] == "entry by organiser"
+    assert "127.0.0.1:9" in summary["detail"]
+    assert "fresh link" in summary["advice"]
+    result = run("doctor", "minga1nonsense")
+    assert result.returncode == 1
+    assert "The hop that fails: link" in result.stdout
+    key = tmp_path / "key.json"
+    key.write_text("nonsense")
+    key.chmod(0o600)
+    assert last_json(run("doctor", "--identity", str(key), "--json").stdout)["failed"] == "key file"
+
+
+def test_doctor_finds_the_way_and_tells_another_run_from_nobody(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
+        link = Link.parse(host.wait_for("link")["link"])
+        fine = run("doctor", str(link), "--json")
+        assert fine.returncode == 0, fine.stdout
+        assert last_json(fine.stdout)["checks"] == 9
+        other = Link("ab" * 32, link.organiser, link.entries)
+        summary = last_json(run("doctor", str(other), "--json").stdout)
+        assert summary["failed"] == "entry by organiser"
+        assert "another run" in summary["detail"]

@@ -1,0 +1,219 @@
+"""The command line without a run: help, bad input, exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from cli_run import GENESIS, last_json, run
+
+import minga.cli
+from minga.cli import _exit
+from minga.cli._session import peer_options
+from minga.core import _errors
+from minga.core._errors import (
+    ClosedError,
+    ConfigurationError,
+    IdentityError,
+    LinkError,
+    MingaError,
+    RejectedError,
+    StorageError,
+    UnreachableError,
+)
+from minga.core._run_spec import RunSpec
+from minga.identity._link_body import Entry
+from minga.identity._links import Link
+
+COMMANDS = ["demo", "doctor", "export", "host", "join", "status"]
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        minga.cli.main(list(arguments))
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+@pytest.fixture(autouse=True)
+def _keep_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ending a command freezes the garbage collector, and signals are redirected; neither is for the test process."""
+    monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
+    monkeypatch.setattr("minga.cli._context.gc.disable", lambda: None)
+    monkeypatch.setattr("minga.cli._interrupt.Interruption.__init__", lambda self: None)
+
+
+def test_help_is_quick_and_names_all_commands_and_exit_codes() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert not result.stderr
+    for word in [*COMMANDS, "Exit codes", "130"]:
+        assert word in result.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; sys.argv = ['minga', '--help']\nfrom minga.cli import main\ntry:\n    main()\nfinally:\n"
+    code += "    print([m for m in ('torch', 'transformers', 'iroh', 'matplotlib') if m in sys.modules])"
+    import subprocess
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=45, check=True)
+    assert result.stdout.strip().splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(command, "--help") == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out.count(".") >= 2
+
+
+def test_example_is_a_run_spec(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("host", "--example") == 0
+    assert RunSpec.from_toml(capsys.readouterr().out).training.target_batch_size > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fly"],
+        ["join"],
+        ["host"],
+        ["join", "minga1aaaa", "--no-such-option"],
+        ["join", "x", "--micro-batch", "0"],
+        ["join", "x", "--micro-batch", "many"],
+        ["host", "run.toml", "--port", "65536"],
+        ["host", "run.toml", "--port", "-1"],
+        ["demo", "--minutes", "0"],
+        ["demo", "--minutes", "soon"],
+        ["demo", "--peers", "1"],
+        ["export"],
+    ],
+)
+def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*arguments) == _exit.USAGE
+    assert capsys.readouterr().err.strip()
+    assert call(*arguments, "--json") == _exit.USAGE
+    assert last_json(capsys.readouterr().out)["exit_code"] == _exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["join", "hello"], "begins with minga1"),
+        (["join", "minga1"], "cut off"),
+        (["join", ""], "empty"),
+        (["join", "minga1aaaaaaaaaaaaaaaaaaaa"], "copy the whole link"),
+        (["join", "minga9aaaa"], "update minga"),
+        (["join", "minga1" + "a" * 100_000], "no link has more"),
+        (["join", "x", "--role", "king"], "--role king"),
+        (["join", "x", "--max-upload", "10"], "--max-upload"),
+        (["join", "x", "--max-download", "-3Mbit"], "--max-download"),
+        (["join", "x", "--identity", "k.json", "--ephemeral"], "exclude each other"),
+        (["host", "no-such-file.toml"], "no-such-file.toml"),
+        (["status"], "LINK or a --history"),
+        (["status", "x", "--history", "y"], "LINK or a --history"),
+        (["status", "--history", "no-such-file"], "no-such-file"),
+        (["export", "--out", "o"], "LINK or a --directory"),
+        (["export", "x", "--out", "o"], "begins with minga1"),
+        (["export", "--directory", "no-such-folder", "--out", "o"], "no-such-folder"),
+        (["doctor", "hello"], "link"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = call(*arguments, "--json")
+    captured = capsys.readouterr()
+    if arguments[0] == "doctor":
+        assert code == _exit.CHECK_FAILED
+        return  # its JSON is written by a thread, below Python's stdout; see test_cli_run.py
+    assert code == _exit.USAGE
+    assert captured.err.startswith("minga: ")
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+    summary = last_json(captured.out)
+    assert summary["ok"] is False
+    assert words in summary["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('name = "x"\n[training]\ntarget_batch_size = 0', "target_batch_size"),
+        ('name = "x"\n[nonsense]\na = 1', "nonsense"),
+        ("name = ", "TOML"),
+        ("", "name"),
+        ('name = "x"\nspec_version = 99', "update minga"),
+        ('name = "x"\n[data]\nsource = "files"\nfiles = ["no-such-file.txt"]', "no-such-file.txt"),
+        ('name = "x"\n[model]\nrecipe = "custom"', "--role monitor"),
+    ],
+)
+def test_bad_run_specs(text: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    arguments = ["--role", "trainer"] if "custom" in text else []
+    assert call("host", str(path), "--ephemeral", "--directory", str(tmp_path), *arguments) == _exit.USAGE
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.rglob(".unfinished*"))
+
+
+def test_out_directory_with_content_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert call("export", "--directory", str(tmp_path), "--out", str(tmp_path)) == _exit.USAGE
+    assert call("demo", "--directory", str(tmp_path)) == _exit.USAGE
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_damaged_key_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    key = tmp_path / "key.json"
+    key.write_text("{}")
+    key.chmod(0o600)
+    link = Link("ab" * 32, "cd" * 32, (Entry("cd" * 32, ("127.0.0.1:9",), None),))
+    assert call("join", str(link), "--identity", str(key), "--directory", str(tmp_path)) == _exit.STORAGE
+    assert str(key) in capsys.readouterr().err
+
+
+def test_exit_codes_by_kind_of_error() -> None:
+    expected = {
+        ConfigurationError("x"): _exit.USAGE,
+        LinkError("x"): _exit.USAGE,
+        UnreachableError("x"): _exit.REMOTE,
+        RejectedError("x"): _exit.REMOTE,
+        StorageError("x"): _exit.STORAGE,
+        IdentityError("x"): _exit.STORAGE,
+        ClosedError("x"): _exit.LOCAL,
+        ValueError("x"): _exit.CHECK_FAILED,
+    }
+    assert {type(error): _exit.code_of(error) for error in expected} == {type(e): c for e, c in expected.items()}
+    kinds = [v for v in vars(_errors).values() if isinstance(v, type) and issubclass(v, MingaError)]
+    assert all(
+        _exit.code_of(kind("x")) in (_exit.USAGE, _exit.REMOTE, _exit.STORAGE, _exit.LOCAL)
+        for kind in kinds
+        if kind is not MingaError
+    )
+
+
+def test_remote_errors_are_followed_by_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit.report(UnreachableError("no answer", peer="ab" * 32), json_output=True) == _exit.REMOTE
+    captured = capsys.readouterr()
+    assert "no answer. Run `minga doctor LINK`" in captured.err
+    assert json.loads(captured.out)["peer"] == "ab" * 32
+
+
+def test_peer_options() -> None:
+    options = peer_options(
+        "client", identity=None, ephemeral=True, directory=None, max_upload="8Mbit", max_download="1 MB/s"
+    )
+    assert (options.max_upload, options.max_download, options.role) == (1e6, 1e6, "client")
+    assert GENESIS.exists()

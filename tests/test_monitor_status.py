@@ -1,0 +1,134 @@
+"""What the monitor reads off a board, and how it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+from rich.console import Console
+
+from minga.cli._views import MAX_ROWS, headline, organiser_lines, organiser_view, peers_by_kind
+from minga.core._events import EventBus
+from minga.core._run_spec import RunSpec
+from minga.identity._keys import Identity
+from minga.monitor._losses import LossMeter
+from minga.monitor._status import RunStatus, read_status
+from minga.network._board import Board
+from minga.network._interface import LinkFacts
+from minga.network._node import Node
+from minga.network._records import AddressInfo, Metrics, Payload, Progress, StateInfo
+
+RUN_ID = "ab" * 32
+
+
+class Swarm:
+    """A board with other peers on it, and as much of a node as the monitor looks at."""
+
+    def __init__(self) -> None:
+        self.own = Identity.generate()
+        self.board = self.make(self.own)
+        facts = LinkFacts(0.02, "direct", 10, 20)
+        self.node = cast(
+            Node,
+            SimpleNamespace(
+                peer_id=self.own.peer_id,
+                run_id=RUN_ID,
+                traffic=lambda: (10, 20),
+                facts=lambda peer: None if peer == self.own.peer_id else facts,
+            ),
+        )
+
+    def make(self, identity: Identity) -> Board:
+        events = EventBus(lambda: 0.0)
+        return Board(identity, RUN_ID, wall_time=lambda: 1.7e9, clock=lambda: 100.0, events=events)
+
+    def peer(self, *payloads: Payload) -> str:
+        identity = Identity.generate()
+        theirs = self.make(identity)
+        theirs.publish_to(lambda record: self.board.receive(record, record.owner))
+        for payload in payloads:
+            theirs.put(payload)
+        return identity.peer_id
+
+    def status(self, losses: LossMeter | None = None) -> RunStatus:
+        spec = RunSpec.from_mapping({"name": "x", "training": {"target_batch_size": 64, "stop_after_steps": 9}})
+        return read_status(self.board, self.node, spec, losses or LossMeter())
+
+
+def in_loop(check: Any) -> None:
+    async def main() -> None:
+        check(Swarm())
+
+    asyncio.run(main())
+
+
+def progress(step: int, samples: int = 8, status: Any = "training") -> Progress:
+    return Progress(step, samples, 5.0, status, 1.7e9)
+
+
+def test_a_swarm_is_summed_up() -> None:
+    def check(swarm: Swarm) -> None:
+        swarm.board.put(AddressInfo("monitor"))
+        first = swarm.peer(AddressInfo("trainer", ("1.2.3.4:5",)), progress(7), Metrics(7, 1.0, 100, 1, 5, 6))
+        swarm.peer(AddressInfo("auxiliary"), progress(7, 0, "averaging"))
+        swarm.peer(AddressInfo("trainer"), progress(6, 30))
+        swarm.peer(AddressInfo("client"), progress(0, 0, "syncing"))
+        status = swarm.status()
+        assert (status.step, status.last_step, status.samples, status.members) == (7, 9, 8, 3)
+        assert status.samples_per_second == 15.0
+        assert status.averages
+        assert status.loss is None
+        assert len(status.peers) == 5
+        mine = next(peer for peer in status.peers if peer.is_self)
+        assert (mine.role, mine.status, mine.bytes_sent, mine.path) == ("monitor", None, 10, None)
+        theirs = next(peer for peer in status.peers if peer.peer_id == first)
+        assert (theirs.path, theirs.round_trip_s, theirs.total_samples) == ("direct", 0.02, 100)
+        assert (theirs.bytes_sent, theirs.bytes_received) == (5, 6)
+        assert json.loads(json.dumps(status.to_json()))["peers"][0]["peer_id"] == status.peers[0].peer_id
+        assert peers_by_kind(status) == (
+            "1 auxiliary averaging, 1 client syncing, 1 monitor watching, 2 trainer training"
+        )
+        assert headline(status).startswith("step 7 of 9 · no loss yet · 8/64 samples")
+
+    in_loop(check)
+
+
+def test_agreement_needs_two_digests_of_one_step() -> None:
+    def check(swarm: Swarm) -> None:
+        assert swarm.status().digests_agree is None
+        swarm.peer(progress(3), StateInfo(3, "aa" * 32))
+        swarm.peer(progress(3), StateInfo(2, "bb" * 32))
+        assert swarm.status().digests_agree is None
+        swarm.peer(progress(3), StateInfo(3, "aa" * 32))
+        assert swarm.status().digests_agree is True
+        swarm.peer(progress(3), StateInfo(2, "cc" * 32))
+        assert swarm.status().digests_agree is False
+
+    in_loop(check)
+
+
+def test_an_empty_board() -> None:
+    def check(swarm: Swarm) -> None:
+        status = swarm.status()
+        assert (status.peers, status.step, status.averages) == ((), 0, False)
+
+    in_loop(check)
+
+
+def test_views_fit_into_a_narrow_terminal_and_stay_short() -> None:
+    def check(swarm: Swarm) -> None:
+        for step in range(MAX_ROWS + 5):
+            swarm.peer(AddressInfo("trainer"), progress(step, 10_000), Metrics(step, 1.0, 10**9, 1, 10**9, 10**12))
+        console = Console(width=80)
+        with console.capture() as capture:
+            console.print(organiser_view(swarm.status(), {"step": 7, "heldout_mlm_loss": 6.25}))
+        lines = capture.get().splitlines()
+        assert max(map(len, lines)) <= 80
+        assert len(lines) < MAX_ROWS + 12
+        assert "and 5 more" in capture.get()
+        assert "held out at step 7: mlm_loss 6.250" in capture.get()
+        assert len(list(organiser_lines(swarm.status(), {}))) == 1
+
+    in_loop(check)

@@ -1,0 +1,56 @@
+"""What `import minga` offers, pinned: names come and go on purpose only."""
+
+from __future__ import annotations
+
+import inspect
+
+import minga
+
+NAMES = [
+    "ClosedError",
+    "ConfigurationError",
+    "Event",
+    "IdentityError",
+    "Link",
+    "LinkError",
+    "LocalError",
+    "MingaError",
+    "MinorityError",
+    "NonFiniteError",
+    "Optimizer",
+    "Peer",
+    "PeerOptions",
+    "ProtocolError",
+    "RejectedError",
+    "RemoteError",
+    "RunFinishedError",
+    "RunSpec",
+    "SilentError",
+    "StateMismatchError",
+    "StorageError",
+    "UnreachableError",
+    "host",
+    "join",
+]
+
+
+def test_public_names() -> None:
+    assert sorted(minga.__all__) == NAMES
+    assert list(minga.__all__) == sorted(minga.__all__)
+    assert set(dir(minga)) >= set(NAMES)
+
+
+def test_every_public_name_is_documented_and_says_where_it_is_from() -> None:
+    for name in NAMES:
+        thing = getattr(minga, name)
+        assert inspect.getdoc(thing), name
+        assert thing.__module__ == "minga", name
+
+
+def test_no_constructor_takes_more_than_ten_arguments() -> None:
+    for name in NAMES:
+        thing = getattr(minga, name)
+        if not (inspect.isclass(thing) and issubclass(thing, Exception | tuple | minga.RunSpec)):
+            parameters = inspect.signature(thing).parameters
+            assert len(parameters) <= 10, f"{name} takes {len(parameters)}"
+            assert not any("timeout" in parameter for parameter in parameters), name
