@@ -154,7 +154,7 @@ def measure_four(mode: str, seconds: float, target: int) -> tuple[float, dict[st
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--blocks", type=int, default=24, help="pairs of blocks of a peer alone")
-    options.add_argument("--seconds", type=float, default=12.0, help="how long the four train, each time")
+    options.add_argument("--seconds", type=float, default=20.0, help="how long the four train, each time")
     options.add_argument("--target", type=int, default=65536, help="target batch size of the four")
     options.add_argument("--only", choices=["alone", "memory", "import", "four"], help="measure just this")
     arguments = options.parse_args()

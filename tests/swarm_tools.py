@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
@@ -96,7 +97,7 @@ def offences(swarm: Swarm) -> list[tuple[str, str, str]]:
 def longest_gap_s(swarm: Swarm, since: float = 0.0) -> float:
     """The longest time, in virtual seconds, in which nobody applied a step."""
     times = [logged.event.time for logged in swarm.log.of("step.applied") if logged.event.time >= since]
-    return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
+    return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
 def grow(swarm: Swarm, count: int, rng: random.Random, *, clients: int = 0, **host: Any) -> None:

@@ -210,10 +210,10 @@ def test_documents_packed_and_unpacked(tmp_path):
     "content",
     [
         b"no gzip",
-        gzip.compress(b"3\n"),
-        gzip.compress(b"{"),
-        gzip.compress(b'"a"\n' * 100)[:-20],
-        gzip.compress(b"\xff"),
+        gzip.compress(b"3\n", mtime=0),
+        gzip.compress(b"{", mtime=0),
+        gzip.compress(b'"a"\n' * 100, mtime=0)[:-20],
+        gzip.compress(b"\xff", mtime=0),
     ],
 )
 def test_bad_packed_documents(tmp_path, content):

@@ -56,7 +56,7 @@ def test_everybody_is_in_the_one_group_of_each_step(peers: int, latency_s: float
 def test_sixty_four_peers_form_one_group() -> None:
     swarm = meet(64, 64, 0.1, 3.0, 2)
     assert_one_group_per_step(swarm)
-    ((members,),) = ([groups for groups in rounds(swarm)[1].values()],)
+    ((members,),) = (list(rounds(swarm)[1].values()),)
     assert len(members) == 64
 
 

@@ -8,8 +8,9 @@ the target batch size B, it asks all to *park* at their next boundary and waits 
     grace = 0.1 s + max(1.5 * remaining micro-batch + round trip), over those that end in max(0.25 s, 15 % of the step)
 
 Who is not parked by then takes part with the samples it has; its unfinished micro-batch is lost to this step, so one
-slow machine costs the others at most that period. If the sum then falls short of B (a member died while parking, or
-an estimate was too high) everybody resumes. So the realised batch is at least B, and more than B only by micro-batches.
+slow machine costs the others at most that period (twice as much where B is not reached without it). If the sum then
+falls short of B (a member died while parking, or an estimate was too high) everybody resumes. So the realised batch is
+at least B, and more than B only by micro-batches.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ CLOSE_CHECK_S = 0.25
 DIVERGED = "diverged"
 MIN_GRACE_S = 0.25
 GRACE_SHARE = 0.15
+GUESS_SHARE = 0.03
 LONGEST_ROUND_TRIP_S = 8.0
 
 
@@ -75,6 +77,12 @@ class Seat:
         finished, current_s = divmod(busy_s + self.round_trip_s, report.micro_batch_s)
         in_time = report.micro_batch_s - current_s <= grace_s
         return report.samples + report.micro_batch * (finished + in_time)
+
+    def guessed_samples(self, now_s: float) -> int:
+        """One micro-batch if some are counted that nobody reported: so much the guess is often wrong; else 0."""
+        report = self.report
+        busy_s = report.busy_s + (now_s - self.reported_at_s) + self.round_trip_s
+        return report.micro_batch if not report.parked and busy_s >= report.micro_batch_s > 0 else 0
 
     def remaining_s(self, now_s: float) -> float:
         """Seconds from when it hears an order of `now_s` until its micro-batch of then ends, as far as one can tell."""
@@ -189,19 +197,23 @@ class Gathering:
     def _is_full(self) -> bool:
         self._refresh()
         now, cap = _now(), self._grace_cap_s()
-        seats = self.everyone().values()
         if self._samples() >= self.target_batch_size:
             return True  # no matter how far the estimates were off before
+        return self._lacking(now, cap) <= 0
+
+    def _lacking(self, now: float, cap: float) -> float:
+        """Samples that will be missing if everybody is told to park now, with a little extra against a bad guess."""
+        seats = self.everyone().values()
         expected = sum(seat.samples_at(now, cap) for seat in seats)
-        return expected >= self.target_batch_size * self.shortfall
+        extra = min(GUESS_SHARE * self.target_batch_size, max(seat.guessed_samples(now) for seat in seats))
+        return self.target_batch_size * self.shortfall + extra - expected
 
     def _patience_s(self) -> float:
         """Until when nothing can happen unless somebody reports: a share of the time to the estimated trigger."""
         now, cap, rate = _now(), self._grace_cap_s(), self._rate()
-        expected = sum(seat.samples_at(now, cap) for seat in self.everyone().values())
         if rate <= 0:
             return 1.0
-        return min(1.0, max(0.02, 0.5 * (self.target_batch_size * self.shortfall - expected) / rate))
+        return min(1.0, max(0.02, 0.5 * self._lacking(now, cap) / rate))
 
     async def _everyone_present(self) -> bool:
         """Wait a little for members of the last round that live but have not joined; False if the step emptied."""
@@ -230,13 +242,18 @@ class Gathering:
         now = _now()
         cap = self._grace_cap_s()
         seats = self.everyone().values()
-        remaining = [(seat.remaining_s(now), seat.round_trip_s) for seat in seats]
-        deadline = now + 0.1 + max((1.5 * r + trip for r, trip in remaining if r <= cap), default=0.0)
+        remaining = [(r, seat.round_trip_s) for seat in seats if (r := seat.remaining_s(now)) <= cap]
+        deadline = now + 0.1 + max((1.5 * r + trip for r, trip in remaining), default=0.0)
+        last_deadline = now + 0.5 + max((3.0 * r + trip for r, trip in remaining), default=0.0)
         self.contributor.park()
         await self._tell_all(Park())
         self._refresh()
-        while _now() < deadline and not all(_is_parked(seat) for seat in self.everyone().values()):
-            await self.changed.wait(deadline - _now())
+        while not all(_is_parked(seat) for seat in self.everyone().values()):
+            # Going on accumulating costs more than waiting for those who are to fill the batch.
+            patience_s = (deadline if self._samples() >= self.target_batch_size else last_deadline) - _now()
+            if patience_s <= 0:
+                break
+            await self.changed.wait(patience_s)
             self._refresh()
         await self._hold_for_newcomers()
         while not self.around.may_close(self.everyone()):

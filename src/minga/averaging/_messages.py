@@ -141,7 +141,7 @@ class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Chunks (global numbers) that member `aggregator` reduces; `key` = (repair term, position) is unique in a round."""
+    """Chunks (global numbers) that member `aggregator` reduces; `key` = (repair term, position) is unique in it."""
 
     key: tuple[Annotated[int, msgspec.Meta(ge=0, le=1000)], Index]
     aggregator: Index

@@ -67,6 +67,9 @@ LAST_RETRY_S = 60.0
 RANDOM_DIAL_CHANCE = 0.02
 """Chance, at each exchange, of dialling although there are neighbours enough."""
 
+SILENT_EXCHANGE_CHANCE = 0.3
+"""Chance that an exchange is tried with a connected neighbour from which no beat comes, if there is one."""
+
 LEAVE_S = 0.5
 _VERIFIED_AT_ONCE = 16  # about two milliseconds
 
@@ -207,9 +210,12 @@ class Gossip:
         while True:
             await asyncio.sleep(EXCHANGE_S * self._generator.uniform(0.8, 1.2))
             neighbours = self._node.connected()
-            living = [peer for peer in neighbours if self._board.is_alive(peer)] or neighbours
-            if living:
-                self._begin_exchange(self._generator.choice(living))
+            living = [peer for peer in neighbours if self._board.is_alive(peer)]
+            silent = [peer for peer in neighbours if not self._board.is_alive(peer)]
+            # A connection outlives a short split; only by asking the silent does one learn that they are back.
+            chosen = silent if silent and (not living or self._generator.random() < SILENT_EXCHANGE_CHANCE) else living
+            if chosen:
+                self._begin_exchange(self._generator.choice(chosen))
             if not self._dialling:
                 self._consider_dialling(set(neighbours))
 

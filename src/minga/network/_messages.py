@@ -107,7 +107,7 @@ class MessageStream:
             raise ProtocolError(f"unexpected frame of kind {kind[0]} after the end", peer=self.peer)
 
     async def drain(self) -> None:
-        """Read and drop what the other side still sends after the last word here, up to a bound, until it ends its part.
+        """Read and drop what the other side still sends after our last word, up to a bound, until it ends its part.
 
         Aborting at once could overtake that word, and the other side would never learn of it.
         """

@@ -114,6 +114,7 @@ class Node:
         task = asyncio.get_running_loop().create_task(self._guard(coroutine))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: coroutine.close())  # one that was cancelled before its first turn
         return task
 
     def serve(self, method: str, handler: Handler) -> None:

@@ -140,7 +140,10 @@ def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
         if values.numel() == 0:
             continue
         if values.device.type == "cpu":
-            if not is_finite(values.reshape(-1), CONTRIBUTION_LIMIT):
+            flat = values.reshape(-1)
+            if flat.dtype == torch.float32 and float(torch.dot(flat, flat)) <= CONTRIBUTION_LIMIT**2:
+                continue  # the fastest way to see it; whatever fails here is looked at more closely
+            if not is_finite(flat, CONTRIBUTION_LIMIT):
                 return False
         else:
             on_device += [bound.to(torch.float32) for bound in torch.aminmax(values)]
