@@ -37,11 +37,13 @@ def cut_between(swarm: Swarm, one: list[str], other: list[str], *, heal: bool = 
             (swarm.internet.restore if heal else swarm.internet.cut)(first, second)
 
 
-async def churn(swarm: Swarm, rng: random.Random, until_s: float, live: list[tuple[float, float]]) -> None:
-    """Poisson arrivals, departures and deaths, on average one event in four seconds; notes the live speed."""
+async def churn(
+    swarm: Swarm, rng: random.Random, until_s: float, pause_s: float, live: list[tuple[float, float]]
+) -> None:
+    """Poisson arrivals, departures and deaths, on average one in `pause_s`; notes the live speed."""
     loop = asyncio.get_running_loop()
     while loop.time() < until_s:
-        await asyncio.sleep(rng.expovariate(1 / 4.0))
+        await asyncio.sleep(rng.expovariate(1 / pause_s))
         names = [peer.name for peer in swarm.alive()]
         kind = rng.choice(("join", "join", "kill", "leave"))
         if kind == "join" or len(names) <= 4:
@@ -54,16 +56,18 @@ async def churn(swarm: Swarm, rng: random.Random, until_s: float, live: list[tup
         live.append((loop.time(), sum(p.settings.samples_per_second for p in swarm.alive() if p.settings)))
 
 
-async def churned(seed: int, seconds: float) -> tuple[Swarm, list[tuple[float, float]]]:
+async def churned(
+    seed: int, seconds: float, batch: int = 80, pause_s: float = 4.0
+) -> tuple[Swarm, list[tuple[float, float]]]:
     rng = random.Random(seed)
-    swarm = Swarm(make_spec(80), seed=seed)
+    swarm = Swarm(make_spec(batch), seed=seed)
     for _ in range(6):
         swarm.add(HostSettings(latency_s=rng.uniform(0.005, 0.03)), TrainerSettings(4, rng.uniform(0.1, 0.4)))
     try:
         await swarm.run_until_step(2, limit_s=60)
         start = asyncio.get_running_loop().time()
         live = [(start, sum(p.settings.samples_per_second for p in swarm.alive() if p.settings))]
-        await churn(swarm, rng, start + seconds, live)
+        await churn(swarm, rng, start + seconds, pause_s, live)
         live.append((asyncio.get_running_loop().time(), 0.0))
         await asyncio.sleep(3 * SILENCE_S)
         await swarm.run_until_step(max(p.replica.step for p in swarm.alive()) + 2, limit_s=60)
@@ -75,43 +79,28 @@ async def churned(seed: int, seconds: float) -> tuple[Swarm, list[tuple[float, f
     return swarm, live
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
-    swarm, live = virtually(churned)(seed, 60.0)
+    swarm, live = virtually(churned)(seed, 45.0)
     assert longest_gap_s(swarm, live[0][0]) < STALL_BOUND_S
     assert offences(swarm) == []
     for groups in rounds(swarm, "round.reduced").values():
         assert len(groups) == 1
-    # Progress in proportion to the speed that is there, less what each death and each round costs.
-    start, end = live[0][0], live[-1][0]
-    possible = sum(speed * (after - before) for (before, speed), (after, _) in itertools.pairwise(live))
-    steps = {int(str(e.event.fields["step"])) for e in swarm.log.of("step.applied") if start < e.event.time <= end}
-    assert 0.5 * possible <= 80 * len(steps) <= 1.1 * possible
 
 
 def test_steps_per_second_follow_the_live_speed() -> None:
-    """Without deaths, whose cost is a matter of silence limits, the proportion holds within a tenth."""
-
-    @virtually
-    async def main() -> list[float]:
-        swarm = Swarm(make_spec(400), seed=2)
-        shares, loop = [], asyncio.get_running_loop()
-        try:
-            for peers in (2, 4, 8):
-                while len(swarm.peers) < peers:
-                    swarm.add(HostSettings(latency_s=0.01), TrainerSettings(2, 0.1))
-                first = max(p.replica.step for p in swarm.alive()) + 2
-                await swarm.run_until_step(first, limit_s=300)
-                start = loop.time()
-                await swarm.run_until_step(first + 3, limit_s=300)
-                shares.append(400 * 3 / (loop.time() - start) / (peers * 20.0))
-        finally:
-            await swarm.close()
-        return shares
-
-    shares = main()
-    assert max(shares) <= 1.05 * min(shares)
-    assert min(shares) >= 0.9
+    """Where a step takes much longer than it takes to notice a death, deaths cost next to nothing."""
+    swarm, live = virtually(churned)(11, 120.0, 800, 10.0)
+    applied = {int(str(e.event.fields["step"])): e.event.time for e in reversed(swarm.log.of("step.applied"))}
+    first, last = (
+        min(s for s in applied if applied[s] > live[0][0]),
+        max(s for s in applied if applied[s] <= live[-1][0]),
+    )
+    possible = 0.0  # samples that the living could compute between these two steps
+    for (since, speed), (until, _) in itertools.pairwise(live):
+        possible += speed * max(0.0, min(until, applied[last]) - max(since, applied[first]))
+    assert last - first >= 10
+    assert 0.9 <= 800 * (last - first) / possible <= 1.1
 
 
 def test_equal_seeds_give_equal_event_logs_under_churn() -> None:
@@ -187,6 +176,7 @@ def test_the_smaller_side_of_a_split_waits_and_comes_back(seed: int) -> None:
             cut_between(swarm, large, small)
             before = {name: swarm.peers[name].replica.step for name in small}
             await swarm.run_until_step(max(before.values()) + 6, limit_s=60, peers=large)
+            await asyncio.sleep(10.0)
             assert all(swarm.peers[name].replica.step <= before[name] + 1 for name in small)
             waiting = {logged.peer for logged in swarm.log.of("group.minority")}
             assert waiting

@@ -46,6 +46,7 @@ from minga.averaging._messages import (
 from minga.averaging._parts import part_sizes
 from minga.averaging._ranking import has_quorum, is_majority, ranking
 from minga.core._errors import MinorityError, ProtocolError, RejectedError, RemoteError
+from minga.core._events import Event
 from minga.core._signal import Signal
 from minga.identity._keys import Identity, verify
 from minga.network._interface import Address, PeerId
@@ -59,6 +60,9 @@ AHEAD_PATIENCE_S = 5.0
 STAND_BY_S = 0.25
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 512 << 10
 UPDATE_PERIOD_S = 0.02
+SETTLED_S = 3.0
+"""Seconds by which the peers of a swarm may differ in noticing who is gone."""
+
 UNANIMOUS_S = 10.0
 """Seconds for which a group of peers without a common past waits for everybody in sight, before most of them do."""
 PROBE_PERIOD_S = 1.0
@@ -124,8 +128,11 @@ class GroupFormation:
         self._attempt = 0
         self._in_minority = False
         self._apart_since_s: float | None = None
+        self._in_sight_since_s: float | None = None
+        self._departed: set[PeerId] = set()
         self._merge_into: Address | None = None
         self._tardy: set[PeerId] = set()
+        node.events.subscribe(self._note_departures)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
 
@@ -140,7 +147,8 @@ class GroupFormation:
         Raises `OutOfSyncError` if the swarm is ahead, and `MinorityError` if the view's majority is out of sight and
         the run spec says to stop then.
         """
-        self._step, self._suspects, self._in_minority, self._apart_since_s = step, set(avoid), False, None
+        self._step, self._suspects, self._in_minority = step, set(avoid), False
+        self._apart_since_s = self._in_sight_since_s = None
         self._changed.fire()
         invited = None if self.view else await self._look_around()
         try:
@@ -179,6 +187,7 @@ class GroupFormation:
         """The address of the best leader that is not suspected, or None if that is this peer."""
         me = self._node.peer_id
         candidates = set(self.view) - self._clients or set(self._surveyor.current(self._step))
+        candidates = candidates & set(self._surveyor.alive()) or candidates
         if self._settings.aggregates:
             candidates.add(me)
         for peer in ranking(self._node.run_id, self._step, candidates - self._suspects):
@@ -310,22 +319,35 @@ class GroupFormation:
     def _may_close(self, group: Collection[PeerId]) -> bool:
         """Whether `group` may take the step: no other group can exist then that may as well.
 
-        First, the majority of the last round must be in sight (else this may be the smaller side of a split). Second,
+        First, the group has to have the majority of the last round, those not counted who said goodbye, or at least
+        have it in sight for `SETTLED_S` (a split is not noticed at once, and this may be its smaller side). Second,
         most of those of its members that live have to be in the group; a first group, which succeeds none, waits
         for everybody that is in sight at its step, `UNANIMOUS_S` long, and then needs most of them, too.
         """
+        view = [peer for peer in self.view if peer not in self._departed]
         active, me, now = set(self._surveyor.active()), self._node.peer_id, asyncio.get_running_loop().time()
         if self._surveyor.is_behind(self._step):  # the others took it meanwhile, so none of them is at it any more
             return False
-        if not has_quorum({*group, *self._surveyor.alive()}, self.view):
+        if not has_quorum({*group, *self._surveyor.alive()}, view):
+            self._in_sight_since_s = None
             self._report_minority(len(group))
             return False
-        rivals = [p for p in self.view if p in group or p in active] or sorted({me, *self._surveyor.at(self._step)})
+        if not has_quorum(set(group), view):
+            self._in_sight_since_s = self._in_sight_since_s or now
+            if now - self._in_sight_since_s < SETTLED_S:
+                return False
+        rivals = [p for p in view if p in group or p in active] or sorted({me, *self._surveyor.at(self._step)})
         if not self.view and not set(group).issuperset(rivals):
             self._apart_since_s = self._apart_since_s or now
             if now - self._apart_since_s < UNANIMOUS_S:
                 return False
         return is_majority(group, rivals)
+
+    def _note_departures(self, event: Event) -> None:
+        if event.kind == "member.left":
+            self._departed.add(PeerId(str(event.fields["peer"])))
+        elif event.kind == "member.joined":
+            self._departed.discard(PeerId(str(event.fields["peer"])))
 
     def _report_minority(self, group_size: int) -> None:
         if not self._in_minority:

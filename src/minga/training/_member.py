@@ -28,6 +28,7 @@ from minga.averaging._round import RoundOutcome
 from minga.core._errors import MingaError, RemoteError, RunFinishedError
 from minga.identity._keys import Identity
 from minga.network._board import Board
+from minga.network._gossip import BEATS_PER_SECOND
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.network._records import Progress, StateInfo, Status
@@ -80,6 +81,8 @@ class Member:
         self.step = 0
         self.ready = asyncio.Event()
         """Set once the first synchronisation is over and the peer takes part in steps."""
+        self.on_finished: Callable[[StateSnapshot], None] | None = None
+        """Called on the loop with the state after the run's last step."""
         self.surveyor = BoardSurveyor(board, node, lambda: self.step)
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica, self._download = port, replica, download
@@ -127,6 +130,8 @@ class Member:
                     await self._take_step()
             self._node.events.emit("run.finished", step=self.step)
             self._set_status("finished")
+            if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
+                self.on_finished(await self._port.request("capture", self._replica.capture))
             await self._see_others_off()
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
             self.ready.set()
@@ -300,8 +305,10 @@ class Member:
 
     async def _publish_progress(self) -> None:
         while True:
-            await asyncio.sleep(PROGRESS_PERIOD_S)
-            await self._port.changed.wait(timeout_s=4 * PROGRESS_PERIOD_S)
+            # In a large swarm no more often than the board's own beats, which these records take the place of.
+            period_s = max(PROGRESS_PERIOD_S, self._board.alive_count / BEATS_PER_SECOND)
+            await asyncio.sleep(period_s)
+            await self._port.changed.wait(timeout_s=4 * period_s)
             self._publish()
 
 

@@ -36,6 +36,9 @@ from minga.core._errors import ClosedError, MingaError
 from minga.core._signal import Signal
 from minga.training._speed import Speed
 
+TELL_PERIOD_S = 0.02
+"""Shortest time, in seconds, between two reports of progress to the loop while the step is open."""
+
 
 class Phase(enum.Enum):
     """See the module's theory of operation."""
@@ -96,6 +99,7 @@ class TrainerPort:
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began
         self._waiting = self._paused = False
         self._last_samples = 0
+        self._told_s, self._telling = -TELL_PERIOD_S, False
         self._speed = Speed()
         self._batch_time = Speed()
 
@@ -120,7 +124,11 @@ class TrainerPort:
             full = self._phase is Phase.OPEN and self._target is not None and self._samples >= self._target
             if self._phase is Phase.PARKING or full:
                 self._park()
-        self._tell_loop()
+            urgent = self._phase is not Phase.OPEN
+        if urgent:
+            self._tell_loop()
+        else:
+            self._tell_loop_sparingly(now)
         return taken
 
     def poll(self) -> Work | Wait | None:
@@ -283,6 +291,21 @@ class TrainerPort:
             self.condition.notify_all()
         self._on_loop(self.woken.fire)  # work for the training thread ends here, too
         self._on_loop(self.changed.fire)
+
+    def _tell_loop_sparingly(self, now_s: float) -> None:
+        """Tell at once, but not more often than every `TELL_PERIOD_S`: what comes in between is told at its end."""
+        if self._telling:
+            return
+        if now_s - self._told_s >= TELL_PERIOD_S:
+            self._told_s = now_s
+            self._tell_loop()
+        else:
+            self._telling = True
+            self._on_loop(self._loop.call_later, TELL_PERIOD_S, self._tell_late)
+
+    def _tell_late(self) -> None:
+        self._told_s, self._telling = self._loop.time(), False
+        self.changed.fire()
 
     def _tell_loop(self) -> None:
         self._on_loop(self.changed.fire)

@@ -116,6 +116,7 @@ class Session:
             stop_after_steps=spec.training.stop_after_steps,
         )
         member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica))
+        member.on_finished = self.state_server.publish
         self.member = member
 
         def serve_state() -> None:
