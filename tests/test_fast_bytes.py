@@ -213,8 +213,7 @@ def test_interrupt_ends_waiting_and_later_calls(path: str) -> None:
         await write_all(sender, b"still works", Interrupt())
         assert await read_all(receiver, 11) == b"still works"
 
-    if path == "fast":
-        run(test)
+    run(test)
 
 
 def test_interrupted_and_cancelled_at_once() -> None:

@@ -167,7 +167,7 @@ async def test_work_is_done_at_the_boundary_and_errors_reach_both_sides() -> Non
     assert isinstance(work, Work)
     with pytest.raises(ValueError, match="no"):
         p.finish(work)
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(ClosedError, match="could not fail on the thread that trains"):
         await failed
 
 

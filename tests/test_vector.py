@@ -8,24 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core._errors import ConfigurationError
+from minga.training._buffers import SharedBuffers
 from minga.training._vector import ParameterVector, all_finite
 
 
 def vector_of(*shapes: tuple[int, ...], codec: str = "float32", dtype: torch.dtype = torch.float32) -> ParameterVector:
     parameters = [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
-    return ParameterVector(torch.optim.SGD(parameters, lr=1.0), [], codec)
+    return ParameterVector(torch.optim.SGD(parameters, lr=1.0), SharedBuffers(None), codec)
 
 
 def test_large_tensors_come_first_and_shared_ones_once() -> None:
     small, large, frozen = (torch.nn.Parameter(torch.zeros(n)) for n in (10, 70_000, 5))
     frozen.requires_grad_(False)
     optimizer = torch.optim.SGD([{"params": [small, frozen]}, {"params": [large]}], lr=1.0)
-    vector = ParameterVector(optimizer, [], "adaptive")
+    vector = ParameterVector(optimizer, SharedBuffers(None), "adaptive")
     assert vector.layout.numels == (70_000, 10)
     assert [p is q for p, q in zip(vector.parameters(), [large, small], strict=True)] == [True, True]
     assert vector.numel == 70_010
     with pytest.raises(ConfigurationError, match="no parameter"):
-        ParameterVector(torch.optim.SGD([frozen], lr=1.0), [], "float32")
+        ParameterVector(torch.optim.SGD([frozen], lr=1.0), SharedBuffers(None), "float32")
 
 
 def test_what_is_accumulated_is_the_sum_over_samples() -> None:
@@ -64,17 +65,19 @@ def test_gradients_too_large_to_be_sent_count_as_not_finite() -> None:
 
 def test_sparse_gradients_and_buffers() -> None:
     table = torch.nn.Embedding(4, 2, sparse=True)
-    buffer, count = torch.tensor([5.0, 6.0]), torch.tensor(7)
-    vector = ParameterVector(torch.optim.SGD(table.parameters(), lr=1.0), [buffer, count], "float32")
+    table.register_buffer("moving", torch.tensor([5.0, 6.0]))
+    table.register_buffer("whole", torch.tensor(7))
+    vector = ParameterVector(torch.optim.SGD(table.parameters(), lr=1.0), SharedBuffers(table), "float32")
     table(torch.tensor([1, 1, 3])).sum().backward()
+    table.moving += torch.tensor([1.0, 2.0])
     flat = vector.new()
     assert vector.accumulate(flat, 2)
-    assert flat.tolist() == [0, 0, 4, 4, 0, 0, 2, 2, 10, 12]
-    vector.load(flat / 2)
-    assert buffer.tolist() == [5.0, 6.0]
-    assert count.item() == 7
+    assert flat.tolist() == [0, 0, 4, 4, 0, 0, 2, 2, 2, 4]  # of buffers, how far they moved
+    vector.load(flat / 4)  # as if a peer with as many samples had had no gradient
+    assert table.moving.tolist() == [5.5, 7.0]
+    assert table.whole.item() == 7
     assert table.weight.grad is not None
-    assert table.weight.grad.tolist() == [[0, 0], [2, 2], [0, 0], [1, 1]]
+    assert table.weight.grad.tolist() == [[0, 0], [1, 1], [0, 0], [0.5, 0.5]]
 
 
 @settings(deadline=None, max_examples=50)

@@ -38,6 +38,7 @@ from minga.averaging._messages import (
     Park,
     Plan,
     Redirect,
+    Report,
     Resume,
     SignedPlan,
     Update,
@@ -59,7 +60,7 @@ AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""
 STAND_BY_S = 0.25
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 512 << 10
-UPDATE_PERIOD_S = 0.02
+UPDATE_PERIOD_S = 0.1
 SETTLED_S = 3.0
 """Seconds by which the peers of a swarm may differ in noticing who is gone."""
 
@@ -250,15 +251,16 @@ class GroupFormation:
         return to
 
     async def _send_updates(self, stream: MessageStream) -> None:
-        sent = None
+        """Tell the leader of each change, at once if this peer parked or paused, else every `UPDATE_PERIOD_S`."""
+        loop, sent, due_s = asyncio.get_running_loop(), Report(), -1.0
         while True:
             report = self._contributor.report()
-            if sent is None or (report.samples, report.parked, report.micro_batch) != sent:
+            urgent = due_s < 0 or (report.parked, not report.micro_batch) != (sent.parked, not sent.micro_batch)
+            if urgent or (report.samples != sent.samples and loop.time() >= due_s - 1e-3):
                 await stream.send(Update(report))
-                sent = (report.samples, report.parked, report.micro_batch)
-                await asyncio.sleep(UPDATE_PERIOD_S)
+                sent, due_s = report, loop.time() + UPDATE_PERIOD_S
             else:
-                await self._contributor.changed.wait()
+                await self._contributor.changed.wait(None if report.samples == sent.samples else due_s - loop.time())
 
     def _join_message(self, seats: int = 0) -> Join:
         return Join(

@@ -20,7 +20,6 @@ import re
 import secrets
 import struct
 import time
-from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
@@ -28,6 +27,7 @@ from iroh import iroh_ffi
 
 from minga.core._errors import ClosedError, ConfigurationError, MingaError, UnreachableError
 from minga.network import _fast_bytes
+from minga.network._arrivals import Arrivals
 from minga.network._interface import Address, Connection, Network, PeerId
 from minga.network._iroh_connection import IrohConnection
 from minga.network._iroh_settings import NetworkSettings, bind_address, relay_mode
@@ -58,8 +58,7 @@ class IrohNetwork(Network):
         self._peer_id = PeerId(str(endpoint.id()))
         self._interrupt = _fast_bytes.Interrupt()
         self._connections: set[IrohConnection] = set()
-        self._accepted: deque[IrohConnection] = deque()
-        self._acceptors: set[asyncio.Future[None]] = set()
+        self._accepted: Arrivals[IrohConnection] = Arrivals(self._interrupt)
         self._halves: dict[tuple[PeerId, bytes], tuple[int, Any, asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None
@@ -149,15 +148,7 @@ class IrohNetwork(Network):
 
     async def accept(self) -> Connection:
         """Wait for the next peer that dials this one; see the interface."""
-        self._interrupt.check()
-        while not self._accepted:
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._acceptors.add(waiting)
-            try:
-                await self._interrupt.wait(waiting)
-            finally:
-                self._acceptors.discard(waiting)
-        return self._accepted.popleft()
+        return await self._accepted.take()
 
     async def close(self) -> None:
         """Say goodbye and free the sockets; see the interface. Takes at most about one second."""
@@ -260,10 +251,7 @@ class IrohNetwork(Network):
             return False
         lanes = {number: lane, other_number: other_lane}
         other_paired.set_result(None)
-        self._accepted.append(self._adopt(peer, lanes[_BACK], lanes[_FORTH]))
-        for waiting in self._acceptors:
-            if not waiting.done():
-                waiting.set_result(None)
+        self._accepted.put(self._adopt(peer, lanes[_BACK], lanes[_FORTH]))
         return True
 
 

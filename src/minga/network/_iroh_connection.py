@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 from weakref import WeakValueDictionary
 
 from minga.core._errors import MingaError, UnreachableError
 from minga.network import _fast_bytes
+from minga.network._arrivals import Arrivals
 from minga.network._interface import Connection, LinkFacts, PeerId, Stream
 from minga.network._iroh_stream import ABORT, BINDING_ERRORS, HEADER, OPEN, IrohStream, read_exactly
 
@@ -29,6 +29,9 @@ MAX_STREAMS = 512
 
 PATH_AGE_S = 0.25
 """How old the round-trip time and kind of path may get before they are looked up anew, which takes a while."""
+
+ASK_PERIOD_S = 0.1
+"""Seconds between two questions whether a connection is gone; when one is lost, that is told without asking."""
 
 
 class IrohConnection(Connection):
@@ -47,8 +50,8 @@ class IrohConnection(Connection):
         self._interrupt = _fast_bytes.Interrupt()
         self._streams: WeakValueDictionary[tuple[bool, int], IrohStream] = WeakValueDictionary()
         self._opened = 0
-        self._arrived: deque[IrohStream] = deque()
-        self._acceptors: set[asyncio.Future[None]] = set()
+        self._arrived: Arrivals[IrohStream] = Arrivals(self._interrupt)
+        self._asked_s = float("-inf")
         self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
         incoming.set_max_concurrent_uni_streams(MAX_STREAMS)
@@ -68,16 +71,8 @@ class IrohConnection(Connection):
 
     async def accept_stream(self) -> Stream:
         """Wait for the other side to open a stream; see the interface."""
-        while not self._arrived:
-            self._check_open()
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._acceptors.add(waiting)
-            try:
-                await self._interrupt.wait(waiting)
-            finally:
-                self._acceptors.discard(waiting)
         self._check_open()
-        return self._arrived.popleft()
+        return await self._arrived.take()
 
     def facts(self) -> LinkFacts:
         """What is known about both lanes together; round-trip time and path are at most `PATH_AGE_S` seconds old.
@@ -90,9 +85,12 @@ class IrohConnection(Connection):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection is known to be gone."""
-        if not self._interrupt.fired and self._lane_lost():
-            self._lose("the connection was lost")
+        """Whether the connection is known to be gone; asks iroh, which takes a while, every `ASK_PERIOD_S` at most."""
+        now = asyncio.get_running_loop().time()
+        if not self._interrupt.fired and now - self._asked_s >= ASK_PERIOD_S:
+            self._asked_s = now
+            if self._lane_lost():
+                self._lose("the connection was lost")
         return self._interrupt.fired
 
     async def close(self) -> None:
@@ -178,10 +176,7 @@ class IrohConnection(Connection):
             if kind == OPEN and (False, number) not in self._streams:
                 stream = self._new_stream(number, opened_here=False)
                 stream.attach(receiver)
-                self._arrived.append(stream)
-                for waiting in self._acceptors:
-                    if not waiting.done():
-                        waiting.set_result(None)
+                self._arrived.put(stream)
                 return
             mine = self._streams.get((True, number))
             if kind == ABORT and mine is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,7 @@ class IrohStream(Stream):
 def describe(error: BaseException) -> str:
     """What the bindings say about an error, on one line of bounded length."""
     text = error.message() if isinstance(error, iroh_ffi.IrohError) else str(error)
+    text = re.sub(r" \([^()]*\.rs:\d+:\d+\)", "", text)  # where in iroh's source is of no interest to the reader
     return " ".join(text.split())[:300] or type(error).__name__
 
 

@@ -54,6 +54,7 @@ class MessageStream:
     ) -> None:
         self.peer = peer
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
+        self._trip_tick, self._trip_s = -1, 0.0
         self._write_lock = asyncio.Lock()
         self._last_write = self._last_heard = clockwork.tick
         self._waiting = self._silent = self._finished = self._ended = False
@@ -63,7 +64,9 @@ class MessageStream:
     @property
     def round_trip_s(self) -> float:
         """Round-trip time of the connection in seconds; 0 while it is unknown."""
-        return self._round_trip_s() or 0.0
+        if self._trip_tick != self._clockwork.tick:  # asking costs more than the rest of what a report sets in motion
+            self._trip_tick, self._trip_s = self._clockwork.tick, self._round_trip_s() or 0.0
+        return self._trip_s
 
     # ---- sending
 
@@ -111,10 +114,13 @@ class MessageStream:
 
         Aborting at once could overtake that word, and the other side would never learn of it.
         """
-        for _ in range(16):
-            if not await self._stream.read(MAX_MESSAGE_BYTES):
+        dropped_bytes = 0
+        while dropped_bytes < 16 * MAX_MESSAGE_BYTES:
+            data = await self._stream.read(MAX_MESSAGE_BYTES)
+            if not data:
                 self._ended = True
                 return
+            dropped_bytes += len(data)
 
     async def close(self) -> None:
         """Stop caring: abort whatever is still under way. Never raises, may be called twice.
@@ -137,7 +143,8 @@ class MessageStream:
         """Called by the clockwork: pulse if nothing was written since the last tick; give up on a silent peer."""
         if not self._finished and self._last_write < tick - 1 and not self._write_lock.locked():
             self._pulse_task = asyncio.get_running_loop().create_task(self._pulse())
-        if self._waiting and tick - self._last_heard > silence_limit(self._round_trip_s()):
+        quiet = tick - self._last_heard if self._waiting else 0
+        if quiet > silence_limit(None) and quiet > silence_limit(self._round_trip_s()):
             self._silent = True
             self._clockwork.remove(self)
             self._pulse_task = asyncio.get_running_loop().create_task(self._stream.reset())

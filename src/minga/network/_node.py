@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -57,7 +57,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: tuple[int, int]
     run_id: str
     role: Role
-    wall_time: float
+    wall_time: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,8 +175,13 @@ class Node:
         if peer not in self._dialling:
             task = asyncio.get_running_loop().create_task(self._dial(address))
             self._dialling[peer] = task
-            task.add_done_callback(lambda _: self._dialling.pop(peer, None))
+            task.add_done_callback(lambda task: self._dialled(peer, task))
         return await asyncio.shield(self._dialling[peer])
+
+    def _dialled(self, peer: PeerId, task: asyncio.Task[Connection]) -> None:
+        self._dialling.pop(peer, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited for it may have gone away by now
 
     # ---- what is known of others
 

@@ -81,7 +81,6 @@ class SimulatedPeer:
         self.settings = settings
         self.samples_done = 0
         self.error: LocalError | RemoteError | None = None
-        """What ended this peer's training, other than the end of the run or of the peer."""
         self.checkpoint: StateSnapshot | None = None
         self.port: TrainerPort | None = None
         self._random = random.Random(f"minga trainer {network.peer_id}")
@@ -101,7 +100,7 @@ class SimulatedPeer:
         except (RunFinishedError, ClosedError):
             return
         except (LocalError, RemoteError) as error:
-            self.error = error
+            self.error = error  # neither the end of the run nor of the peer
 
     async def _train(
         self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None], checkpoint_every: int | None
@@ -244,9 +243,8 @@ class Swarm:
 
     def _chosen(self, names: Iterable[str] | None) -> list[SimulatedPeer]:
         chosen = self.alive() if names is None else [self.peers[name] for name in names]
-        for peer in chosen:
-            if peer.error is not None:
-                raise peer.error
+        if failed := [peer.error for peer in chosen if peer.error is not None]:
+            raise failed[0]
         return chosen
 
     def _start(
@@ -274,14 +272,10 @@ class Swarm:
 
     def _resolve(self, role: str, emitter: str | None, event: Event | None) -> str | None:  # noqa: ARG002
         """Who has a role in the round of `event`, or else in the newest round that any peer began."""
-        if role not in ("leader", "aggregator", "sender"):
-            return None
         begun = [logged.event for logged in self.log.of("round.begun")]
         latest = event if event is not None and event.kind == "round.begun" else begun[-1] if begun else None
-        if latest is None:
-            return None
-        leader = PeerId(str(latest.fields["leader"]))
-        for name, peer in self.peers.items():
+        leader = PeerId(str(latest.fields["leader"])) if latest is not None else None
+        for name, peer in self.peers.items() if leader is not None else ():
             is_leader = peer.network.peer_id == leader
             found = "leader" if is_leader else "aggregator" if peer.network.settings.dialable else "sender"
             if found == role and not peer.is_gone:

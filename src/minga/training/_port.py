@@ -36,7 +36,7 @@ from minga.core._errors import ClosedError, MingaError
 from minga.core._signal import Signal
 from minga.training._speed import Speed
 
-TELL_PERIOD_S = 0.02
+TELL_PERIOD_S = 0.05
 """Shortest time, in seconds, between two reports of progress to the loop while the step is open."""
 
 
@@ -122,9 +122,10 @@ class TrainerPort:
             if taken:
                 self._samples += samples
             full = self._phase is Phase.OPEN and self._target is not None and self._samples >= self._target
-            if self._phase is Phase.PARKING or full:
+            parks = self._phase is Phase.PARKING or full
+            if parks:
                 self._park()
-            urgent = self._phase is not Phase.OPEN
+            urgent = parks or (self._phase is not Phase.OPEN and not self._delayed)
         if urgent:
             self._tell_loop()
         else:
@@ -310,7 +311,7 @@ class TrainerPort:
     def _tell_loop(self) -> None:
         self._on_loop(self.changed.fire)
 
-    def _on_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _on_loop(self, function: Callable[..., object], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits for this any more
             self._loop.call_soon_threadsafe(function, *arguments)
 

@@ -1,0 +1,294 @@
+"""Messages of the wire: whatever comes in is either a valid message or an error that names the sender."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm_tools import virtually
+
+from minga.averaging import _messages as wire
+from minga.averaging._messages import Join, Member, Plan, Report, check_plan
+from minga.core._errors import ProtocolError, RejectedError, SilentError, UnreachableError
+from minga.network._interface import Address, Buffer, PeerId, Stream
+from minga.network._messages import MAX_MESSAGE_BYTES, MessageStream
+from minga.network._node import Call, Hello
+from minga.network._pulse import PULSE_S, Clockwork, silence_limit
+
+PEER = PeerId("ab" * 32)
+TYPES = [t for t in vars(wire).values() if isinstance(t, type) and issubclass(t, msgspec.Struct)] + [Hello, Call]
+
+
+class Tape(Stream):
+    """A stream that plays what was recorded, then ends or stays silent for ever."""
+
+    def __init__(self, recorded: bytes, *, ends: bool = True, step: int = 1 << 16) -> None:
+        self.left, self.ends, self.step = bytearray(recorded), ends, step
+        self.written = bytearray()
+        self.was_reset = False
+        self.largest_request = 0
+        self._wake = asyncio.Event()
+
+    async def write(self, data: Buffer) -> None:
+        self.written += data
+
+    async def finish(self) -> None:
+        pass
+
+    async def read(self, max_bytes: int) -> bytes:
+        if not self.left and not self.ends:
+            await self._wake.wait()
+            raise UnreachableError("reset")
+        part = bytes(self.left[: min(max_bytes, self.step)])
+        del self.left[: len(part)]
+        return part
+
+    async def read_into(self, target: memoryview, progress: Callable[[], None] | None = None) -> None:
+        self.largest_request = max(self.largest_request, target.nbytes)
+        done = 0
+        while done < target.nbytes:
+            part = await self.read(target.nbytes - done)
+            if not part:
+                raise ProtocolError("the stream ended early", peer=PEER)
+            target[done : done + len(part)] = part
+            done += len(part)
+
+    async def reset(self) -> None:
+        self.was_reset = True
+        self._wake.set()
+
+
+def stream_of(recorded: bytes, **options: Any) -> tuple[MessageStream, Tape]:
+    tape = Tape(recorded, **options)
+    return MessageStream(tape, PEER, Clockwork(), lambda: None), tape
+
+
+def frame(kind: int, body: bytes, length: int | None = None) -> bytes:
+    return struct.pack(">BI", kind, len(body) if length is None else length) + body
+
+
+@settings(deadline=None, max_examples=100)
+@given(recorded=st.binary(max_size=300), step=st.integers(1, 50), kind=st.sampled_from([*TYPES, None]))
+def test_any_bytes_give_a_message_or_an_error_that_names_the_sender(recorded: bytes, step: int, kind: Any) -> None:
+    @virtually
+    async def main() -> None:
+        stream, tape = stream_of(recorded, step=step)
+        due = stream.receive(kind) if kind else stream.receive_bulk_into(memoryview(bytearray(16)))
+        (outcome,) = await asyncio.gather(due, return_exceptions=True)
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, ProtocolError | RejectedError)
+            assert outcome.peer == PEER
+        else:
+            assert isinstance(outcome, kind or type(None))
+        assert tape.largest_request <= MAX_MESSAGE_BYTES
+
+    main()
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_any_value_in_any_field_gives_a_message_or_an_error(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(TYPES))
+    leaf = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=70)
+    leaf |= st.binary(max_size=20)
+    anything = st.recursive(
+        leaf, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner)
+    )
+    fields = data.draw(st.dictionaries(st.sampled_from([*kind.__struct_fields__, "type", "more"]), anything))
+
+    @virtually
+    async def main() -> None:
+        stream, _ = stream_of(frame(0, msgspec.msgpack.encode(fields)))
+        (outcome,) = await asyncio.gather(stream.receive(kind), return_exceptions=True)
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, ProtocolError)
+            assert outcome.peer == PEER
+        else:
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(outcome), type=kind) == outcome
+
+    main()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "message"),
+    [
+        (b"", "ended early"),
+        (b"\x00\x00", "ended early"),
+        (frame(0, b"\x80", 20), "ended early"),
+        (frame(0, b"", MAX_MESSAGE_BYTES + 1), "exceeds"),
+        (frame(0, b"", 0xFFFFFFFF), "exceeds"),
+        (frame(2, b"", 0xFFFFFFFF), "exceeds"),
+        (frame(1, b"1234"), "where no bulk frame was due"),
+        (frame(3, b"1234"), "unknown frame kind 3"),
+        (frame(77, b""), "unknown frame kind 77"),
+        (frame(0, b"\xc1"), "malformed"),
+        (frame(0, b""), "malformed"),
+        (frame(0, b"\x91" * 5000 + b"\xc0"), "malformed"),
+        (frame(2, b"\x81\xa4code\x01"), "malformed"),
+    ],
+)
+def test_broken_frames_are_refused_before_memory_is_taken(recorded: bytes, message: str) -> None:
+    @virtually
+    async def main() -> None:
+        stream, tape = stream_of(recorded)
+        with pytest.raises(ProtocolError, match=message) as caught:
+            await stream.receive(Report)
+        assert caught.value.peer == PEER
+        assert tape.largest_request <= 1 << 15
+
+    main()
+
+
+@pytest.mark.parametrize("body", [b"123", b"12345", b""])
+def test_bulk_frames_must_have_the_length_that_is_due(body: bytes) -> None:
+    @virtually
+    async def main() -> None:
+        stream, _ = stream_of(frame(1, body))
+        target = bytearray(4)
+        with pytest.raises(ProtocolError, match="where 4 bytes was due"):
+            await stream.receive_bulk_into(memoryview(target))
+        assert target == bytes(4)
+
+    main()
+
+
+@virtually
+async def test_refusals_pulses_and_the_end() -> None:
+    refusal = frame(2, msgspec.msgpack.encode({"code": "full", "reason": "no seat is free"}))
+    stream, _ = stream_of(frame(3, b"") * 3 + refusal)
+    with pytest.raises(RejectedError, match="no seat is free") as caught:
+        await stream.receive(Report)
+    assert (caught.value.code, caught.value.peer) == ("full", PEER)
+    stream, _ = stream_of(frame(3, b"") + frame(0, msgspec.msgpack.encode(Report(3))) + frame(3, b""))
+    assert await stream.receive(Report) == Report(3)
+    await stream.receive_end()
+    stream, _ = stream_of(frame(0, b"\x80"))
+    with pytest.raises(ProtocolError, match="after the end"):
+        await stream.receive_end()
+
+
+@virtually
+async def test_a_silent_peer_is_given_up_by_ticks_of_the_own_clock() -> None:
+    clockwork = Clockwork()
+    tape = Tape(b"", ends=False)
+    stream = MessageStream(tape, PEER, clockwork, lambda: 0.1)
+    clockwork.start()
+    begun = asyncio.get_running_loop().time()
+    with pytest.raises(SilentError):
+        await stream.receive(Report)
+    waited = asyncio.get_running_loop().time() - begun
+    assert waited == pytest.approx((silence_limit(0.1) + 1) * PULSE_S, abs=PULSE_S)
+    assert tape.was_reset
+    assert tape.written.count(frame(3, b"")) >= 4  # and all the while it gave signs of life itself
+    await clockwork.close()
+
+
+def test_silence_limits_grow_with_the_link_but_not_without_end() -> None:
+    assert silence_limit(None) * PULSE_S == 1.5
+    assert silence_limit(0.5) * PULSE_S == 3.5
+    assert silence_limit(1e9) * PULSE_S == 9.5
+
+
+# ---- what a plan must be
+
+
+def plan_of(**changes: Any) -> Plan:
+    members = tuple(Member(Address(PeerId(f"{i:064x}"), ("10.0.0.1:1",)), i != 2) for i in range(3))
+    plan = Plan("0" * 32, 5, members, (0, 40, 100, 100), 16384)
+    return msgspec.structs.replace(plan, **changes)
+
+
+def check(plan: Plan, **changes: Any) -> None:
+    arguments = {"leader": plan.members[0].peer_id, "step": 5, "numel": 100, "me": PeerId(f"{1:064x}")}
+    check_plan(plan, **{**arguments, **changes})
+
+
+MEMBERS = plan_of().members
+
+
+@pytest.mark.parametrize(
+    ("plan", "arguments", "flaw"),
+    [
+        (plan_of(step=4), {}, "it is for step 4"),
+        (plan_of(), {"step": 6}, "it is for step 5"),
+        (plan_of(), {"leader": MEMBERS[1].peer_id}, "not the leader"),
+        (plan_of(), {"me": PeerId("f" * 64)}, "leaves out"),
+        (plan_of(members=(MEMBERS[0], MEMBERS[1], MEMBERS[1])), {}, "listed twice"),
+        (plan_of(borders=(0, 100)), {}, "do not cover"),
+        (plan_of(borders=(0, 40, 100, 101)), {}, "do not cover"),
+        (plan_of(borders=(1, 40, 100, 100)), {}, "do not cover"),
+        (plan_of(), {"numel": 99}, "do not cover"),
+        (plan_of(borders=(0, 120, 100, 100)), {}, "overlap"),
+        (plan_of(borders=(0, 70, 40, 100)), {}, "overlap"),
+        (plan_of(borders=(0, 40, 60, 100)), {}, "a client is to aggregate"),
+    ],
+)
+def test_plans_that_do_not_hold_together(plan: Plan, arguments: dict[str, Any], flaw: str) -> None:
+    check(plan_of())
+    with pytest.raises(ProtocolError, match=flaw) as caught:
+        check(plan, **arguments)
+    assert caught.value.peer == arguments.get("leader", plan.members[0].peer_id)
+    assert caught.value.phase == "group"
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (Report, "samples", -1),
+        (Report, "samples", 1 << 41),
+        (Report, "samples", 1.5),
+        (Report, "rate", math.nan),
+        (Report, "rate", math.inf),
+        (Report, "rate", -0.1),
+        (Report, "busy_s", math.nan),
+        (Report, "micro_batch_s", 1e10),
+        (Report, "parked", 1),
+        (wire.Fetch, "round_id", "xyz"),
+        (wire.Fetch, "round_id", "0" * 31),
+        (wire.Fetch, "chunks", [-1]),
+        (wire.Fetch, "chunks", [0] * ((1 << 17) + 1)),
+        (wire.Lost, "lost", [4096]),
+        (wire.Freeze, "term", 0),
+        (wire.Freeze, "term", 1001),
+        (wire.PartHello, "weight", -1),
+        (wire.PartHello, "assignment", [0, 4096]),
+        (wire.PartHello, "assignment", [0]),
+        (wire.Holding, "bitmap", bytes((1 << 14) + 1)),
+        (wire.SignedPlan, "signature", bytes(65)),
+        (Hello, "wall_time", math.nan),
+        (Hello, "wall_time", math.inf),
+        (Hello, "role", "king"),
+        (Hello, "versions", [1]),
+    ],
+)
+def test_fields_out_of_range(kind: type[msgspec.Struct], field: str, value: object) -> None:
+    valid: dict[type, dict[str, object]] = {
+        Report: {},
+        wire.Fetch: {"round_id": "0" * 32, "chunks": [1]},
+        wire.Lost: {"round_id": "0" * 32, "lost": [1]},
+        wire.Freeze: {"round_id": "0" * 32, "term": 1, "dead": []},
+        wire.PartHello: {"round_id": "0" * 32, "assignment": [0, 0], "weight": 1},
+        wire.Holding: {"bitmap": b"", "term": 0, "assignments": []},
+        wire.SignedPlan: {"type": "signed_plan", "plan": b"", "signature": b""},
+        Hello: {"versions": [1, 1], "run_id": "r", "role": "trainer", "wall_time": 1.0},
+    }
+    msgspec.msgpack.decode(msgspec.msgpack.encode(valid[kind]), type=kind)
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.msgpack.decode(msgspec.msgpack.encode({**valid[kind], field: value}), type=kind)
+
+
+def test_a_join_carries_bounded_fields_only() -> None:
+    join = Join(1, "layout", Address(PEER), True, None, Report())
+    body = msgspec.to_builtins(join)
+    for field, value in (("seats", -2), ("step", -1), ("suspects", ["x"]), ("suspects", ["a" * 64] * 65)):
+        with pytest.raises(msgspec.ValidationError, match=field):
+            msgspec.convert({**body, field: value}, Join)
+    with pytest.raises(msgspec.ValidationError, match="previous"):
+        msgspec.convert({**body, "previous": "zz"}, Join)

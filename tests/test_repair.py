@@ -1,0 +1,158 @@
+"""Rounds in which members die, stand still or lose a link, without trainers around them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reduce_world import World
+from swarm_tools import later, virtually
+
+from minga.averaging._all_reduce import RoundAbortedError
+from minga.averaging._layout import VectorLayout
+from minga.averaging._round import RoundOutcome, chunk_table, unpack_bitmap
+
+RATE = 4e5
+LAYOUT = VectorLayout((60_000,), "float32")  # 240 kB: about a second
+
+
+def vectors_of(count: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(LAYOUT.total, generator=generator) for _ in range(count)]
+
+
+def plausible(result: torch.Tensor, vectors: list[torch.Tensor], dead: set[int]) -> bool:
+    """Whether each element is the mean over all members, or over all but some of those that died."""
+    alive = [v for i, v in enumerate(vectors) if i not in dead]
+    gone = [vectors[i] for i in sorted(dead)]
+    fits = torch.zeros(LAYOUT.total, dtype=torch.bool)
+    for mask in range(1 << len(gone)):
+        some = alive + [v for i, v in enumerate(gone) if mask >> i & 1]
+        fits |= torch.isclose(result, torch.stack(some).mean(0), atol=1e-5)
+    return bool(fits.all())
+
+
+async def reduce_with(
+    world: World, dead: set[int], events: list[tuple[float, str, int]]
+) -> tuple[list[torch.Tensor], list[RoundOutcome | BaseException]]:
+    """Let all reduce while things happen; returns what the survivors have."""
+    await world.start()
+    for party in world.parties:  # links are warm, as between two rounds
+        for other in world.parties:
+            if other is not party and other.network.address.dialable:
+                await party.network.process.run(party.node.connection(other.peer_id))
+    count = len(world.parties)
+    for when_s, fault, index in events:
+        later(when_s, lambda fault=fault, index=index: getattr(world.internet, fault)(world.parties[index].network))
+    results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors_of(count)), [1] * count)
+    await world.close()
+    kept = [i for i in range(count) if i not in dead]
+    return [results[i] for i in kept], [outcomes[i] for i in kept]
+
+
+@pytest.mark.parametrize("victim", range(5))
+@pytest.mark.parametrize("when_s", [0.01, 0.3, 0.7, 1.0])
+def test_a_member_dies_at_any_time(victim: int, when_s: float) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(5, clients=1, seed=victim, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        results, outcomes = await reduce_with(world, {victim}, [(when_s, "kill", victim)])
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert plausible(results[0], vectors_of(5), {victim})
+        assert all(outcome.seconds < 7.0 for outcome in outcomes if isinstance(outcome, RoundOutcome))
+        assert all(party.offences() == [] for party in world.parties)
+
+    main()
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10_000), clients=st.integers(0, 2))
+def test_two_of_six_die_at_random_times(seed: int, clients: int) -> None:
+    @virtually
+    async def main() -> None:
+        rng = random.Random(seed)
+        dead = set(rng.sample(range(6), 2))
+        world = World(6, clients=clients, seed=seed, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        results, outcomes = await reduce_with(world, dead, [(rng.uniform(0.0, 4.0), "kill", i) for i in sorted(dead)])
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert plausible(results[0], vectors_of(6), dead)
+
+    main()
+
+
+def test_without_a_quorum_everybody_gives_up_and_nothing_hangs() -> None:
+    @virtually
+    async def main() -> None:
+        world = World(5, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        dead = {0, 1, 2}
+        _, outcomes = await reduce_with(world, dead, [(0.2, "kill", i) for i in sorted(dead)])
+        assert all(isinstance(outcome, RoundAbortedError) for outcome in outcomes)
+
+    main()
+
+
+def test_a_broken_link_between_two_members_is_gone_around() -> None:
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        first, other = world.parties[1].network, world.parties[2].network
+        await world.start()
+        for party in world.parties:
+            for peer in world.parties:
+                if peer is not party:
+                    await party.network.process.run(party.node.connection(peer.peer_id))
+        later(0.3, lambda: world.internet.cut(first, other))
+        vectors = vectors_of(4)
+        results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors), [1] * 4)
+        finished = [r for r, outcome in zip(results, outcomes, strict=True) if isinstance(outcome, RoundOutcome)]
+        assert len(finished) >= 3  # nobody died, so at most one of the two is left out
+        assert sum(torch.equal(result, finished[0]) for result in finished) >= 3
+        await world.close()
+
+    main()
+
+
+def test_a_stalled_member_finds_itself_too_late() -> None:
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        later(15.0, lambda: world.internet.resume(world.parties[3].network))
+
+        async def retire() -> None:
+            await asyncio.sleep(12.0)
+            for party in world.parties[:3]:
+                party.all_reduce.retire()
+
+        retiring = asyncio.ensure_future(retire())
+        results, outcomes = await reduce_with(world, set(), [(0.3, "stall", 3)])
+        await retiring
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes[:3])
+        assert all(torch.equal(result, results[0]) for result in results[:3])
+        assert isinstance(outcomes[3], RoundAbortedError)
+
+    main()
+
+
+@settings(deadline=None, max_examples=50)
+@given(numel=st.integers(1, 5000), count=st.integers(1, 6), target=st.integers(1024, 5000), have=st.integers(0))
+def test_chunks_tile_the_vector_and_bitmaps_can_be_undone(numel: int, count: int, target: int, have: int) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(count)
+        layout = VectorLayout((numel,), "int8")
+        chunks, parts = chunk_table(layout, world.plan(layout, chunk_bytes=target))
+        assert [index for part in parts for index in part] == list(range(len(chunks)))
+        assert [chunk.start for chunk in chunks] == [0, *(chunk.stop for chunk in chunks[:-1])]
+        assert chunks[-1].stop == numel
+        bits = [bool(have >> i & 1) for i in range(len(chunks))]
+        packed = sum(1 << i for i, bit in enumerate(bits) if bit).to_bytes((len(bits) + 7) // 8, "little")
+        assert unpack_bitmap(packed, len(bits)) == bits
+        assert unpack_bitmap(b"", 3) == [False] * 3
+
+    main()
