@@ -41,7 +41,8 @@ from benchmarks._processes import Worker, Workers
 from benchmarks._report import emit, finish, parser, spread
 from benchmarks._worker import Channel
 from minga.averaging._all_reduce import AllReduce
-from minga.averaging._formation import GroupFormation, GroupSettings
+from minga.averaging._formation import GroupFormation
+from minga.averaging._group import GroupSettings
 from minga.averaging._layout import VectorLayout
 from minga.averaging._messages import Report
 from minga.core._signal import Signal
@@ -94,7 +95,7 @@ class FixedContributor:
         self._parked = False
         self.changed.fire()
 
-    def seal(self) -> tuple[torch.Tensor | None, int]:
+    async def seal(self) -> tuple[torch.Tensor | None, int]:
         """See `Contributor`."""
         return self._vector, SAMPLES
 
@@ -108,7 +109,7 @@ class AveragingPeer:
         self.vector, self.result = vector, torch.zeros_like(vector)
         self.contributor = FixedContributor(vector)
         group = GroupSettings(settings["peers"] * SAMPLES, layout.fingerprint, vector.numel(), None, True)
-        surveyor = BoardSurveyor(session.board, session.node, lambda: self.step)
+        surveyor = BoardSurveyor(session.board, session.node)
         self.formation = GroupFormation(session.node, identity, group, surveyor, self.contributor)
         self.all_reduce = AllReduce(session.node)
 
@@ -122,7 +123,7 @@ class AveragingPeer:
         plan = await self.formation.form(self.step)
         channel.send(planned_s=time.monotonic(), members=len(plan.members))
         await receive()
-        local, weight = self.contributor.seal()
+        local, weight = await self.contributor.seal()
         if profile is not None:
             profile.enable()
         outcome = await self.all_reduce.reduce(plan, self.layout, local, weight, self.result)

@@ -18,8 +18,8 @@ from minga.averaging._layout import VectorLayout
 from minga.averaging._messages import Fetch, PartHello, Plan
 from minga.averaging._round import RoundOutcome
 from minga.core._errors import RejectedError, RemoteError
+from minga.network._hello import Call
 from minga.network._messages import MessageStream
-from minga.network._node import Call
 
 CODECS = ("float32", "float16", "bfloat16", "int8", "adaptive")
 NUMELS = (70_000, 300, 5_000, 1)
@@ -315,7 +315,7 @@ def test_garbage_on_every_method_of_the_service() -> None:
         await world.start()
         await world.reduce(world.plan(layout), layout, list(vectors_of(layout, 2)), [1, 1])
         liar, victim = world.parties[1], world.parties[0]
-        for method in sorted(victim.node._handlers):
+        for method in sorted(victim.node._server.handlers):
             connection = await liar.node.connection(victim.peer_id)
             stream = await liar.node._message_stream(connection)
             await stream.send(Call(method))
@@ -323,7 +323,7 @@ def test_garbage_on_every_method_of_the_service() -> None:
             with pytest.raises(RemoteError):
                 await stream.receive(Fetch)
             await stream.close()
-        assert len(victim.offences()) == len(victim.node._handlers)
+        assert len(victim.offences()) == len(victim.node._server.handlers)
         assert {peer for peer, _ in victim.offences()} == {liar.peer_id}
         await world.close()
 

@@ -2,13 +2,17 @@
 
 A fenced block's info string tells how: `sh` runs, `sh background` is left running until the page's end (and gives the
 page its LINK), `sh make` names targets of the Makefile (run as a dry run here: they are what runs this test), `sh
-install` builds and installs into a folder, `toml FILE` writes a file, `python` runs in one namespace for each page.
+install` builds and installs into a folder, `toml FILE` and `python FILE` write a file, `python` runs in one namespace
+for each page. The texts that the page on troubleshooting quotes are those of the code, and the example trains.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -38,7 +42,8 @@ def blocks(page: Path) -> list[Block]:
 def environment(folder: Path) -> dict[str, str]:
     home = {"HOME": str(folder), "XDG_DATA_HOME": str(folder / "data"), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, **home, "PATH": path}
+    gloo = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}  # whatever this machine's name resolves to
+    return {**os.environ, **home, **gloo, "PATH": path}
 
 
 class Background:
@@ -81,12 +86,12 @@ class Background:
 
 def run_shell(block: Block, folder: Path, link: str) -> None:
     for line in block.text.strip().splitlines():
-        words = line.replace("LINK", link).split()
+        words = shlex.split(line.replace("LINK", link))
         if block.how == "make":
             words[1:1] = ["--dry-run", "-C", str(ROOT)]
         elif block.how == "install":
             assert words[0] == "python"
-            source = [str(ROOT) if word == "." else word for word in words[1:]]
+            source = [re.sub(r"^\.(?=\[|$)", lambda _: str(ROOT), word) for word in words[1:]]
             words = [sys.executable, *source, "--no-deps", "--quiet", "--target", str(folder / "installed")]
         done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
@@ -105,7 +110,7 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     try:
         for block in blocks(page):
             assert block.language in ("sh", "toml", "python"), f"{page.name}: a block of {block.language!r}"
-            if block.language == "toml":
+            if block.language == "toml" or (block.language == "python" and block.how):
                 (tmp_path / block.how).write_text(block.text, "utf-8")
             elif block.language == "python":
                 run_python(block, namespace)
@@ -130,6 +135,52 @@ def adoption_namespace(folder: Path) -> dict[str, object]:
     model = torch.nn.Linear(4, 2)
     data = [(torch.randn(8, 4), torch.randn(8, 2)) for _ in range(12)]
     return {"minga": minga, "torch": torch, "link": str(host.link), "model": model, "data": data, "host": host}
+
+
+def texts_in_code() -> list[str]:
+    """All strings of the package, with an ellipsis in place of what is filled in."""
+    texts = []
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+                texts.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return texts
+
+
+def test_the_texts_that_troubleshooting_quotes_are_those_of_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    texts = texts_in_code()
+    headings = re.findall(r"^\*\*.+?\*\* —", page, re.MULTILINE)
+    quotes = [quote for heading in headings for quote in re.findall(r"“(.+?)”", heading)]
+    tables = page[page.index("## What the doctor finds") :]
+    first_columns = re.findall(r"^\|([^|]+)\|", tables, re.MULTILINE)
+    quotes += [word for cell in first_columns for word in re.findall(r"`(.+?)`", cell)]
+    assert len(quotes) > 50
+    for quote in quotes:
+        pattern = re.compile(".*".join(map(re.escape, quote.split("…"))), re.DOTALL)
+        assert any(pattern.search(text) for text in texts), f"nothing in the code says {quote!r}"
+
+
+def test_the_example_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["custom_loop.py"])
+    described = importlib.util.spec_from_file_location("custom_loop", ROOT / "examples" / "custom_loop.py")
+    assert described is not None
+    assert described.loader is not None
+    module = importlib.util.module_from_spec(described)
+    described.loader.exec_module(module)
+    module.SPEC["training"] = {"target_batch_size": 512, "stop_after_steps": 20}
+    threads = torch.get_num_threads()
+    module.main()
+    torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert "others join with:  python examples/custom_loop.py minga1" in printed
+    assert "step 20: loss" in printed
 
 
 def test_links_between_pages_lead_somewhere() -> None:

@@ -14,9 +14,12 @@ import torch
 from reduce_world import Party, World
 from swarm_tools import virtually
 
-from minga.averaging._formation import JOIN, PLAN_CONTEXT, PROBE, GroupFormation, GroupSettings
+from minga.averaging._following import JOIN
+from minga.averaging._formation import PROBE, GroupFormation
 from minga.averaging._gathering import OutOfSyncError
+from minga.averaging._group import GroupSettings
 from minga.averaging._messages import FromLeader, Join, Park, Plan, Redirect, Report, SignedPlan, Update
+from minga.averaging._plans import CONTEXT
 from minga.averaging._ranking import ranking
 from minga.core._errors import MinorityError, ProtocolError, RejectedError, RemoteError
 from minga.network._interface import Address, PeerId
@@ -69,7 +72,7 @@ class Member:
         self.micro_batch, self.micro_batch_s = micro_batch, micro_batch_s
         self.port = TrainerPort(asyncio.get_running_loop(), lambda: torch.zeros(1))
         dialable = party.network.address.dialable
-        settings = GroupSettings(batch, "layout", NUMEL, None, dialable, world.wait_in_minority)
+        settings = GroupSettings(batch, "0" * 32, NUMEL, None, dialable, world.wait_in_minority)
         self.sight = Sight(world, self)
         self.formation = GroupFormation(party.node, party.identity, settings, self.sight, self.port)
         self.plans: list[tuple[Plan, int]] = []
@@ -88,7 +91,7 @@ class Member:
         try:
             while True:
                 plan = await self.formation.form(self.step)
-                _, samples = self.port.seal()
+                _, samples = await self.port.seal()
                 self.plans.append((plan, samples))
                 await asyncio.sleep(0.3)
                 self.port.reopen()
@@ -251,7 +254,7 @@ async def one_and_a_liar(batch: int = 40) -> tuple[Camp, Member, Party]:
 
 
 def join_of(party: Party, **changes: Any) -> Join:
-    join = Join(1, "layout", party.network.address, True, None, Report())
+    join = Join(1, "0" * 32, party.network.address, True, None, Report())
     return msgspec.structs.replace(join, **changes)
 
 
@@ -286,7 +289,7 @@ def test_joins_that_do_not_fit_are_refused_with_the_reason() -> None:
     @virtually
     async def main() -> None:
         camp, victim, liar = await one_and_a_liar()
-        answer = await ask(liar, victim.party, JOIN, join_of(liar, layout="other", step=victim.step))
+        answer = await ask(liar, victim.party, JOIN, join_of(liar, layout="1" * 32, step=victim.step))
         assert isinstance(answer, RejectedError)
         assert answer.code == "layout"
         answer = await ask(liar, victim.party, JOIN, join_of(liar, step=0))
@@ -335,7 +338,7 @@ def forged(kind: str, victim: Member, liar: Party) -> msgspec.Struct:
         plan = msgspec.structs.replace(plan, members=(members[0],), borders=(0, NUMEL))
     encoded = b"\xc1\xc1" if kind == "garbage" else msgspec.msgpack.encode(plan)
     signer = victim.party.identity if kind == "wrong key" else liar.identity
-    context = b"another purpose" if kind == "wrong context" else PLAN_CONTEXT
+    context = b"another purpose" if kind == "wrong context" else CONTEXT
     return SignedPlan(encoded, signer.sign(encoded, context=context))
 
 

@@ -37,7 +37,7 @@ class Trainer:
         self.orders.append("resume")
         self.now = msgspec.structs.replace(self.now, parked=False)
 
-    def seal(self) -> tuple[torch.Tensor | None, int]:
+    async def seal(self) -> tuple[torch.Tensor | None, int]:
         return None, 0
 
 
@@ -73,7 +73,7 @@ class Line:
 
 def join_of(number: int, report: Report, previous: str = "") -> tuple[PeerId, Join]:
     peer = PeerId(f"{number:064x}")
-    return peer, Join(3, "layout", Address(peer), True, None, report, previous=previous)
+    return peer, Join(3, "0" * 32, Address(peer), True, None, report, previous=previous)
 
 
 class Scene:

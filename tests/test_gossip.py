@@ -11,12 +11,12 @@ from board_swarm import RUN, Peer, Swarm, everyone_sees
 
 from minga.core._errors import ProtocolError, RejectedError, UnreachableError
 from minga.identity._keys import Identity
-from minga.network import _exchange, _records
+from minga.network import _exchange, _gossip, _node, _push, _records
 from minga.network._exchange import Aged, Detail, Page, Push, Summary, Wanted
 from minga.network._gossip import EXCHANGE_METHOD
 from minga.network._interface import PeerId
 from minga.network._push import METHOD as PUSH_METHOD
-from minga.network._records import Beat, Payload, Progress, Record, Verdict
+from minga.network._records import KINDS, Beat, Payload, Progress, Record, Verdict
 from minga.network._virtual import HostSettings
 from minga.simulation import run_virtual
 
@@ -227,7 +227,8 @@ GOOD = record(progress(1), EPOCH_MS)
 LIES: dict[str, tuple[Record, str]] = {
     "forged": (msgspec.structs.replace(GOOD, version=GOOD.version + 1, signature=bytes(64)), "wrong signature"),
     "altered": (msgspec.structs.replace(GOOD, version=GOOD.version + 1), "wrong signature"),
-    "oversized": (msgspec.structs.replace(GOOD, payload=bytes(100_000)), "oversized"),
+    "oversized": (msgspec.structs.replace(GOOD, payload=bytes(1000)), "oversized"),
+    "beyond any size": (msgspec.structs.replace(GOOD, payload=bytes(100_000)), "length <= 4096"),
     "unknown name": (msgspec.structs.replace(GOOD, code=99), "unknown record name"),
     "bad key": (msgspec.structs.replace(GOOD, key=b""), "malformed key"),
     "bad payload": (
@@ -350,3 +351,36 @@ def test_traffic_stays_within_what_the_documentation_says() -> None:
         assert max(swarm.bytes_from.values()) / 10.0 < 1200 * len(swarm.peers)
 
     in_swarm(10, scenario)
+
+
+def test_a_slow_neighbour_and_a_flood_of_owners_cost_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_push, "MAX_RECORDS", 50)
+
+    async def scenario(swarm: Swarm) -> None:
+        slow, flooded = swarm.peers
+        pusher = flooded.gossip._pusher
+        outboxes = pusher._outboxes
+        outboxes[slow.peer_id] = {}  # as while a push is under way
+        for number in range(1000):  # owners that are off the board again when it is their turn
+            pusher.add(PeerId(f"{number:064x}"), 1, PeerId("f" * 64))
+            if number % 10 == 9:
+                await asyncio.sleep(0.1)
+                assert len(outboxes[slow.peer_id]) <= 50
+        flooded.board.put(progress(7))
+        await asyncio.sleep(0.1)
+        assert (flooded.peer_id, KINDS["progress"].code) in outboxes.pop(slow.peer_id)
+
+    in_swarm(2, scenario)
+
+
+def test_who_has_connections_enough_dials_nobody_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gossip, "MIN_NEIGHBOURS", 0)
+    monkeypatch.setattr(_gossip, "RANDOM_DIAL_CHANCE", 1.0)
+    monkeypatch.setattr(_node, "MAX_PEERS", 4)
+
+    async def scenario(swarm: Swarm) -> None:
+        await asyncio.sleep(30.0)
+        # Nobody dials more than two others; everybody would know all eleven by now.
+        assert sum(len(peer.node.connected()) for peer in swarm.peers) <= 12 * 2 * 2
+
+    in_swarm(12, scenario)

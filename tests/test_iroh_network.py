@@ -461,6 +461,23 @@ def test_too_many_waiting_connections_are_hung_up_on(monkeypatch: pytest.MonkeyP
     run(main)
 
 
+def test_halves_that_wait_for_ever_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_iroh, "MAX_HANDSHAKES", 2)
+
+    async def main() -> None:
+        async with networks(2) as (dialler, acceptor), stranger(acceptor) as dial:
+            halves = [await dial(bytes([0, number]) + TOKEN[1:]) for number in range(4)]
+            for half in halves[:2]:
+                await half.closed()
+            assert len(acceptor._halves) <= 2
+            await join(dialler, acceptor)
+            for half in halves:
+                await half.closed()
+            assert not acceptor._halves
+
+    run(main)
+
+
 async def send(lane: Any, body: bytes) -> None:
     sender = await lane.open_uni()
     await sender.write_all(body)
@@ -535,6 +552,26 @@ def test_an_opener_learns_that_its_answer_was_aborted() -> None:
                     assert caught.value.peer == opener.peer_id
                     with pytest.raises(UnreachableError):
                         await near.write(b"x")
+
+    run(main)
+
+
+def test_what_was_reset_cannot_be_written_to_either() -> None:
+    """The reset and the word that nobody reads any more travel on two lanes: one may come long before the other."""
+
+    async def main() -> None:
+        async with networks(2) as pair:
+            both = await join(*pair)
+            for opener, other in ((both.outgoing, both.incoming), (both.incoming, both.outgoing)):
+                for turned in (False, True):
+                    near, far = await stream_pair(opener, other)
+                    await far.write(b"partial")
+                    assert await read_all(near, 7) == b"partial"
+                    here, there = (far, near) if turned else (near, far)
+                    await there._sender.reset(0)  # type: ignore[attr-defined]
+                    for use in (here.read(1), here.write(b"x"), here.finish(), here.read(1)):
+                        with pytest.raises(UnreachableError):
+                            await use
 
     run(main)
 

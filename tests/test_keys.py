@@ -315,10 +315,10 @@ from pathlib import Path
 from minga.identity._keys import Identity
 held = Identity.acquire(Path(sys.argv[1]))
 if os.fork() == 0:
-    print("child", flush=True)
+    os.write(1, b"child\\n")  # in one piece, so that lines do not mix
     sys.stdin.read()
     os._exit(0)
-print("parent", flush=True)
+os.write(1, b"parent\\n")
 sys.stdin.read()
 """
 

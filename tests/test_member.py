@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import defaultdict
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 from swarm_tools import assert_equal_states, make_spec, offences, rounds, same_step, virtually
 
+from minga.averaging._gathering import OutOfSyncError
+from minga.core._errors import ClosedError
 from minga.core._events import Event
 from minga.network._virtual import HostSettings
 from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings, small_replica
@@ -255,6 +258,61 @@ def test_a_restart_goes_on_from_the_checkpoint() -> None:
             fresh.restore(kept)
             assert again.replica.digest() == fresh.digest()
             await swarm.run_until_step(9, limit_s=60)
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_mistake_in_the_program_lets_the_trainer_go(caplog: pytest.LogCaptureFixture) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(8), seed=5)
+        peer = swarm.add(HostSettings(), TrainerSettings(2, 0.1))
+        try:
+            await swarm.run_until_step(2, limit_s=60)
+            member = peer.session.member
+            assert member is not None
+            assert peer.port is not None
+            member.ready.clear()
+
+            async def form(step: int, avoid: Any) -> Any:
+                raise ValueError("no such group")
+
+            member._formation.form = form  # type: ignore[method-assign]
+            await asyncio.sleep(2.0)
+            with pytest.raises(ClosedError, match="ValueError: no such group") as raised:
+                peer.port.poll()
+            assert isinstance(raised.value.__cause__, ValueError)
+            assert member.ready.is_set()
+            assert [e.event.fields["why"] for e in swarm.log.of("member.failed")] == ["ValueError: no such group"]
+        finally:
+            await swarm.close()
+
+    main()
+    assert "no such group" in caplog.text
+
+
+def test_a_member_that_is_out_of_sync_does_not_leave_its_trainer_parked() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(8), seed=5)
+        peer = swarm.add(HostSettings(), TrainerSettings(2, 0.1))
+        try:
+            await swarm.run_until_step(2, limit_s=60)
+            member, port = peer.session.member, peer.port
+            assert member is not None
+            assert port is not None
+            form = member._formation.form
+
+            async def park_and_refuse(step: int, avoid: Any) -> Any:
+                member._formation.form = form  # type: ignore[method-assign]
+                port.park()
+                raise OutOfSyncError("the leader is in another state")
+
+            member._formation.form = park_and_refuse  # type: ignore[method-assign]
+            await swarm.run_until_step(6, limit_s=60)  # alone it finds nothing newer, and has to go on
+            assert len(swarm.log.of("member.out_of_sync")) == 1
         finally:
             await swarm.close()
 

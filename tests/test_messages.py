@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from swarm_tools import virtually
 
 from minga.averaging import _messages as wire
-from minga.averaging._messages import Join, Member, Plan, Report, check_plan
+from minga.averaging._messages import Join, Report
 from minga.core._errors import ProtocolError, RejectedError, SilentError, UnreachableError
+from minga.network._hello import Call, Hello
 from minga.network._interface import Address, Buffer, PeerId, Stream
-from minga.network._messages import MAX_MESSAGE_BYTES, MessageStream
-from minga.network._node import Call, Hello
+from minga.network._messages import MAX_MESSAGE_BYTES, MessageStream, Refusal
 from minga.network._pulse import PULSE_S, Clockwork, silence_limit
+from minga.network._reachability import DialMe
 
 PEER = PeerId("ab" * 32)
 TYPES = [t for t in vars(wire).values() if isinstance(t, type) and issubclass(t, msgspec.Struct)] + [Hello, Call]
@@ -196,48 +197,6 @@ def test_silence_limits_grow_with_the_link_but_not_without_end() -> None:
     assert silence_limit(1e9) * PULSE_S == 9.5
 
 
-# ---- what a plan must be
-
-
-def plan_of(**changes: Any) -> Plan:
-    members = tuple(Member(Address(PeerId(f"{i:064x}"), ("10.0.0.1:1",)), i != 2) for i in range(3))
-    plan = Plan("0" * 32, 5, members, (0, 40, 100, 100), 16384)
-    return msgspec.structs.replace(plan, **changes)
-
-
-def check(plan: Plan, **changes: Any) -> None:
-    arguments = {"leader": plan.members[0].peer_id, "step": 5, "numel": 100, "me": PeerId(f"{1:064x}")}
-    check_plan(plan, **{**arguments, **changes})
-
-
-MEMBERS = plan_of().members
-
-
-@pytest.mark.parametrize(
-    ("plan", "arguments", "flaw"),
-    [
-        (plan_of(step=4), {}, "it is for step 4"),
-        (plan_of(), {"step": 6}, "it is for step 5"),
-        (plan_of(), {"leader": MEMBERS[1].peer_id}, "not the leader"),
-        (plan_of(), {"me": PeerId("f" * 64)}, "leaves out"),
-        (plan_of(members=(MEMBERS[0], MEMBERS[1], MEMBERS[1])), {}, "listed twice"),
-        (plan_of(borders=(0, 100)), {}, "do not cover"),
-        (plan_of(borders=(0, 40, 100, 101)), {}, "do not cover"),
-        (plan_of(borders=(1, 40, 100, 100)), {}, "do not cover"),
-        (plan_of(), {"numel": 99}, "do not cover"),
-        (plan_of(borders=(0, 120, 100, 100)), {}, "overlap"),
-        (plan_of(borders=(0, 70, 40, 100)), {}, "overlap"),
-        (plan_of(borders=(0, 40, 60, 100)), {}, "a client is to aggregate"),
-    ],
-)
-def test_plans_that_do_not_hold_together(plan: Plan, arguments: dict[str, Any], flaw: str) -> None:
-    check(plan_of())
-    with pytest.raises(ProtocolError, match=flaw) as caught:
-        check(plan, **arguments)
-    assert caught.value.peer == arguments.get("leader", plan.members[0].peer_id)
-    assert caught.value.phase == "group"
-
-
 @pytest.mark.parametrize(
     ("kind", "field", "value"),
     [
@@ -265,6 +224,22 @@ def test_plans_that_do_not_hold_together(plan: Plan, arguments: dict[str, Any], 
         (Hello, "wall_time", math.nan),
         (Hello, "wall_time", math.inf),
         (Hello, "role", "king"),
+        (Hello, "run_id", "0" * 65),
+        (Hello, "versions", [0, 1 << 60]),
+        (Call, "method", "m" * 65),
+        (Refusal, "code", "c" * 65),
+        (Refusal, "reason", "r" * 501),
+        (Address, "peer_id", "ab" * 31),
+        (Address, "peer_id", "AB" * 32),
+        (Address, "peer_id", "ab" * 32 + "\n"),
+        (Address, "peer_id", "a" * 100_000),
+        (Address, "direct", ["127.0.0.1:1"] * 17),
+        (Address, "direct", ["1" * 81]),
+        (Address, "direct", ["127.0.0.1:1\n"]),
+        (Address, "relay", "https://" + "r" * 256),
+        (Join, "address", {"peer_id": "ab" * 32, "direct": ["1" * 81]}),
+        (wire.Member, "address", {"peer_id": "ab" * 32, "relay": "r" * 257}),
+        (DialMe, "address", {"peer_id": "ab" * 32, "direct": ["127.0.0.1:1"] * 17}),
         (Hello, "versions", [1]),
     ],
 )
@@ -278,6 +253,12 @@ def test_fields_out_of_range(kind: type[msgspec.Struct], field: str, value: obje
         wire.Holding: {"bitmap": b"", "term": 0, "assignments": []},
         wire.SignedPlan: {"type": "signed_plan", "plan": b"", "signature": b""},
         Hello: {"versions": [1, 1], "run_id": "r", "role": "trainer", "wall_time": 1.0},
+        Call: {"method": "m"},
+        Refusal: {"code": "c", "reason": "r"},
+        Address: {"peer_id": PEER, "direct": ["1" * 80] * 16, "relay": "r" * 256},
+        Join: msgspec.to_builtins(Join(1, "0" * 32, Address(PEER), True, None, Report())),
+        wire.Member: {"address": {"peer_id": PEER}, "aggregates": True},
+        DialMe: {"address": {"peer_id": PEER}},
     }
     msgspec.msgpack.decode(msgspec.msgpack.encode(valid[kind]), type=kind)
     with pytest.raises(msgspec.ValidationError, match=field):
@@ -285,7 +266,7 @@ def test_fields_out_of_range(kind: type[msgspec.Struct], field: str, value: obje
 
 
 def test_a_join_carries_bounded_fields_only() -> None:
-    join = Join(1, "layout", Address(PEER), True, None, Report())
+    join = Join(1, "0" * 32, Address(PEER), True, None, Report())
     body = msgspec.to_builtins(join)
     for field, value in (("seats", -2), ("step", -1), ("suspects", ["x"]), ("suspects", ["a" * 64] * 65)):
         with pytest.raises(msgspec.ValidationError, match=field):

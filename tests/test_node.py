@@ -9,9 +9,12 @@ from reduce_world import Party, World
 from swarm_tools import virtually
 
 from minga.core._errors import ClosedError, ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
+from minga.network import _connections, _offences, _reception
+from minga.network._hello import Call
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
-from minga.network._node import MAX_OFFENCES, MAX_STREAMS_PER_PEER, OFFENCE_MEMORY_S, Call
+from minga.network._offences import MAX_OFFENCES, OFFENCE_MEMORY_S
+from minga.network._server import MAX_STREAMS_PER_PEER
 from minga.network._virtual import HostSettings
 
 
@@ -165,7 +168,7 @@ def test_a_peer_that_falls_silent_in_a_call(fault: str) -> None:
 
         second.node.serve("think", think)
         slow = asyncio.ensure_future(first.node.call(second.peer_id, "think", Number(1), Number))
-        await asyncio.sleep(30.0)
+        await asyncio.sleep(20.0)
         assert not slow.done()  # it thinks, and gives signs of life
         begun = asyncio.get_running_loop().time()
         getattr(world.internet, fault)(second.network)
@@ -195,6 +198,157 @@ async def test_who_was_stalled_accuses_nobody() -> None:
     await asyncio.sleep(6.0)
     world.internet.resume(first.network)
     assert await call == Number(7)
+    await world.close()
+
+
+async def never(peer: PeerId, stream: MessageStream) -> None:
+    await stream.receive(Number)
+    await asyncio.sleep(1e6)
+
+
+@pytest.mark.parametrize("bound", [{}, {"timeout_s": 5.0}, {"timeout_s": 300.0}])
+def test_signs_of_life_do_not_replace_an_answer_for_ever(bound: dict[str, float]) -> None:
+    @virtually
+    async def main() -> None:
+        world, first, second = await two()
+        second.node.serve("never", never)
+        await first.node.connection(second.peer_id)
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(SilentError, match=r"no answer to 'never' within \d+ s") as caught:
+            await first.node.call(second.peer_id, "never", Number(1), Number, **bound)
+        assert caught.value.peer == second.peer_id
+        assert asyncio.get_running_loop().time() - begun == pytest.approx(bound.get("timeout_s", 30.0), abs=0.5)
+        assert second.node._server.open_streams  # the other side learns of it next
+        await asyncio.sleep(1.0)
+        assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
+        await world.close()
+
+    main()
+
+
+@virtually
+async def test_time_in_which_the_caller_was_stalled_does_not_count_against_the_answer() -> None:
+    world, first, second = await two()
+
+    async def think(peer: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Number)
+        await asyncio.sleep(12.0)
+        await stream.send(Number(7))
+
+    second.node.serve("think", think)
+    call = first.network.process.run(first.node.call(second.peer_id, "think", Number(1), Number, timeout_s=8.0))
+    await asyncio.sleep(2.0)
+    world.internet.stall(first.network)
+    await asyncio.sleep(11.0)
+    world.internet.resume(first.network)
+    assert await call == Number(7)
+    await world.close()
+
+
+@virtually
+async def test_a_third_connection_of_one_peer_takes_the_place_of_the_oldest() -> None:
+    world, first, second = await two()
+    made = [await first.node._dial(second.network.address) for _ in range(5)]
+    await asyncio.sleep(1.0)
+    assert [connection.is_closed for connection in made] == [True, True, True, False, False]
+    assert second.node.connected() == [first.peer_id]
+    assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
+    assert [e.kind for e in second.log].count("peer.disconnected") == 0
+    await world.close()
+
+
+def test_who_finds_no_room_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_connections, "MAX_PEERS", 2)
+
+    @virtually
+    async def main() -> None:
+        world = World(4)
+        await world.start()
+        host, one, two, three = world.parties
+        for guest in (one, two):
+            await guest.node.dial(host.network.address)
+        with pytest.raises(RejectedError, match="too many peers are connected already") as caught:
+            await three.node.dial(host.network.address)
+        assert caught.value.code == "full"
+        await one.node._dial(host.network.address)  # whoever is in may come by another way, too
+        await two.node.disconnect(host.peer_id)
+        await asyncio.sleep(1.0)
+        await three.node.dial(host.network.address)
+        assert host.node.connected() == sorted([one.peer_id, three.peer_id])
+        await host.node.dial(two.network.address)  # a dial of one's own is not refused
+        await world.close()
+
+    main()
+
+
+def test_strangers_that_never_say_hello_are_few_and_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_reception, "MAX_WAITING", 4)
+
+    @virtually
+    async def main() -> None:
+        world, first, second = await two()
+        strangers = [world.internet.host() for _ in range(10)]
+        made = []
+        for stranger in strangers:
+            made.append(await stranger.connect(second.network.address))
+            await asyncio.sleep(0.1)
+            assert len(second.node._reception.waiting) <= 4
+        assert [connection.is_closed for connection in made] == [True] * 6 + [False] * 4
+        assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
+        await asyncio.sleep(_reception.HELLO_TIMEOUT_S)
+        assert all(connection.is_closed for connection in made)
+        assert not second.node._reception.waiting
+        assert second.node.connected() == [first.peer_id]
+        await world.close()
+
+    main()
+
+
+@virtually
+async def test_signs_of_life_are_no_hello() -> None:
+    world, first, second = await two()
+    connection = await first.network.connect(second.network.address)
+    stream = await first.node._message_stream(connection)
+    await stream.send_bulk(b"")  # opens the stream
+    mute = await first.network.connect(second.network.address)
+    pulsing = await first.node._message_stream(mute)
+    await pulsing._write(b"\x03\0\0\0\0")
+    await asyncio.sleep(_reception.HELLO_TIMEOUT_S - 1.0)
+    assert connection.is_closed
+    assert not mute.is_closed
+    await asyncio.sleep(2.0)
+    assert mute.is_closed
+    assert second.node.connected() == []
+    await world.close()
+
+
+@virtually
+async def test_nothing_grows_with_the_number_of_strangers() -> None:
+    world, first, second = await two()
+    for number in range(_offences.MAX_OFFENDERS + 100):
+        second.node.offend(PeerId(f"{number:064x}"), "nonsense")
+        second.node.clock_offsets_s[PeerId(f"{number:064x}")] = 0.0
+    assert len(second.node._offences) == _offences.MAX_OFFENDERS
+    assert len(second.node.clock_offsets_s) == _connections.MAX_PEERS
+    for _ in range(MAX_OFFENCES):
+        second.node.offend(first.peer_id, "nonsense")
+    with pytest.raises(RejectedError, match="cut off"):
+        await first.node.dial(second.network.address)
+    await world.close()
+
+
+@virtually
+async def test_guests_leave_no_trace_but_their_clocks() -> None:
+    world, _, second = await two()
+    for _ in range(20):
+        guest = Party(world.internet.host(), world.book)
+        guest.node.start()
+        await guest.node.call(second.peer_id, "double", Number(1), Number)
+        await guest.node.close()
+    await asyncio.sleep(1.0)
+    assert len(second.node._connections) == 0
+    assert second.node._server.open_streams == {}
+    assert not second.node._reception.waiting
     await world.close()
 
 
@@ -236,12 +390,12 @@ async def test_streams_at_once_are_limited() -> None:
         streams.append(stream)
     await asyncio.sleep(1.0)
     assert [what for _, what in second.offences()] == ["too many streams at once"] * 3
-    assert second.node._streams[first.peer_id] == MAX_STREAMS_PER_PEER
+    assert second.node._server.open_streams[first.peer_id] == MAX_STREAMS_PER_PEER
     release.set()
     for stream in streams:
         await stream.close()
     await asyncio.sleep(3.0)
-    assert second.node._streams == {}
+    assert second.node._server.open_streams == {}
     assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
     await world.close()
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from swarm_tools import virtually
 
 from minga.core._errors import ClosedError
-from minga.training._port import WAIT, TrainerPort, Wait, Work
+from minga.training._port import WAIT, TrainerPort, Wait
+from minga.training._work import Work
 
 
 def port(*, delayed: bool = False) -> TrainerPort:
@@ -48,7 +49,7 @@ async def test_synchronous_life_of_a_step() -> None:
     assert p.add(ones(4), 4)
     assert p.report().parked
     assert p.poll() is WAIT
-    vector, samples = p.seal()
+    vector, samples = await p.seal()
     assert samples == 8
     assert vector is not None
     assert vector.tolist() == [1.0, 1.0]
@@ -64,11 +65,11 @@ async def test_a_micro_batch_that_ends_after_the_seal_is_dropped() -> None:
     assert p.poll() is None
     assert p.add(ones(1), 1)
     assert p.poll() is None
-    _, samples = p.seal()
+    _, samples = await p.seal()
     assert samples == 1
     assert not p.add(ones(1), 1)
     p.reopen()
-    assert p.seal() == (None, 0)
+    assert await p.seal() == (None, 0)
 
 
 @virtually
@@ -79,7 +80,7 @@ async def test_a_micro_batch_that_is_not_finite_is_dropped() -> None:
     assert p.report().samples == 0
     p.park()
     assert p.poll() is WAIT
-    assert p.seal() == (None, 0)
+    assert await p.seal() == (None, 0)
 
 
 @pytest.mark.parametrize("delayed", [False, True])
@@ -90,14 +91,14 @@ def test_what_an_aborted_round_sealed_counts_again(delayed: bool) -> None:
         assert p.add(ones(3), 3)
         p.park()
         assert p.poll() is (None if delayed else WAIT)
-        vector, samples = p.seal()
+        vector, samples = await p.seal()
         assert (samples, vector.tolist() if vector is not None else None) == (3, [1.0, 1.0])
         if delayed:
             assert p.add(ones(2), 2)
-        p.unseal()
+        await p.unseal()
         assert p.report().samples == (5 if delayed else 3)
         assert p.add(ones(2), 2)
-        vector, samples = p.seal()
+        vector, samples = await p.seal()
         assert samples == (7 if delayed else 5)
         assert vector is not None
         assert torch.allclose(vector, torch.ones(2))
@@ -122,6 +123,71 @@ async def test_parking_at_once_where_nothing_is_computed_and_resuming() -> None:
 
 
 @virtually
+async def test_the_loop_is_told_when_the_thread_begins_to_compute() -> None:
+    """Else a leader goes on with the report of a thread that waits."""
+    p = port()
+    told: list[bool] = []
+
+    async def listen() -> None:
+        while True:
+            await p.changed.wait()
+            told.append(p.report().micro_batch > 0)
+
+    listening = asyncio.ensure_future(listen())
+    assert p.poll() is None
+    assert p.add(ones(4), 4)
+    p.park()
+    assert p.poll() is WAIT
+    p.resume()
+    await asyncio.sleep(0.1)
+    assert told[-1] is False
+    assert p.poll() is None
+    await asyncio.sleep(0.1)
+    assert told[-1] is True
+    p.pause()
+    await asyncio.sleep(0.1)
+    assert told[-1] is False
+    listening.cancel()
+
+
+@virtually
+async def test_work_at_a_boundary_is_no_micro_batch() -> None:
+    p = port()
+    assert p.poll() is None
+    assert p.add(ones(4), 4)
+    done = p.request("apply", p.reopen)
+    work = p.poll()
+    assert isinstance(work, Work)
+    await asyncio.sleep(5.0)
+    assert p.report().micro_batch == 0
+    p.finish(work)
+    await done
+    assert p.poll() is None
+    assert (p.report().micro_batch, p.report().busy_s) == (4, 0.0)
+
+
+@virtually
+async def test_a_delayed_trainer_that_was_resumed_parks_again_with_all_it_has() -> None:
+    p = port(delayed=True)
+    assert p.add(ones(4), 4)
+    p.park()
+    assert p.poll() is None
+    p.resume()
+    assert (p.report().samples, p.report().parked) == (4, False)
+    p.pause()
+    p.park()
+    assert p.poll() is None
+    assert (p.report().samples, p.report().parked) == (4, True)
+    p.resume()
+    assert p.add(ones(2), 2)
+    assert p.report().samples == 6
+    vector, samples = await p.seal()
+    assert samples == 6
+    assert vector is not None
+    assert vector.tolist() == [1.0, 1.0]
+
+
+@virtually
 async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
     p = port(delayed=True)
     assert p.poll() is None
@@ -133,7 +199,7 @@ async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
     assert p.report().parked
     assert p.poll() is None  # it does not wait
     assert p.add(ones(5), 5)
-    vector, samples = p.seal()
+    vector, samples = await p.seal()
     assert samples == 6
     assert vector is not None
     assert vector.tolist() == [1.0, 1.0]
@@ -142,12 +208,12 @@ async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
     assert p.report().samples == 6
     p.park()
     assert p.poll() is None
-    vector, samples = p.seal()
+    vector, samples = await p.seal()
     assert samples == 6
     assert vector is not None
     assert vector.tolist() == [1.0, 1.0]
     p.reopen(drop_all=True)
-    assert p.seal() == (None, 0)
+    assert await p.seal() == (None, 0)
 
 
 @virtually
@@ -207,14 +273,14 @@ def test_no_sample_counts_twice_and_none_is_lost_unseen(delayed: bool, moves: li
             elif move == "resume":
                 p.resume()
             elif move in ("round", "abort"):
-                vector, samples = p.seal()
+                vector, samples = await p.seal()
                 if vector is not None:
                     assert torch.allclose(vector, torch.ones(2))
                 if move == "round":
                     applied += samples
                     p.reopen()
                 else:
-                    p.unseal()
+                    await p.unseal()
         assert computed == applied + dropped
 
     main()
@@ -254,7 +320,7 @@ def test_a_real_thread_waits_works_and_is_let_go() -> None:
             p.park()
             while not p.report().parked:
                 await p.changed.wait(1.0)
-            vector, samples = p.seal()
+            vector, samples = await p.seal()
             assert vector is not None
             assert torch.allclose(vector, torch.ones(2))
             total += samples
@@ -264,5 +330,37 @@ def test_a_real_thread_waits_works_and_is_let_go() -> None:
         assert not thread.is_alive()
         assert applied == 20
         assert total <= trained
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_the_loop_does_not_wait_while_a_micro_batch_is_added(delayed: bool) -> None:
+    async def main() -> None:
+        p = port(delayed=delayed)
+        adding, go_on = threading.Event(), threading.Event()
+
+        def accumulate(vector: torch.Tensor) -> bool:
+            adding.set()
+            assert go_on.wait(5.0)
+            vector.add_(3.0)
+            return True
+
+        assert p.poll() is None
+        thread = threading.Thread(target=p.add, args=(accumulate, 3))
+        thread.start()
+        assert adding.wait(5.0)
+        assert p.report().samples == 0
+        p.park()
+        sealing = asyncio.ensure_future(p.seal())
+        await asyncio.sleep(0)
+        assert not sealing.done()
+        assert thread.is_alive()
+        go_on.set()
+        vector, samples = await sealing
+        assert samples == 3
+        assert vector is not None
+        assert vector.tolist() == [1.0, 1.0]
+        thread.join(5.0)
 
     asyncio.run(main())

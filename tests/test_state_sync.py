@@ -247,7 +247,7 @@ async def test_without_donors_the_error_says_so(swarm: Swarm) -> None:
 @virtually
 async def test_a_request_waits_for_the_next_boundary_and_one_copy_serves_all(swarm: Swarm) -> None:
     donor, newcomers = swarm.peer(), [swarm.peer() for _ in range(3)]
-    assert not donor.server.wanted
+    assert not donor.server.wants(9)
     tasks = [asyncio.ensure_future(fetch(each, [donor], minimum_step=6)) for each in newcomers]
     published = []
     for step in range(4, 9):
@@ -258,21 +258,7 @@ async def test_a_request_waits_for_the_next_boundary_and_one_copy_serves_all(swa
     results = await asyncio.gather(*tasks)
     assert published == [4, 5, 6]
     assert all(same(result, make_snapshot(6)) for result in results)
-    assert not donor.server.wanted
-
-
-@virtually
-async def test_the_hook_is_called_when_somebody_waits(swarm: Swarm) -> None:
-    calls: list[int] = []
-
-    def publish() -> None:
-        if donor.server.wants(3):
-            calls.append(3)
-            donor.server.publish(make_snapshot(3))
-
-    donor = swarm.peer(on_wanted=publish)
-    assert same(await fetch(swarm.peer(), [donor]), make_snapshot(3))
-    assert calls == [3]
+    assert not donor.server.wants(9)
 
 
 @virtually

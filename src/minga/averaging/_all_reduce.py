@@ -59,7 +59,7 @@ class AllReduce:
         self._changed.fire()
         try:
             await repairer.run()
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or a bug: nothing may go on writing to the caller's tensors
             round.retire()
             raise
         if not round.is_complete:
@@ -121,11 +121,11 @@ class AllReduce:
 
     async def _serve_freeze(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Freeze)
-        _, repairer, _ = await self._expect(peer, request.round_id)
-        await stream.send(repairer.freeze(request))
+        _, repairer, sender = await self._expect(peer, request.round_id)
+        await stream.send(repairer.freeze(sender, request))
 
     async def _serve_repair(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Repair)
-        _, repairer, _ = await self._expect(peer, request.round_id)
-        repairer.apply(request)
+        _, repairer, sender = await self._expect(peer, request.round_id)
+        repairer.apply(sender, request)
         await stream.send(Done())

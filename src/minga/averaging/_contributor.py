@@ -11,7 +11,7 @@ from minga.core._signal import Signal
 
 
 class Contributor(Protocol):
-    """What a round needs from the local trainer. All methods are called on the event loop and return at once.
+    """What a round needs from the local trainer. All is called on the event loop; all but `seal` returns at once.
 
     `changed` fires on the loop whenever `report()` would say something new.
     """
@@ -27,8 +27,9 @@ class Contributor(Protocol):
     def resume(self) -> None:
         """Undo `park`."""
 
-    def seal(self) -> tuple[torch.Tensor | None, int]:
+    async def seal(self) -> tuple[torch.Tensor | None, int]:
         """Take what was accumulated: the mean gradient (float32, flat, CPU) and the number of samples behind it.
 
-        None and 0 where there is nothing. The tensor stays unchanged until the round has ended.
+        None and 0 where there is nothing. A micro-batch that is being added at this moment counts. The tensor stays
+        unchanged until the round has ended.
         """

@@ -20,18 +20,21 @@ async def exchange(round: Round, assignment: Assignment) -> None:
     aggregator = assignment.aggregator
     try:
         async with round.node.open(round.members[aggregator], PART) as stream:
-            await stream.send(
-                PartHello(round.plan.round_id, assignment.key, round.weight if round.local is not None else 0)
-            )
-            sending = asyncio.get_running_loop().create_task(_send_local(round, assignment, stream))
-            try:
-                await _receive_reduced(round, assignment, stream)  # then nobody waits for what is not sent by now
-            finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
+            with round.expecting(aggregator, stream):
+                await _converse(round, assignment, stream)
     except RemoteError as error:
         if any(not round.have[i] for i in assignment.chunks):
             round.bury(aggregator, error.message)
+
+
+async def _converse(round: Round, assignment: Assignment, stream: MessageStream) -> None:
+    await stream.send(PartHello(round.plan.round_id, assignment.key, round.weight if round.local is not None else 0))
+    sending = asyncio.get_running_loop().create_task(_send_local(round, assignment, stream))
+    try:
+        await _receive_reduced(round, assignment, stream)  # then nobody waits for what is not sent by now
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
 
 
 async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
@@ -42,17 +45,8 @@ async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
     round.fetching.update(wanted)
     try:
         async with round.node.open(round.members[holder], FETCH) as stream:
-            await stream.send(Fetch(round.plan.round_id, wanted))
-            for index in wanted:
-                chunk = round.chunks[index]
-                values = torch.empty(chunk.stop - chunk.start, dtype=torch.float32)
-                view = as_bytes(values)
-                await stream.receive_bulk_into(view)
-                round.bytes_received += view.nbytes
-                _require_finite(values, stream)
-                if not round.have[index]:
-                    round.slice(round.result, chunk).copy_(values)
-                    round.got(index)
+            with round.expecting(holder, stream):
+                await _receive_fetched(round, wanted, stream)
     except RemoteError as error:
         if any(not round.have[i] for i in wanted):
             round.bury(holder, error.message)
@@ -61,10 +55,24 @@ async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
         round.changed.fire()
 
 
+async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: MessageStream) -> None:
+    await stream.send(Fetch(round.plan.round_id, wanted))
+    for index in wanted:
+        chunk = round.chunks[index]
+        values = torch.empty(chunk.stop - chunk.start, dtype=torch.float32)
+        view = as_bytes(values)
+        await stream.receive_bulk_into(view)
+        round.bytes_received += view.nbytes
+        _require_finite(values, stream)
+        if not round.have[index]:
+            round.slice(round.result, chunk).copy_(values)
+            round.got(index)
+
+
 async def serve_fetch(round: Round, stream: MessageStream, request: Fetch) -> None:
     """Answer a `Fetch`: each chunk as soon as it is here."""
-    if any(i >= len(round.chunks) for i in request.chunks):
-        raise ProtocolError("it asks for chunks that the plan does not have", peer=stream.peer)
+    if any(i >= len(round.chunks) for i in request.chunks) or len(set(request.chunks)) != len(request.chunks):
+        raise ProtocolError("it asks for chunks that the plan does not have, or twice", peer=stream.peer)
     for index in request.chunks:
         while not round.have[index]:
             if round.aborted:

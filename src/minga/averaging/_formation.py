@@ -13,9 +13,8 @@ of them that it can hear, at the very start of the step, and stays on that strea
 
 A peer that was asked but does not lead answers `Redirect`. A leader that falls silent is suspected and the next in
 rank is asked; the join names the suspects, so that the next one knows why it is asked. Newcomers, who have no view,
-first ask the peers of
-that step whom they follow. Two leaders of one step (two groups started at once, or a network was split and
-healed) find each other through the board: the one with fewer members redirects them to the other.
+first ask the peers of that step whom they follow. Two leaders of one step (two groups started at once, or a network
+was split and healed) find each other through the board: the one with fewer members redirects them to the other.
 """
 
 from __future__ import annotations
@@ -23,89 +22,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Protocol
-
-import msgspec
-from blake3 import blake3
 
 from minga.averaging._contributor import Contributor
-from minga.averaging._gathering import DIVERGED, Gathering, OutOfSyncError, Seat, Surroundings
-from minga.averaging._messages import (
-    FromLeader,
-    Join,
-    Member,
-    Park,
-    Plan,
-    Redirect,
-    Report,
-    Resume,
-    SignedPlan,
-    Update,
-    check_plan,
-)
-from minga.averaging._parts import part_sizes
-from minga.averaging._ranking import has_quorum, is_majority, ranking
-from minga.core._errors import MinorityError, ProtocolError, RejectedError, RemoteError
-from minga.core._events import Event
+from minga.averaging._following import JOIN, follow
+from minga.averaging._gathering import Gathering, OutOfSyncError, Seat, Surroundings
+from minga.averaging._group import GroupSettings, Surveyor
+from minga.averaging._messages import Join, Member, Plan, Redirect
+from minga.averaging._permission import Permission
+from minga.averaging._plans import make_plan, sign_plan
+from minga.averaging._ranking import ranking
+from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._signal import Signal
-from minga.identity._keys import Identity, verify
+from minga.identity._keys import Identity
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 
-JOIN, PROBE = "group.join", "group.probe"
-PLAN_CONTEXT = b"minga plan"
+PROBE = "group.probe"
 AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""
 STAND_BY_S = 0.25
-MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 512 << 10
-UPDATE_PERIOD_S = 0.1
-SETTLED_S = 3.0
-"""Seconds by which the peers of a swarm may differ in noticing who is gone."""
-
-UNANIMOUS_S = 10.0
-"""Seconds for which a group of peers without a common past waits for everybody in sight, before most of them do."""
 PROBE_PERIOD_S = 1.0
-
-
-class Surveyor(Protocol):
-    """What group formation reads from the board."""
-
-    def alive(self) -> Collection[PeerId]:
-        """Trainers and auxiliaries that are alive, this peer included."""
-
-    def active(self) -> Collection[PeerId]:
-        """Other living members that take part in rounds at present, at whatever step."""
-
-    def at(self, step: int) -> Collection[PeerId]:
-        """Other living members, not syncing, that are at `step`."""
-
-    def current(self, step: int) -> Collection[PeerId]:
-        """Those of them that could lead: they can be dialled, or are connected anyway."""
-
-    def is_behind(self, step: int) -> bool:
-        """Whether at least half of those alive are at a later step, so that `step` is over."""
-
-    def syncing(self, patience_s: float) -> Collection[PeerId]:
-        """Alive newcomers that are fetching state, each for at most `patience_s` seconds."""
-
-    def address(self, peer: PeerId) -> Address | None:
-        """Where a peer can be dialled, if known."""
-
-
-@dataclass(frozen=True)
-class GroupSettings:
-    """What stays the same in all groups of a run. `bandwidth` is this peer's own declared rate in bytes per second
-    (None: unknown), `aggregates` whether it can be dialled by all and so can reduce a part for them.
-    """
-
-    target_batch_size: int
-    layout: str
-    numel: int
-    bandwidth: float | None
-    aggregates: bool
-    wait_in_minority: bool = True
 
 
 class GroupFormation:
@@ -127,13 +64,9 @@ class GroupFormation:
         self._suspects: set[PeerId] = set()
         self._changed = Signal()
         self._attempt = 0
-        self._in_minority = False
-        self._apart_since_s: float | None = None
-        self._in_sight_since_s: float | None = None
-        self._departed: set[PeerId] = set()
         self._merge_into: Address | None = None
         self._tardy: set[PeerId] = set()
-        node.events.subscribe(self._note_departures)
+        self._permission = Permission(node, surveyor, wait_in_minority=settings.wait_in_minority)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
 
@@ -148,8 +81,8 @@ class GroupFormation:
         Raises `OutOfSyncError` if the swarm is ahead, and `MinorityError` if the view's majority is out of sight and
         the run spec says to stop then.
         """
-        self._step, self._suspects, self._in_minority = step, set(avoid), False
-        self._apart_since_s = self._in_sight_since_s = None
+        self._step, self._suspects = step, set(avoid)
+        self._permission.begin_step()
         self._changed.fire()
         invited = None if self.view else await self._look_around()
         try:
@@ -219,48 +152,16 @@ class GroupFormation:
     # ---- following
 
     async def _follow(self, leader: Address) -> Plan | Address:
-        peer, contributor = leader.peer_id, self._contributor
-        self._following = peer
-        if not self._node.is_connected(peer) and leader.dialable:
-            await self._node.dial(leader)
-        async with self._node.open(peer, JOIN) as stream:
-            await stream.send(self._join_message())
-            updates = asyncio.get_running_loop().create_task(self._send_updates(stream))
-            try:
-                while True:
-                    message = await stream.receive_one_of(FromLeader)
-                    if isinstance(message, Park):
-                        contributor.park()
-                    elif isinstance(message, Resume):
-                        contributor.resume()
-                    elif isinstance(message, Redirect):
-                        return self._redirected(peer, message.leader)
-                    else:
-                        return self._accept_plan(peer, message)
-            except RejectedError as error:
-                if error.code in ("behind", DIVERGED):
-                    raise OutOfSyncError(error.message, code=error.code, peer=peer, round=self._step) from error
-                raise
-            finally:
-                updates.cancel()
-                self._following = None
-
-    def _redirected(self, by: PeerId, to: Address) -> Address:
-        if to.peer_id in self._suspects or to.peer_id == self._node.peer_id:
-            raise RejectedError(f"redirected to {to.peer_id[:10]}, which cannot lead", code="stand_by", peer=by)
-        return to
-
-    async def _send_updates(self, stream: MessageStream) -> None:
-        """Tell the leader of each change, at once if this peer parked or paused, else every `UPDATE_PERIOD_S`."""
-        loop, sent, due_s = asyncio.get_running_loop(), Report(), -1.0
-        while True:
-            report = self._contributor.report()
-            urgent = due_s < 0 or (report.parked, not report.micro_batch) != (sent.parked, not sent.micro_batch)
-            if urgent or (report.samples != sent.samples and loop.time() >= due_s - 1e-3):
-                await stream.send(Update(report))
-                sent, due_s = report, loop.time() + UPDATE_PERIOD_S
-            else:
-                await self._contributor.changed.wait(None if report.samples == sent.samples else due_s - loop.time())
+        self._following = leader.peer_id
+        try:
+            join, numel = self._join_message(), self._settings.numel
+            outcome = await follow(self._node, self._contributor, leader, join, numel)
+        finally:
+            self._following = None
+        if not isinstance(outcome, Plan) and outcome.peer_id in (*self._suspects, self._node.peer_id):
+            why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
+            raise RejectedError(why, code="stand_by", peer=leader.peer_id)
+        return outcome
 
     def _join_message(self, seats: int = 0) -> Join:
         return Join(
@@ -275,22 +176,18 @@ class GroupFormation:
             previous=self.previous,
         )
 
-    def _accept_plan(self, leader: PeerId, signed: SignedPlan) -> Plan:
-        if not verify(leader, signed.signature, signed.plan, context=PLAN_CONTEXT):
-            raise ProtocolError("the plan is not signed by its leader", peer=leader, round=self._step, phase="group")
-        try:
-            plan = msgspec.msgpack.decode(signed.plan, type=Plan)
-        except msgspec.MsgspecError as error:
-            raise ProtocolError(f"malformed plan: {error}", peer=leader, round=self._step) from error
-        check_plan(plan, leader=leader, step=self._step, numel=self._settings.numel, me=self._node.peer_id)
-        return plan
-
     # ---- leading
 
     async def _lead(self) -> Plan | Address:
         me = self._node.peer_id
         own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
-        around = Surroundings(self._expected, self._surveyor.syncing, self._may_close, self._abdicate)
+        step, view = self._step, self.view
+        around = Surroundings(
+            self._expected,
+            self._surveyor.syncing,
+            lambda group: self._permission.may_close(step, view, group),
+            self._abdicate,
+        )
         gathering = Gathering(self._step, me, own, self._contributor, self._settings.target_batch_size, around)
         self._gathering, self._merge_into = gathering, None
         self._changed.fire()
@@ -302,9 +199,7 @@ class GroupFormation:
             # Who was waited for in vain (it may not reach us) is not waited for again before it joined once.
             self._tardy = (self._tardy | self._expected()) - set(gathering.everyone())
             plan = self._make_plan(gathering)
-            encoded = msgspec.msgpack.encode(plan)
-            signed = SignedPlan(encoded, self._identity.sign(encoded, context=PLAN_CONTEXT))
-            await gathering.send_plan(signed, [member.peer_id for member in plan.members])
+            await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
         except BaseException:
             await gathering.dismiss()
@@ -318,65 +213,16 @@ class GroupFormation:
         known = (set(self.view) & set(self._surveyor.alive())) | set(self._surveyor.at(self._step))
         return known - self._suspects - self._tardy - {self._node.peer_id}
 
-    def _may_close(self, group: Collection[PeerId]) -> bool:
-        """Whether `group` may take the step: no other group can exist then that may as well.
-
-        First, the group has to have the majority of the last round, those not counted who said goodbye, or at least
-        have it in sight for `SETTLED_S` (a split is not noticed at once, and this may be its smaller side). Second,
-        most of those of its members that live have to be in the group; a first group, which succeeds none, waits
-        for everybody that is in sight at its step, `UNANIMOUS_S` long, and then needs most of them, too.
-        """
-        view = [peer for peer in self.view if peer not in self._departed]
-        active, me, now = set(self._surveyor.active()), self._node.peer_id, asyncio.get_running_loop().time()
-        if self._surveyor.is_behind(self._step):  # the others took it meanwhile, so none of them is at it any more
-            return False
-        if not has_quorum({*group, *self._surveyor.alive()}, view):
-            self._in_sight_since_s = None
-            self._report_minority(len(group))
-            return False
-        if not has_quorum(set(group), view):
-            self._in_sight_since_s = self._in_sight_since_s or now
-            if now - self._in_sight_since_s < SETTLED_S:
-                return False
-        rivals = [p for p in view if p in group or p in active] or sorted({me, *self._surveyor.at(self._step)})
-        if not self.view and not set(group).issuperset(rivals):
-            self._apart_since_s = self._apart_since_s or now
-            if now - self._apart_since_s < UNANIMOUS_S:
-                return False
-        return is_majority(group, rivals)
-
-    def _note_departures(self, event: Event) -> None:
-        if event.kind == "member.left":
-            self._departed.add(PeerId(str(event.fields["peer"])))
-        elif event.kind == "member.joined":
-            self._departed.discard(PeerId(str(event.fields["peer"])))
-
-    def _report_minority(self, group_size: int) -> None:
-        if not self._in_minority:
-            self._in_minority = True
-            self._node.events.emit("group.minority", step=self._step, view=len(self.view))
-        if not self._settings.wait_in_minority:
-            raise MinorityError(
-                f"only {group_size} of the {len(self.view)} members of the last round can be seen from here; "
-                "the rest may be training on without us. Check this machine's network and join again."
-            )
-
     def _make_plan(self, gathering: Gathering) -> Plan:
         seats = gathering.everyone()
         me = self._node.peer_id
-        order = [me] + [p for p in ranking(self._node.run_id, self._step, seats) if p != me]
-        members = tuple(Member(seats[p].join.address, seats[p].join.aggregates) for p in order)
-        bandwidths = [seats[p].join.bandwidth if seats[p].join.aggregates else 0.0 for p in order]
-        parts = part_sizes(self._settings.numel, bandwidths)
-        borders = [0]
-        for part in parts:
-            borders.append(borders[-1] + part)
-        known = [b for p in order if (b := seats[p].join.bandwidth)]
-        chunk_bytes = int(min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, 0.25 * min(known)))) if known else MAX_CHUNK_BYTES
+        order = [me] + [peer for peer in ranking(self._node.run_id, self._step, seats) if peer != me]
+        members = [Member(seats[peer].join.address, seats[peer].join.aggregates) for peer in order]
+        rates = [seats[peer].join.bandwidth for peer in order]
         self._attempt += 1
         now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
-        seed = f"{self._node.run_id}\n{self._step}\n{self._attempt}\n{now}\n" + "\n".join(order)
-        return Plan(blake3(seed.encode()).hexdigest()[:32], self._step, members, tuple(borders), chunk_bytes)
+        name = f"{self._node.run_id}\n{self._step}\n{self._attempt}\n{now}\n" + "\n".join(order)
+        return make_plan(name, self._step, members, rates, self._settings.numel)
 
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""

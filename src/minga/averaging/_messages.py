@@ -1,7 +1,7 @@
 """What peers say to each other to form a group and to reduce a vector.
 
 Every number that arrives is bounded by its type; whatever relates two messages (a part that overlaps another, a
-member that is listed twice) is checked where the message is used, in `check_plan`.
+member that is listed twice) is checked where the message is used.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import Annotated
 
 import msgspec
 
-from minga.core._errors import ProtocolError
 from minga.network._interface import Address, PeerId
 
 MAX_MEMBERS = 4096
 MAX_SAMPLES = 1 << 40
+MAX_CHUNKS = 1 << 17
+MAX_TERM = 1000
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Samples = Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
@@ -23,6 +24,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 RoundId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Fingerprint = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -52,7 +54,7 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     step: Step
-    layout: str
+    layout: Fingerprint
     address: Address
     aggregates: bool
     bandwidth: Rate | None
@@ -129,7 +131,7 @@ class PartHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     round_id: RoundId
-    assignment: tuple[Annotated[int, msgspec.Meta(ge=0, le=1000)], Index]
+    assignment: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)], Index]
     weight: Samples
 
 
@@ -143,24 +145,24 @@ class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Chunks (global numbers) that member `aggregator` reduces; `key` = (repair term, position) is unique in it."""
 
-    key: tuple[Annotated[int, msgspec.Meta(ge=0, le=1000)], Index]
+    key: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)], Index]
     aggregator: Index
-    chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=1 << 17)]
+    chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
 
 
 class Freeze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Coordinator to member: take no more from `dead`; tell me what you hold."""
 
     round_id: RoundId
-    term: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+    term: Annotated[int, msgspec.Meta(ge=1, le=MAX_TERM)]
     dead: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Holding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Member to coordinator: bitmap of the chunks whose reduced values it has, and the repairs it knows of."""
 
-    bitmap: Annotated[bytes, msgspec.Meta(max_length=1 << 14)]
-    term: Annotated[int, msgspec.Meta(ge=0, le=1000)]
+    bitmap: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS // 8)]
+    term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
     assignments: tuple[Assignment, ...]
 
 
@@ -168,7 +170,7 @@ class Repair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Coordinator to member: all assignments added so far, and who holds which chunk that need not be reduced again."""
 
     round_id: RoundId
-    term: Annotated[int, msgspec.Meta(ge=1, le=1000)]
+    term: Annotated[int, msgspec.Meta(ge=1, le=MAX_TERM)]
     dead: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     assignments: tuple[Assignment, ...]
     holders: Annotated[tuple[tuple[Index, tuple[Offset, ...]], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
@@ -178,32 +180,8 @@ class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ask a member for reduced chunks, as float32; it answers each as soon as it has it."""
 
     round_id: RoundId
-    chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=1 << 17)]
+    chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An empty, friendly answer."""
-
-
-def check_plan(plan: Plan, *, leader: PeerId, step: int, numel: int, me: PeerId) -> None:
-    """Refuse a plan that does not hold together. Raises `ProtocolError` naming the leader and the flaw."""
-
-    def refuse(flaw: str) -> ProtocolError:
-        return ProtocolError(f"plan refused: {flaw}", peer=leader, round=step, phase="group")
-
-    ids = [member.peer_id for member in plan.members]
-    if plan.step != step:
-        raise refuse(f"it is for step {plan.step}")
-    if ids[0] != leader:
-        raise refuse("its first member is not the leader")
-    if len(set(ids)) != len(ids):
-        raise refuse("a member is listed twice")
-    if me not in ids:
-        raise refuse("it leaves out the peer that it was sent to")
-    if len(plan.borders) != len(ids) + 1 or plan.borders[0] != 0 or plan.borders[-1] != numel:
-        raise refuse("its parts do not cover the vector")
-    if any(b < a for a, b in zip(plan.borders, plan.borders[1:], strict=False)):
-        raise refuse("its parts overlap")
-    for member, a, b in zip(plan.members, plan.borders, plan.borders[1:], strict=False):
-        if b > a and not member.aggregates:
-            raise refuse("a client is to aggregate")

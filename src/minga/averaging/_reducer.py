@@ -3,7 +3,8 @@
 A chunk is finished when every sender that is still with us delivered it: result = sum(w x) / sum(w), weights being
 samples. It is accumulated directly in the result vector. Who never opens its stream is given up after
 `APPEAR_S` and some round trips (plus the time of a dial), who lags when more than half have delivered everything after
-max(LAG_S, 3 * the time that the others needed); a silent one is noticed by its stream. None of them can make a chunk
+max(LAG_S, 3 * the time that the others needed); a silent one is noticed by its stream, and one of which no byte comes
+for `STALL_S` though it is alive is given up, too. None of them can make a chunk
 that they already delivered undone.
 """
 
@@ -13,8 +14,10 @@ import asyncio
 
 import torch
 
+from minga.averaging._codecs import WEIGHT_LIMIT, is_finite
 from minga.averaging._exchange import as_bytes
 from minga.averaging._messages import Assignment, PartHello
+from minga.averaging._ranking import has_quorum
 from minga.averaging._round import Round
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.network._messages import MessageStream
@@ -22,6 +25,7 @@ from minga.network._messages import MessageStream
 APPEAR_S = 2.0
 DIAL_S = 3.0
 LAG_S = 3.0
+STALL_S = 30.0
 
 
 class Reducer:
@@ -30,7 +34,7 @@ class Reducer:
     def __init__(self, round: Round, assignment: Assignment) -> None:
         self._round, self._assignment = round, assignment
         self._absent = {i for i in round.alive() if i != round.me}
-        self._seen: set[int] = set()
+        self._streams: dict[int, MessageStream] = {}
         self._pending = {index: set(self._absent) for index in assignment.chunks}
         self._weights: dict[int, float] = {}
         self._encoded: dict[int, bytes | bytearray | memoryview] = {}
@@ -40,11 +44,13 @@ class Reducer:
 
     async def attend(self, sender: int, hello: PartHello, stream: MessageStream) -> None:
         """Serve one member's stream to its end."""
-        if sender in self._seen:
+        if sender in self._streams:
             raise ProtocolError("a second stream for the same part", peer=stream.peer, phase="reduce")
         if sender not in self._absent:
             raise RejectedError("too late, this part goes on without it", code="late")
-        self._seen.add(sender)
+        if hello.weight * len(self._round.members) > WEIGHT_LIMIT:  # the sum of the weighted values would overflow
+            raise ProtocolError(f"a weight of {hello.weight} samples is too large", peer=stream.peer, phase="reduce")
+        self._streams[sender] = stream
         self._absent.discard(sender)
         await self._round.run(self._converse(sender, hello, stream))
 
@@ -106,10 +112,16 @@ class Reducer:
             return
         round, chunk = self._round, self._round.chunks[index]
         values = self._open(index)
+        if self._weights[index] == 0.0:
+            round.abort("nobody's samples reached this aggregator")
+            return
         if round.local is not None and self._weights[index] == round.weight:
             values.copy_(round.slice(round.local, chunk))  # alone: multiplying and dividing would round twice
-        elif self._weights[index] > 0:
+        else:
             values.div_(self._weights[index])
+        if not is_finite(values):  # no other member's numbers can do that, see `CONTRIBUTION_LIMIT`
+            round.abort("the own vector holds NaN, infinity or numbers that are too large")
+            return
         if chunk.codec.name == "float32":
             self._encoded[index] = as_bytes(values)
         else:
@@ -120,12 +132,19 @@ class Reducer:
         round.got(index)
 
     def _drop(self, sender: int, why: str | None = None) -> None:
-        """Go on without a sender from the first chunk that it has not delivered."""
+        """Go on without a sender from the first chunk that it has not delivered.
+
+        Without a reason it had nothing to send. If too few are heard, it is this member that is cut off: a mean over
+        what arrived here would stand for the whole group's.
+        """
+        round = self._round
         self._absent.discard(sender)
         if why is not None and any(sender in waiting for waiting in self._pending.values()):
-            self._round.node.events.emit(
-                "round.sender_dropped", step=self._round.plan.step, peer=self._round.members[sender], why=why
-            )
+            round.node.events.emit("round.sender_dropped", step=round.plan.step, peer=round.members[sender], why=why)
+            round.unheard[sender] = why
+            if not has_quorum(set(round.members) - {round.members[i] for i in round.unheard}, round.members):
+                round.abort("too few members of the group could be heard to the end")
+                return
         for index, waiting in self._pending.items():
             if sender in waiting:
                 waiting.discard(sender)
@@ -157,6 +176,9 @@ class Reducer:
             for sender in sorted(self._absent):
                 if sender in round.dead or elapsed > patience_s[sender]:
                     self._drop(sender, "it never sent its part")
+            for sender, stream in self._streams.items():
+                if stream.idle_s > STALL_S:
+                    self._drop(sender, f"nothing came from it for {STALL_S:.0f} s")
             laggards = set().union(*self._pending.values())
             if 2 * len(laggards) >= len(round.members) - 1:
                 lag_deadline = None

@@ -21,14 +21,19 @@ import asyncio
 from collections.abc import Iterable
 
 from minga.averaging._exchange import exchange, fetch
-from minga.averaging._messages import Assignment, Done, Freeze, Holding, Lost, Repair
+from minga.averaging._messages import MAX_TERM, Assignment, Done, Freeze, Holding, Lost, Repair
 from minga.averaging._ranking import has_quorum
 from minga.averaging._reducer import Reducer
 from minga.averaging._round import Round, unpack_bitmap
-from minga.core._errors import RejectedError, RemoteError
+from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.network._node import CALL_TIMEOUT_S
 
 LOST, ALIVE, FREEZE, REPAIR = "round.lost", "round.alive", "round.freeze", "round.repair"
 ALIVE_PATIENCE_S = 0.5
+REPAIR_TIMEOUT_S = 4.0 * CALL_TIMEOUT_S
+"""Seconds for a coordinator to mend the round: it asks and tells all members, some of whom may not answer in time."""
+TERMS_AHEAD = 64
+"""By how much a coordinator's term may exceed what a member has seen: it asks again after each refusal."""
 
 
 class Repairer:
@@ -57,6 +62,7 @@ class Repairer:
                 await self._report()
             else:
                 await round.changed.wait(1.0)
+                round.bury_idle()
 
     # ---- any member
 
@@ -94,7 +100,7 @@ class Repairer:
             return
         try:
             request = Lost(round.plan.round_id, tuple(sorted(round.dead)))
-            await round.node.call(round.members[coordinator], LOST, request, Done)
+            await round.node.call(round.members[coordinator], LOST, request, Done, timeout_s=REPAIR_TIMEOUT_S)
         except RejectedError as error:
             round.abort(error.message)
         except RemoteError as error:
@@ -103,9 +109,13 @@ class Repairer:
             if orphans := self._orphans():
                 await fetch(round, coordinator, orphans)
 
-    def freeze(self, request: Freeze) -> Holding:
-        """Take no more from the dead, and say what is here."""
+    def freeze(self, sender: int, request: Freeze) -> Holding:
+        """Take no more from the dead, and say what is here.
+
+        Raises `ProtocolError` if the sender cannot be the coordinator, and `RejectedError` if there is a newer one.
+        """
         round = self._round
+        self._check_order(sender, request.term, request.dead)
         if request.term <= self._promised:
             raise RejectedError(f"a repair of term {self._promised} is under way", code="term")
         self._promised = request.term
@@ -115,21 +125,30 @@ class Repairer:
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
         return Holding(round.bitmap(), round.term, added)
 
-    def apply(self, repair: Repair) -> None:
-        """Take on what a coordinator decided."""
+    def apply(self, sender: int, repair: Repair) -> None:
+        """Take on what a coordinator decided. Raises `ProtocolError` if the sender cannot be the coordinator."""
         round = self._round
+        if sender != round.me:
+            self._check_order(sender, repair.term, repair.dead)
         if repair.term <= round.term or repair.term < self._promised:
             return
         round.term = self._promised = repair.term
         for member in repair.dead:
             if member < len(round.members):
                 round.bury(member, "given up by the coordinator")
-        fresh = [a for a in repair.assignments if a.key not in round.assignments and _is_valid(round, a)]
+        fresh = [a for a in repair.assignments if a.key not in round.assignments and _is_valid(round, a, repair.term)]
         round.assignments.update({a.key: a for a in fresh})
         self._begin(fresh)
         for holder, chunks in repair.holders:
-            if holder != round.me and holder < len(round.members) and all(i < len(round.chunks) for i in chunks):
+            if holder != round.me and holder < len(round.members) and _exist(round, chunks):
                 round.spawn(fetch(round, holder, chunks), holder)
+
+    def _check_order(self, sender: int, term: int, dead: Iterable[int]) -> None:
+        """The coordinator is the first of the living in the order of the plan, and counts its repairs one by one."""
+        round = self._round
+        known = max(round.term, self._promised)
+        if sender > round.me or round.me in dead or term > known + TERMS_AHEAD:
+            raise ProtocolError("it is not for it to repair this round", peer=round.members[sender], phase="repair")
 
     # ---- the coordinator
 
@@ -144,6 +163,9 @@ class Repairer:
                 round.bury(member, "it does not answer the coordinator either")
             while not round.aborted:
                 term = max(round.term, self._promised) + 1
+                if term > MAX_TERM:
+                    round.abort("it took too many repairs")
+                    return
                 holdings = await self._freeze_everyone(term)
                 if not has_quorum({round.members[i] for i in holdings}, round.members):
                     round.abort("too few members of the group are left")
@@ -193,7 +215,9 @@ class Repairer:
         round = self._round
         known = dict(round.assignments)
         for holding in holdings.values():
-            known.update({a.key: a for a in holding.assignments if _is_valid(round, a)})
+            for assignment in holding.assignments:
+                if _is_valid(round, assignment, term - 1):
+                    known.setdefault(assignment.key, assignment)
         maps = {i: unpack_bitmap(h.bitmap, len(round.chunks)) for i, h in sorted(holdings.items())}
         responsible: dict[int, int] = {}
         for key in sorted(known):
@@ -226,13 +250,17 @@ class Repairer:
             except RemoteError as error:
                 round.bury(member, error.message)
 
-        self.apply(repair)
+        self.apply(round.me, repair)
         await asyncio.gather(*(tell(i) for i in holdings if i != round.me))
 
 
-def _is_valid(round: Round, assignment: Assignment) -> bool:
-    return (
-        assignment.aggregator < len(round.members)
-        and len(set(assignment.chunks)) == len(assignment.chunks)
-        and all(i < len(round.chunks) for i in assignment.chunks)
-    )
+def _is_valid(round: Round, assignment: Assignment, last_term: int) -> bool:
+    """Whether an assignment can come out of a repair of at most that term: the plan's own ones are never replaced."""
+    worker = assignment.aggregator
+    if not 0 < assignment.key[0] <= last_term or worker >= len(round.members):
+        return False
+    return (worker == round.me or round.plan.members[worker].aggregates) and _exist(round, assignment.chunks)
+
+
+def _exist(round: Round, chunks: tuple[int, ...]) -> bool:
+    return len(set(chunks)) == len(chunks) and all(index < len(round.chunks) for index in chunks)

@@ -16,7 +16,8 @@ to everybody and decoded by the aggregator too, so all members end with bitwise 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,17 @@ from minga.averaging._messages import Assignment, Plan
 from minga.core._errors import UnreachableError
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
 from minga.network._node import Node
+
+IDLE_S = 300.0
+"""A 1 Mbit/s link with 64 aggregators takes that long for the first chunk to each of them, if all get on alike."""
 
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What came of a round: `lost` names the members that were dropped, with the reason, `seconds` its duration, and
+    """What came of a round: `lost` names the members that were given up, with the reason (those that this member as an
+    aggregator did not hear to the end, too), `seconds` its duration, and
     `bytes_sent` / `bytes_received` the encoded tensor bytes that this member moved.
     """
 
@@ -68,12 +74,14 @@ class Round:
         self.have = [False] * len(self.chunks)
         self.missing = len(self.chunks)
         self.dead: dict[int, str] = {}
+        self.unheard: dict[int, str] = {}
         self.aborted: str | None = None
         self.fetching: set[int] = set()
         self.changed = Signal()
         self.bytes_sent = self.bytes_received = 0
         self.started_s = asyncio.get_running_loop().time()
         self._tasks: dict[asyncio.Task[None], int] = {}
+        self._streams: dict[MessageStream, int] = {}
 
     @property
     def is_complete(self) -> bool:
@@ -112,6 +120,21 @@ class Round:
         """Members not known to be gone, in the order of the plan."""
         return [i for i in range(len(self.members)) if i not in self.dead]
 
+    @contextlib.contextmanager
+    def expecting(self, member: int, stream: MessageStream) -> Iterator[None]:
+        """Something is to come from `member` over this stream: see `bury_idle`."""
+        self._streams[stream] = member
+        try:
+            yield
+        finally:
+            del self._streams[stream]
+
+    def bury_idle(self) -> None:
+        """Regard those as gone who give signs of life, but nothing that is expected of them."""
+        for stream, member in list(self._streams.items()):
+            if stream.idle_s > IDLE_S:
+                self.bury(member, f"it is alive, but nothing came from it for {IDLE_S:.0f} s")
+
     def spawn(self, coroutine: Coroutine[Any, Any, None], towards: int) -> None:
         """Run a task that ends with the round, or when member `towards` is buried."""
         task = self.node.spawn(coroutine)
@@ -144,7 +167,7 @@ class Round:
 
     def outcome(self) -> RoundOutcome:
         """The summary of a finished round."""
-        lost = {self.members[i]: why for i, why in self.dead.items()}
+        lost = {self.members[i]: why for i, why in (self.unheard | self.dead).items()}
         seconds = asyncio.get_running_loop().time() - self.started_s
         return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received)
 

@@ -25,8 +25,9 @@ Hop = tuple[str, bool, str, str]
 
 _REFUSALS = {
     "run": "the peer takes part in another run by now: ask the organiser for a fresh link",
-    "version": "update minga on the older side: pip install --upgrade minga",
+    "version": "update minga on the older side, and start it again",
     "cut_off": "the peer has cut this machine off for a while: wait a minute and try again",
+    "full": "the peer has as many connections as it takes: try again later, or ask the organiser for another link",
 }
 
 
@@ -93,7 +94,7 @@ async def _run_spec(node: Node, link: Link, reached: list[PeerId]) -> Hop:
             node, reached, lambda signed, peer: found.append(signed.verify(link.run_id, link.organiser, peer=peer))
         )
     except ConfigurationError as error:
-        return "run spec", False, str(error), "update minga: pip install --upgrade minga"
+        return "run spec", False, str(error), "update minga here, and start it again"
     except RemoteError as error:
         return "run spec", False, str(error), "ask the organiser for a fresh link"
     return "run spec", True, f"{found[-1].name}, readable by this version", ""

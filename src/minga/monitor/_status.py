@@ -73,7 +73,7 @@ class RunStatus:
 def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> RunStatus:
     """The state of the run at this moment. On the event loop's thread only."""
     peers = tuple(_peer_status(board, node, peer) for peer in board.owners())
-    active = [peer for peer in peers if peer.status not in (None, "syncing", "paused")]
+    active = [peer for peer in peers if peer.status not in (None, "syncing")]
     step = max((peer.step for peer in peers if peer.status is not None), default=0)
     return RunStatus(
         name=spec.name,

@@ -244,7 +244,7 @@ class Gossip:
         living = [peer for peer in candidates if self._board.is_alive(peer)]
         if len(neighbours) < MIN_NEIGHBOURS and candidates:
             chosen = self._generator.choice(living or candidates)
-        elif candidates and self._generator.random() < RANDOM_DIAL_CHANCE:
+        elif candidates and self._node.has_room and self._generator.random() < RANDOM_DIAL_CHANCE:
             chosen = self._generator.choice(candidates)
         else:
             return

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Literal, NewType
+from typing import Annotated, Literal, NewType
 
 import msgspec
 
 PeerId = NewType("PeerId", str)
 """A peer's Ed25519 public key as 64 lower-case hexadecimal digits."""
+
+Endpoint = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,80}\Z")]
+RelayUrl = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,256}\Z")]
+Endpoints = Annotated[tuple[Endpoint, ...], msgspec.Meta(max_length=16)]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -22,12 +26,12 @@ Buffer = bytes | bytearray | memoryview
 class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a peer can be dialled: its id, `ip:port` endpoints (IPv6 in brackets), and the URL of its relay if any.
 
-    `direct` empty and `relay` None means that the peer cannot be dialled at all.
+    `direct` empty and `relay` None means that the peer cannot be dialled at all. Bounds are checked when one arrives.
     """
 
-    peer_id: PeerId
-    direct: tuple[str, ...] = ()
-    relay: str | None = None
+    peer_id: Annotated[PeerId, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    direct: Endpoints = ()
+    relay: RelayUrl | None = None
 
     @property
     def dialable(self) -> bool:

@@ -43,6 +43,7 @@ RELAY_TIMEOUT_S = 3.0
 STRANGER_TIMEOUT_S = 3.0
 """Seconds for the dial of `can_dial`. No relay is involved, so a few round trips must do."""
 MAX_HANDSHAKES = 128
+"""How many lanes may be without their other half; when there are more, the oldest makes room."""
 MAX_BACKLOG = 128
 MAX_DIRECT_ADDRESSES = 16
 
@@ -202,15 +203,19 @@ class IrohNetwork(Network):
             _hang_up(lanes)
 
     async def _accept_forever(self) -> None:
-        handshakes: set[asyncio.Task[Any]] = set()
+        handshakes: dict[asyncio.Task[Any], None] = {}
         while (incoming := await self._endpoint.accept_next()) is not None:
-            if not self._settings.dialable or len(handshakes) >= MAX_HANDSHAKES:
+            if not self._settings.dialable:
                 with contextlib.suppress(*BINDING_ERRORS):
                     await incoming.refuse()
                 continue
+            if len(handshakes) >= MAX_HANDSHAKES:  # honest ones are over within a few round trips
+                oldest = next(iter(handshakes))
+                del handshakes[oldest]
+                oldest.cancel()
             task = self._spawn(self._welcome(incoming))
-            handshakes.add(task)
-            task.add_done_callback(handshakes.discard)
+            handshakes[task] = None
+            task.add_done_callback(lambda task: handshakes.pop(task, None))
 
     async def _welcome(self, incoming: Any) -> None:
         """Complete the handshake of one lane and wait for its other half."""

@@ -67,6 +67,7 @@ class IrohStream(Stream):
         """Say that nothing more will be written; see the interface."""
         with self._explained():
             if not self._finished:
+                self.interrupt.check()
                 if self._sender is None:
                     await self._open_sender(b"")
                 self._finished = True
@@ -124,7 +125,12 @@ class IrohStream(Stream):
             if self._receiver is None:
                 self._receiver_arrived = asyncio.get_running_loop().create_future()
                 await self.interrupt.wait(self._receiver_arrived)
-            got = await _fast_bytes.read_into(self._receiver, target, self.interrupt)
+            try:
+                got = await _fast_bytes.read_into(self._receiver, target, self.interrupt)
+            except BINDING_ERRORS:
+                # A reset ends both directions, but that it stopped reading is told on the other lane, perhaps later.
+                self.interrupt.fire(lambda: self._connection.explain("the other side reset the stream"))
+                raise
             self._ended = not got
             return got
 

@@ -17,16 +17,18 @@ import asyncio
 import struct
 from collections.abc import Callable
 from types import UnionType
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
 from minga.core._errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
 from minga.network._interface import Buffer, PeerId, Stream
-from minga.network._pulse import Clockwork, silence_limit
+from minga.network._pulse import PULSE_S, Clockwork, silence_limit
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest control message. A plan of 2,000 peers takes about 300 KB."""
+
+MAX_REASON_CHARACTERS = 500
 
 MESSAGE, BULK, REFUSAL, PULSE = range(4)
 _HEADER = struct.Struct(">BI")
@@ -38,8 +40,8 @@ T = TypeVar("T")
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why a request was refused: a short machine-readable `code` and a sentence for people."""
 
-    code: str
-    reason: str
+    code: Annotated[str, msgspec.Meta(max_length=64)]
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)]
 
 
 class MessageStream:
@@ -56,7 +58,7 @@ class MessageStream:
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
         self._trip_tick, self._trip_s = -1, 0.0
         self._write_lock = asyncio.Lock()
-        self._last_write = self._last_heard = clockwork.tick
+        self._last_write = self._last_heard = self._last_moved = clockwork.tick
         self._waiting = self._silent = self._finished = self._ended = False
         self._pulse_task: asyncio.Task[None] | None = None
         clockwork.add(self)
@@ -67,6 +69,11 @@ class MessageStream:
         if self._trip_tick != self._clockwork.tick:  # asking costs more than the rest of what a report sets in motion
             self._trip_tick, self._trip_s = self._clockwork.tick, self._round_trip_s() or 0.0
         return self._trip_s
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since anything but pulses last went in either direction: alive is not the same as getting on."""
+        return (self._clockwork.tick - self._last_moved) * PULSE_S
 
     # ---- sending
 
@@ -80,7 +87,7 @@ class MessageStream:
 
     async def refuse(self, code: str, reason: str) -> None:
         """Tell the other side that its request is refused, and finish."""
-        await self._send_frame(REFUSAL, msgspec.msgpack.encode(Refusal(code, reason[:500])))
+        await self._send_frame(REFUSAL, msgspec.msgpack.encode(Refusal(code, reason[:MAX_REASON_CHARACTERS])))
         await self.finish()
 
     async def finish(self) -> None:
@@ -88,7 +95,10 @@ class MessageStream:
         async with self._write_lock:
             if not self._finished:
                 self._finished = True
-                await self._stream.finish()
+                try:
+                    await self._stream.finish()
+                except UnreachableError as error:
+                    raise self._explain(error) from error
 
     # ---- receiving
 
@@ -169,6 +179,9 @@ class MessageStream:
                 raise self._explain(error) from error
             self._last_write = self._clockwork.tick
 
+    def _moved(self) -> None:
+        self._last_heard = self._last_moved = self._clockwork.tick
+
     async def _send_frame(self, kind: int, body: Buffer) -> None:
         header = _HEADER.pack(kind, memoryview(body).nbytes)
         # One write for small frames; large bodies are not copied only to stand behind five bytes.
@@ -176,6 +189,7 @@ class MessageStream:
             await self._write(header + bytes(body))
         else:
             await self._write(header, body)
+        self._last_moved = self._clockwork.tick
 
     def _explain(self, error: UnreachableError) -> RemoteError:
         if self._silent:
@@ -184,7 +198,7 @@ class MessageStream:
 
     async def _read_exactly(self, size: int) -> bytearray:
         body = bytearray(size)
-        await self._stream.read_into(memoryview(body), self._heard)
+        await self._stream.read_into(memoryview(body), self._moved)
         return body
 
     async def _next_header(self, *, end_allowed: bool = False) -> tuple[int, int] | None:
@@ -223,7 +237,7 @@ class MessageStream:
         self._waiting = True
         try:
             if kind == BULK and target is not None:
-                await self._stream.read_into(target, self._heard)
+                await self._stream.read_into(target, self._moved)
                 return bytearray()
             body = await self._read_exactly(length)
         except UnreachableError as error:

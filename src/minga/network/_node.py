@@ -1,11 +1,12 @@
 """A node: all connections of one peer, and the methods that others may call on it.
 
-Theory of operation. Every stream begins with a `Call` naming a method; what follows is that method's own business.
-A fresh connection first exchanges `Hello`s on a stream of its own: wire versions (the highest common one is used),
-run id, role and date, so that strangers, other runs and incompatible versions are told so in words and sent away.
-Either side of a connection may open streams, so a peer that cannot be dialled serves others once it has dialled.
+Theory of operation. Connections begin with an exchange of hellos, streams with the name of a method, see
+`minga.network._hello`; what follows is that method's own business. Either side of a connection may open streams, so a
+peer that cannot be dialled serves others once it has dialled.
 
-Peers that break the protocol are counted; after `MAX_OFFENCES` within `OFFENCE_MEMORY_S` they are cut off for a while.
+Nothing here grows with the number of strangers: connections are limited in all and for each peer
+(`minga.network._connections`), and so are those without a hello (`minga.network._reception`). Peers that break the
+protocol are cut off for a while.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,44 +26,30 @@ from minga.core._errors import (
     ProtocolError,
     RejectedError,
     RemoteError,
+    SilentError,
     UnreachableError,
 )
 from minga.core._events import EventBus
-from minga.network._interface import Address, Connection, LinkFacts, Network, PeerId
+from minga.network import _hello
+from minga.network._bounded import BoundedDict
+from minga.network._connections import MAX_PEERS, Connections
+from minga.network._hello import WIRE_VERSIONS, Call, Hello, Role
+from minga.network._interface import Address, Connection, LinkFacts, Network, PeerId, Stream
 from minga.network._messages import MessageStream
+from minga.network._offences import OFFENCE_MEMORY_S, Offences
 from minga.network._pulse import Clockwork
+from minga.network._reception import Reception
+from minga.network._server import Handler, Server
 
-WIRE_VERSIONS = (1, 1)
-"""Oldest and newest wire version that this code speaks."""
-
-MAX_OFFENCES = 8
-OFFENCE_MEMORY_S = 60.0
-MAX_STREAMS_PER_PEER = 256
-REFUSAL_S = 5.0
-"""Seconds that a refused caller has to take note of it."""
 DIAL_TIMEOUT_S = 10.0
 """Seconds after which a dial counts as failed: hole punching over a relay takes up to a few seconds."""
 
-Role = Literal["trainer", "client", "auxiliary", "monitor"]
-Handler = Callable[[PeerId, MessageStream], Awaitable[None]]
+CALL_TIMEOUT_S = 30.0
+"""Seconds that a call waits for its answer, unless told otherwise, from a peer that gives signs of life."""
+
 T = TypeVar("T")
 
 logger = logging.getLogger("minga.network")
-
-
-class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock."""
-
-    versions: tuple[int, int]
-    run_id: str
-    role: Role
-    wall_time: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
-
-
-class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First message of every later stream."""
-
-    method: str
 
 
 class Node:
@@ -82,16 +68,14 @@ class Node:
         self.clockwork = Clockwork()
         self.is_dialable = network.address.dialable
         """Whether others can dial this peer, as far as it knows; its address is empty otherwise."""
-        self.clock_offsets_s: dict[PeerId, float] = {}
+        self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
         self._lookup = lookup
-        self._handlers: dict[str, Handler] = {}
-        self._connections: dict[PeerId, list[Connection]] = {}
+        self._server = Server(self.clockwork, self.spawn, self.offend)
+        self._reception = Reception(network, events, self._greet, self._adopt, self.spawn)
+        self._connections, self._offences = Connections(), Offences()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._past_traffic = (0, 0)
-        self._offences: dict[PeerId, deque[float]] = {}
-        self._streams: dict[PeerId, int] = {}
         self._closed = False
 
     @property
@@ -107,7 +91,7 @@ class Node:
     def start(self) -> None:
         """Begin to accept connections on the running loop."""
         self.clockwork.start()
-        self.spawn(self._accept_forever())
+        self.spawn(self._reception.run())
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task for as long as the node lives; its errors are logged, remote ones quietly."""
@@ -122,7 +106,7 @@ class Node:
 
         A `RejectedError` raised by the handler is sent to the caller as a refusal.
         """
-        self._handlers[method] = handler
+        self._server.handlers[method] = handler
 
     # ---- calling others
 
@@ -143,23 +127,35 @@ class Node:
         finally:
             await stream.close()
 
-    async def call(self, peer: PeerId, method: str, request: msgspec.Struct, reply_type: type[T]) -> T:
+    async def call(
+        self,
+        peer: PeerId,
+        method: str,
+        request: msgspec.Struct,
+        reply_type: type[T],
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> T:
         """Send one request and return the reply.
 
-        Raises `RejectedError` if the peer refuses, and the errors of `MessageStream`.
+        Raises `RejectedError` if the peer refuses, `SilentError` if `timeout_s` seconds, in which this process was
+        awake, bring no answer, and the errors of `MessageStream`.
         """
-        async with self.open(peer, method) as stream:
-            await stream.send(request)
-            reply = await stream.receive(reply_type)
-            await stream.finish()
-            await stream.receive_end()
-            return reply
+        try:
+            async with self.clockwork.timeout(timeout_s), self.open(peer, method) as stream:
+                await stream.send(request)
+                reply = await stream.receive(reply_type)
+                await stream.finish()
+                await stream.receive_end()
+                return reply
+        except TimeoutError as error:
+            raise SilentError(f"no answer to {method!r} within {timeout_s:g} s", peer=peer) from error
 
     async def connection(self, peer: PeerId) -> Connection:
         """A live connection to `peer`, an existing one or a new one. Raises `UnreachableError`."""
         if self._closed:
             raise ClosedError("this peer was closed")
-        if live := self._live(peer):
+        if live := self._connections.live(peer):
             return live
         address = self._lookup(peer)
         if address is None or not address.dialable:
@@ -187,37 +183,38 @@ class Node:
 
     def is_connected(self, peer: PeerId) -> bool:
         """Whether a connection to `peer` is open right now."""
-        return self._live(peer) is not None
+        return self._connections.live(peer) is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there are few enough connections to make one that is not needed."""
+        return len(self._connections) < MAX_PEERS // 2
 
     def connected(self) -> list[PeerId]:
         """All peers with an open connection, in order of their ids."""
-        return sorted(peer for peer in list(self._connections) if self._live(peer))
+        return self._connections.connected()
 
     def facts(self, peer: PeerId) -> LinkFacts | None:
         """Facts about the link to `peer`, or None without a connection."""
-        live = self._live(peer)
+        live = self._connections.live(peer)
         return live.facts() if live else None
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received over all connections so far, closed ones included."""
-        live = [c.facts() for connections in self._connections.values() for c in connections]
-        sent, received = self._past_traffic
-        return sent + sum(f.bytes_sent for f in live), received + sum(f.bytes_received for f in live)
+        return self._connections.traffic()
 
     def offend(self, peer: PeerId, what: str) -> None:
         """Count a breach of the protocol by `peer`; cut it off when there were too many."""
         now = asyncio.get_running_loop().time()
-        offences = self._offences.setdefault(peer, deque(maxlen=MAX_OFFENCES))
-        offences.append(now)
+        self._offences.note(peer, now)
         self.events.emit("peer.offence", peer=peer, what=what)
-        if self._is_cut_off(peer):
+        if self._offences.is_cut_off(peer, now):
             self.events.emit("peer.cut_off", peer=peer, seconds=OFFENCE_MEMORY_S)
             self.spawn(self.disconnect(peer))
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to `peer`."""
-        for connection in self._connections.pop(peer, []):
-            self._note_traffic(connection)
+        for connection in self._connections.remove(peer):
             await connection.close()
 
     async def close(self) -> None:
@@ -227,156 +224,69 @@ class Node:
         for task in [*self._tasks, *self._dialling.values()]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._dialling.values(), return_exceptions=True)
-        for peer in list(self._connections):
+        for peer in self._connections.peers():
             await self.disconnect(peer)
         await self.network.close()
 
     # ---- inner workings
 
-    def _live(self, peer: PeerId) -> Connection | None:
-        known = self._connections.get(peer, [])
-        for closed in [connection for connection in known if connection.is_closed]:
-            known.remove(closed)
-            self._note_traffic(closed)
-        if known:
-            return known[0]
-        self._connections.pop(peer, None)
-        return None
-
-    def _note_traffic(self, connection: Connection) -> None:
-        facts, (sent, received) = connection.facts(), self._past_traffic
-        self._past_traffic = (sent + facts.bytes_sent, received + facts.bytes_received)
-
-    def _is_cut_off(self, peer: PeerId) -> bool:
-        offences = self._offences.get(peer)
-        now = asyncio.get_running_loop().time()
-        return offences is not None and len(offences) == MAX_OFFENCES and now - offences[0] < OFFENCE_MEMORY_S
-
     def _hello(self) -> Hello:
         return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time())
 
     def _check_hello(self, hello: Hello, peer: PeerId) -> None:
-        if min(hello.versions[1], WIRE_VERSIONS[1]) < max(hello.versions[0], WIRE_VERSIONS[0]):
-            raise RejectedError(
-                f"wire versions {hello.versions[0]}-{hello.versions[1]} there and "
-                f"{WIRE_VERSIONS[0]}-{WIRE_VERSIONS[1]} here have none in common; update minga on the older side",
-                code="version",
-                peer=peer,
-            )
-        if hello.run_id != self.run_id:
-            raise RejectedError("that peer is in another run", code="run", peer=peer)
-        if self._is_cut_off(peer):
+        _hello.check_hello(hello, self.run_id, peer)
+        if self._offences.is_cut_off(peer, asyncio.get_running_loop().time()):
             raise RejectedError("cut off after repeated breaches of the protocol", code="cut_off", peer=peer)
-        self.clock_offsets_s[peer] = hello.wall_time - self.network.wall_time()
+
+    def _check_guest(self, hello: Hello, peer: PeerId) -> None:
+        self._check_hello(hello, peer)
+        if self._connections.is_full_for(peer):
+            raise RejectedError("too many peers are connected already", code="full", peer=peer)
 
     async def _message_stream(self, connection: Connection) -> MessageStream:
-        return MessageStream(
-            await connection.open_stream(),
-            connection.peer_id,
-            self.clockwork,
-            lambda: connection.facts().round_trip_s,
-        )
+        return self._wrap(await connection.open_stream(), connection)
+
+    def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
+        return MessageStream(stream, connection.peer_id, self.clockwork, lambda: connection.facts().round_trip_s)
 
     async def _dial(self, address: Address) -> Connection:
+        peer = address.peer_id
         connection: Connection | None = None
         try:
             async with asyncio.timeout(DIAL_TIMEOUT_S) as limit:
                 connection = await self.network.connect(address)
                 limit.reschedule(asyncio.get_running_loop().time() + DIAL_TIMEOUT_S)  # as much for the hellos
                 stream = await self._message_stream(connection)
-                try:
-                    await stream.send(self._hello())
-                    self._check_hello(await stream.receive(Hello), connection.peer_id)
-                    await stream.finish()
-                finally:
-                    stream.release()
+                hello = await _hello.introduce(stream, self._hello(), lambda hello: self._check_hello(hello, peer))
         except BaseException as error:
             if connection is not None:
                 await connection.close()
             if isinstance(error, TimeoutError):
-                message = f"no answer within {DIAL_TIMEOUT_S:.0f} s"
-                raise UnreachableError(message, peer=address.peer_id) from error
+                raise UnreachableError(f"no answer within {DIAL_TIMEOUT_S:.0f} s", peer=peer) from error
             raise
-        self._adopt(connection)
+        self._adopt(connection, hello)
         return connection
 
-    def _adopt(self, connection: Connection) -> None:
-        self._connections.setdefault(connection.peer_id, []).append(connection)
-        self.events.emit("peer.connected", peer=connection.peer_id, path=connection.facts().path)
-        self.spawn(self._serve_connection(connection))
-
-    async def _accept_forever(self) -> None:
-        while True:
-            connection = await self.network.accept()
-            self.spawn(self._welcome(connection))
-
-    async def _welcome(self, connection: Connection) -> None:
+    def _adopt(self, connection: Connection, hello: Hello) -> None:
         peer = connection.peer_id
-        try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                raw = await connection.accept_stream()
-                stream = MessageStream(raw, peer, self.clockwork, lambda: connection.facts().round_trip_s)
-                try:
-                    try:
-                        self._check_hello(await stream.receive(Hello), peer)
-                    except RejectedError as error:
-                        await stream.refuse(error.code, error.message)
-                        await stream.receive_end()
-                        raise
-                    await stream.send(self._hello())
-                    await stream.finish()
-                finally:
-                    stream.release()
-        except (RemoteError, TimeoutError) as error:
-            self.events.emit("peer.turned_away", peer=peer, reason=str(error) or "no hello")
-            await connection.close()
-            return
-        self._adopt(connection)
+        self.clock_offsets_s[peer] = hello.wall_time - self.network.wall_time()
+        replaced = self._connections.add(connection)
+        if replaced is not None:
+            self.spawn(replaced.close())
+        self.events.emit("peer.connected", peer=peer, path=connection.facts().path)
+        self.spawn(self._serve(connection))
 
-    async def _serve_connection(self, connection: Connection) -> None:
-        peer = connection.peer_id
+    async def _greet(self, connection: Connection) -> Hello:
+        stream = self._wrap(await connection.accept_stream(), connection)
+        return await _hello.welcome(stream, self._hello, lambda hello: self._check_guest(hello, connection.peer_id))
+
+    async def _serve(self, connection: Connection) -> None:
         try:
-            while True:
-                stream = await connection.accept_stream()
-                if self._streams.get(peer, 0) >= MAX_STREAMS_PER_PEER:
-                    self.offend(peer, "too many streams at once")
-                    await stream.reset()
-                    continue
-                self._streams[peer] = self._streams.get(peer, 0) + 1
-                facts = connection.facts
-                self.spawn(
-                    self._serve_stream(
-                        MessageStream(stream, peer, self.clockwork, lambda facts=facts: facts().round_trip_s)  # type: ignore[misc]
-                    )
-                )
-        except UnreachableError:
-            pass
+            await self._server.serve_connection(connection)
         finally:
             await connection.close()
-            if self._live(peer) is None:
-                self.events.emit("peer.disconnected", peer=peer)
-
-    async def _serve_stream(self, stream: MessageStream) -> None:
-        try:
-            call = await stream.receive(Call)
-            handler = self._handlers.get(call.method)
-            if handler is None:
-                raise RejectedError(f"no such method: {call.method[:40]}", code="method")
-            await handler(stream.peer, stream)
-            await stream.finish()
-            await stream.receive_end()
-        except RejectedError as error:
-            with contextlib.suppress(RemoteError, TimeoutError):
-                await stream.refuse(error.code, error.message)
-                async with asyncio.timeout(REFUSAL_S):
-                    await stream.drain()
-        except ProtocolError as error:
-            self.offend(stream.peer, str(error))
-        finally:
-            self._streams[stream.peer] -= 1
-            if not self._streams[stream.peer]:
-                del self._streams[stream.peer]
-            await stream.close()
+            if self._connections.live(connection.peer_id) is None:
+                self.events.emit("peer.disconnected", peer=connection.peer_id)
 
     async def _guard(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections.abc import AsyncIterator
 from typing import Protocol
 
 PULSE_S = 0.25
@@ -34,6 +35,17 @@ class Pulsed(Protocol):
         """Send a pulse if it is due and give up on a silent peer; must not block or raise."""
 
 
+class _Alarm:
+    """Lets a timeout expire at a tick."""
+
+    def __init__(self, due_tick: int, limit: asyncio.Timeout) -> None:
+        self._due_tick, self._limit = due_tick, limit
+
+    def on_tick(self, tick: int) -> None:
+        if tick >= self._due_tick and self._limit.when() is None:
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
+
 class Clockwork:
     """Ticks every `PULSE_S` seconds of loop time for all streams of one node."""
 
@@ -53,6 +65,17 @@ class Clockwork:
     def remove(self, pulsed: Pulsed) -> None:
         """Stop driving `pulsed`; unknown ones are ignored."""
         self._pulsed.pop(pulsed, None)
+
+    @contextlib.asynccontextmanager
+    async def timeout(self, seconds: float) -> AsyncIterator[None]:
+        """`asyncio.timeout` that counts only time in which this process was awake, in whole ticks."""
+        async with asyncio.timeout(None) as limit:
+            alarm = _Alarm(self.tick + math.ceil(seconds / PULSE_S), limit)
+            self.add(alarm)
+            try:
+                yield
+            finally:
+                self.remove(alarm)
 
     async def close(self) -> None:
         """Stop ticking."""

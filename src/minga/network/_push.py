@@ -16,7 +16,7 @@ import random
 
 from minga.core._errors import RemoteError
 from minga.network._board import Board
-from minga.network._exchange import Push, paged
+from minga.network._exchange import MAX_RECORDS, Push, paged
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.network._owner import Entry
@@ -92,7 +92,10 @@ class Pusher:
             if not keys:
                 continue
             if peer in self._outboxes:
-                self._outboxes[peer].update(dict.fromkeys(keys))
+                outbox = self._outboxes[peer]
+                outbox.update(dict.fromkeys(keys))
+                if len(outbox) > MAX_RECORDS:  # a flood of made-up owners, most of which are off the board by now
+                    self._outboxes[peer] = {key: None for key in outbox if key[0] in board.store.owners}
             else:
                 self._outboxes[peer] = dict.fromkeys(keys)
                 self._node.spawn(self._empty_outbox(peer))

@@ -19,8 +19,8 @@ import msgspec
 
 from minga.core._errors import ConfigurationError
 from minga.identity._keys import verify
-from minga.network._interface import PeerId
-from minga.network._node import Role
+from minga.network._hello import Role
+from minga.network._interface import Endpoints, PeerId, RelayUrl
 
 TTL_S = 60.0
 """Seconds for which a record is valid; its owner renews it after a third of that."""
@@ -36,11 +36,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 UnixTime = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
-Endpoint = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,80}\Z")]
-RelayUrl = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,256}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 ShortText = Annotated[str, msgspec.Meta(max_length=200)]
-Status = Literal["training", "syncing", "averaging", "paused", "finished"]
+Status = Literal["training", "syncing", "averaging", "finished"]
 
 
 class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +51,7 @@ class AddressInfo(Payload, frozen=True):
     """
 
     role: Role
-    direct: Annotated[tuple[Endpoint, ...], msgspec.Meta(max_length=16)] = ()
+    direct: Endpoints = ()
     relay: RelayUrl | None = None
 
 
@@ -130,15 +128,15 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """A signed record as it travels: `key` is the owner's public key (32 bytes), `code` stands for the name,
     `expires` is in Unix milliseconds.
 
-    Only types are sure after decoding; `check_form`, `check_dates` and `open_payload` check the rest.
+    Only types and bounds are sure after decoding; `check_form`, `check_dates` and `open_payload` check the rest.
     """
 
-    key: bytes
+    key: Annotated[bytes, msgspec.Meta(max_length=32)]
     code: Annotated[int, msgspec.Meta(ge=0, le=255)]
     version: Annotated[int, msgspec.Meta(ge=0)]
     expires: Annotated[int, msgspec.Meta(ge=0)]
-    payload: bytes
-    signature: bytes
+    payload: Annotated[bytes, msgspec.Meta(max_length=MAX_PAYLOAD_BYTES)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
 
     @property
     def owner(self) -> PeerId:

@@ -23,10 +23,11 @@ from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
 from minga.simulation._fault_driver import FaultDriver, VirtualFaults
 from minga.simulation._faults import parse_faults
-from minga.training._port import TrainerPort, Work
+from minga.training._port import TrainerPort
 from minga.training._replica import Replica
 from minga.training._session import Session, SessionSettings
 from minga.training._snapshot import StateSnapshot
+from minga.training._work import Work
 
 POLL_S = 0.05
 MAX_ENTRIES = 4
@@ -107,7 +108,7 @@ class SimulatedPeer:
     ) -> None:
         delayed = spec.training.strategy == "delayed"
         self.port = port = TrainerPort(asyncio.get_running_loop(), self.replica.vector.new, delayed=delayed)
-        member = self.session.attach(spec, self.replica, port, contributes=self.settings is not None)
+        member = self.session.attach(spec, self.replica, port)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:
             if self.settings is None:

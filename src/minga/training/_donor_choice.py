@@ -114,11 +114,8 @@ class Donors:
 
 
 async def _ask(node: Node, donor: PeerId, minimum_step: int) -> DescribeReply:
-    try:
-        async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
-            reply = await node.call(donor, DESCRIBE, DescribeRequest(minimum_step), DescribeReply)
-    except TimeoutError as error:
-        raise SilentError(f"did not say within {DESCRIBE_TIMEOUT_S:.0f} s what state it has", peer=donor) from error
+    request = DescribeRequest(minimum_step)
+    reply = await node.call(donor, DESCRIBE, request, DescribeReply, timeout_s=DESCRIBE_TIMEOUT_S)
     if not reply.snapshots or any(state.step < minimum_step for state in reply.snapshots):
         error_text = f"offers no state or one before step {minimum_step}"
         node.offend(donor, error_text)

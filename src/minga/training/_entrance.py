@@ -17,10 +17,10 @@ from minga.core._run_spec_sections import FileEntry
 from minga.identity._keys import HeldIdentity, Identity
 from minga.identity._links import Link
 from minga.identity._signed_spec import SignedRunSpec
+from minga.network._hello import Role
 from minga.network._interface import Address, PeerId
 from minga.network._iroh import IrohNetwork
 from minga.network._iroh_settings import NetworkSettings
-from minga.network._node import Role
 from minga.training._loop_thread import LoopThread
 from minga.training._peer import Peer
 from minga.training._run_files_fetch import fetch_files, fetch_run_spec

@@ -11,32 +11,32 @@ writes there. It does not know whether it lives in the real or the simulated wor
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 import torch
 from blake3 import blake3
 
 from minga.averaging._all_reduce import AllReduce, RoundAbortedError
 from minga.averaging._exchange import as_bytes
-from minga.averaging._formation import GroupFormation, GroupSettings
+from minga.averaging._formation import GroupFormation
 from minga.averaging._gathering import OutOfSyncError
-from minga.averaging._layout import VectorLayout
+from minga.averaging._group import GroupSettings
 from minga.averaging._messages import Plan
 from minga.averaging._round import RoundOutcome
-from minga.core._errors import MingaError, RemoteError, RunFinishedError
+from minga.core._errors import ClosedError, MingaError, RemoteError, RunFinishedError
 from minga.identity._keys import Identity
 from minga.network._board import Board
 from minga.network._gossip import BEATS_PER_SECOND
 from minga.network._interface import PeerId
 from minga.network._node import Node
-from minga.network._records import Progress, StateInfo, Status
-from minga.training._digests import DigestHistory
+from minga.network._records import Progress, Status
+from minga.training._parameter_average import ParameterAverage
 from minga.training._port import TrainerPort
 from minga.training._replica import Replica
 from minga.training._snapshot import StateSnapshot
 from minga.training._surveyor import BoardSurveyor
+from minga.training._synchroniser import Download, Synchroniser
 
 PROGRESS_PERIOD_S = 0.5
 """Shortest time between two progress records of a peer."""
@@ -53,7 +53,6 @@ class MemberSettings:
 
     target_batch_size: int
     aggregates: bool
-    contributes: bool = True
     bandwidth: float | None = None
     wait_in_minority: bool = True
     digest_every: int = 10
@@ -62,11 +61,7 @@ class MemberSettings:
 
 
 class Member:
-    """Drives the steps of one peer.
-
-    `download(minimum_step, have)` fetches the swarm's state of at least that step from other peers, transferring only
-    what differs from `have`; it raises a `RemoteError` if nobody can serve it.
-    """
+    """Drives the steps of one peer; for `download` see `Synchroniser`."""
 
     def __init__(
         self,
@@ -76,19 +71,19 @@ class Member:
         settings: MemberSettings,
         replica: Replica,
         port: TrainerPort,
-        download: Callable[[int, StateSnapshot], Awaitable[StateSnapshot]],
+        download: Download,
     ) -> None:
         self.step = 0
         self.ready = asyncio.Event()
         """Set once the first synchronisation is over and the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
-        self.surveyor = BoardSurveyor(board, node, lambda: self.step)
+        self.surveyor = BoardSurveyor(board, node)
         self._node, self._board, self._settings = node, board, settings
-        self._port, self._replica, self._download = port, replica, download
+        self._port, self._replica = port, replica
+        self._synchroniser = Synchroniser(board, replica, port, download)
         vector = replica.vector
         self._result = vector.new()
-        self._averaged: torch.Tensor | None = None
         group = GroupSettings(
             settings.target_batch_size,
             vector.layout.fingerprint,
@@ -99,7 +94,7 @@ class Member:
         )
         self._formation = GroupFormation(node, identity, group, self.surveyor, port)
         self._all_reduce = AllReduce(node)
-        self._digests = DigestHistory()
+        self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
         self._status: Status = "syncing"
         self._needs_state = True
         self._lost: tuple[PeerId, ...] = ()
@@ -117,7 +112,8 @@ class Member:
         """Live until cancelled; `step` is where the local state stands.
 
         After the run's last step the trainer is let go with `RunFinishedError`, but the peer goes on serving its
-        state to others.
+        state to others. Whatever is raised here also lets the trainer go, by a `ClosedError` if it is no error of
+        minga's own.
         """
         self.step = step
         publisher = asyncio.get_running_loop().create_task(self._publish_progress())
@@ -131,13 +127,13 @@ class Member:
             self._node.events.emit("run.finished", step=self.step)
             self._set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
-                self.on_finished(await self._port.request("capture", self._replica.capture))
+                self.on_finished(await self._synchroniser.capture())
             await self._see_others_off()
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
             self.ready.set()
             await asyncio.Event().wait()
-        except MingaError as error:
-            self._port.close(error)
+        except Exception as error:
+            self._port.close(error if isinstance(error, MingaError) else _closed_by(error))
             self.ready.set()
             raise
         finally:
@@ -154,8 +150,9 @@ class Member:
         except OutOfSyncError as error:
             self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
             self._needs_state = True
+            self._port.resume()  # the leader may have parked it for a group that is not this peer's
             return
-        vector, weight = self._port.seal()
+        vector, weight = await self._port.seal()
         self._set_status("averaging")
         waited = asyncio.get_running_loop().time() - begun
         self._node.events.emit(
@@ -171,7 +168,7 @@ class Member:
             outcome = await self._all_reduce.reduce(plan, self._replica.vector.layout, vector, weight, self._result)
         except RoundAbortedError as error:
             self._node.events.emit("round.aborted", step=self.step, why=error.message)
-            self._port.unseal()
+            await self._port.unseal()
             return
         self._node.events.emit(
             "round.reduced",
@@ -200,8 +197,7 @@ class Member:
         members = len(outcome.plan.members) - len(outcome.lost)
         self._node.events.emit("step.applied", step=step, samples=weight, members=members)
         if digest is not None:
-            self._digests.add(step, digest)
-            self._board.put(StateInfo(step, digest))
+            self._synchroniser.publish(step, digest)
 
     def _apply_and_reopen(self, step: int) -> str | None:
         """On the training thread. The digest is taken where states are to be compared and not averaged."""
@@ -212,22 +208,10 @@ class Member:
         return self._replica.digest() if self.surveyor.active() else None
 
     async def _average_parameters(self, plan: Plan) -> None:
-        """Replace everybody's parameters by their mean: devices of different kinds drift apart in the last bits.
-
-        The group and its parts are those of the step that was just applied, so nothing has to be agreed on.
-        """
-        if self._averaged is None:
-            self._averaged = self._replica.vector.new()
-        values = await self._port.request("read", self._replica.read_values)
-        layout = VectorLayout(self._replica.vector.layout.numels, "float32")
-        again = msgspec.structs.replace(plan, round_id=blake3(plan.round_id.encode()).hexdigest()[:32])
         try:
-            await self._all_reduce.reduce(again, layout, values, 1, self._averaged)
+            await self._parameter_average.take(plan)
         except RoundAbortedError as error:
             self._node.events.emit("parameters.not_averaged", step=plan.step, why=error.message)
-            return
-        averaged = self._averaged
-        await self._port.request("write", lambda: self._replica.write_values(averaged))
 
     # ---- state
 
@@ -238,33 +222,23 @@ class Member:
             self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
             self._set_status("syncing")
             begun = asyncio.get_running_loop().time()
-            own = await self._port.request("capture", self._replica.capture)
             try:
-                snapshot = await self._download(newest, own)
+                self.step = await self._synchroniser.fetch(newest)
             except RemoteError as error:
                 self.step = standing
                 self._node.events.emit("sync.failed", step=newest, why=error.message)
                 await asyncio.sleep(SYNC_RETRY_S)
                 return
-            await self._port.request("restore", lambda: self._restore(snapshot))
-            self.step = snapshot.step
             self._formation.previous = ""
             self._formation.view = ()  # what it knew of the group is out of date: it comes back as a newcomer
-            self._digests.clear()
             seconds = asyncio.get_running_loop().time() - begun
             self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
         elif not self._needs_state:  # diverged, from others who have not told their step yet
             await asyncio.sleep(SYNC_PAUSE_S)
         self._needs_state = False
 
-    def _restore(self, snapshot: StateSnapshot) -> None:
-        self._replica.restore(snapshot)
-        self._port.reopen(drop_all=True)
-
     def _is_diverged(self) -> bool:
-        members = set(self.surveyor.alive()) - {self._node.peer_id}
-        others = [state for peer, state, _ in self._board.items(StateInfo) if peer in members]
-        if not self._digests.is_minority(others):
+        if not self._synchroniser.is_diverged(set(self.surveyor.alive()) - {self._node.peer_id}):
             return False
         self._node.events.emit("member.diverged", step=self.step)
         return True
@@ -310,6 +284,12 @@ class Member:
             await asyncio.sleep(period_s)
             await self._port.changed.wait(timeout_s=4 * period_s)
             self._publish()
+
+
+def _closed_by(error: Exception) -> ClosedError:
+    closed = ClosedError(f"this peer stopped taking part, by a mistake in the program: {type(error).__name__}: {error}")
+    closed.__cause__ = error
+    return closed
 
 
 def _fingerprint(vector: torch.Tensor) -> str:

@@ -14,9 +14,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core._errors import ConfigurationError, RunFinishedError
 from minga.core._run_spec import RunSpec
 from minga.training._peer import Peer
-from minga.training._port import TrainerPort, Work
+from minga.training._port import TrainerPort
 from minga.training._ranks import FollowingReplica, LeadingReplica, Ranks
 from minga.training._replica import Replica
+from minga.training._work import Work
 
 IDLE_S = 0.02
 """Longest pause, in seconds, of a thread that has nothing to do but wait."""
@@ -167,7 +168,7 @@ class Optimizer(torch.optim.Optimizer):
         elif isinstance(self._replica, LeadingReplica):
             self._replica.share()
         self._seen_step = self._replica.step
-        self._port = peer.attach(self._replica, contributes=peer.role in ("trainer", "client"))
+        self._port = peer.attach(self._replica)
 
     def _add(self, samples: int, loss: float | torch.Tensor | None) -> None:
         samples = self._replica.collect(samples)

@@ -141,7 +141,7 @@ class Peer:
 
     # ---- for the optimizer
 
-    def attach(self, replica: Replica, *, contributes: bool) -> TrainerPort:
+    def attach(self, replica: Replica) -> TrainerPort:
         """Begin to take part in steps with `replica`; its thread has to serve the port that is returned.
 
         Raises `ConfigurationError` for a second replica and for a monitor.
@@ -162,7 +162,7 @@ class Peer:
                 delayed=training.strategy == "delayed",
                 target_batch_size=training.target_batch_size,
             )
-            self._session.attach(self.spec, replica, port, contributes=contributes)
+            self._session.attach(self.spec, replica, port)
             return port
 
         return self.on_loop(start)

@@ -1,7 +1,7 @@
 """Where the thread that trains and the event loop meet.
 
 Theory of operation. The training thread owns model and optimizer; the loop owns the network. Between them stands one
-small state machine under one lock:
+small state machine under a lock:
 
             add (micro-batch)                 park                 boundary              seal
     OPEN ────────────────────▶ OPEN      OPEN ────▶ PARKING ────────────────▶ PARKED ────────────▶ SEALED
@@ -16,17 +16,18 @@ the first boundary after it came, so gradients are at most one step old.
 
 At its boundaries, and while it waits, the thread does the work that the loop asks for (`Work`): apply a reduced vector,
 capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
+
+The lock (`condition`) guards the machine only, so that the loop never waits for arithmetic on a long vector. That has a
+lock of its own (see `Accumulator`), which the loop never takes: `seal` and `unseal` do theirs on a worker thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -34,10 +35,10 @@ import torch
 from minga.averaging._messages import Report
 from minga.core._errors import ClosedError, MingaError
 from minga.core._signal import Signal
+from minga.training._accumulator import Accumulator
 from minga.training._speed import Speed
-
-TELL_PERIOD_S = 0.05
-"""Shortest time, in seconds, between two reports of progress to the loop while the step is open."""
+from minga.training._teller import Teller
+from minga.training._work import Work
 
 
 class Phase(enum.Enum):
@@ -58,15 +59,6 @@ class Wait(enum.Enum):
 WAIT: Final = Wait.WAIT
 
 
-@dataclass(frozen=True)
-class Work:
-    """Something that only the training thread may do; `done` is resolved, on the loop, with its return value."""
-
-    name: str
-    run: Callable[[], Any]
-    done: asyncio.Future[Any]
-
-
 class TrainerPort:
     """The meeting point of one trainer and its loop. `new_vector` makes an empty accumulator.
 
@@ -82,7 +74,8 @@ class TrainerPort:
         delayed: bool = False,
         target_batch_size: int | None = None,
     ) -> None:
-        self.changed = Signal()
+        self._teller = Teller(loop)
+        self.changed = self._teller.changed
         self.woken = Signal()  # for trainers that are coroutines on the same loop
         self.condition = threading.Condition()
         self.closed: BaseException | None = None
@@ -91,15 +84,12 @@ class TrainerPort:
         self._loop, self._delayed, self._target = loop, delayed, target_batch_size
         self.unit = target_batch_size or 1
         """Samples that have weight 1 in the vector."""
-        self._vector = new_vector()
-        self._aside: torch.Tensor | None = new_vector() if delayed else None
-        self._samples = self._aside_samples = 0
+        self._sum = Accumulator(new_vector, self.condition, delayed=delayed, unit=self.unit)
         self._phase = Phase.OPEN
         self._work: deque[Work] = deque()
-        self._boundary_s: float | None = None  # loop time at which the micro-batch under way began
-        self._waiting = self._paused = False
+        self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
+        self._paused = False
         self._last_samples = 0
-        self._told_s, self._telling = -TELL_PERIOD_S, False
         self._speed = Speed()
         self._batch_time = Speed()
 
@@ -110,26 +100,30 @@ class TrainerPort:
 
         Returns False if it was dropped, because the step was closed without it or because it was not finite.
         """
-        with self.condition:
-            now = self._loop.time()
-            if self._boundary_s is not None and samples:
-                self._speed.add((now - self._boundary_s) / samples)
-                self._batch_time.add(now - self._boundary_s)
-            self._last_samples, self._boundary_s, self._paused = samples, now, False
-            taken = self._phase is not Phase.SEALED or self._delayed
+        with self._sum.arithmetic:
+            with self.condition:
+                began_s, self._paused = self._boundary_s, False
+                self._boundary_s = self._loop.time() if began_s is None else began_s
+                taken = self._phase is not Phase.SEALED or self._delayed
             if taken:
-                taken = self._accumulate(accumulate)
-            if taken:
-                self._samples += samples
-            full = self._phase is Phase.OPEN and self._target is not None and self._samples >= self._target
-            parks = self._phase is Phase.PARKING or full
-            if parks:
-                self._park()
-            urgent = parks or (self._phase is not Phase.OPEN and not self._delayed)
+                self._merge()
+                taken = self._sum.add(accumulate)
+            with self.condition:
+                now = self._loop.time()
+                if began_s is not None and samples:
+                    self._speed.add((now - began_s) / samples)
+                    self._batch_time.add(now - began_s)
+                self._last_samples, self._boundary_s = samples, now
+                if taken:
+                    self._sum.count(samples)
+                urgent = self._phase is not Phase.OPEN and not self._delayed
+                if self._phase is Phase.PARKING or self._is_full():
+                    self._park()
+                    urgent = True
         if urgent:
-            self._tell_loop()
+            self._teller.tell()
         else:
-            self._tell_loop_sparingly(now)
+            self._teller.tell_sparingly()
         return taken
 
     def poll(self) -> Work | Wait | None:
@@ -141,18 +135,21 @@ class TrainerPort:
             if self.closed is not None:
                 raise self.closed
             if self._work:
+                self._boundary_s = None
                 return self._work.popleft()
         if self.at_boundary is not None:
             self.at_boundary()
+        if self._phase is Phase.PARKING:
+            self._park_here()
         with self.condition:
-            if self._phase is Phase.PARKING:
-                self._park()
-                self._tell_loop()
-            self._waiting = not self._delayed and self._phase is not Phase.OPEN
-            if self._waiting:
+            if not self._delayed and self._phase is not Phase.OPEN:
+                self._boundary_s = None
                 return WAIT
+            begins = self._boundary_s is None and not self._paused
             self._boundary_s = None if self._paused else self._loop.time()
-            return None
+        if begins:
+            self._teller.tell()
+        return None
 
     def wait(self, seconds: float | None = None) -> None:
         """Block the thread until `poll` may answer something else, or for at most `seconds`."""
@@ -169,15 +166,15 @@ class TrainerPort:
             failure = error if isinstance(error, MingaError) else ClosedError(why)
             with self.condition:
                 self.closed = self.closed or failure
-            self._on_loop(_settle, work.done, None, failure)
+            self._teller.call(work.settle, None, failure)
             raise
-        self._on_loop(_settle, work.done, result, None)
+        self._teller.call(work.settle, result, None)
 
     def pause(self) -> None:
         """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""
         with self.condition:
             self._paused, self._boundary_s = True, None
-        self._tell_loop()
+        self._teller.tell()
 
     # ---- the loop: what averaging needs (`Contributor`)
 
@@ -185,9 +182,9 @@ class TrainerPort:
         """Samples, speed and the micro-batch under way."""
         with self.condition:
             parked = self._phase in (Phase.PARKED, Phase.SEALED)
-            samples = self._aside_samples if self._delayed and parked else self._samples
+            samples = self._sum.complete_samples if parked else self._sum.samples
             rate = 1.0 / self._speed.value if self._speed.value else 0.0
-            if parked or self._waiting or self._boundary_s is None:
+            if parked or self._boundary_s is None:
                 return Report(samples, rate, parked=parked)
             busy_s = max(0.0, self._loop.time() - self._boundary_s)
             return Report(samples, rate, self._last_samples, busy_s, self._batch_time.value)
@@ -197,54 +194,33 @@ class TrainerPort:
         with self.condition:
             if self._phase is Phase.OPEN:
                 self._phase = Phase.PARKING
-                if self._boundary_s is None or self._waiting:
+                if self._boundary_s is None:
                     self._park()
         self.changed.fire()
 
     def resume(self) -> None:
         """Go on accumulating towards the same step."""
         with self.condition:
-            if self._phase in (Phase.PARKED, Phase.SEALED) and self._aside is not None:
-                self._vector.add_(self._aside)
-                self._samples += self._aside_samples
-                self._aside.zero_()
-                self._aside_samples = 0
             self._phase = Phase.OPEN
         self._wake()
 
-    def seal(self) -> tuple[torch.Tensor | None, int]:
+    async def seal(self) -> tuple[torch.Tensor | None, int]:
         """The mean gradient so far and its samples; see `Contributor.seal`."""
-        with self.condition:
-            if self._phase not in (Phase.PARKED, Phase.SEALED):
-                self._park()
-            self._phase = Phase.SEALED
-            vector, samples = (
-                (self._vector, self._samples) if self._aside is None else (self._aside, self._aside_samples)
-            )
-        if not samples:
-            return None, 0
-        vector.div_(samples / self.unit)
-        return vector, samples
+        return await self._loop.run_in_executor(None, self._seal)
 
-    def unseal(self) -> None:
+    async def unseal(self) -> None:
         """The round came to nothing: what was sealed counts again, for the next group."""
-        with self.condition:
-            vector, samples = (
-                (self._vector, self._samples) if self._aside is None else (self._aside, self._aside_samples)
-            )
-            vector.mul_(samples / self.unit)
-        self.resume()
+        await self._loop.run_in_executor(None, self._unseal)
 
     def reopen(self, *, drop_all: bool = False) -> None:
-        """A new step begins: forget what went into the last one (with `drop_all` also what was accumulated since)."""
-        with self.condition:
-            if self._aside is None or drop_all:
-                self._vector.zero_()
-                self._samples = 0
-            if self._aside is not None:
-                self._aside.zero_()
-                self._aside_samples = 0
-            self._phase = Phase.OPEN
+        """A new step begins: forget what went into the last one (with `drop_all` also what was accumulated since).
+
+        For the training thread, as part of the work that changes the model.
+        """
+        with self._sum.arithmetic:
+            self._sum.clear(everything=drop_all)
+            with self.condition:
+                self._phase = Phase.OPEN
         self._wake()
 
     # ---- the loop: work for the thread
@@ -272,53 +248,53 @@ class TrainerPort:
     # ---- inner workings
 
     def _park(self) -> None:
-        """Under the lock: what was accumulated is complete for this step."""
-        if self._aside is not None:
-            self._vector, self._aside = self._aside, self._vector
-            self._samples, self._aside_samples = 0, self._samples
-        self._phase = Phase.PARKED
+        """Under the condition: what was accumulated is complete for this step.
 
-    def _accumulate(self, accumulate: Callable[[torch.Tensor], bool]) -> bool:
-        """Under the lock. What was interrupted half-way would be a wrong gradient: the step begins anew here."""
-        try:
-            return accumulate(self._vector)
-        except BaseException:
-            self._vector.zero_()
-            self._samples = 0
-            raise
+        Where a `resume` left a buffer aside, there is none to go on into before `_merge`: the thread parks later.
+        """
+        if self._sum.has_leftover:
+            self._phase = Phase.PARKING
+        else:
+            self._sum.set_aside()
+            self._phase = Phase.PARKED
+
+    def _is_full(self) -> bool:
+        return self._phase is Phase.OPEN and self._target is not None and self._sum.samples >= self._target
+
+    def _park_here(self) -> None:
+        """On the training thread, between two micro-batches: park if the loop still wants that."""
+        with self._sum.arithmetic:
+            self._merge()
+            with self.condition:
+                parks = self._phase is Phase.PARKING
+                if parks:
+                    self._park()
+        if parks:
+            self._teller.tell()
+
+    def _merge(self) -> None:
+        """Under the arithmetic lock: what was set aside for a group that was not closed counts towards its step."""
+        with self.condition:
+            left_over = self._sum.has_leftover and self._phase in (Phase.OPEN, Phase.PARKING)
+        if left_over:
+            self._sum.merge()
+
+    def _seal(self) -> tuple[torch.Tensor | None, int]:
+        with self._sum.arithmetic:
+            self._merge()
+            with self.condition:
+                if self._phase not in (Phase.PARKED, Phase.SEALED):
+                    self._park()
+                self._phase = Phase.SEALED
+            return self._sum.to_mean()
+
+    def _unseal(self) -> None:
+        with self._sum.arithmetic:
+            self._sum.to_sum()
+            self.resume()
 
     def _wake(self) -> None:
         with self.condition:
             self.condition.notify_all()
-        self._on_loop(self.woken.fire)  # work for the training thread ends here, too
-        self._on_loop(self.changed.fire)
-
-    def _tell_loop_sparingly(self, now_s: float) -> None:
-        """Tell at once, but not more often than every `TELL_PERIOD_S`: what comes in between is told at its end."""
-        if self._telling:
-            return
-        if now_s - self._told_s >= TELL_PERIOD_S:
-            self._told_s = now_s
-            self._tell_loop()
-        else:
-            self._telling = True
-            self._on_loop(self._loop.call_later, TELL_PERIOD_S, self._tell_late)
-
-    def _tell_late(self) -> None:
-        self._told_s, self._telling = self._loop.time(), False
-        self.changed.fire()
-
-    def _tell_loop(self) -> None:
-        self._on_loop(self.changed.fire)
-
-    def _on_loop(self, function: Callable[..., object], *arguments: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits for this any more
-            self._loop.call_soon_threadsafe(function, *arguments)
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if not future.done():
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+        self._teller.call(self.woken.fire)  # work for the training thread ends here, too
+        self._teller.tell()

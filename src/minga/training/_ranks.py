@@ -245,6 +245,7 @@ class _Combiner:
 
     def combine(self, samples: int) -> int:
         if self._sum is None:
+            self._vector.wait()
             return self._ranks.total(samples)[0]
         self._sum.zero_()
         finite = self._vector.accumulate(self._sum, samples)

@@ -47,8 +47,12 @@ class Replica:
         self._schedule_at = self._epoch()
 
     def collect(self, samples: int) -> int:
-        """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?"""
+        """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?
+
+        Returns when it is computed to the end, on whatever device: to `accumulate` it then takes no time worth mention.
+        """
         self.check_schedule()
+        self.vector.wait()
         return samples
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:

@@ -27,6 +27,7 @@ from minga.training._run_files import (
     DESCRIBE_RUN,
     FILE,
     PAGE_BYTES,
+    PAGE_TIMEOUT_S,
     DescribeRunReply,
     DescribeRunRequest,
     FileFacts,
@@ -55,8 +56,8 @@ async def fetch_run_spec(
     failed: dict[PeerId, RemoteError] = {}
     for peer in peers:
         try:
-            call = node.call(peer, DESCRIBE_RUN, DescribeRunRequest(), DescribeRunReply)
-            reply = await timely(call, peer, "did not send the run spec")
+            request = DescribeRunRequest()
+            reply = await node.call(peer, DESCRIBE_RUN, request, DescribeRunReply, timeout_s=PAGE_TIMEOUT_S)
         except RemoteError as error:
             failed[peer] = error
             continue

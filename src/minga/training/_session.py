@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +20,9 @@ from minga.core._run_spec import RunSpec
 from minga.identity._keys import Identity
 from minga.network._board import Board
 from minga.network._gossip import Gossip
+from minga.network._hello import Role
 from minga.network._interface import Address, Network, PeerId
-from minga.network._node import Node, Role
+from minga.network._node import Node
 from minga.network._reachability import Reachability
 from minga.network._records import AddressInfo
 from minga.training._member import Member, MemberSettings
@@ -33,6 +36,8 @@ ENTRY_ATTEMPTS = 3
 ENTRY_PAUSE_S = 1.0
 LEAVE_S = 0.8
 """Longest time, in seconds, that saying goodbye may take."""
+
+logger = logging.getLogger("minga")
 
 
 @dataclass(frozen=True)
@@ -103,12 +108,11 @@ class Session:
         address = self.node.address
         self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
 
-    def attach(self, spec: RunSpec, replica: Replica, port: TrainerPort, *, contributes: bool = True) -> Member:
+    def attach(self, spec: RunSpec, replica: Replica, port: TrainerPort) -> Member:
         """Begin to take part in steps with a trainer behind `port`."""
         settings = MemberSettings(
             target_batch_size=spec.training.target_batch_size,
             aggregates=self.settings.role != "client",
-            contributes=contributes,
             bandwidth=self.settings.bandwidth,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,
@@ -172,6 +176,9 @@ class Session:
             await member.run(step)
         except MingaError as error:
             self.events.emit("member.failed", why=str(error))
+        except Exception as error:  # a mistake in the program: nobody else would say where it was
+            logger.exception("this peer's member of the run failed")
+            self.events.emit("member.failed", why=traceback.format_exception_only(error)[-1].strip())
 
     def _downloader(self, replica: Replica) -> Callable[[int, StateSnapshot], Awaitable[StateSnapshot]]:
         def note(progress: SyncProgress) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 SPEED_EMA = 0.1
-"""Weight of the newest micro-batch in the estimate of seconds per sample (specs: performance EMA)."""
+"""Weight of the newest micro-batch in the estimate of seconds per sample."""
 
 
 class Speed:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,20 +62,10 @@ class _Held:
 
 
 class StateServer:
-    """Answers `state.*` calls on `node`. Made on the event loop; `wants` and `publish` are for the training thread.
+    """Answers `state.*` calls on `node`. Made on the event loop; `wants` and `publish` are for the training thread."""
 
-    `on_wanted` is called on the loop whenever somebody begins to wait, for those who would rather be told than ask.
-    """
-
-    def __init__(
-        self,
-        node: Node,
-        *,
-        on_wanted: Callable[[], None] | None = None,
-        max_downloads: int = MAX_DOWNLOADS,
-        idle_s: float = IDLE_S,
-    ) -> None:
-        self._node, self._on_wanted, self._max_downloads, self._idle_s = node, on_wanted, max_downloads, idle_s
+    def __init__(self, node: Node, *, max_downloads: int = MAX_DOWNLOADS, idle_s: float = IDLE_S) -> None:
+        self._node, self._max_downloads, self._idle_s = node, max_downloads, idle_s
         self._loop = asyncio.get_running_loop()
         self._held: tuple[_Held, ...] = ()  # newest first; replaced as a whole, for other threads read it
         self._published_step = -1
@@ -87,11 +77,6 @@ class StateServer:
         node.serve(CHUNKS, self._serve_chunks)
 
     # ---- for the training thread
-
-    @property
-    def wanted(self) -> bool:
-        """Whether some peer waits for a snapshot newer than those held."""
-        return bool(self._waiting)
 
     def wants(self, step: int) -> bool:
         """Whether to call `publish` with the state after `step`, which is how it is right now; any thread, cheap."""
@@ -165,8 +150,6 @@ class StateServer:
                 raise RejectedError(f"no state of step {request.minimum_step} or later here", code="not_ready")
             self._waiting.append(request.minimum_step)
             try:
-                if self._on_wanted is not None:
-                    self._on_wanted()
                 await self._changed.wait(left_s)
             finally:
                 self._waiting.remove(request.minimum_step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from minga.network._board import Board
 from minga.network._interface import Address, PeerId
@@ -15,10 +14,10 @@ FORGIVEN_S = 600.0
 
 
 class BoardSurveyor:
-    """Reads the board for one member (`Surveyor` of group formation). `own_step` is the member's global step."""
+    """Reads the board for one member (`Surveyor` of group formation)."""
 
-    def __init__(self, board: Board, node: Node, own_step: Callable[[], int]) -> None:
-        self._board, self._node, self._own_step = board, node, own_step
+    def __init__(self, board: Board, node: Node) -> None:
+        self._board, self._node = board, node
         self._syncing_since: dict[PeerId, float] = {}
 
     def alive(self) -> list[PeerId]:
@@ -28,7 +27,7 @@ class BoardSurveyor:
 
     def active(self) -> dict[PeerId, Progress]:
         """The progress of all other living members that take part in rounds at present."""
-        return {peer: p for peer, p in self._progress().items() if p.status not in ("syncing", "paused", "finished")}
+        return {peer: p for peer, p in self._progress().items() if p.status not in ("syncing", "finished")}
 
     def settled(self) -> dict[PeerId, Progress]:
         """The progress of all other living members that have a state of their own, those that finished included."""

@@ -45,6 +45,11 @@ class ParameterVector:
         """A zeroed float32 vector in CPU memory."""
         return torch.zeros(self.numel, dtype=torch.float32)
 
+    def wait(self) -> None:
+        """Block until the present gradients are there; an accelerator may still be computing them."""
+        for device in {p.grad.device for p in self._parameters if p.grad is not None and p.grad.device.type != "cpu"}:
+            torch.zeros((), device=device).cpu()  # comes after what was asked of the device before
+
     @torch.no_grad()
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add `weight` times the present gradients, and the buffers' movements likewise, to `vector`.

@@ -1,0 +1,48 @@
+"""What group formation is told: the run's settings, and what the board knows of the other peers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from minga.network._interface import Address, PeerId
+
+
+class Surveyor(Protocol):
+    """What group formation reads from the board."""
+
+    def alive(self) -> Collection[PeerId]:
+        """Trainers and auxiliaries that are alive, this peer included."""
+
+    def active(self) -> Collection[PeerId]:
+        """Other living members that take part in rounds at present, at whatever step."""
+
+    def at(self, step: int) -> Collection[PeerId]:
+        """Other living members, not syncing, that are at `step`."""
+
+    def current(self, step: int) -> Collection[PeerId]:
+        """Those of them that could lead: they can be dialled, or are connected anyway."""
+
+    def is_behind(self, step: int) -> bool:
+        """Whether at least half of those alive are at a later step, so that `step` is over."""
+
+    def syncing(self, patience_s: float) -> Collection[PeerId]:
+        """Alive newcomers that are fetching state, each for at most `patience_s` seconds."""
+
+    def address(self, peer: PeerId) -> Address | None:
+        """Where a peer can be dialled, if known."""
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """What stays the same in all groups of a run. `bandwidth` is this peer's own declared rate in bytes per second
+    (None: unknown), `aggregates` whether it can be dialled by all and so can reduce a part for them.
+    """
+
+    target_batch_size: int
+    layout: str
+    numel: int
+    bandwidth: float | None
+    aggregates: bool
+    wait_in_minority: bool = True

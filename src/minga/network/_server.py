@@ -1,0 +1,74 @@
+"""Answering the calls of others: finds the handler of each stream that a peer opens, and says no in words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from minga.core._errors import ProtocolError, RejectedError, RemoteError, UnreachableError
+from minga.network._hello import Call
+from minga.network._interface import Connection, PeerId
+from minga.network._messages import MessageStream
+from minga.network._pulse import Clockwork
+
+MAX_STREAMS_PER_PEER = 256
+REFUSAL_S = 5.0
+"""Seconds that a refused caller has to take note of it."""
+
+Handler = Callable[[PeerId, MessageStream], Awaitable[None]]
+
+
+class Server:
+    """Serves streams by `handlers`. `spawn` runs a task, `offend` counts a breach of the protocol."""
+
+    def __init__(
+        self,
+        clockwork: Clockwork,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        offend: Callable[[PeerId, str], None],
+    ) -> None:
+        self.handlers: dict[str, Handler] = {}
+        self.open_streams: dict[PeerId, int] = {}
+        """How many streams each peer has open here."""
+        self._clockwork, self._spawn, self._offend = clockwork, spawn, offend
+
+    async def serve_connection(self, connection: Connection) -> None:
+        """Serve every stream that comes over a connection, until it is lost."""
+        peer = connection.peer_id
+        with contextlib.suppress(UnreachableError):
+            while True:
+                stream = await connection.accept_stream()
+                if self.open_streams.get(peer, 0) >= MAX_STREAMS_PER_PEER:
+                    self._offend(peer, "too many streams at once")
+                    await stream.reset()
+                    continue
+                self.open_streams[peer] = self.open_streams.get(peer, 0) + 1
+                self._spawn(
+                    self._serve_stream(
+                        MessageStream(stream, peer, self._clockwork, lambda: connection.facts().round_trip_s)
+                    )
+                )
+
+    async def _serve_stream(self, stream: MessageStream) -> None:
+        try:
+            call = await stream.receive(Call)
+            handler = self.handlers.get(call.method)
+            if handler is None:
+                raise RejectedError(f"no such method: {call.method[:40]}", code="method")
+            await handler(stream.peer, stream)
+            await stream.finish()
+            await stream.receive_end()
+        except RejectedError as error:
+            with contextlib.suppress(RemoteError, TimeoutError):
+                await stream.refuse(error.code, error.message)
+                async with asyncio.timeout(REFUSAL_S):
+                    await stream.drain()
+        except ProtocolError as error:
+            self._offend(stream.peer, str(error))
+        finally:
+            self.open_streams[stream.peer] -= 1
+            if not self.open_streams[stream.peer]:
+                del self.open_streams[stream.peer]
+            await stream.close()

@@ -1,0 +1,57 @@
+"""Keeping one member's state the same as the swarm's: comparing digests, and fetching the state where it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from minga.network._board import Board
+from minga.network._interface import PeerId
+from minga.network._records import StateInfo
+from minga.training._digests import DigestHistory
+from minga.training._port import TrainerPort
+from minga.training._replica import Replica
+from minga.training._snapshot import StateSnapshot
+
+Download = Callable[[int, StateSnapshot], Awaitable[StateSnapshot]]
+
+
+class Synchroniser:
+    """Publishes, compares and replaces the state behind `port`.
+
+    `download(minimum_step, have)` fetches the swarm's state of at least that step from other peers, transferring only
+    what differs from `have`; it raises a `RemoteError` if nobody can serve it.
+    """
+
+    def __init__(self, board: Board, replica: Replica, port: TrainerPort, download: Download) -> None:
+        self._board, self._replica, self._port, self._download = board, replica, port, download
+        self._digests = DigestHistory()
+
+    async def capture(self) -> StateSnapshot:
+        """A copy of the present state, made by the training thread."""
+        snapshot: StateSnapshot = await self._port.request("capture", self._replica.capture)
+        return snapshot
+
+    async def fetch(self, minimum_step: int) -> int:
+        """Take over the swarm's state of at least `minimum_step`; returns its step.
+
+        What was accumulated towards a step is dropped. Raises `RemoteError`, with nothing changed, if nobody can serve
+        the state.
+        """
+        snapshot = await self._download(minimum_step, await self.capture())
+
+        def restore() -> None:
+            self._replica.restore(snapshot)
+            self._port.reopen(drop_all=True)
+
+        await self._port.request("restore", restore)
+        self._digests.clear()
+        return snapshot.step
+
+    def publish(self, step: int, digest: str) -> None:
+        """Tell the others the digest of this peer's state after `step`."""
+        self._digests.add(step, digest)
+        self._board.put(StateInfo(step, digest))
+
+    def is_diverged(self, others: set[PeerId]) -> bool:
+        """Whether most of `others`, as far as they published theirs, have another state than this peer."""
+        return self._digests.is_minority(state for peer, state, _ in self._board.items(StateInfo) if peer in others)

@@ -1,0 +1,68 @@
+"""Plans: what a leader makes, and what a member refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from minga.averaging._messages import MAX_CHUNKS, Member, Plan
+from minga.averaging._plans import accept_plan, make_plan, sign_plan
+from minga.core._errors import ProtocolError
+from minga.identity._keys import Identity
+from minga.network._interface import Address, PeerId
+
+LEADER = Identity.from_seed(bytes(32))
+PEERS = [LEADER.peer_id, PeerId(f"{1:064x}"), PeerId(f"{2:064x}")]
+MEMBERS = tuple(Member(Address(peer, ("10.0.0.1:1",)), peer != PEERS[2]) for peer in PEERS)
+ARGUMENTS: dict[str, Any] = {"leader": LEADER.peer_id, "step": 5, "numel": 100, "me": PEERS[1]}
+
+
+def plan_of(**changes: Any) -> Plan:
+    plan = Plan("0" * 32, 5, MEMBERS, (0, 40, 100, 100), 16384)
+    return msgspec.structs.replace(plan, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "flaw"),
+    [
+        ({"step": 4}, {}, "it is for step 4"),
+        ({}, {"step": 6}, "it is for step 5"),
+        ({"members": (MEMBERS[1], MEMBERS[0], MEMBERS[2])}, {}, "not the leader"),
+        ({}, {"me": PeerId("f" * 64)}, "leaves out"),
+        ({"members": (MEMBERS[0], MEMBERS[1], MEMBERS[1])}, {}, "listed twice"),
+        ({"borders": (0, 100)}, {}, "do not cover"),
+        ({"borders": (0, 40, 100, 101)}, {}, "do not cover"),
+        ({"borders": (1, 40, 100, 100)}, {}, "do not cover"),
+        ({}, {"numel": 99}, "do not cover"),
+        ({"borders": (0, 120, 100, 100)}, {}, "overlap"),
+        ({"borders": (0, 70, 40, 100)}, {}, "overlap"),
+        ({"borders": (0, 40, 60, 100)}, {}, "a client is to aggregate"),
+        ({"borders": (0, 1 << 30, 1 << 30, 1 << 30), "chunk_bytes": 1024}, {"numel": 1 << 30}, "chunks are too many"),
+    ],
+)
+def test_plans_that_do_not_hold_together(changes: dict[str, Any], arguments: dict[str, Any], flaw: str) -> None:
+    assert accept_plan(sign_plan(plan_of(), LEADER), **ARGUMENTS) == plan_of()
+    with pytest.raises(ProtocolError, match=flaw) as caught:
+        accept_plan(sign_plan(plan_of(**changes), LEADER), **{**ARGUMENTS, **arguments})
+    assert caught.value.peer == LEADER.peer_id
+    assert caught.value.phase == "group"
+
+
+@pytest.mark.parametrize("rate", [1e-300, 1e-12, 0.0, 1.0, 125_000.0, 1e300])
+@pytest.mark.parametrize("numel", [1, 100, 17_800_000, 1 << 33])
+def test_whatever_rates_are_declared_the_plan_is_accepted(rate: float, numel: int) -> None:
+    plan = make_plan("a name", 5, MEMBERS, [rate, None, 1e-9], numel)
+    assert accept_plan(sign_plan(plan, LEADER), **{**ARGUMENTS, "numel": numel}) == plan
+    assert 4 * numel / plan.chunk_bytes <= MAX_CHUNKS / 2
+    assert plan.borders[2] == plan.borders[3] == numel, "a client reduces nothing"
+
+
+def test_parts_follow_the_rates_and_names_the_text() -> None:
+    plan = make_plan(
+        "a name", 5, (*MEMBERS[:2], msgspec.structs.replace(MEMBERS[2], aggregates=True)), [3e6, 2e6, 1e6], 3000
+    )
+    sizes = [b - a for a, b in zip(plan.borders, plan.borders[1:], strict=False)]
+    assert sizes[0] > sizes[1] > sizes[2]
+    assert plan.round_id != make_plan("another", 5, MEMBERS, [None] * 3, 3000).round_id
