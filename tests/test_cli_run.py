@@ -74,6 +74,36 @@ def test_restart_gives_the_same_run_and_goes_on(spec: str, tmp_path: Path) -> No
         assert second.wait_for("step.applied")["step"] == step + 1
 
 
+def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
+    # Whoever comes back first goes on, and the old link leads the others to it, though the organiser stays away.
+    path = tmp_path / "run.toml"
+    path.write_text(SPEC + "[checkpoints]\nevery_steps = 2\n")
+    first, second = (
+        ("--identity", str(tmp_path / f"{name}.json"), "--directory", str(tmp_path / name)) for name in ("a", "b")
+    )
+    work = (*LOCAL, "--device", "cpu", "--threads", "1")
+    with Running("host", str(path), *ALONE, "--directory", str(tmp_path / "host")) as host:
+        link = host.wait_for("link")["link"]
+        with Running("join", link, *work, *first) as a, Running("join", link, *work, *second) as b:
+            for trainer in (a, b):
+                trainer.wait_for("checkpoint.saved")
+                assert trainer.wait_for("step.applied")["members"] >= 1
+            time.sleep(6.0)  # each has noted where the other is
+            for running in (host, a, b):
+                running.process.kill()
+                running.process.wait()
+    with Running("join", link, *work, *first) as a:
+        assert a.wait_for("alone")["link"] != link
+        step = a.wait_for("ready")["step"]
+        assert step >= 2
+        with Running("join", link, *work, *second) as b:
+            assert b.wait_for("ready")["step"] >= 2
+            a.wait_for("round.begun", members=2)
+            last = a.latest_step() + 20
+            a.end_at(last)
+            assert b.finish(last)["digest"] == a.summary()["digest"]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
 @pytest.mark.parametrize("moment", ["start", "running"])
 def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None:

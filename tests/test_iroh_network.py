@@ -463,6 +463,7 @@ def test_too_many_waiting_connections_are_hung_up_on(monkeypatch: pytest.MonkeyP
 
 def test_halves_that_wait_for_ever_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_iroh, "MAX_HANDSHAKES", 2)
+    monkeypatch.setattr(_iroh, "DIAL_TIMEOUT_S", 1000.0)
 
     async def main() -> None:
         async with networks(2) as (dialler, acceptor), stranger(acceptor) as dial:

@@ -82,7 +82,7 @@ class GroupFormation:
         the run spec says to stop then.
         """
         self._step, self._suspects = step, set(avoid)
-        self._permission.begin_step()
+        self._permission.begin_step(self.view)
         self._changed.fire()
         invited = None if self.view else await self._look_around()
         try:

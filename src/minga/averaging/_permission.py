@@ -36,8 +36,9 @@ class Permission:
         self._in_sight_since_s: float | None = None
         node.events.subscribe(self._note_departures)
 
-    def begin_step(self) -> None:
-        """Forget for how long the group of the last step was in doubt."""
+    def begin_step(self, view: tuple[PeerId, ...]) -> None:
+        """Forget for how long the group of the last step was in doubt, and who left before the members of `view`."""
+        self._departed.intersection_update(view)
         self._in_minority, self._apart_since_s, self._in_sight_since_s = False, None, None
 
     def may_close(self, step: int, view: tuple[PeerId, ...], group: Collection[PeerId]) -> bool:

@@ -80,6 +80,14 @@ class _Joining:
 
         self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
         self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
+        if not self.peer.on_loop(self.peer.session.node.connected):
+            link = self.peer.link
+            self.output.event("alone", link=str(link))
+            self.output.say(
+                "Nobody of this run answers: going on alone from the checkpoint that is here. Others join by"
+            )
+            if not self.output.json_output:
+                self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
         with Ticker(self.output, self._look, volunteer_view, volunteer_lines) as ticker:
             if self.peer.role == "monitor":
                 collect_again()

@@ -18,7 +18,8 @@ PeerId = NewType("PeerId", str)
 
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,80}\Z")]
 RelayUrl = Annotated[str, msgspec.Meta(pattern=r"\A[!-~]{3,256}\Z")]
-Endpoints = Annotated[tuple[Endpoint, ...], msgspec.Meta(max_length=16)]
+MAX_ENDPOINTS = 16
+Endpoints = Annotated[tuple[Endpoint, ...], msgspec.Meta(max_length=MAX_ENDPOINTS)]
 
 Buffer = bytes | bytearray | memoryview
 

@@ -28,7 +28,7 @@ from iroh import iroh_ffi
 from minga.core._errors import ClosedError, ConfigurationError, MingaError, UnreachableError
 from minga.network import _fast_bytes
 from minga.network._arrivals import Arrivals
-from minga.network._interface import Address, Connection, Network, PeerId
+from minga.network._interface import MAX_ENDPOINTS, Address, Connection, Network, PeerId
 from minga.network._iroh_connection import IrohConnection
 from minga.network._iroh_settings import NetworkSettings, bind_address, relay_mode
 from minga.network._iroh_stream import BINDING_ERRORS, describe, read_exactly
@@ -45,7 +45,6 @@ STRANGER_TIMEOUT_S = 3.0
 MAX_HANDSHAKES = 128
 """How many lanes may be without their other half; when there are more, the oldest makes room."""
 MAX_BACKLOG = 128
-MAX_DIRECT_ADDRESSES = 16
 
 _PREFACE = struct.Struct(">B16s")
 _FORTH, _BACK = 0, 1  # lanes: the dialler's data, the acceptor's data
@@ -109,7 +108,7 @@ class IrohNetwork(Network):
             host, _, port = socket.rpartition(":")
             if host == "0.0.0.0":  # noqa: S104  (compared, not bound)
                 direct[f"127.0.0.1:{port}"] = None
-        return Address(self._peer_id, tuple(direct)[:MAX_DIRECT_ADDRESSES], known.relay_url())
+        return Address(self._peer_id, tuple(direct)[:MAX_ENDPOINTS], known.relay_url())
 
     def wall_time(self) -> float:
         """Seconds since the Unix epoch by this machine's clock."""
@@ -272,7 +271,7 @@ def _hang_up(lanes: list[Any]) -> None:
 
 def _target(address: Address) -> Any:
     """An address as iroh takes it, without its parts that are none. Raises `UnreachableError` if nothing is left."""
-    direct = [text for text in address.direct[:MAX_DIRECT_ADDRESSES] if _is_socket_address(text)]
+    direct = [text for text in address.direct[:MAX_ENDPOINTS] if _is_socket_address(text)]
     if not direct and address.relay is None:
         raise UnreachableError("there is no valid address to dial", peer=address.peer_id)
     if not re.fullmatch("[0-9a-f]{64}", address.peer_id):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 from blake3 import blake3
 
-from minga.core._errors import StorageError
+from minga.core._errors import ConfigurationError, StorageError
 from minga.core._run_spec import RunSpec
 from minga.core._run_spec_sections import FileEntry
 from minga.identity._keys import HeldIdentity, Identity
@@ -21,12 +21,12 @@ from minga.network._hello import Role
 from minga.network._interface import Address, PeerId
 from minga.network._iroh import IrohNetwork
 from minga.network._iroh_settings import NetworkSettings
+from minga.training._checkpoints import CheckpointStore
 from minga.training._loop_thread import LoopThread
 from minga.training._peer import Peer
 from minga.training._run_files_fetch import fetch_files, fetch_run_spec
 from minga.training._session import Session, SessionSettings
-
-SIGNED_SPEC_FILE = "run-spec.signed"
+from minga.training._way_back import Places, WayBack, merged, others_of, own_port
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PeerOptions:
     identity: a key file; None takes the one in the user's data folder. `ephemeral` makes a key for this time only.
     directory: where files and checkpoints of runs are kept; None takes the user's data folder.
     max_upload, max_download: what to offer the run, in bytes per second; None is no limit.
-    host, port: local address to bind; by default all interfaces and any free port.
+    host, port: local address to bind; by default all interfaces and the port of the last time, or any that is free.
     """
 
     role: Role = "trainer"
@@ -63,14 +63,11 @@ class PeerOptions:
             raise StorageError(f"the folder {path} cannot be made: {error}") from error
         return path
 
-    def session_settings(self, directory: Path) -> SessionSettings:
-        """These options as the session takes them."""
-        return SessionSettings(self.role, self.max_upload, self.max_download, directory / "downloads")
-
 
 def join(link: Link | str, options: PeerOptions | None = None) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
 
+    A trainer that has a checkpoint of the run goes on alone if nobody answers any more.
     Raises `LinkError` for a damaged link, `RemoteError` if nobody in it answers or lets this peer in, and
     `ConfigurationError` if this version of minga cannot follow the run spec.
     """
@@ -82,16 +79,25 @@ def join(link: Link | str, options: PeerOptions | None = None) -> Peer:
         relay=relays or "none", host=options.host, port=options.port, dialable=options.role != "client"
     )
 
-    async def find(session: Session, directory: Path) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
-        found: list[RunSpec] = []
-        peers = [PeerId(p) for p in dict.fromkeys([*session.node.connected(), *(e.peer_id for e in entries)])]
-        signed = await fetch_run_spec(
-            session.node, peers, lambda s, p: found.append(s.verify(link.run_id, link.organiser, peer=p))
-        )
-        files = await fetch_files(session.node, peers, found[-1].files, directory / "files")
-        return signed, found[-1], files
+    directory = options.run_directory(link.run_id)
+    known = WayBack(directory).spec(link)
 
-    return _enter(link.run_id, options, network, entries, find)
+    async def find(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
+        found: list[RunSpec] = []
+        peers = list(session.node.connected())
+        if known is not None:
+            signed, spec = known
+        else:
+            signed = await fetch_run_spec(
+                session.node, peers, lambda s, p: found.append(s.verify(link.run_id, link.organiser, peer=p))
+            )
+            spec = found[-1]
+        return signed, spec, await fetch_files(session.node, peers, spec.files, directory / "files")
+
+    may_be_alone = (
+        known is not None and options.role == "trainer" and bool(CheckpointStore(directory / "checkpoints").steps())
+    )
+    return _enter(link.run_id, options, network, directory, entries, find, may_be_alone=may_be_alone)
 
 
 def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[str, bytes] | None = None) -> Peer:
@@ -109,7 +115,9 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
         relay=published.network.relay, host=options.host, port=options.port, dialable=options.role != "client"
     )
 
-    async def publish(session: Session, directory: Path) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
+    directory = options.run_directory(published.run_id)
+
+    async def publish(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
         paths: dict[str, Path] = {}
         for name, body in shipped.items():
             path = directory / "files" / name
@@ -121,17 +129,25 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
             paths[name] = path
         return SignedRunSpec.sign(published, session.identity), published, paths
 
-    return _enter(published.run_id, options, network, [], publish)
+    return _enter(published.run_id, options, network, directory, [], publish, may_be_alone=True)
 
 
-Publish = Callable[[Session, Path], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
+Publish = Callable[[Session], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
 
 
 def _enter(
-    run_id: str, options: PeerOptions, network: NetworkSettings, entries: Sequence[Address], publish: Publish
+    run_id: str,
+    options: PeerOptions,
+    network: NetworkSettings,
+    directory: Path,
+    entries: Sequence[Address],
+    publish: Publish,
+    *,
+    may_be_alone: bool,
 ) -> Peer:
     """Start the background thread, appear in the run, and get spec and files by `publish`; undo all if that fails."""
-    directory = options.run_directory(run_id)
+    way_back = WayBack(directory)
+    places = way_back.places()
     held = options.open_identity()
     identity = held.identity if isinstance(held, HeldIdentity) else held
     thread = LoopThread("minga")
@@ -140,19 +156,24 @@ def _enter(
     async def start() -> Session:
         nonlocal session
         session = Session(
-            await IrohNetwork.open(identity.seed, network),
+            await _open_network(identity, network, places.own_port),
             identity,
             run_id,
-            options.session_settings(directory),
-            entries,
+            SessionSettings(
+                options.role, options.max_upload, options.max_download, directory / "downloads", may_be_alone
+            ),
+            merged([*entries, *places.others]),
         )
         await session.start()
         return session
 
     try:
         started = thread.call(start())
-        signed, spec, files = thread.call(publish(started, directory))
-        return Peer(thread, started, signed, spec, files, directory, held)
+        signed, spec, files = thread.call(publish(started))
+        peer = Peer(thread, started, signed, spec, files, directory, held)
+        way_back.keep_spec(signed)
+        thread.ask(lambda: started.node.spawn(way_back.keep_places(lambda: _look_around(started))))
+        return peer
     except BaseException:
         if session is not None:
             with contextlib.suppress(Exception):  # the first error is the one to tell
@@ -161,3 +182,16 @@ def _enter(
         if isinstance(held, HeldIdentity):
             held.release()
         raise
+
+
+async def _open_network(identity: Identity, settings: NetworkSettings, last_port: int) -> IrohNetwork:
+    """Bind the port of the last time, where others look for this peer, unless another is asked for or it is taken."""
+    if settings.port == 0 and last_port:
+        with contextlib.suppress(ConfigurationError):
+            return await IrohNetwork.open(identity.seed, replace(settings, port=last_port))
+    return await IrohNetwork.open(identity.seed, settings)
+
+
+def _look_around(session: Session) -> Places:
+    others = [peer for peer in session.board.owners() if peer != session.peer_id]
+    return Places(own_port(session.node.address), others_of(others, session.board.address_of))

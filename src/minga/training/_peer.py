@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from minga.core._errors import ClosedError, ConfigurationError
+from minga.core._errors import ClosedError, ConfigurationError, StorageError
 from minga.core._events import Event, Value
 from minga.core._run_spec import RunSpec
 from minga.identity._keys import HeldIdentity, Identity
@@ -85,8 +85,8 @@ class Peer:
         """An invitation to this run: enter by this peer if it can be dialled, and by others that it knows."""
 
         def make() -> Link:
-            addresses = [self._session.node.address, *self._session.entries]
-            addresses += [a for a in map(self._session.board.address_of, self._session.board.owners()) if a]
+            living = map(self._session.board.address_of, self._session.board.owners())
+            addresses = [self._session.node.address, *filter(None, living), *self._session.entries]
             entries: dict[str, Entry] = {}
             for address in addresses:
                 direct = tuple(a for a in address.direct if "%" not in a)[:8]
@@ -212,8 +212,6 @@ class Peer:
             self._thread.loop.call_soon_threadsafe(function)
 
     def _save(self, snapshot: StateSnapshot) -> None:
-        from minga.core._errors import StorageError
-
         try:
             path = self._checkpoints.save(snapshot, files={"run-spec.toml": self.spec.to_toml().encode()})
             self.emit("checkpoint.saved", step=snapshot.step, path=str(path))

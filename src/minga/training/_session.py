@@ -45,13 +45,14 @@ class SessionSettings:
     """What this peer itself decides about taking part.
 
     `max_upload` and `max_download` (bytes per second, None: unlimited) are what it offers to the plan; verified
-    chunks of an unfinished state download are kept in `cache`.
+    chunks of an unfinished state download are kept in `cache`. With `may_be_alone` it goes on where nobody answers.
     """
 
     role: Role = "trainer"
     max_upload: float | None = None
     max_download: float | None = None
     cache: Path | None = None
+    may_be_alone: bool = False
 
     @property
     def bandwidth(self) -> float | None:
@@ -152,24 +153,41 @@ class Session:
         return next((entry for entry in self.entries if entry.peer_id == peer), known)
 
     async def _enter(self) -> None:
-        errors: list[RemoteError] = []
+        """Find the run by any entry; all are asked at once, because an address where nobody is takes long to find out.
+
+        Raises `RejectedError` if those who answer let this peer not in, and `UnreachableError` if nobody answers.
+        """
+        error: RemoteError | None = None
         for attempt in range(ENTRY_ATTEMPTS if self.entries else 0):
             if attempt:
                 await asyncio.sleep(ENTRY_PAUSE_S)
-            for entry in self.entries:
-                try:
-                    await self.node.dial(entry)
-                    await self.gossip.synchronise(entry.peer_id)
-                except RejectedError:
-                    raise
-                except RemoteError as error:
-                    errors.append(error)
-                else:
-                    return
-        if errors:
+            knocks = [asyncio.ensure_future(self._knock(entry)) for entry in self.entries]
+            errors: list[RemoteError] = []
+            try:
+                for knock in asyncio.as_completed(knocks):
+                    try:
+                        await knock
+                        return
+                    except RemoteError as failure:
+                        errors.append(failure)
+            finally:
+                for task in knocks:
+                    task.cancel()
+                await asyncio.gather(*knocks, return_exceptions=True)
+            if refused := [failure for failure in errors if isinstance(failure, RejectedError)]:
+                raise refused[0]
+            error = errors[-1]
+            if self.settings.may_be_alone:
+                self.events.emit("run.nobody_answers", why=str(error))
+                return
+        if error is not None:
             raise UnreachableError(
-                f"none of the {len(self.entries)} entry addresses of the link answers; the last error was: {errors[-1]}"
-            ) from errors[-1]
+                f"none of the {len(self.entries)} entry addresses of the link answers; the last error was: {error}"
+            ) from error
+
+    async def _knock(self, entry: Address) -> None:
+        await self.node.dial(entry)
+        await self.gossip.synchronise(entry.peer_id)
 
     async def _live(self, member: Member, step: int) -> None:
         try:
