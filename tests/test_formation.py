@@ -25,7 +25,8 @@ from minga.core._errors import MinorityError, ProtocolError, RejectedError, Remo
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._virtual import HostSettings
-from minga.training._port import WAIT, TrainerPort
+from minga.training._port import TrainerPort
+from minga.training._work import WAIT
 
 NUMEL = 1000
 

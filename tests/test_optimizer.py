@@ -379,6 +379,21 @@ def test_a_micro_batch_that_is_not_finite_is_dropped(host: MakePeer) -> None:
     assert same(ours, bare, 1e-6)
 
 
+def test_a_large_matrix_that_is_not_finite_spoils_one_step_at_most(host: MakePeer) -> None:
+    model = nn.Linear(300, 300, bias=False)
+    opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), host(stop_after_steps=3), model=model)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(40):
+        batch = torch.randn(BATCH // 2, 300, generator=generator)
+        model(batch * torch.nan if step in (1, 4) else batch).square().mean().backward()
+        opt.step(samples=BATCH // 2)
+        if opt.finished:
+            break
+    assert opt.finished
+    assert model.weight.isfinite().all()
+    assert opt.dropped_micro_batches == 1, "after the first bad sum each micro-batch is looked at"
+
+
 @pytest.mark.parametrize("codec", ["adaptive", "float16", "bfloat16", "int8"])
 def test_lossy_codecs_train_as_well(host: MakePeer, codec: str) -> None:
     model = small_model()

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from swarm_tools import virtually
 
 from minga.core._errors import ClosedError
-from minga.training._port import WAIT, TrainerPort, Wait
-from minga.training._work import Work
+from minga.training._port import TrainerPort
+from minga.training._work import WAIT, Wait, Work
 
 
 def port(*, delayed: bool = False) -> TrainerPort:

@@ -14,7 +14,7 @@ from minga.network._messages import MessageStream
 from minga.network._node import Node
 
 JOIN = "group.join"
-UPDATE_PERIOD_S = 0.1
+UPDATE_PERIOD_S = 0.25
 
 
 async def follow(node: Node, contributor: Contributor, leader: Address, join: Join, numel: int) -> Plan | Address:

@@ -1,7 +1,8 @@
 """Rumours: every new record goes at once to a few neighbours, who do the same with what is new to them.
 
 Theory of operation. What became new during a short window is sent together, to `FANOUT` random neighbours what is
-urgent or this peer's own, to `ROUTINE_FANOUT` the rest, except to whom it came from. With a fan-out of f a rumour
+urgent or this peer's own, to `ROUTINE_FANOUT` the rest, except to whom it came from; and where the swarm is so small
+that its owner tells all, nobody repeats it. With a fan-out of f a rumour
 reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 % for 6; the exchanges of
 `minga.network._gossip` bring it to the rest. At most one push is under way to each neighbour; what becomes new
 meanwhile waits, older versions making way for newer ones, so a slow neighbour costs neither memory nor the others'
@@ -25,7 +26,7 @@ from minga.network._records import KINDS
 METHOD = "board.push"
 FANOUT = 6
 ROUTINE_FANOUT = 3
-MIN_WINDOW_S = 0.03
+MIN_WINDOW_S = 0.2
 MAX_WINDOW_S = 0.4
 URGENT_WINDOW_S = 0.02
 PUSH_TIMEOUT_S = 10.0
@@ -87,7 +88,10 @@ class Pusher:
             keys = [
                 key
                 for key, sources in news.items()
-                if (number < ROUTINE_FANOUT or key in eager) and peer not in sources and peer != key[0]
+                if (number < ROUTINE_FANOUT or key in eager)
+                and peer not in sources
+                and peer != key[0]
+                and not (key[0] in sources and self._tells_all(key, peer))
             ]
             if not keys:
                 continue
@@ -99,6 +103,12 @@ class Pusher:
             else:
                 self._outboxes[peer] = dict.fromkeys(keys)
                 self._node.spawn(self._empty_outbox(peer))
+
+    def _tells_all(self, key: Key, peer: PeerId) -> bool:
+        """Whether another owner of a routine record, from whom it came, told `peer` as well, as in a small swarm."""
+        if key[0] == self._board.peer_id or key[1] in _URGENT or self._board.alive_count > FANOUT + 1:
+            return False
+        return any((address := self._board.address_of(one)) and address.dialable for one in (key[0], peer))
 
     async def _empty_outbox(self, peer: PeerId) -> None:
         try:

@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 import torch
 
+from minga.averaging._codecs import CONTRIBUTION_LIMIT, is_finite
+from minga.core._errors import NonFiniteError
+
 
 class Accumulator:
     """Sums of `new_vector()`'s shape, in which `unit` samples have weight 1."""
@@ -72,11 +75,18 @@ class Accumulator:
                 self._samples, self._aside_samples = self.samples, 0
 
     def to_mean(self) -> tuple[torch.Tensor | None, int]:
-        """Turn the complete sum into a mean, in place; None and 0 if it is empty."""
+        """Turn the complete sum into a mean, in place; None and 0 if it is empty.
+
+        Raises `NonFiniteError`, with the sum forgotten, if it holds NaN, infinity or numbers too large to be sent.
+        """
         vector, samples = self._complete(), self.complete_samples
         if not samples:
             return None, 0
-        return vector.div_(samples / self._unit), samples
+        vector.div_(samples / self._unit)
+        if not is_finite(vector, CONTRIBUTION_LIMIT):
+            self._forget_complete()
+            raise NonFiniteError(f"the sum of the gradients of {samples} samples is not finite")
+        return vector, samples
 
     def to_sum(self) -> None:
         """Undo `to_mean`."""
@@ -85,13 +95,18 @@ class Accumulator:
 
     def clear(self, *, everything: bool) -> None:
         """Forget what is complete, or everything."""
-        if everything or self._aside is None:
+        if everything and self._aside is not None:
             self._vector.zero_()
             with self._condition:
                 self._samples = 0
-        if self._aside is not None:
-            self._aside.zero_()
-            with self._condition:
+        self._forget_complete()
+
+    def _forget_complete(self) -> None:
+        self._complete().zero_()
+        with self._condition:
+            if self._aside is None:
+                self._samples = 0
+            else:
                 self._aside_samples = 0
 
     def _complete(self) -> torch.Tensor:

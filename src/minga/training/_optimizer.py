@@ -108,10 +108,9 @@ class Optimizer(torch.optim.Optimizer):
                 result = closure()
         if not self.finished:
             self._add(count, loss)
-            self.inner.zero_grad()  # before any update, which must not see them a second time
+        self.zero_grad()  # before any update, which must not see them a second time
+        if not self.finished:
             self._work_until(lambda: True)
-        else:
-            self.inner.zero_grad()
         return result
 
     def follow(self, seconds: float | None = None) -> None:
@@ -122,7 +121,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of the micro-batch, as with any optimizer."""
-        self.inner.zero_grad(set_to_none)
+        if not set_to_none:
+            self.inner.zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, with the key `global_step` added."""

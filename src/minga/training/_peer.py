@@ -162,6 +162,7 @@ class Peer:
                 delayed=training.strategy == "delayed",
                 target_batch_size=training.target_batch_size,
             )
+            port.on_broken_sum = replica.look_closely
             self._session.attach(self.spec, replica, port)
             return port
 

@@ -25,20 +25,23 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from minga.averaging._messages import Report
-from minga.core._errors import ClosedError, MingaError
+from minga.core._errors import ClosedError, MingaError, NonFiniteError
 from minga.core._signal import Signal
 from minga.training._accumulator import Accumulator
 from minga.training._speed import Speed
 from minga.training._teller import Teller
-from minga.training._work import Work
+from minga.training._work import WAIT, Wait, Work
+
+logger = logging.getLogger("minga.training")
 
 
 class Phase(enum.Enum):
@@ -48,15 +51,6 @@ class Phase(enum.Enum):
     PARKING = "parking"
     PARKED = "parked"
     SEALED = "sealed"
-
-
-class Wait(enum.Enum):
-    """What `poll` answers when the thread can do nothing but wait."""
-
-    WAIT = "wait"
-
-
-WAIT: Final = Wait.WAIT
 
 
 class TrainerPort:
@@ -81,6 +75,8 @@ class TrainerPort:
         self.closed: BaseException | None = None
         self.at_boundary: Callable[[], None] | None = None
         """Called by the training thread in each `poll` that has no work for it, when the model is at rest."""
+        self.on_broken_sum: Callable[[], None] = lambda: None
+        """Called on any thread when a sum had to be dropped because it was not finite."""
         self._loop, self._delayed, self._target = loop, delayed, target_batch_size
         self.unit = target_batch_size or 1
         """Samples that have weight 1 in the vector."""
@@ -286,7 +282,12 @@ class TrainerPort:
                 if self._phase not in (Phase.PARKED, Phase.SEALED):
                     self._park()
                 self._phase = Phase.SEALED
-            return self._sum.to_mean()
+            try:
+                return self._sum.to_mean()
+            except NonFiniteError as error:
+                logger.warning("left out of step: %s", error)
+                self.on_broken_sum()
+                return None, 0
 
     def _unseal(self) -> None:
         with self._sum.arithmetic:

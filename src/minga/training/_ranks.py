@@ -240,6 +240,7 @@ class _Combiner:
 
     def __init__(self, ranks: Ranks, replica: Replica, model: torch.nn.Module | None) -> None:
         self._ranks, self._vector = ranks, replica.vector
+        self._vector.quick = False  # what one rank adds is not looked at again before the sum over all
         self._sum = None if isinstance(model, DistributedDataParallel) else replica.vector.new()
         self._samples = 0
 

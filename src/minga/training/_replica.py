@@ -45,6 +45,7 @@ class Replica:
         self.vector = ParameterVector(optimizer, self._buffers, spec.averaging.codec)
         self._state = TrainingState(optimizer, model=model, scheduler=scheduler, include_buffers=averaged)
         self._schedule_at = self._epoch()
+        self.vector.quick = True
 
     def collect(self, samples: int) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?
@@ -58,6 +59,10 @@ class Replica:
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""
         return self.vector.accumulate(vector, weight)
+
+    def look_closely(self) -> None:
+        """Look at every gradient before it is added from now on: a sum was not finite. Any thread may call it."""
+        self.vector.quick = False
 
     def release(self, *, finished: bool) -> None:
         """Nothing is left to do for the swarm until the next micro-batch: the peer's other processes may go on too."""

@@ -15,6 +15,7 @@ from minga.averaging._layout import ADAPTIVE_INT8_MIN_ELEMENTS, VectorLayout
 from minga.core._errors import ConfigurationError
 from minga.training._buffers import SharedBuffers
 
+QUICK_ELEMENTS = 1 << 16
 STAGED_ELEMENTS = 1 << 24
 """Gradients on an accelerator come to the CPU in pieces of at most this many elements, or of one tensor."""
 
@@ -24,7 +25,12 @@ class ParameterVector:
 
     Parameters that do not require a gradient are left out; shared ones count once. Movements of `buffers` are averaged
     alongside. Raises `ConfigurationError` for parameters that cannot be averaged.
+
+    With `quick` only tensors of at most `QUICK_ELEMENTS` elements (biases and norms, which hardly ever stay finite
+    where others do not) are looked at before they are added: whoever uses the sum has to look at that.
     """
+
+    quick = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, buffers: SharedBuffers, codec: str) -> None:
         parameters: dict[int, torch.Tensor] = {}
@@ -58,7 +64,8 @@ class ParameterVector:
         ones are made dense. The mean of a buffer is thus over all micro-batches, as that of a gradient is.
         """
         values = [*(p.grad for p in self._parameters), *self._buffers.movements()]
-        if not all_finite([v for v in values if v is not None]):
+        quick = self.quick
+        if not all_finite([v for v in values if v is not None and not (quick and v.numel() > QUICK_ELEMENTS)]):
             self._buffers.undo_broken()
             return False
         far: list[tuple[int, torch.Tensor]] = []

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+
+class Wait(enum.Enum):
+    """What the thread hears when it can do nothing but wait."""
+
+    WAIT = "wait"
+
+
+WAIT: Final = Wait.WAIT
 
 
 @dataclass(frozen=True)
