@@ -9,9 +9,10 @@ import pytest
 import torch
 from swarm_tools import later, virtually
 
-from minga.averaging._gathering import JOIN_GRACE_S, Gathering, OutOfSyncError, Seat, Surroundings
-from minga.averaging._messages import FromLeader, Join, Leaving, Park, Redirect, Report, Resume, Update
-from minga.core._errors import UnreachableError
+from minga.averaging._gathering import JOIN_GRACE_S, Gathering, OutOfSyncError, Surroundings
+from minga.averaging._messages import FromLeader, Join, Park, Redirect, Report, Resume, Update
+from minga.averaging._seat import Seat
+from minga.core._errors import SilentError, UnreachableError
 from minga.core._signal import Signal
 from minga.network._interface import Address, PeerId
 
@@ -45,7 +46,7 @@ class Line:
     """A member's stream as the leader sees it."""
 
     def __init__(self, round_trip_s: float = 0.0) -> None:
-        self.round_trip_s = round_trip_s
+        self.round_trip_s, self.quiet_s = round_trip_s, 0.0
         self.heard: list[FromLeader] = []
         self.refused: list[str] = []
         self.on_message: Callable[[FromLeader], None] = lambda message: None
@@ -54,7 +55,7 @@ class Line:
     def say(self, message: Any) -> None:
         self._inbox.put_nowait(message)
 
-    async def receive_one_of(self, union: object) -> Any:
+    async def receive(self, kind: object) -> Any:
         message = await self._inbox.get()
         if isinstance(message, BaseException):
             raise message
@@ -227,17 +228,25 @@ async def test_a_leader_with_another_past_than_most_steps_back() -> None:
 
 
 @virtually
-async def test_who_leaves_or_breaks_off_loses_the_seat() -> None:
+async def test_who_breaks_off_loses_the_seat() -> None:
     scene = Scene(100, Report(0, 1.0))
-    first, second = scene.sit(1, Report(1, 1.0)), scene.sit(2, Report(1, 1.0))
-    await asyncio.sleep(0.1)
-    assert len(scene.gathering.everyone()) == 3
-    first.say(Leaving())
-    second.say(UnreachableError("gone"))
+    scene.sit(1, Report(1, 1.0)).say(UnreachableError("gone"))
     await asyncio.sleep(0.1)
     assert set(scene.gathering.everyone()) == {ME}
-    outcomes = await asyncio.gather(*scene.tasks, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [type(None), UnreachableError]
+    assert isinstance(scene.tasks[0].exception(), UnreachableError)
+
+
+@virtually
+async def test_a_group_does_not_close_with_a_member_that_fell_quiet() -> None:
+    scene = Scene(100, Report(120, 10.0))
+    silent, slow = scene.sit(1, Report(10, 10.0, parked=True)), scene.sit(2, Report(10, 10.0, parked=True))
+    silent.quiet_s, slow.quiet_s = 0.75, 1.0
+    await asyncio.sleep(0.0)
+    asyncio.get_running_loop().call_later(0.5, silent.say, SilentError("nothing was heard"))
+    asyncio.get_running_loop().call_later(0.9, setattr, slow, "quiet_s", 0.0)
+    await scene.gathering.run()
+    assert 0.9 <= asyncio.get_running_loop().time() < 1.2
+    assert len(scene.gathering.everyone()) == 2
 
 
 # ---- what a seat expects of its member

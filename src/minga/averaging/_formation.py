@@ -25,12 +25,13 @@ from collections.abc import Collection
 
 from minga.averaging._contributor import Contributor
 from minga.averaging._following import JOIN, follow
-from minga.averaging._gathering import Gathering, OutOfSyncError, Seat, Surroundings
+from minga.averaging._gathering import Gathering, OutOfSyncError, Surroundings
 from minga.averaging._group import GroupSettings, Surveyor
 from minga.averaging._messages import Join, Member, Plan, Redirect
 from minga.averaging._permission import Permission
 from minga.averaging._plans import make_plan, sign_plan
 from minga.averaging._ranking import ranking
+from minga.averaging._seat import Seat
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._signal import Signal
 from minga.identity._keys import Identity

@@ -22,7 +22,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from minga.averaging._contributor import Contributor
-from minga.averaging._messages import FromLeader, FromMember, Join, Leaving, Park, Redirect, Report, Resume, SignedPlan
+from minga.averaging._messages import FromLeader, Join, Park, Redirect, Resume, SignedPlan, Update
+from minga.averaging._seat import Seat
 from minga.core._errors import RejectedError, RemoteError
 from minga.core._signal import Signal
 from minga.network._interface import Address, PeerId
@@ -42,55 +43,10 @@ DIVERGED = "diverged"
 MIN_GRACE_S = 0.25
 GRACE_SHARE = 0.15
 GUESS_SHARE = 0.03
-LONGEST_ROUND_TRIP_S = 8.0
 
 
 class OutOfSyncError(RejectedError):
     """The swarm is at a later step than this peer, or in another state: it has to fetch the state first."""
-
-
-@dataclass
-class Seat:
-    """One member as the leader sees it: its last report and when (loop time) that came."""
-
-    join: Join
-    report: Report
-    reported_at_s: float
-    stream: MessageStream | None = None  # None for the leader itself
-
-    @property
-    def round_trip_s(self) -> float:
-        """Round-trip time to this member, 0 if unknown; what counts is at most `LONGEST_ROUND_TRIP_S`."""
-        return min(self.stream.round_trip_s, LONGEST_ROUND_TRIP_S) if self.stream is not None else 0.0
-
-    def samples_at(self, now_s: float, grace_s: float) -> float:
-        """Samples this member will have once it parked, if it is told to at `now_s`.
-
-        Its report was half a round trip old when it came, and it will hear of the order as much later.
-        """
-        report = self.report
-        if report.parked or not report.micro_batch or report.micro_batch_s <= 0:
-            return report.samples
-        busy_s = report.busy_s + (now_s - self.reported_at_s)
-        if busy_s > 3 * report.micro_batch_s + 1.0:  # it does something else at the moment
-            return report.samples
-        finished, current_s = divmod(busy_s + self.round_trip_s, report.micro_batch_s)
-        in_time = report.micro_batch_s - current_s <= grace_s
-        return report.samples + report.micro_batch * (finished + in_time)
-
-    def guessed_samples(self, now_s: float) -> int:
-        """One micro-batch if some are counted that nobody reported: so much the guess is often wrong; else 0."""
-        report = self.report
-        busy_s = report.busy_s + (now_s - self.reported_at_s) + self.round_trip_s
-        return report.micro_batch if not report.parked and busy_s >= report.micro_batch_s > 0 else 0
-
-    def remaining_s(self, now_s: float) -> float:
-        """Seconds from when it hears an order of `now_s` until its micro-batch of then ends, as far as one can tell."""
-        report = self.report
-        if report.parked or not report.micro_batch or report.micro_batch_s <= 0:
-            return 0.0
-        busy_s = report.busy_s + (now_s - self.reported_at_s) + self.round_trip_s
-        return report.micro_batch_s - busy_s % report.micro_batch_s
 
 
 @dataclass
@@ -126,13 +82,13 @@ class Gathering:
     # ---- members
 
     async def attend(self, peer: PeerId, join: Join, stream: MessageStream) -> None:
-        """Give `peer` a seat and listen to it until it leaves or the stream ends (which raises)."""
+        """Give `peer` a seat and listen to it until the stream ends, which raises."""
         seat = Seat(join, join.report, _now(), stream)
         self.seats[peer] = seat
         self.changed.fire()
         try:
-            while not isinstance(message := await stream.receive_one_of(FromMember), Leaving):
-                seat.report, seat.reported_at_s = message.report, _now()
+            while True:
+                seat.report, seat.reported_at_s = (await stream.receive(Update)).report, _now()
                 self.changed.fire()
         finally:
             if self.seats.get(peer) is seat:
@@ -248,7 +204,7 @@ class Gathering:
         self.contributor.park()
         await self._tell_all(Park())
         self._refresh()
-        while not all(_is_parked(seat) for seat in self.everyone().values()):
+        while not all(seat.is_parked for seat in self.everyone().values()):
             # Going on accumulating costs more than waiting for those who are to fill the batch.
             patience_s = (deadline if self._samples() >= self.target_batch_size else last_deadline) - _now()
             if patience_s <= 0:
@@ -262,6 +218,7 @@ class Gathering:
             await self.changed.wait(CLOSE_CHECK_S)
         else:
             await self._hold_for_newcomers()
+        await self._hear_from_everybody()
         self._refresh()
         if self.around.may_close(self.everyone()) and self._samples() >= self.target_batch_size:
             return True
@@ -280,6 +237,11 @@ class Gathering:
                 return
             await self.changed.wait(0.1)
 
+    async def _hear_from_everybody(self) -> None:
+        """Wait until those that fell quiet are heard again or given up: found out in a round it costs more time."""
+        while any(seat.is_quiet for seat in self.seats.values()):
+            await self.changed.wait(0.05)
+
     async def _tell_all(self, message: FromLeader, members: Collection[PeerId] | None = None) -> None:
         async def tell(seat: Seat) -> None:
             if seat.stream is not None:
@@ -290,10 +252,6 @@ class Gathering:
 
         seats = [seat for peer, seat in self.seats.items() if members is None or peer in members]
         await asyncio.gather(*(tell(seat) for seat in seats))
-
-
-def _is_parked(seat: Seat) -> bool:
-    return seat.report.parked or not seat.report.micro_batch
 
 
 def _now() -> float:

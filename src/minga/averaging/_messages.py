@@ -64,14 +64,10 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     previous: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
 
 
-class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="update"):
+class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Member to leader: a newer report."""
 
     report: Report
-
-
-class Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="leaving"):
-    """Member to leader: do not count on me."""
 
 
 class Park(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="park"):
@@ -121,7 +117,6 @@ class SignedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
-FromMember = Update | Leaving
 FromLeader = Park | Resume | Redirect | SignedPlan
 
 

@@ -71,6 +71,11 @@ class MessageStream:
         return self._trip_s
 
     @property
+    def quiet_s(self) -> float:
+        """Seconds since anything came, pulses too; 0 while nobody receives here, for then nothing is noticed."""
+        return (self._clockwork.tick - self._last_heard) * PULSE_S if self._waiting else 0.0
+
+    @property
     def idle_s(self) -> float:
         """Seconds since anything but pulses last went in either direction: alive is not the same as getting on."""
         return (self._clockwork.tick - self._last_moved) * PULSE_S
