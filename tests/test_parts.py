@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +13,7 @@ from minga.averaging._parts import (
     NoAggregatorError,
     allocate,
     fill_in,
-    optimal_cost,
-    part_ranges,
     part_sizes,
-    plan_cost,
-    predicted_seconds,
     shares,
 )
 
@@ -40,6 +35,18 @@ KNOWN_SIZES: list[tuple[int, Rates, int, tuple[int, ...]]] = [
     (100, (None, None), 0, (50, 50)),
     (100, (0, 0, 0, None, None), 0, (0, 0, 0, 50, 50)),
 ]
+
+
+def optimal_cost(rates: Rates) -> float:
+    """The smallest possible xi of a group of at least three."""
+    serving = [rate for rate in rates if rate]
+    return max((len(rates) - 2 + len(serving)) / math.fsum(serving), 1.0 / min(serving))
+
+
+def plan_cost(sizes: tuple[int, ...], rates: Rates) -> float:
+    """The xi of given parts."""
+    extra, numel = len(rates) - 2, sum(sizes)
+    return max((1 + extra * size / numel) / rate for size, rate in zip(sizes, rates, strict=True) if rate)
 
 
 def instance(generator: random.Random) -> tuple[float, ...]:
@@ -125,22 +132,12 @@ def test_any_group(numel: int, rates: list[float | None], min_part: int) -> None
     if owned and max(owned) >= min_part + 1:
         assert min(owned) >= min_part - 1
     assert part_sizes(numel, tuple(rates), min_part=min_part) == sizes
-    ranges = part_ranges(sizes)
-    assert [stop - start for start, stop in ranges] == list(sizes)
-    assert ranges[0][0] == 0
-    assert ranges[-1][1] == numel
-    assert all(left[1] == right[0] for left, right in pairwise(ranges))
 
 
 def test_one_and_two_peers() -> None:
     assert part_sizes(7, (5.0,)) == part_sizes(7, (0,)) == part_sizes(7, (None,)) == (7,)
     assert part_sizes(7, (1.0, 100.0)) == (4, 3)
     assert part_sizes(7, (0, 100.0)) == (0, 7)
-    assert optimal_cost((1.0,)) == 0
-    assert optimal_cost((0,)) == 0
-    assert optimal_cost((2.0, 100.0)) == plan_cost((3, 4), (2.0, 100.0)) == 0.5
-    assert optimal_cost((0, 4.0)) == 0.25
-    assert predicted_seconds(100, (0,), client_rates=(1.0,)) == 0
 
 
 def test_unknown_rates_are_the_mean_of_the_given_ones() -> None:
@@ -168,40 +165,18 @@ def test_allocate() -> None:
             allocate(10, fractions)
 
 
-def test_part_ranges() -> None:
-    assert part_ranges((3, 0, 2)) == ((0, 3), (3, 3), (3, 5))
-    assert part_ranges(()) == ()
-
-
-def test_predicted_seconds() -> None:
-    rates = (1e6, 1e6, 1e6, 1e6)
-    assert predicted_seconds(4_000_000, rates) == pytest.approx(6.0)  # 2 (n - 1) / n
-    assert predicted_seconds(4_000_000, (*rates, 0), client_rates=(None,)) == pytest.approx(7.0)
-    assert predicted_seconds(4_000_000, (*rates, 0), client_rates=(1e5,)) == pytest.approx(40.0)
-    assert predicted_seconds(0, rates) == 0
-    assert plan_cost((0, 5), (1.0, 0)) == math.inf
-
-
 @pytest.mark.parametrize("rate", [-1.0, math.nan, math.inf, -math.inf, 1e-10, 1e19])
 def test_bad_rates(rate: float) -> None:
-    for call in (shares, fill_in, optimal_cost):
+    for call in (shares, fill_in):
         with pytest.raises(ValueError, match="bandwidth 1"):
             call((1.0, rate, 2.0))
-    with pytest.raises(ValueError, match="client rates"):
-        predicted_seconds(1, (1.0, 2.0, 0), client_rates=(rate,))
 
 
 def test_bad_groups_and_sizes() -> None:
-    for call in (shares, optimal_cost):
-        with pytest.raises(ValueError, match="at least one peer"):
-            call(())
-        with pytest.raises(NoAggregatorError, match="no client"):
-            call((0, 0, 0))
+    with pytest.raises(ValueError, match="at least one peer"):
+        shares(())
+    with pytest.raises(NoAggregatorError, match="no client"):
+        shares((0, 0, 0))
     for numel, min_part in ((-1, 0), (5, -1)):
         with pytest.raises(ValueError, match="negative"):
             part_sizes(numel, (1.0, 2.0), min_part=min_part)
-    with pytest.raises(ValueError, match="negative"):
-        predicted_seconds(-1, (1.0, 2.0))
-    for sizes in ((1,), (0, 0), (1, 2, 3)):
-        with pytest.raises(ValueError, match="one size for each peer"):
-            plan_cost(sizes, (1.0, 2.0))

@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Final
 
 SLOWEST_BANDWIDTH: Final = 1e-9
@@ -109,53 +108,3 @@ def allocate(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
         sizes[index] = size + 1
         heapq.heapreplace(queue, (-votes[index] / (size + 2), size + 1, index))
     return tuple(sizes)
-
-
-def part_ranges(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The (start, stop) of each part when parts lie one after the other in the order of the peers."""
-    stops = tuple(accumulate(sizes))
-    return tuple(zip((0, *stops[:-1]), stops, strict=True)) if stops else ()
-
-
-def optimal_cost(bandwidths: Sequence[float | None]) -> float:
-    """xi*: seconds per byte of the vector, if bandwidths are in bytes per second, of the best plan. 0 for one peer."""
-    rates = fill_in(bandwidths)
-    if len(rates) == 1:
-        return 0.0
-    serving = [rate for rate in rates if rate]
-    if not serving:
-        raise NoAggregatorError("nobody in the group can be reached by the others: at least one peer must be no client")
-    return max((len(rates) - 2 + len(serving)) / math.fsum(serving), 1.0 / min(serving))
-
-
-def plan_cost(sizes: Sequence[int], bandwidths: Sequence[float | None]) -> float:
-    """The xi of given part sizes, in the units of `optimal_cost`; infinite if a client owns a part."""
-    rates, numel = fill_in(bandwidths), sum(sizes)
-    if len(sizes) != len(rates) or numel <= 0:
-        raise ValueError("one size for each peer, and at least one element, are needed")
-    if len(rates) == 1:
-        return 0.0
-    if any(size and not rate for size, rate in zip(sizes, rates, strict=True)):
-        return math.inf
-    extra = len(rates) - 2
-    return max((1 + extra * size / numel) / rate for size, rate in zip(sizes, rates, strict=True) if rate)
-
-
-def predicted_seconds(
-    vector_bytes: int, bandwidths: Sequence[float | None], *, client_rates: Sequence[float | None] = ()
-) -> float:
-    """Seconds to move `vector_bytes` encoded bytes by the best plan: T = bytes * max(xi*, 1 / slowest client's rate).
-
-    `bandwidths` in bytes per second. `client_rates` are the smaller of upload and download rate of each client, which
-    xi* does not see; None is unknown and left out. Latency and arithmetic are not included.
-    Raises `ValueError` for a rate out of range, and as `optimal_cost` does.
-    """
-    if vector_bytes < 0:
-        raise ValueError(f"vector_bytes {vector_bytes} must not be negative")
-    known = [rate for rate in client_rates if rate is not None]
-    if not all(SLOWEST_BANDWIDTH <= rate <= FASTEST_BANDWIDTH for rate in known):
-        raise ValueError("client rates must be None or 1e-9 to 1e18 bytes per second")
-    xi = optimal_cost(bandwidths)
-    if len(bandwidths) > 1:
-        xi = max([xi, *(1.0 / rate for rate in known)])
-    return vector_bytes * xi
