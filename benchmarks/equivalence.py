@@ -236,7 +236,9 @@ def run_over_iroh(spec: RunSpec, steps: int) -> Run:
         for worker in workers.all:  # one after the other, so that all are members of the first step
             worker.ask("enter", 60)
         told = workers.ask("train", 60 + 10 * steps)
-        parameters = [torch.load(workers.directory / f"parameters-{i}") for i in range(len(TRAINERS))]
+        parameters = [
+            torch.load(workers.directory / f"parameters-{i}", weights_only=True) for i in range(len(TRAINERS))
+        ]
     run = Run(parameters=parameters)
     run.losses = [told[0]["losses"].get(str(s), float("nan")) for s in range(1, steps + 1)]
     run.steps = {s: [t["steps"][str(s)] for t in told if t["steps"].get(str(s))] for s in range(1, steps + 1)}

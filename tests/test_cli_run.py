@@ -88,6 +88,8 @@ def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
             for trainer in (a, b):
                 trainer.wait_for("checkpoint.saved")
                 assert trainer.wait_for("step.applied")["members"] >= 1
+            while not all(list((tmp_path / name).rglob("places-*")) for name in ("a", "b")):
+                time.sleep(0.1)
             time.sleep(6.0)  # each has noted where the other is
             for running in (host, a, b):
                 running.process.kill()

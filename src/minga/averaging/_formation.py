@@ -23,6 +23,8 @@ import asyncio
 import contextlib
 from collections.abc import Collection
 
+import msgspec
+
 from minga.averaging._contributor import Contributor
 from minga.averaging._following import JOIN, follow
 from minga.averaging._gathering import Gathering, OutOfSyncError, Surroundings
@@ -44,6 +46,7 @@ AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""
 STAND_BY_S = 0.25
 PROBE_PERIOD_S = 1.0
+PLANNED_ENDPOINTS = 8
 
 
 class GroupFormation:
@@ -218,7 +221,7 @@ class GroupFormation:
         seats = gathering.everyone()
         me = self._node.peer_id
         order = [me] + [peer for peer in ranking(self._node.run_id, self._step, seats) if peer != me]
-        members = [Member(seats[peer].join.address, seats[peer].join.aggregates) for peer in order]
+        members = [_member(seats[peer].join) for peer in order]
         rates = [seats[peer].join.bandwidth for peer in order]
         self._attempt += 1
         now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
@@ -300,3 +303,8 @@ class GroupFormation:
             await self._changed.wait(left)
         if step < self._step:
             raise RejectedError(f"step {step} is over, this is step {self._step}", code="behind")
+
+
+def _member(join: Join) -> Member:
+    address = msgspec.structs.replace(join.address, direct=join.address.direct[:PLANNED_ENDPOINTS])
+    return Member(address, join.aggregates)

@@ -36,10 +36,13 @@ HOLD_S = 10.0
 """How long a full step waits for a newcomer that is fetching state; longer where the step itself took longer.
 
 While the swarm waits its state does not change, so that whoever can fetch it in that time gets in, however short the
-steps are; and a newcomer at most doubles the time of one step."""
+steps are; it waits once for each newcomer."""
 
 CLOSE_CHECK_S = 0.25
 DIVERGED = "diverged"
+MAX_FOLLOWERS = 999
+"""So that a plan fits into a message, whatever addresses its members tell."""
+
 MIN_GRACE_S = 0.25
 GRACE_SHARE = 0.15
 GUESS_SHARE = 0.03
@@ -82,7 +85,9 @@ class Gathering:
     # ---- members
 
     async def attend(self, peer: PeerId, join: Join, stream: MessageStream) -> None:
-        """Give `peer` a seat and listen to it until the stream ends, which raises."""
+        """Give `peer` a seat and listen to it until the stream ends, which raises; or `RejectedError` if it is full."""
+        if len(self.seats) >= MAX_FOLLOWERS and peer not in self.seats:
+            raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code="full")
         seat = Seat(join, join.report, _now(), stream)
         self.seats[peer] = seat
         self.changed.fire()

@@ -1,4 +1,4 @@
-"""Every error that minga raises, as one tree.
+"""The errors that users of minga meet, as one tree; those that only inner parts catch are declared there.
 
     MingaError
     ├── LocalError                this machine, its user or its settings

@@ -1,8 +1,8 @@
 """The first words on a connection and on a stream.
 
-A fresh connection carries one exchange of `Hello`s, the dialler's first, on a stream of its own: wire versions (the
-highest common one is used), run id, role and date, so that strangers, other runs and incompatible versions are told so
-in words and sent away. Every later stream begins with a `Call` that names a method.
+A fresh connection carries one exchange of `Hello`s, the dialler's first, on a stream of its own: wire versions (a
+range; ranges without a common one part), run id, role and date, so that strangers, other runs and incompatible versions
+are told so in words and sent away. Every later stream begins with a `Call` that names a method.
 """
 
 from __future__ import annotations

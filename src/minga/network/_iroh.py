@@ -177,6 +177,7 @@ class IrohNetwork(Network):
         with contextlib.suppress(TimeoutError, *BINDING_ERRORS):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._endpoint.close()
+        del self._endpoint  # the socket is closed with the last reference only
 
     def _adopt(self, peer: PeerId, outgoing: Any, incoming: Any) -> IrohConnection:
         connection = IrohConnection(peer, outgoing, incoming, self._explain, self._connections.discard)

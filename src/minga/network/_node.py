@@ -21,7 +21,6 @@ import msgspec
 
 from minga.core._errors import (
     ClosedError,
-    LocalError,
     MingaError,
     ProtocolError,
     RejectedError,
@@ -293,7 +292,7 @@ class Node:
             await coroutine
         except (RemoteError, ClosedError) as error:
             logger.debug("task ended: %s", error)
-        except (LocalError, MingaError):
+        except MingaError:
             raise
         except Exception:
             logger.exception("a background task failed")

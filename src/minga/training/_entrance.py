@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import platformdirs
 from blake3 import blake3
 
+from minga.core._atomic import write_atomically
 from minga.core._errors import ConfigurationError, StorageError
 from minga.core._run_spec import RunSpec
 from minga.core._run_spec_sections import FileEntry
@@ -49,6 +51,14 @@ class PeerOptions:
     host: str | None = None
     port: int = 0
 
+    def __post_init__(self) -> None:
+        if self.role not in get_args(Role):
+            raise ConfigurationError(f"role = {self.role!r} is none of {', '.join(get_args(Role))}")
+        for name in ("max_upload", "max_download"):
+            rate = getattr(self, name)
+            if rate is not None and not 0.0 < rate < math.inf:
+                raise ConfigurationError(f"{name} = {rate!r}: must be a positive number of bytes per second, or None")
+
     def open_identity(self) -> HeldIdentity | Identity:
         """This peer's key; a key file is held for this process alone."""
         return Identity.ephemeral() if self.ephemeral else Identity.acquire(self.identity)
@@ -80,7 +90,7 @@ def join(link: Link | str, options: PeerOptions | None = None) -> Peer:
     )
 
     directory = options.run_directory(link.run_id)
-    known = WayBack(directory).spec(link)
+    known = WayBack.spec(directory, link)
 
     async def find(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
         found: list[RunSpec] = []
@@ -122,8 +132,7 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
         for name, body in shipped.items():
             path = directory / "files" / name
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(body)
+                write_atomically(path, body)
             except OSError as error:
                 raise StorageError(f"{path} cannot be written: {error}") from error
             paths[name] = path
@@ -146,10 +155,10 @@ def _enter(
     may_be_alone: bool,
 ) -> Peer:
     """Start the background thread, appear in the run, and get spec and files by `publish`; undo all if that fails."""
-    way_back = WayBack(directory)
-    places = way_back.places()
     held = options.open_identity()
     identity = held.identity if isinstance(held, HeldIdentity) else held
+    way_back = None if options.ephemeral or options.role == "monitor" else WayBack(directory, PeerId(identity.peer_id))
+    places = Places() if way_back is None else way_back.places()
     thread = LoopThread("minga")
     session: Session | None = None
 
@@ -171,8 +180,10 @@ def _enter(
         started = thread.call(start())
         signed, spec, files = thread.call(publish(started))
         peer = Peer(thread, started, signed, spec, files, directory, held)
-        way_back.keep_spec(signed)
-        thread.ask(lambda: started.node.spawn(way_back.keep_places(lambda: _look_around(started))))
+        if way_back is not None:
+            way_back.keep_spec(signed)
+            keeping = way_back.keep_places(lambda: _look_around(started))
+            thread.ask(lambda: started.node.spawn(keeping))
         return peer
     except BaseException:
         if session is not None:

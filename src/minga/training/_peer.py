@@ -118,7 +118,10 @@ class Peer:
         return self._session
 
     def close(self, reason: str = "") -> None:
-        """Say goodbye and end the background thread, within a second; may be called twice."""
+        """Say goodbye and end the background thread; may be called twice.
+
+        Takes about a second at most, and as long as a checkpoint that is being written needs to be whole.
+        """
         if self._closed:
             return
         self._closed = True

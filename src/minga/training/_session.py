@@ -177,10 +177,9 @@ class Session:
             if refused := [failure for failure in errors if isinstance(failure, RejectedError)]:
                 raise refused[0]
             error = errors[-1]
-            if self.settings.may_be_alone:
-                self.events.emit("run.nobody_answers", why=str(error))
-                return
-        if error is not None:
+        if error is not None and self.settings.may_be_alone:
+            self.events.emit("run.nobody_answers", why=str(error))
+        elif error is not None:
             raise UnreachableError(
                 f"none of the {len(self.entries)} entry addresses of the link answers; the last error was: {error}"
             ) from error

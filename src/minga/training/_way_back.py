@@ -1,28 +1,29 @@
 """What a peer keeps of a run so that it finds back when nobody whom the link names is there any more.
 
-The signed run spec, this peer's own UDP port (so that others find it where it was) and the last known addresses of
-others lie in the run's folder. A peer that restarts looks for all of them, and a trainer that finds nobody goes on
-alone from its checkpoint. So a run outlives the death of all its peers, whoever comes back first.
+The signed run spec lies in the run's folder, and so do, for each key, the UDP port that it had (so that others find
+the peer where it was) and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
+that finds nobody goes on alone from its checkpoint. So a run outlives the death of all its peers, whoever comes back
+first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
+from minga.core._atomic import write_atomically
 from minga.core._errors import ProtocolError
 from minga.core._run_spec import RunSpec
 from minga.identity._links import Link
 from minga.identity._signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network._interface import MAX_ENDPOINTS, Address, PeerId
 
-SPEC_FILE, PLACES_FILE = "run-spec.signed", "places.msgpack"
+SPEC_FILE = "run-spec.signed"
 MAX_PLACES = 16
 MAX_PLACES_BYTES = 1 << 16
 KEEP_PERIOD_S = 5.0
@@ -38,14 +39,15 @@ class Places(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class WayBack:
     """The files of one run's folder that lead back into the run. What is missing or damaged counts as not known."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, peer: PeerId) -> None:
+        self._directory, self._places_file = directory, f"places-{peer[:16]}.msgpack"
         self._kept: Places | None = None
 
-    def spec(self, link: Link) -> tuple[SignedRunSpec, RunSpec] | None:
+    @staticmethod
+    def spec(directory: Path, link: Link) -> tuple[SignedRunSpec, RunSpec] | None:
         """The signed run spec of an earlier time, if it is the one that the link names."""
         try:
-            body = (self._directory / SPEC_FILE).read_bytes()
+            body = (directory / SPEC_FILE).read_bytes()
             signed = SignedRunSpec.decode(body[: MAX_SIGNED_SPEC_BYTES + 1])
             return signed, signed.verify(link.run_id, link.organiser)
         except (OSError, ProtocolError):
@@ -58,35 +60,34 @@ class WayBack:
     def places(self) -> Places:
         """What was known last."""
         try:
-            with (self._directory / PLACES_FILE).open("rb") as file:
+            with (self._directory / self._places_file).open("rb") as file:
                 return msgspec.msgpack.decode(file.read(MAX_PLACES_BYTES), type=Places)
         except (OSError, msgspec.MsgspecError):
             return Places()
 
-    async def keep_places(self, look: Callable[[], Places]) -> None:
-        """Remember where everybody is, every few seconds if it changed, until cancelled.
+    def now(self, seen: Places) -> Places:
+        """What is to be remembered if this is seen at present.
 
         Who is no longer seen is kept until others take its place: when all are gone, it is they who may come back.
         """
+        known = self.places() if self._kept is None else self._kept
+        others = {address.peer_id: address for address in known.others}
+        fresh = {address.peer_id: address for address in seen.others}
+        self._kept = Places(seen.own_port, tuple({**fresh, **others, **fresh}.values())[:MAX_PLACES])
+        return self._kept
+
+    async def keep_places(self, look: Callable[[], Places]) -> None:
+        """Remember where everybody is, every few seconds if it changed, until cancelled."""
         while True:
-            seen, known = look(), self._kept or self.places()
-            others = {address.peer_id: address for address in (*seen.others, *known.others)}
-            others.update({address.peer_id: address for address in seen.others})
-            places = Places(seen.own_port, tuple(others.values())[:MAX_PLACES])
-            if places != self._kept:
-                self._kept = places
+            before = self._kept
+            if (places := self.now(look())) != before:
                 body = msgspec.msgpack.encode(places)
-                await asyncio.get_running_loop().run_in_executor(None, self._write, PLACES_FILE, body)
+                await asyncio.get_running_loop().run_in_executor(None, self._write, self._places_file, body)
             await asyncio.sleep(KEEP_PERIOD_S)
 
     def _write(self, name: str, body: bytes) -> None:
-        partial = self._directory / f"{name}.{os.getpid()}.part"
         with contextlib.suppress(OSError):
-            try:
-                partial.write_bytes(body)
-                partial.replace(self._directory / name)
-            finally:
-                partial.unlink(missing_ok=True)
+            write_atomically(self._directory / name, body)
 
 
 def own_port(address: Address) -> int:
