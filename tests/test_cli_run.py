@@ -90,7 +90,7 @@ def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
                 assert trainer.wait_for("step.applied")["members"] >= 1
             while not all(list((tmp_path / name).rglob("places-*")) for name in ("a", "b")):
                 time.sleep(0.1)
-            time.sleep(6.0)  # each has noted where the other is
+            time.sleep(6.0)  # longer than the pause between two notes of where the others are
             for running in (host, a, b):
                 running.process.kill()
                 running.process.wait()

@@ -95,11 +95,11 @@ def host(
     if spec is None:
         raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
     ready = make_context(json_output=json_output, leash=leash, slow_imports=True)
-    from minga.cli._host import HostOptions, run_host
+    from minga.cli._host import run_host
     from minga.cli._session import WorkOptions, peer_options
 
     peer = peer_options(role, identity=identity, ephemeral=ephemeral, directory=directory, host=bind, port=port)
-    run_host(spec, peer, WorkOptions(device, micro_batch, threads), HostOptions(show_qr=qr), ready)
+    run_host(spec, peer, WorkOptions(device, micro_batch, threads), ready, show_qr=qr)
 
 
 @app.command()
@@ -113,6 +113,9 @@ def join(
         list[str] | None,
         typer.Option(help="Own .txt or .jsonl files to train on instead of the run's; may be repeated."),
     ] = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Measure the loss on held-out text beside training, as the host does.")
+    ] = False,
     max_upload: Upload = None,
     max_download: Download = None,
     bind: Bind = None,
@@ -138,7 +141,7 @@ def join(
         host=bind,
         port=port,
     )
-    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), ready)
+    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), ready, evaluate=evaluate)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from minga.cli._child import Child
 from minga.cli._demo_report import DemoFacts, check, in_words, keep_results, normal_step_s
 from minga.cli._interrupt import Interruption
 from minga.cli._output import Output
+from minga.core._atomic import write_atomically
 from minga.core._errors import ConfigurationError, LocalError, StorageError
 
 SETUP_LIMIT_S = 180.0
@@ -223,6 +224,6 @@ def _write_summary(directory: Path, summary: dict[str, Any]) -> None:
     import json
 
     try:
-        (directory / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        write_atomically(directory / "summary.json", f"{json.dumps(summary, indent=1)}\n".encode())
     except OSError as error:
         raise StorageError(f"{directory / 'summary.json'} cannot be written: {error.strerror}") from error

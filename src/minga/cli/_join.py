@@ -6,15 +6,20 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minga.cli._context import Context, collect_again
 from minga.cli._session import WorkOptions, apply_threads, wire
-from minga.cli._views import volunteer_lines, volunteer_view
+from minga.cli._views import PlainTrouble, volunteer_lines, volunteer_view
 from minga.core._errors import ConfigurationError
 from minga.core._events import Event
 from minga.training._entrance import PeerOptions, join
 from minga.training._peer import Peer
+
+if TYPE_CHECKING:
+    from minga.cli._heldout import HeldOut
+    from minga.cli._output import Ticker
+    from minga.recipes._run import RecipeRun
 
 SHARE_STEPS = 20
 """How many of the last steps the shown share is taken over."""
@@ -22,7 +27,10 @@ SHARE_STEPS = 20
 
 @dataclass(frozen=True)
 class OwnPart:
-    """What a volunteer sees of their own doing. `share` of the last steps is None before the first one."""
+    """What a volunteer sees of their own doing.
+
+    `share` of the last steps is None before the first one, `figures` on held-out text are empty without `--evaluate`.
+    """
 
     run: Any
     step: int
@@ -36,13 +44,16 @@ class OwnPart:
     sync_done: int
     sync_total: int
     phase: str
+    figures: dict[str, float]
 
 
-def run_join(link: str, peer: PeerOptions, work: WorkOptions, context: Context) -> None:
+def run_join(link: str, peer: PeerOptions, work: WorkOptions, context: Context, *, evaluate: bool) -> None:
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.identity._links import Link
 
     parsed = Link.parse(link)
+    if evaluate and peer.role == "monitor":
+        raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
     apply_threads(work.threads)
     context.output.say("Looking for the run …")
     with join(parsed, peer) as joined:
@@ -52,18 +63,21 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, context: Context) 
                 "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
                 "use the program that the organiser gave you: it calls minga.join with this link"
             )
-        _Joining(joined, work, context).run()
+        _Joining(joined, work, context, evaluate=evaluate).run()
 
 
 class _Joining:
     """One `minga join`."""
 
-    def __init__(self, peer: Peer, work: WorkOptions, context: Context) -> None:
+    def __init__(self, peer: Peer, work: WorkOptions, context: Context, *, evaluate: bool) -> None:
         from minga.monitor._history import History
         from minga.monitor._watcher import Watcher
 
         self.peer, self.work, self.output, self.leash = peer, work, context.output, context.leash
+        self.evaluate = evaluate
+        self.held_out: HeldOut | None = None
         self.watcher = Watcher(peer, History(None))
+        self._trouble = PlainTrouble()
         self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._samples, self._step, self._loss, self._phase = 0, 0, None, "joining"
@@ -88,7 +102,7 @@ class _Joining:
             )
             if not self.output.json_output:
                 self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
-        with Ticker(self.output, self._look, volunteer_view, volunteer_lines) as ticker:
+        with Ticker(self.output, self._look, volunteer_view, self._lines) as ticker:
             if self.peer.role == "monitor":
                 collect_again()
                 while not (self.leash and self.leash.is_over(self.watcher.look().step)):
@@ -102,16 +116,33 @@ class _Joining:
             self._step, self._phase = run.step, "training"
             self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
 
-            def is_over(step: int) -> bool:
-                ticker.check()
-                return self.leash is not None and self.leash.is_over(step)
-
-            if self.peer.role == "auxiliary":
-                run.follow(is_over, lambda: None)
-            else:
-                run.train(is_over, self._on_batch)
+            self._take_part(run, ticker)
             self._phase = "finished" if run.finished else "leaving"
         self._summarise(run)
+
+    def _take_part(self, run: RecipeRun, ticker: Ticker) -> None:
+        from minga.cli._heldout import HeldOut
+
+        held_out = self.held_out = HeldOut(run, self.output, self.watcher.history) if self.evaluate else None
+
+        def is_over(step: int) -> bool:
+            ticker.check()
+            return self.leash is not None and self.leash.is_over(step)
+
+        def between() -> None:
+            if held_out is not None:
+                held_out.if_due()
+
+        def on_batch(step: int, samples: int, loss: float) -> None:
+            self._on_batch(step, samples, loss)
+            between()
+
+        if self.peer.role == "auxiliary":
+            run.follow(is_over, between)
+        else:
+            run.train(is_over, on_batch)
+        if held_out is not None:
+            held_out.now()
 
     def _summarise(self, run: Any) -> None:
         seconds = time.monotonic() - self._begun
@@ -128,6 +159,7 @@ class _Joining:
             samples=self._samples,
             dropped_micro_batches=run.optimizer.dropped_micro_batches,
             seconds=round(seconds, 3),
+            **({"first": self.held_out.first, "last": self.held_out.latest} if self.held_out else {}),
         )
 
     def _on_batch(self, step: int, samples: int, loss: float) -> None:
@@ -166,4 +198,8 @@ class _Joining:
                 sync_done=self._sync[0],
                 sync_total=self._sync[1],
                 phase=self._phase,
+                figures=self.held_out.latest if self.held_out else {},
             )
+
+    def _lines(self, part: OwnPart) -> list[str]:
+        return [*volunteer_lines(part), *self._trouble.lines(part.run)]

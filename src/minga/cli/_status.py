@@ -11,7 +11,7 @@ from typing import Any
 from minga.cli._context import Context
 from minga.cli._output import Output, Ticker
 from minga.cli._session import wire
-from minga.cli._views import headline, organiser_view, peers_by_kind
+from minga.cli._views import PlainTrouble, headline, organiser_view, peers_by_kind
 from minga.core._errors import ConfigurationError
 from minga.monitor._history import FILE_NAME, History, read_history
 from minga.monitor._plot import plot_history
@@ -59,7 +59,13 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatu
     begun = time.monotonic()
     is_over = _until_seen(watcher) if options.seconds is None and options.plot is None else lambda: False
     if options.watch and not output.json_output:
-        with Ticker(output, watcher.look, lambda status: organiser_view(status, {}), _lines) as ticker:
+        trouble = PlainTrouble()
+
+        def lines(status: RunStatus) -> Iterator[str]:
+            yield f"{headline(status)} · {peers_by_kind(status)}"
+            yield from trouble.lines(status)
+
+        with Ticker(output, watcher.look, lambda status: organiser_view(status, {}), lines) as ticker:
             while endless or time.monotonic() - begun < seconds:
                 ticker.check()
                 time.sleep(0.1)
@@ -81,10 +87,6 @@ def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatu
 def _until_seen(watcher: Watcher) -> Callable[[], bool]:
     """Whether the loss is known by now: that takes two reports of one trainer."""
     return lambda: watcher.look().loss is not None
-
-
-def _lines(status: RunStatus) -> Iterator[str]:
-    yield f"{headline(status)} · {peers_by_kind(status)}"
 
 
 def _show_history(options: StatusOptions, output: Output) -> None:

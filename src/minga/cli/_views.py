@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -57,7 +58,7 @@ def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableTy
         lines.append(Text(_figures(figures)))
     if status.digests_agree is False:
         lines.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
-    lines += [Text(), peer_table(status)]
+    lines += [*_trouble(status), Text(), peer_table(status)]
     if len(status.peers) > MAX_ROWS:
         lines.append(Text(f"… and {len(status.peers) - MAX_ROWS} more", style="dim"))
     return Panel(Group(*lines), title=status.name, title_align="left")
@@ -74,12 +75,35 @@ def volunteer_view(part: OwnPart) -> RenderableType:
     if part.phase == "downloading the state" and part.sync_total:
         label = f"state {format_size(part.sync_done)} of {format_size(part.sync_total)}"
         lines += [Text(label), ProgressBar(total=part.sync_total, completed=part.sync_done, width=50)]
+    if part.figures:
+        lines.append(Text(_figures(part.figures)))
+    lines += _trouble(part.run)
     return Panel(Group(*lines), title=part.run.name, subtitle="Ctrl-C to leave at any time", title_align="left")
 
 
 def volunteer_lines(part: OwnPart) -> Iterator[str]:
     """The volunteer's display where there is no terminal."""
-    yield f"{headline(part.run)} · {_own(part)}"
+    yield f"{headline(part.run)} · {_own(part)}" + (f" · {_figures(part.figures)}" if part.figures else "")
+
+
+class PlainTrouble:
+    """The trouble of this peer where there is no terminal: each is said once."""
+
+    def __init__(self) -> None:
+        self._said = 0
+
+    def lines(self, status: RunStatus) -> Iterator[str]:
+        """The newest trouble if it was not said yet."""
+        if status.trouble is not None and status.trouble.number > self._said:
+            self._said = status.trouble.number
+            yield f"trouble: {escape(status.trouble.text)}"
+
+
+def _trouble(status: RunStatus) -> list[Text]:
+    if status.trouble is None:
+        return []
+    age = format_duration(status.trouble.age_s)
+    return [Text(f"trouble {age} ago: {status.trouble.text}", style="yellow")]
 
 
 def _own(part: OwnPart) -> str:

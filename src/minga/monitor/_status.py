@@ -7,6 +7,7 @@ from typing import Any
 
 from minga.core._run_spec import RunSpec
 from minga.monitor._losses import LossMeter
+from minga.monitor._trouble import Trouble
 from minga.network._board import Board
 from minga.network._interface import PeerId
 from minga.network._node import Node
@@ -42,7 +43,7 @@ class RunStatus:
 
     `members` take part in rounds (trainers, clients and auxiliaries that are in sync); `averages` says whether at
     least two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of
-    the same step.
+    the same step. `trouble` is what went wrong last at the peer that looks.
     """
 
     name: str
@@ -58,6 +59,7 @@ class RunStatus:
     averages: bool
     digests_agree: bool | None
     peers: tuple[PeerStatus, ...]
+    trouble: Trouble | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values, digits of floats cut to what is meant."""
@@ -67,6 +69,8 @@ class RunStatus:
         for peer in values["peers"]:
             peer["samples_per_second"] = round(peer["samples_per_second"], 2)
             peer["age_s"] = round(peer["age_s"], 2)
+        if self.trouble is not None:
+            values["trouble"]["age_s"] = round(self.trouble.age_s, 2)
         return values
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 from minga.core._events import Event
 from minga.monitor._history import History
 from minga.monitor._losses import LossMeter
 from minga.monitor._status import RunStatus, read_status
+from minga.monitor._trouble import LastTrouble
 from minga.network._interface import PeerId
 from minga.network._records import Metrics, Progress
 from minga.training._peer import Peer
@@ -22,7 +26,9 @@ class Watcher:
         self._peer, self._losses = peer, LossMeter(from_start=from_start)
         self._members: set[PeerId] = set()
         self._lost: set[str] = set()
+        self._trouble = LastTrouble()
         peer.subscribe(self._on_event)
+        peer.subscribe(self._trouble.on_event)
 
     def look(self) -> RunStatus:
         """The present status. Raises `StorageError` if the history cannot be written."""
@@ -39,6 +45,7 @@ class Watcher:
         records = {item.owner: item.payload for item in session.board.items(Metrics)}
         sample = self._losses.update(records)
         status = read_status(session.board, session.node, self._peer.spec, self._losses)
+        status = replace(status, trouble=self._trouble.at(asyncio.get_running_loop().time()))
         members = {item.owner for item in session.board.items(Progress)}
         fields: dict[str, object] | None = None
         if sample is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from minga.core._atomic import write_atomically
 from minga.core._errors import ConfigurationError, StorageError
 from minga.core._run_spec import RunSpec
 from minga.core._run_spec_sections import DataSection
@@ -37,8 +38,7 @@ def with_own_data(
         raise ConfigurationError(f"--data {' '.join(patterns)}: no text to train on besides what is held out")
     path = folder / TRAINING_FILE
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(pack_documents(documents))
+        write_atomically(path, pack_documents(documents))
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
     return spec.model_copy(update={"data": data}), {**files, TRAINING_FILE: path}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -86,10 +85,6 @@ class RecipeRun:
         while not self.finished and not is_over(self.step):
             self.optimizer.follow(seconds)
             between()
-
-    def export(self, directory: Path) -> None:
-        """Write the model in the format of its own library; see `Recipe.export`."""
-        self.recipe.export(self.model, self.files, directory, step=self.step)
 
     def _backward(self, batch: Batch) -> float:
         loss = self.recipe.loss(self.model, {name: tensor.to(self.device) for name, tensor in batch.items()})

@@ -158,7 +158,8 @@ class Session:
         Raises `RejectedError` if those who answer let this peer not in, and `UnreachableError` if nobody answers.
         """
         error: RemoteError | None = None
-        for attempt in range(ENTRY_ATTEMPTS if self.entries else 0):
+        attempts = 1 if self.settings.may_be_alone else ENTRY_ATTEMPTS  # one lasts as long as a dial, about 10 s
+        for attempt in range(attempts if self.entries else 0):
             if attempt:
                 await asyncio.sleep(ENTRY_PAUSE_S)
             knocks = [asyncio.ensure_future(self._knock(entry)) for entry in self.entries]
