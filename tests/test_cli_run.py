@@ -27,8 +27,9 @@ def test_host_join_status(spec: str, tmp_path: Path) -> None:
     with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
         link = host.wait_for("link")
         assert any(event["event"] == "evaluation" for event in host.events), "the first figures come before the link"
-        with Running("join", link["link"], *ALONE, "--directory", str(tmp_path / "join")) as trainer:
+        with Running("join", link["link"], *ALONE, "--directory", str(tmp_path / "join"), "--evaluate") as trainer:
             assert trainer.wait_for("ready")["micro_batch"] == 16
+            assert trainer.wait_for("evaluation")["heldout_mlm_loss"] > 0.0, "it has figures of its own while it trains"
             step = trainer.wait_for("step.applied")["step"]
             status = run("status", link["link"], *LOCAL, "--directory", str(tmp_path / "status"), "--json")
             assert status.returncode == 0, status.stderr
@@ -38,12 +39,16 @@ def test_host_join_status(spec: str, tmp_path: Path) -> None:
             assert seen["averages"] is True
             assert 0.0 < seen["loss"] < 10.0
             assert {peer["role"] for peer in seen["peers"]} >= {"auxiliary", "trainer", "monitor"}
+            left = {path.name for path in (tmp_path / "status").rglob("*") if path.is_file()}
+            assert not [name for name in left if name.startswith(("places", "run-spec", ".")) or name.endswith(".part")]
             last = trainer.latest_step() + 25
             host.end_at(last)
             mine, theirs = trainer.finish(last), host.summary()
         assert mine["step"] == theirs["step"] == last
         assert mine["digest"] == theirs["digest"]
         assert mine["samples"] > 0
+        assert mine["last"] == pytest.approx(theirs["last"]), "the same state on the same text"
+        assert mine["last"]["step"] == last
         assert trainer.process.returncode == host.process.returncode == 0
 
 

@@ -112,6 +112,7 @@ def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.Captu
         (["join", "minga9aaaa"], "update minga"),
         (["join", "minga1" + "a" * 100_000], "no link has more"),
         (["join", "x", "--role", "king"], "--role king"),
+        (["join", "x", "--role", "monitor", "--evaluate"], "--role monitor does not have"),
         (["join", "x", "--max-upload", "10"], "--max-upload"),
         (["join", "x", "--max-download", "-3Mbit"], "--max-download"),
         (["join", "x", "--identity", "k.json", "--ephemeral"], "exclude each other"),

@@ -54,6 +54,9 @@ class Sight:
     def current(self, step: int) -> Collection[PeerId]:
         return [m.party.peer_id for m in self._others() if m.step == step and m.party.network.address.dialable]
 
+    def ahead(self, step: int) -> list[PeerId]:
+        return [m.party.peer_id for m in self._others() if m.step > step]
+
     def is_behind(self, step: int) -> bool:
         ahead = sum(1 for m in self._others() if m.step > step)
         return ahead > 0 and 2 * ahead >= len(self._others()) + 1

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from rich.console import Console
+import pytest
+from rich.console import Console, RenderableType
 
-from minga.cli._views import MAX_ROWS, headline, organiser_lines, organiser_view, peers_by_kind
+from minga.cli._join import OwnPart
+from minga.cli._views import (
+    MAX_ROWS,
+    PlainTrouble,
+    headline,
+    organiser_lines,
+    organiser_view,
+    peers_by_kind,
+    volunteer_lines,
+    volunteer_view,
+)
 from minga.core._events import EventBus
 from minga.core._run_spec import RunSpec
 from minga.identity._keys import Identity
+from minga.monitor._history import History
 from minga.monitor._losses import LossMeter
 from minga.monitor._status import RunStatus, read_status
+from minga.monitor._trouble import MAX_REASON_LETTERS, MEANINGS
+from minga.monitor._watcher import Watcher
 from minga.network._board import Board
 from minga.network._interface import LinkFacts
 from minga.network._node import Node
 from minga.network._records import AddressInfo, Metrics, Payload, Progress, StateInfo
+from minga.training._peer import Peer
 
 RUN_ID = "ab" * 32
 
@@ -130,5 +146,53 @@ def test_views_fit_into_a_narrow_terminal_and_stay_short() -> None:
         assert "and 5 more" in capture.get()
         assert "held out at step 7: mlm_loss 6.250" in capture.get()
         assert len(list(organiser_lines(swarm.status(), {}))) == 1
+
+    in_loop(check)
+
+
+def own_part(status: RunStatus, figures: dict[str, float]) -> OwnPart:
+    return OwnPart(status, 7, 1.0, 8, 5.0, None, 0, 0, (), 0, 0, "training", figures)
+
+
+def drawn(view: RenderableType) -> str:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(view)
+    return capture.get()
+
+
+@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind in MEANINGS for field in ("why", "reason")])
+def test_trouble_is_seen_in_every_display(kind: str, field: str) -> None:
+    def check(swarm: Swarm) -> None:
+        now = asyncio.get_running_loop().time()
+        events = EventBus(lambda: now - 90.0)
+        swarm.node.network = cast(Any, SimpleNamespace(wall_time=lambda: 1.7e9))
+        session = SimpleNamespace(board=swarm.board, node=swarm.node)
+        spec = RunSpec.from_mapping({"name": "x"})
+        peer = SimpleNamespace(session=session, spec=spec, subscribe=events.subscribe, on_loop=lambda read: read())
+        watcher = Watcher(cast(Peer, peer), History(None))
+        events.emit("round.reduced", seconds=1.0)
+        assert watcher.look().trouble is None
+        events.emit(kind, step=7, **{field: "the disk [b] is\x1b[2J full"})
+        status = watcher.look()
+        seen = f"{MEANINGS[kind]}: the disk [b] is [2J full"
+        for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
+            assert f"trouble 1 min 30 s ago: {seen}" in drawn(view)
+        plain = PlainTrouble()
+        assert drawn(next(plain.lines(status))) == f"trouble: {seen}\n"
+        assert not list(plain.lines(watcher.look())), "it is said once"
+        events.emit(kind, why="x" * 9000)
+        assert next(plain.lines(watcher.look())).count("x" * MAX_REASON_LETTERS) == 1, "reasons are cut"
+        assert json.loads(json.dumps(status.to_json()))["trouble"]["kind"] == kind
+
+    in_loop(check)
+
+
+def test_a_volunteer_that_evaluates_sees_the_figures() -> None:
+    def check(swarm: Swarm) -> None:
+        part = own_part(swarm.status(), {"step": 7, "heldout_mlm_loss": 6.25})
+        assert "held out at step 7: mlm_loss 6.250" in drawn(volunteer_view(part))
+        assert "held out at step 7: mlm_loss 6.250" in next(volunteer_lines(part))
+        assert "held out" not in drawn(volunteer_view(replace(part, figures={})))
 
     in_loop(check)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 
 import torch
 
@@ -21,6 +21,9 @@ from minga.network._node import Node
 EXPECT_S = 5.0
 """Seconds that a message about a round waits for the plan of that round, which comes over another stream."""
 
+MAX_EXPECTING = 16
+"""Requests of one peer that may wait so at a time."""
+
 
 class RoundAbortedError(RemoteError):
     """The round came to nothing; the local vector is untouched and may go into the next one."""
@@ -34,6 +37,7 @@ class AllReduce:
         self._rounds: dict[str, tuple[Round, Repairer]] = {}
         self._past: deque[str] = deque(maxlen=64)
         self._changed = Signal()
+        self._expecting: Counter[PeerId] = Counter()
         node.serve(PART, self._serve_part)
         node.serve(FETCH, self._serve_fetch)
         node.serve(LOST, self._serve_lost)
@@ -79,6 +83,21 @@ class AllReduce:
 
     async def _expect(self, peer: PeerId, round_id: str) -> tuple[Round, Repairer, int]:
         """The round with this id and the caller's index in it; waits a little for the plan to arrive."""
+        if round_id not in self._rounds:
+            if self._expecting[peer] >= MAX_EXPECTING:
+                raise RejectedError("too many of its requests wait for a plan already", code="round")
+            self._expecting[peer] += 1
+            try:
+                await self._wait_for(round_id)
+            finally:
+                self._expecting[peer] -= 1
+                self._expecting += Counter()  # forgets those at zero
+        round, repairer = self._rounds[round_id]
+        if peer not in round.members:
+            raise ProtocolError("it is no member of that round", peer=peer, round=round.plan.step)
+        return round, repairer, round.members.index(peer)
+
+    async def _wait_for(self, round_id: str) -> None:
         deadline = asyncio.get_running_loop().time() + EXPECT_S
         while round_id not in self._rounds:
             if round_id in self._past:
@@ -87,10 +106,6 @@ class AllReduce:
             if left <= 0:
                 raise RejectedError("that round is unknown here", code="round")
             await self._changed.wait(left)
-        round, repairer = self._rounds[round_id]
-        if peer not in round.members:
-            raise ProtocolError("it is no member of that round", peer=peer, round=round.plan.step)
-        return round, repairer, round.members.index(peer)
 
     async def _serve_part(self, peer: PeerId, stream: MessageStream) -> None:
         hello = await stream.receive(PartHello)

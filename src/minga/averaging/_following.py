@@ -3,49 +3,77 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from minga.averaging._contributor import Contributor
 from minga.averaging._gathering import DIVERGED, OutOfSyncError
-from minga.averaging._messages import FromLeader, Join, Park, Plan, Redirect, Report, Resume, Update
+from minga.averaging._messages import FromLeader, Join, Park, Plan, Redirect, Report, Resume, SignedPlan, Update
 from minga.averaging._plans import accept_plan
-from minga.core._errors import RejectedError
+from minga.core._errors import RejectedError, SilentError
 from minga.network._interface import Address
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 
 JOIN = "group.join"
 UPDATE_PERIOD_S = 0.25
+WATCH_PERIOD_S = 1.0
+LATE_S = 30.0
 
 
-async def follow(node: Node, contributor: Contributor, leader: Address, join: Join, numel: int) -> Plan | Address:
+async def follow(
+    node: Node, contributor: Contributor, leader: Address, join: Join, numel: int, is_due: Callable[[Report], bool]
+) -> Plan | Address:
     """Join `leader`, park and resume the trainer as it says, and return its plan over `numel` elements.
 
-    Returns an address instead if it says that somebody else leads. Raises `OutOfSyncError` if the leader is at a later
-    step or in another state, and other `RemoteError`s if it cannot be reached, falls silent, or breaks the protocol.
+    Returns an address instead if it says that somebody else leads. A leader that gives signs of life but no plan
+    although `is_due(own report)` says, for `LATE_S` seconds, that there should be one counts as silent. Raises
+    `OutOfSyncError` if the leader is at a later step or in another state, and other `RemoteError`s if it cannot be
+    reached, falls silent, or breaks the protocol.
     """
     peer = leader.peer_id
     if not node.is_connected(peer) and leader.dialable:
         await node.dial(leader)
     async with node.open(peer, JOIN) as stream:
         await stream.send(join)
-        updates = asyncio.get_running_loop().create_task(_send_updates(stream, contributor))
+        loop = asyncio.get_running_loop()
+        updates = loop.create_task(_send_updates(stream, contributor))
+        listening = loop.create_task(_listen(stream, contributor))
+        watching = loop.create_task(_watch(stream, contributor, is_due))
         try:
-            while True:
-                message = await stream.receive_one_of(FromLeader)
-                if isinstance(message, Park):
-                    contributor.park()
-                elif isinstance(message, Resume):
-                    contributor.resume()
-                elif isinstance(message, Redirect):
-                    return message.leader
-                else:
-                    return accept_plan(message, leader=peer, step=join.step, numel=numel, me=node.peer_id)
+            await asyncio.wait({listening, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not listening.done():
+                await watching
+            answer = await listening
+            if isinstance(answer, Redirect):
+                return answer.leader
+            return accept_plan(answer, leader=peer, step=join.step, numel=numel, me=node.peer_id)
         except RejectedError as error:
             if error.code in ("behind", DIVERGED):
                 raise OutOfSyncError(error.message, code=error.code, peer=peer, round=join.step) from error
             raise
         finally:
-            updates.cancel()
+            for task in (updates, listening, watching):
+                task.cancel()
+            await asyncio.gather(updates, listening, watching, return_exceptions=True)
+
+
+async def _listen(stream: MessageStream, contributor: Contributor) -> Redirect | SignedPlan:
+    while True:
+        message: Park | Resume | Redirect | SignedPlan = await stream.receive_one_of(FromLeader)
+        if isinstance(message, Park):
+            contributor.park()
+        elif isinstance(message, Resume):
+            contributor.resume()
+        else:
+            return message
+
+
+async def _watch(stream: MessageStream, contributor: Contributor, is_due: Callable[[Report], bool]) -> None:
+    due_s = 0.0
+    while due_s < LATE_S:
+        await asyncio.sleep(WATCH_PERIOD_S)
+        due_s = due_s + WATCH_PERIOD_S if is_due(contributor.report()) else 0.0
+    raise SilentError("it leads, but does not close its group", peer=stream.peer)
 
 
 async def _send_updates(stream: MessageStream, contributor: Contributor) -> None:

@@ -29,11 +29,12 @@ from minga.averaging._contributor import Contributor
 from minga.averaging._following import JOIN, follow
 from minga.averaging._gathering import Gathering, OutOfSyncError, Surroundings
 from minga.averaging._group import GroupSettings, Surveyor
-from minga.averaging._messages import Join, Member, Plan, Redirect
+from minga.averaging._messages import Join, Member, Plan, Redirect, Report
 from minga.averaging._permission import Permission
 from minga.averaging._plans import make_plan, sign_plan
-from minga.averaging._ranking import ranking
+from minga.averaging._ranking import has_quorum, ranking
 from minga.averaging._seat import Seat
+from minga.averaging._suspects import Suspects
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._signal import Signal
 from minga.identity._keys import Identity
@@ -65,7 +66,9 @@ class GroupFormation:
         self._step = -1
         self._gathering: Gathering | None = None
         self._following: PeerId | None = None
-        self._suspects: set[PeerId] = set()
+        self.origin: tuple[PeerId, ...] = ()
+        """Those who were there when this peer took over the state: its view until it took part in a round."""
+        self._suspects = Suspects(self._now)
         self._changed = Signal()
         self._attempt = 0
         self._merge_into: Address | None = None
@@ -85,13 +88,13 @@ class GroupFormation:
         Raises `OutOfSyncError` if the swarm is ahead, and `MinorityError` if the view's majority is out of sight and
         the run spec says to stop then.
         """
-        self._step, self._suspects = step, set(avoid)
-        self._permission.begin_step(self.view)
+        self._step, self._suspects = step, Suspects(self._now, avoid)
+        self._permission.begin_step(self.view or self.origin)
         self._changed.fire()
         invited = None if self.view else await self._look_around()
         try:
             while True:
-                if self._surveyor.is_behind(step):
+                if self._is_behind():
                     raise OutOfSyncError("the swarm went on without us", code="behind", round=step)
                 leader, invited = invited, None
                 try:
@@ -100,8 +103,9 @@ class GroupFormation:
                 except OutOfSyncError:
                     raise
                 except RejectedError as error:  # it cannot take us right now: ask again a little later
-                    if error.code in ("ahead", "layout") and error.peer:
+                    if error.code in ("ahead", "layout", "full") and error.peer:
                         self._suspects.add(PeerId(error.peer))
+                    self._contributor.resume()
                     await self._changed.wait(STAND_BY_S)
                     continue
                 except RemoteError as error:
@@ -114,10 +118,26 @@ class GroupFormation:
                     self.view = tuple(member.peer_id for member in outcome.members)
                     self._clients = {member.peer_id for member in outcome.members if not member.aggregates}
                     return outcome
+                self._contributor.resume()
                 invited = outcome
         finally:
             self._gathering, self._following = None, None
             self._changed.fire()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _is_behind(self) -> bool:
+        """Whether most of the swarm, or most of the others whom this peer goes with, are past the step."""
+        known = [peer for peer in self.view or self.origin if peer != self._node.peer_id]
+        ahead = set(self._surveyor.ahead(self._step))
+        return self._surveyor.is_behind(self._step) or bool(ahead and known and has_quorum(ahead, known))
+
+    def _is_due(self, report: Report) -> bool:
+        """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked."""
+        if report.samples > 2 * self._settings.target_batch_size + report.micro_batch:
+            return True
+        return report.parked and has_quorum(set(self._surveyor.alive()), self.view or self.origin)
 
     # ---- whom to ask
 
@@ -128,7 +148,7 @@ class GroupFormation:
         candidates = candidates & set(self._surveyor.alive()) or candidates
         if self._settings.aggregates:
             candidates.add(me)
-        for peer in ranking(self._node.run_id, self._step, candidates - self._suspects):
+        for peer in ranking(self._node.run_id, self._step, candidates - self._suspects.now()):
             if peer == me:
                 if self._settings.aggregates:
                     return None
@@ -159,10 +179,10 @@ class GroupFormation:
         self._following = leader.peer_id
         try:
             join, numel = self._join_message(), self._settings.numel
-            outcome = await follow(self._node, self._contributor, leader, join, numel)
+            outcome = await follow(self._node, self._contributor, leader, join, numel, self._is_due)
         finally:
             self._following = None
-        if not isinstance(outcome, Plan) and outcome.peer_id in (*self._suspects, self._node.peer_id):
+        if not isinstance(outcome, Plan) and outcome.peer_id in (*self._suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code="stand_by", peer=leader.peer_id)
         return outcome
@@ -175,7 +195,7 @@ class GroupFormation:
             aggregates=self._settings.aggregates,
             bandwidth=self._settings.bandwidth,
             report=self._contributor.report(),
-            suspects=tuple(sorted(self._suspects))[:64],
+            suspects=tuple(sorted(self._suspects.now()))[:64],
             seats=seats,
             previous=self.previous,
         )
@@ -185,7 +205,7 @@ class GroupFormation:
     async def _lead(self) -> Plan | Address:
         me = self._node.peer_id
         own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
-        step, view = self._step, self.view
+        step, view = self._step, self.view or self.origin
         around = Surroundings(
             self._expected,
             self._surveyor.syncing,
@@ -215,7 +235,7 @@ class GroupFormation:
 
     def _expected(self) -> set[PeerId]:
         known = (set(self.view) & set(self._surveyor.alive())) | set(self._surveyor.at(self._step))
-        return known - self._suspects - self._tardy - {self._node.peer_id}
+        return known - self._suspects.now() - self._tardy - {self._node.peer_id}
 
     def _make_plan(self, gathering: Gathering) -> Plan:
         seats = gathering.everyone()
@@ -230,9 +250,9 @@ class GroupFormation:
 
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
-        if self._surveyor.is_behind(self._step):
+        if self._is_behind():
             raise OutOfSyncError("the swarm went on without us", code="behind", round=self._step)
-        if self._merge_into is not None and self._merge_into.peer_id not in self._suspects:
+        if self._merge_into is not None and self._merge_into.peer_id not in self._suspects.now():
             return self._merge_into
         # Newcomers have no view, so two of them may both lead for a moment: the worse in rank steps down.
         return None if self.view else self._choose_leader()
@@ -241,7 +261,7 @@ class GroupFormation:
         """Look for groups of this step that formed without us; the smaller one joins the larger."""
         while True:
             await asyncio.sleep(PROBE_PERIOD_S)
-            strangers = set(self._surveyor.current(self._step)) - set(gathering.everyone()) - self._suspects
+            strangers = set(self._surveyor.current(self._step)) - set(gathering.everyone()) - self._suspects.now()
             for peer in sorted(strangers)[:3]:
                 with contextlib.suppress(RemoteError):
                     found = await self._node.call(peer, PROBE, self._join_message(len(gathering.seats)), Redirect)

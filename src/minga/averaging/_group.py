@@ -24,6 +24,9 @@ class Surveyor(Protocol):
     def current(self, step: int) -> Collection[PeerId]:
         """Those of them that could lead: they can be dialled, or are connected anyway."""
 
+    def ahead(self, step: int) -> Collection[PeerId]:
+        """Other living members with a state of their own that are past `step`."""
+
     def is_behind(self, step: int) -> bool:
         """Whether at least half of those alive are at a later step, so that `step` is over."""
 

@@ -10,6 +10,7 @@ from blake3 import blake3
 
 from minga.averaging._messages import MAX_CHUNKS, Member, Plan, SignedPlan
 from minga.averaging._parts import part_sizes
+from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError
 from minga.identity._keys import Identity, verify
 from minga.network._interface import PeerId
@@ -54,7 +55,7 @@ def accept_plan(signed: SignedPlan, *, leader: PeerId, step: int, numel: int, me
         raise ProtocolError("the plan is not signed by its leader", peer=leader, round=step, phase="group")
     try:
         plan = msgspec.msgpack.decode(signed.plan, type=Plan)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except DECODING_ERRORS as error:
         raise ProtocolError(f"malformed plan: {error}", peer=leader, round=step, phase="group") from error
     if (flaw := _flaw(plan, leader, step, numel, me)) is not None:
         raise ProtocolError(f"plan refused: {flaw}", peer=leader, round=step, phase="group")

@@ -157,7 +157,7 @@ class Repairer:
         async with self._lock:
             round = self._round
             lost = {i for i in lost if i < len(round.members) and i != round.me} - self._repaired
-            if not lost or round.aborted or await self._still_there(lost):
+            if not lost or round.aborted or not (lost := await self._gone(lost)):
                 return
             for member in sorted(lost):
                 round.bury(member, "it does not answer the coordinator either")
@@ -174,22 +174,24 @@ class Repairer:
                     self._repaired |= lost
                     return
 
-    async def _still_there(self, lost: set[int]) -> bool:
-        """Whether all of `lost` answer this member at once, so that only links between others are broken.
+    async def _gone(self, lost: set[int]) -> set[int]:
+        """Those of `lost` that this member regards as gone, too, or that do not answer it at once.
 
-        Then those others fetch what they lack from here as soon as it is here.
+        To the others only a link between others is broken; who lacks it fetches what it needs from here.
         """
         round = self._round
-        suspects = [i for i in lost if i not in round.dead]
-        if not suspects or len(suspects) < len(lost):
-            return False
-        for member in suspects:
+
+        async def answers(member: int) -> bool:
             try:
                 async with asyncio.timeout(ALIVE_PATIENCE_S):
                     await round.node.call(round.members[member], ALIVE, Done(), Done)
             except (RemoteError, TimeoutError):
                 return False
-        return True
+            return True
+
+        asked = sorted(lost - set(round.dead))
+        answers_of = await asyncio.gather(*(answers(member) for member in asked))
+        return lost - {member for member, answer in zip(asked, answers_of, strict=True) if answer}
 
     async def _freeze_everyone(self, term: int) -> dict[int, Holding]:
         round = self._round

@@ -51,9 +51,9 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, context: Context, 
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.identity._links import Link
 
-    parsed = Link.parse(link)
     if evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
+    parsed = Link.parse(link)
     apply_threads(work.threads)
     context.output.say("Looking for the run …")
     with join(parsed, peer) as joined:
@@ -80,10 +80,10 @@ class _Joining:
         self._trouble = PlainTrouble()
         self._lock = threading.Lock()
         self._begun = time.monotonic()
-        self._samples, self._step, self._loss, self._phase = 0, 0, None, "joining"
+        self._samples, self._step, self._phase = 0, 0, "joining"
         self._losses: deque[float] = deque(maxlen=50)
         self._shares: deque[float] = deque(maxlen=SHARE_STEPS)
-        self._steps = self._contributed = 0
+        self._contributed = 0
         self._sync = (0, 0)
         peer.subscribe(self._on_event)
 
@@ -115,7 +115,6 @@ class _Joining:
             collect_again()
             self._step, self._phase = run.step, "training"
             self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
-
             self._take_part(run, ticker)
             self._phase = "finished" if run.finished else "leaving"
         self._summarise(run)

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from minga.core._units import format_size
+from minga.core._units import format_duration, format_size
 
 if TYPE_CHECKING:
     from minga.cli._join import OwnPart

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ConfigurationError, ProtocolError
 from minga.core._run_spec import MAX_SPEC_BYTES, RunSpec, run_id_of
 from minga.identity._keys import SIGNATURE_BYTES, Identity, verify
@@ -42,7 +43,7 @@ class SignedRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ProtocolError(f"a signed run spec of {len(data)} bytes exceeds {MAX_SIGNED_SPEC_BYTES}", peer=peer)
         try:
             return msgspec.msgpack.decode(data, type=cls)
-        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        except DECODING_ERRORS as error:
             raise ProtocolError(f"malformed signed run spec: {error}", peer=peer) from error
 
     def encode(self) -> bytes:

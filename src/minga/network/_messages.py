@@ -21,6 +21,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 
+from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
 from minga.network._interface import Buffer, PeerId, Stream
 from minga.network._pulse import PULSE_S, Clockwork, silence_limit
@@ -29,6 +30,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 """Largest control message. A plan of 2,000 peers takes about 300 KB."""
 
 MAX_REASON_CHARACTERS = 500
+
+PIECE_BYTES = 1 << 14
 
 MESSAGE, BULK, REFUSAL, PULSE = range(4)
 _HEADER = struct.Struct(">BI")
@@ -202,8 +205,12 @@ class MessageStream:
         return UnreachableError(error.message, peer=self.peer)
 
     async def _read_exactly(self, size: int) -> bytearray:
-        body = bytearray(size)
-        await self._stream.read_into(memoryview(body), self._moved)
+        """What was announced is not believed before it comes: memory is taken piece by piece."""
+        body = bytearray()
+        while len(body) < size:
+            piece = bytearray(min(PIECE_BYTES, size - len(body)))
+            await self._stream.read_into(memoryview(piece), self._moved)
+            body += piece
         return body
 
     async def _next_header(self, *, end_allowed: bool = False) -> tuple[int, int] | None:
@@ -257,5 +264,5 @@ class MessageStream:
     def _decode(self, body: bytearray, message_type: type[T]) -> T:
         try:
             return msgspec.msgpack.decode(body, type=message_type)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except DECODING_ERRORS as error:
             raise ProtocolError(f"malformed message: {error}", peer=self.peer) from error

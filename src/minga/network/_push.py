@@ -26,7 +26,7 @@ from minga.network._records import KINDS
 METHOD = "board.push"
 FANOUT = 6
 ROUTINE_FANOUT = 3
-MIN_WINDOW_S = 0.2
+MIN_WINDOW_S = 0.1
 MAX_WINDOW_S = 0.4
 URGENT_WINDOW_S = 0.02
 PUSH_TIMEOUT_S = 10.0

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ConfigurationError
 from minga.identity._keys import verify
 from minga.network._hello import Role
@@ -195,7 +196,7 @@ def encode_payload(payload: Payload) -> bytes:
     try:
         # Decoding checks the bounds, and turns an integer that was put where a float belongs into one.
         encoded = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(payload), type=kind.type))
-    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+    except (*DECODING_ERRORS, TypeError, OverflowError) as error:
         raise ConfigurationError(f"record {kind.name!r}: {error}") from error
     if len(encoded) > kind.max_bytes:
         raise ConfigurationError(f"record {kind.name!r}: {len(encoded)} bytes exceed {kind.max_bytes}")
@@ -242,7 +243,7 @@ def open_payload(record: Record) -> Payload | None:
         return None
     try:
         payload = msgspec.msgpack.decode(record.payload, type=kind.type)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except DECODING_ERRORS as error:
         raise ValueError(f"record {kind.name!r}: {error}") from error
     if msgspec.msgpack.encode(payload) != record.payload:
         raise ValueError(f"record {kind.name!r}: not in the one form allowed")

@@ -22,6 +22,7 @@ from blake3 import blake3
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from minga.core._decoding import DECODING_ERRORS
 from minga.training._manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training._scalars import Json, canonical_json
 from minga.training._snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes
@@ -133,7 +134,7 @@ def _read_manifest(folder: Path) -> _ManifestFile:
         raise ValueError(f"{MANIFEST_NAME} is impossibly large")
     try:
         written = msgspec.json.decode(path.read_bytes(), type=_ManifestFile)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+    except DECODING_ERRORS as error:
         raise ValueError(f"{MANIFEST_NAME} is malformed: {error}") from error
     if any(Path(name).name != name for name in written.files):
         raise ValueError(f"{MANIFEST_NAME} names files outside of the checkpoint")

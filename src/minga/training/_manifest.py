@@ -16,6 +16,7 @@ from typing import Annotated
 import msgspec
 from blake3 import blake3
 
+from minga.core._decoding import DECODING_ERRORS
 from minga.training._scalars import Json, canonical_json, parse_canonical_json
 from minga.training._snapshot import ALIGNMENT_BYTES, DTYPES, StateSnapshot, TensorEntry, layout_bytes, padded
 
@@ -114,7 +115,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
             raise ValueError(f"a manifest of {len(data)} bytes exceeds {MAX_MANIFEST_BYTES}")
         try:
             manifest = msgspec.msgpack.decode(data, type=cls)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except DECODING_ERRORS as error:
             raise ValueError(f"malformed manifest: {error}") from error
         manifest.check()
         if manifest.encoded != data:

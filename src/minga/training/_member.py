@@ -43,6 +43,7 @@ PROGRESS_PERIOD_S = 0.5
 
 SYNC_RETRY_S = 1.0
 SYNC_PAUSE_S = 0.1
+DIVERGED_S = 5.0
 FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished the run stays for the others of its last group."""
 
@@ -97,6 +98,8 @@ class Member:
         self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
         self._status: Status = "syncing"
         self._needs_state = True
+        self._at_least = 0
+        self._diverged_since_s: float | None = None
         self._lost: tuple[PeerId, ...] = ()
 
     @property
@@ -150,6 +153,7 @@ class Member:
         except OutOfSyncError as error:
             self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
             self._needs_state = True
+            self._at_least = self.step + 1 if error.code == "behind" else 0
             self._port.resume()  # the leader may have parked it for a group that is not this peer's
             return
         vector, weight = await self._port.seal()
@@ -212,35 +216,52 @@ class Member:
             await self._parameter_average.take(plan)
         except RoundAbortedError as error:
             self._node.events.emit("parameters.not_averaged", step=plan.step, why=error.message)
+            self._needs_state = True  # most of the others may have averaged theirs
 
     # ---- state
 
     async def _synchronise(self) -> None:
         """Fetch what the swarm has and this peer lacks; alone, or first of all, just go on."""
-        newest = self.surveyor.newest_step()
-        if newest is not None and newest >= self.step:
+        newest = self._step_to_fetch()
+        if newest is not None:
             self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
             self._set_status("syncing")
             begun = asyncio.get_running_loop().time()
             try:
                 self.step = await self._synchroniser.fetch(newest)
             except RemoteError as error:
-                self.step = standing
+                self.step, self._at_least = standing, 0
                 self._node.events.emit("sync.failed", step=newest, why=error.message)
                 await asyncio.sleep(SYNC_RETRY_S)
                 return
             self._formation.previous = ""
             self._formation.view = ()  # what it knew of the group is out of date: it comes back as a newcomer
+            self._formation.origin = (*sorted(self.surveyor.settled()), self._node.peer_id)
+            self._at_least, self._diverged_since_s = 0, None
             seconds = asyncio.get_running_loop().time() - begun
             self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
         elif not self._needs_state:  # diverged, from others who have not told their step yet
             await asyncio.sleep(SYNC_PAUSE_S)
         self._needs_state = False
 
+    def _step_to_fetch(self) -> int | None:
+        """The step whose state this peer needs, or None if what it has will do.
+
+        It goes back to an earlier one only if its state has been another than that of most for a while.
+        """
+        newest = max(self.surveyor.newest_step() or 0, self._at_least)
+        if not self.surveyor.settled():
+            return None
+        since_s, now = self._diverged_since_s, asyncio.get_running_loop().time()
+        return newest if newest >= self.step or (since_s is not None and now - since_s > DIVERGED_S) else None
+
     def _is_diverged(self) -> bool:
         if not self._synchroniser.is_diverged(set(self.surveyor.alive()) - {self._node.peer_id}):
+            self._diverged_since_s = None
             return False
-        self._node.events.emit("member.diverged", step=self.step)
+        if self._diverged_since_s is None:
+            self._diverged_since_s = asyncio.get_running_loop().time()
+            self._node.events.emit("member.diverged", step=self.step)
         return True
 
     async def _see_others_off(self) -> None:

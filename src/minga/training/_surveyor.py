@@ -70,6 +70,10 @@ class BoardSurveyor:
         steps = steps or sorted((p.step for p in settled), reverse=True)
         return steps[(len(steps) - 1) // 2] if steps else None
 
+    def ahead(self, step: int) -> list[PeerId]:
+        """Other settled members that are past `step`."""
+        return [peer for peer, progress in self.settled().items() if progress.step > step]
+
     def is_behind(self, step: int) -> bool:
         """Whether at least half of the settled members, this one counted, are past `step`."""
         steps = [p.step for p in self.settled().values() if not p.client]

@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from minga.core._atomic import write_atomically
+from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError
 from minga.core._run_spec import RunSpec
 from minga.identity._links import Link
@@ -62,7 +63,7 @@ class WayBack:
         try:
             with (self._directory / self._places_file).open("rb") as file:
                 return msgspec.msgpack.decode(file.read(MAX_PLACES_BYTES), type=Places)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *DECODING_ERRORS):
             return Places()
 
     def now(self, seen: Places) -> Places:
