@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Collection
 
 import msgspec
@@ -47,6 +48,7 @@ AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""
 STAND_BY_S = 0.25
 PROBE_PERIOD_S = 1.0
+RECENT_S = 60.0
 PLANNED_ENDPOINTS = 8
 
 
@@ -68,6 +70,7 @@ class GroupFormation:
         self._following: PeerId | None = None
         self.origin: tuple[PeerId, ...] = ()
         """Those who were there when this peer took over the state: its view until it took part in a round."""
+        self._viewed_s = -math.inf
         self._suspects = Suspects(self._now)
         self._changed = Signal()
         self._attempt = 0
@@ -81,6 +84,16 @@ class GroupFormation:
     def leader(self) -> PeerId | None:
         """Whom this peer follows at the moment (itself while it leads)."""
         return self._node.peer_id if self._gathering is not None else self._following
+
+    def come_back(self, others: Collection[PeerId]) -> None:
+        """The state was taken over from `others`: what this peer knew of the group is out of date.
+
+        Until it takes part in a round it goes with them, and with those whom it saw in the last minute: else the
+        smaller side of a split could forget that there is a larger one.
+        """
+        recent = self.view or self.origin if self._now() - self._viewed_s < RECENT_S else ()
+        self.origin = tuple(sorted({*others, *recent, self._node.peer_id}))
+        self.view, self.previous = (), ""
 
     async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
         """Find the group of `step` and return its plan; `avoid` went silent in the last round and is not asked first.
@@ -116,6 +129,7 @@ class GroupFormation:
                     continue
                 if isinstance(outcome, Plan):
                     self.view = tuple(member.peer_id for member in outcome.members)
+                    self._viewed_s = self._now()
                     self._clients = {member.peer_id for member in outcome.members if not member.aggregates}
                     return outcome
                 self._contributor.resume()
@@ -165,13 +179,27 @@ class GroupFormation:
         raise RejectedError("nobody can be reached who could lead", code="stand_by")
 
     async def _look_around(self) -> Address | None:
-        """Whom the others of this step follow, asked by a newcomer; None if they do not know either."""
-        for peer in sorted(self._surveyor.current(self._step))[:5]:
+        """Whom the others of this step follow, asked by a newcomer; None if they do not know either.
+
+        Several are asked at once: some may just have died, and that takes seconds to find out.
+        """
+
+        async def ask(peer: PeerId) -> Address | None:
             with contextlib.suppress(RemoteError):
                 found = await self._node.call(peer, PROBE, self._join_message(seats=-1), Redirect)
-                if found.leader.peer_id != self._node.peer_id:
-                    return found.leader
-        return None
+                return found.leader if found.leader.peer_id != self._node.peer_id else None
+            return None
+
+        questions = [asyncio.ensure_future(ask(peer)) for peer in sorted(self._surveyor.current(self._step))[:5]]
+        try:
+            for answer in asyncio.as_completed(questions):
+                if (leader := await answer) is not None:
+                    return leader
+            return None
+        finally:
+            for question in questions:
+                question.cancel()
+            await asyncio.gather(*questions, return_exceptions=True)
 
     # ---- following
 

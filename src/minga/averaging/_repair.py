@@ -161,6 +161,8 @@ class Repairer:
                 return
             for member in sorted(lost):
                 round.bury(member, "it does not answer the coordinator either")
+            if round.alive()[0] != round.me:  # who asks here hears nothing from the coordinator: `run` reports to it
+                return
             while not round.aborted:
                 term = max(round.term, self._promised) + 1
                 if term > MAX_TERM:

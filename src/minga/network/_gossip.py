@@ -63,7 +63,10 @@ BEATS_PER_SECOND = 50.0
 MIN_NEIGHBOURS = 8
 SWEEP_S = 5.0
 FIRST_RETRY_S = 2.0
-LAST_RETRY_S = 60.0
+LAST_RETRY_S = 20.0
+MIN_LAST_RETRY_S = 4.0
+"""The pause between two attempts to dial a peer grows up to this, by a second for each further one in vain."""
+
 RANDOM_DIAL_CHANCE = 0.02
 """Chance, at each exchange, of dialling although there are neighbours enough."""
 
@@ -262,6 +265,9 @@ class Gossip:
             pause = self._retries.get(peer, (0.0, FIRST_RETRY_S))[1]
             now = asyncio.get_running_loop().time()
             self._retries = {p: retry for p, retry in self._retries.items() if now - retry[0] < 2 * LAST_RETRY_S}
-            self._retries[peer] = (now + pause, min(2.0 * pause, LAST_RETRY_S))
+            self._retries[peer] = (
+                now + pause,
+                min(2.0 * pause, max(MIN_LAST_RETRY_S, len(self._retries)), LAST_RETRY_S),
+            )
         finally:
             self._dialling = False

@@ -234,9 +234,7 @@ class Member:
                 self._node.events.emit("sync.failed", step=newest, why=error.message)
                 await asyncio.sleep(SYNC_RETRY_S)
                 return
-            self._formation.previous = ""
-            self._formation.view = ()  # what it knew of the group is out of date: it comes back as a newcomer
-            self._formation.origin = (*sorted(self.surveyor.settled()), self._node.peer_id)
+            self._formation.come_back(self.surveyor.settled())
             self._at_least, self._diverged_since_s = 0, None
             seconds = asyncio.get_running_loop().time() - begun
             self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
