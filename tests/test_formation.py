@@ -14,8 +14,8 @@ import torch
 from reduce_world import Party, World
 from swarm_tools import virtually
 
-from minga.averaging._following import JOIN
-from minga.averaging._formation import PROBE, GroupFormation
+from minga.averaging._following import JOIN, PROBE
+from minga.averaging._formation import GroupFormation
 from minga.averaging._gathering import OutOfSyncError
 from minga.averaging._group import GroupSettings
 from minga.averaging._messages import FromLeader, Join, Park, Plan, Redirect, Report, SignedPlan, Update

@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 
 from minga.averaging._contributor import Contributor
 from minga.averaging._gathering import DIVERGED, OutOfSyncError
 from minga.averaging._messages import FromLeader, Join, Park, Plan, Redirect, Report, Resume, SignedPlan, Update
 from minga.averaging._plans import accept_plan
-from minga.core._errors import RejectedError, SilentError
-from minga.network._interface import Address
+from minga.core._errors import RejectedError, RemoteError, SilentError
+from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 
-JOIN = "group.join"
+JOIN, PROBE = "group.join", "group.probe"
 UPDATE_PERIOD_S = 0.25
 WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
+
+
+async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address | None:
+    """Whom `peers` follow, asked by a newcomer; None if they do not know either, or follow it.
+
+    All are asked at once: some may just have died, and that takes seconds to find out.
+    """
+
+    async def ask(peer: PeerId) -> Address | None:
+        with contextlib.suppress(RemoteError):
+            found = await node.call(peer, PROBE, join, Redirect)
+            return found.leader if found.leader.peer_id != node.peer_id else None
+        return None
+
+    questions = [asyncio.ensure_future(ask(peer)) for peer in peers]
+    try:
+        for answer in asyncio.as_completed(questions):
+            if (leader := await answer) is not None:
+                return leader
+        return None
+    finally:
+        for question in questions:
+            question.cancel()
+        await asyncio.gather(*questions, return_exceptions=True)
 
 
 async def follow(

@@ -24,15 +24,13 @@ import contextlib
 import math
 from collections.abc import Collection
 
-import msgspec
-
 from minga.averaging._contributor import Contributor
-from minga.averaging._following import JOIN, follow
+from minga.averaging._following import JOIN, PROBE, ask_around, follow
 from minga.averaging._gathering import Gathering, OutOfSyncError, Surroundings
 from minga.averaging._group import GroupSettings, Surveyor
-from minga.averaging._messages import Join, Member, Plan, Redirect, Report
+from minga.averaging._messages import Join, Plan, Redirect, Report
 from minga.averaging._permission import Permission
-from minga.averaging._plans import make_plan, sign_plan
+from minga.averaging._plans import make_plan, member_of, sign_plan
 from minga.averaging._ranking import has_quorum, ranking
 from minga.averaging._seat import Seat
 from minga.averaging._suspects import Suspects
@@ -43,13 +41,11 @@ from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 
-PROBE = "group.probe"
 AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""
 STAND_BY_S = 0.25
 PROBE_PERIOD_S = 1.0
 RECENT_S = 60.0
-PLANNED_ENDPOINTS = 8
 
 
 class GroupFormation:
@@ -104,7 +100,7 @@ class GroupFormation:
         self._step, self._suspects = step, Suspects(self._now, avoid)
         self._permission.begin_step(self.view or self.origin)
         self._changed.fire()
-        invited = None if self.view else await self._look_around()
+        invited = None if self.view else await self._ask_around()
         try:
             while True:
                 if self._is_behind():
@@ -178,28 +174,9 @@ class GroupFormation:
             return self._surveyor.address(others[0]) or Address(others[0])
         raise RejectedError("nobody can be reached who could lead", code="stand_by")
 
-    async def _look_around(self) -> Address | None:
-        """Whom the others of this step follow, asked by a newcomer; None if they do not know either.
-
-        Several are asked at once: some may just have died, and that takes seconds to find out.
-        """
-
-        async def ask(peer: PeerId) -> Address | None:
-            with contextlib.suppress(RemoteError):
-                found = await self._node.call(peer, PROBE, self._join_message(seats=-1), Redirect)
-                return found.leader if found.leader.peer_id != self._node.peer_id else None
-            return None
-
-        questions = [asyncio.ensure_future(ask(peer)) for peer in sorted(self._surveyor.current(self._step))[:5]]
-        try:
-            for answer in asyncio.as_completed(questions):
-                if (leader := await answer) is not None:
-                    return leader
-            return None
-        finally:
-            for question in questions:
-                question.cancel()
-            await asyncio.gather(*questions, return_exceptions=True)
+    async def _ask_around(self) -> Address | None:
+        peers = sorted(self._surveyor.current(self._step))[:5]
+        return await ask_around(self._node, peers, self._join_message(seats=-1))
 
     # ---- following
 
@@ -269,7 +246,7 @@ class GroupFormation:
         seats = gathering.everyone()
         me = self._node.peer_id
         order = [me] + [peer for peer in ranking(self._node.run_id, self._step, seats) if peer != me]
-        members = [_member(seats[peer].join) for peer in order]
+        members = [member_of(seats[peer].join) for peer in order]
         rates = [seats[peer].join.bandwidth for peer in order]
         self._attempt += 1
         now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
@@ -351,8 +328,3 @@ class GroupFormation:
             await self._changed.wait(left)
         if step < self._step:
             raise RejectedError(f"step {step} is over, this is step {self._step}", code="behind")
-
-
-def _member(join: Join) -> Member:
-    address = msgspec.structs.replace(join.address, direct=join.address.direct[:PLANNED_ENDPOINTS])
-    return Member(address, join.aggregates)

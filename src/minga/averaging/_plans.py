@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from blake3 import blake3
 
-from minga.averaging._messages import MAX_CHUNKS, Member, Plan, SignedPlan
+from minga.averaging._messages import MAX_CHUNKS, Join, Member, Plan, SignedPlan
 from minga.averaging._parts import part_sizes
 from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError
@@ -17,6 +17,7 @@ from minga.network._interface import PeerId
 
 CONTEXT = b"minga plan"
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 512 << 10
+PLANNED_ENDPOINTS = 8
 CHUNK_S = 0.25
 """Seconds that the slowest declared link takes for one chunk, within the two bounds above."""
 
@@ -38,6 +39,13 @@ def make_plan(name: str, step: int, members: Sequence[Member], rates: Sequence[f
     chunk_bytes = min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, CHUNK_S * slowest))
     chunk_bytes = max(int(chunk_bytes), -(-4 * numel * 2 // MAX_CHUNKS))
     return Plan(blake3(name.encode()).hexdigest(length=16), step, tuple(members), tuple(borders), chunk_bytes)
+
+
+def member_of(join: Join) -> Member:
+    """The member that a join asks for."""
+    return Member(
+        msgspec.structs.replace(join.address, direct=join.address.direct[:PLANNED_ENDPOINTS]), join.aggregates
+    )
 
 
 def sign_plan(plan: Plan, identity: Identity) -> SignedPlan:

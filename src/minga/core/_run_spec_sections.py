@@ -60,7 +60,7 @@ class DataSection(Section):
         tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
     ] = described(
         (),
-        "(source files) .txt and .jsonl files or globs on this machine, which are never published",
+        "(source files) .txt and .jsonl files or globs here; who joins gets their text, not their paths",
         "a list of at most 256 paths",
     )
     name: str | None = described(
@@ -176,7 +176,9 @@ class StateSection(Section):
 class CheckpointsSection(Section):
     """What is kept on disk."""
 
-    every_steps: int = whole(100, 0, 1_000_000, "steps between two checkpoints", special="; 0 is only at the end")
+    every_steps: int = whole(
+        100, 0, 1_000_000, "steps between two checkpoints", special="; 0 is only after the run's last step"
+    )
     keep: int = whole(3, 1, 1000, "newest checkpoints to keep")
 
 
