@@ -280,7 +280,7 @@ BAD = [
     ("averaging.codec", "uint8", '"int8"'),
     ("averaging.average_parameters_every", -1, "0 is never"),
     ("state.digest_every", 0, "from 1"),
-    ("checkpoints.every_steps", -1, "only at the end"),
+    ("checkpoints.every_steps", -1, "after the run's last step"),
     ("checkpoints.keep", 0, "from 1"),
     ("network.relay", "some", '"public"'),
     ("network.relay", [], '"public"'),
