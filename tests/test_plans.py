@@ -1,4 +1,4 @@
-"""Plans: what a leader makes, and what a member refuses."""
+"""Plans: what a leader makes, and what a member refuses; and whom a member does not ask to lead."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.averaging._messages import MAX_CHUNKS, Member, Plan
-from minga.averaging._plans import accept_plan, make_plan, sign_plan
+from minga.averaging._messages import MAX_CHUNKS, Member, Plan, SignedPlan
+from minga.averaging._plans import CONTEXT, accept_plan, make_plan, sign_plan
+from minga.averaging._suspects import Suspects
 from minga.core._errors import ProtocolError
 from minga.identity._keys import Identity
 from minga.network._interface import Address, PeerId
@@ -66,3 +67,24 @@ def test_parts_follow_the_rates_and_names_the_text() -> None:
     sizes = [b - a for a, b in zip(plan.borders, plan.borders[1:], strict=False)]
     assert sizes[0] > sizes[1] > sizes[2]
     assert plan.round_id != make_plan("another", 5, MEMBERS, [None] * 3, 3000).round_id
+
+
+def test_text_that_is_no_utf8_blames_the_leader() -> None:
+    plan = msgspec.msgpack.encode(plan_of()).replace(b"0" * 32, b"\xff" * 32)
+    signed = SignedPlan(plan, LEADER.sign(plan, context=CONTEXT))
+    with pytest.raises(ProtocolError, match="malformed plan") as caught:
+        accept_plan(signed, **ARGUMENTS)
+    assert caught.value.peer == LEADER.peer_id
+
+
+def test_suspicions_end_and_last_longer_each_time() -> None:
+    now = 0.0
+    suspects = Suspects(lambda: now, [PEERS[1]])
+    for pause_s in (2.0, 4.0, 8.0, 16.0, 32.0, 32.0):
+        now += pause_s - 0.5
+        assert suspects.now() == {PEERS[1]}
+        now += 0.5
+        assert suspects.now() == set()
+        suspects.add(PEERS[1])
+    suspects.clear()
+    assert suspects.now() == set()
