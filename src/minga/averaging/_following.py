@@ -19,6 +19,8 @@ JOIN, PROBE = "group.join", "group.probe"
 UPDATE_PERIOD_S = 0.25
 WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
+"""Seconds after which a plan that is due is overdue, and twice the time of the step so far: a leader may hold a full
+step for newcomers as long as the step took, before and after it waited for the permission to close."""
 
 
 async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address | None:
@@ -51,7 +53,7 @@ async def follow(
     """Join `leader`, park and resume the trainer as it says, and return its plan over `numel` elements.
 
     Returns an address instead if it says that somebody else leads. A leader that gives signs of life but no plan
-    although `is_due(own report)` says, for `LATE_S` seconds, that there should be one counts as silent. Raises
+    although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`. Raises
     `OutOfSyncError` if the leader is at a later step or in another state, and other `RemoteError`s if it cannot be
     reached, falls silent, or breaks the protocol.
     """
@@ -94,10 +96,13 @@ async def _listen(stream: MessageStream, contributor: Contributor) -> Redirect |
 
 
 async def _watch(stream: MessageStream, contributor: Contributor, is_due: Callable[[Report], bool]) -> None:
-    due_s = 0.0
-    while due_s < LATE_S:
+    worked_s = due_s = 0.0
+    while due_s < LATE_S + 2.0 * worked_s:
         await asyncio.sleep(WATCH_PERIOD_S)
-        due_s = due_s + WATCH_PERIOD_S if is_due(contributor.report()) else 0.0
+        if is_due(contributor.report()):
+            due_s += WATCH_PERIOD_S
+        else:
+            worked_s, due_s = worked_s + due_s + WATCH_PERIOD_S, 0.0
     raise SilentError("it leads, but does not close its group", peer=stream.peer)
 
 

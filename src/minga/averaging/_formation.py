@@ -46,6 +46,7 @@ AHEAD_PATIENCE_S = 5.0
 STAND_BY_S = 0.25
 PROBE_PERIOD_S = 1.0
 RECENT_S = 60.0
+"""Seconds after a round for which its members count for a peer that had to fetch the state."""
 
 
 class GroupFormation:
@@ -64,8 +65,7 @@ class GroupFormation:
         self._step = -1
         self._gathering: Gathering | None = None
         self._following: PeerId | None = None
-        self.origin: tuple[PeerId, ...] = ()
-        """Those who were there when this peer took over the state: its view until it took part in a round."""
+        self._origin: tuple[PeerId, ...] = ()  # who was there when this peer took over the state
         self._viewed_s = -math.inf
         self._suspects = Suspects(self._now)
         self._changed = Signal()
@@ -81,14 +81,19 @@ class GroupFormation:
         """Whom this peer follows at the moment (itself while it leads)."""
         return self._node.peer_id if self._gathering is not None else self._following
 
+    @property
+    def _company(self) -> tuple[PeerId, ...]:
+        """Those whom this peer goes with: the view, or before the first round those that it got its state from."""
+        return self.view or self._origin
+
     def come_back(self, others: Collection[PeerId]) -> None:
         """The state was taken over from `others`: what this peer knew of the group is out of date.
 
         Until it takes part in a round it goes with them, and with those whom it saw in the last minute: else the
         smaller side of a split could forget that there is a larger one.
         """
-        recent = self.view or self.origin if self._now() - self._viewed_s < RECENT_S else ()
-        self.origin = tuple(sorted({*others, *recent, self._node.peer_id}))
+        recent = self._company if self._now() - self._viewed_s < RECENT_S else ()
+        self._origin = tuple(sorted({*others, *recent, self._node.peer_id}))
         self.view, self.previous = (), ""
 
     async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
@@ -98,7 +103,7 @@ class GroupFormation:
         the run spec says to stop then.
         """
         self._step, self._suspects = step, Suspects(self._now, avoid)
-        self._permission.begin_step(self.view or self.origin)
+        self._permission.begin_step(self._company)
         self._changed.fire()
         invited = None if self.view else await self._ask_around()
         try:
@@ -139,7 +144,7 @@ class GroupFormation:
 
     def _is_behind(self) -> bool:
         """Whether most of the swarm, or most of the others whom this peer goes with, are past the step."""
-        known = [peer for peer in self.view or self.origin if peer != self._node.peer_id]
+        known = [peer for peer in self._company if peer != self._node.peer_id]
         ahead = set(self._surveyor.ahead(self._step))
         return self._surveyor.is_behind(self._step) or bool(ahead and known and has_quorum(ahead, known))
 
@@ -147,7 +152,7 @@ class GroupFormation:
         """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked."""
         if report.samples > 2 * self._settings.target_batch_size + report.micro_batch:
             return True
-        return report.parked and has_quorum(set(self._surveyor.alive()), self.view or self.origin)
+        return report.parked and has_quorum(set(self._surveyor.alive()), self._company)
 
     # ---- whom to ask
 
@@ -209,8 +214,8 @@ class GroupFormation:
 
     async def _lead(self) -> Plan | Address:
         me = self._node.peer_id
-        own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
-        step, view = self._step, self.view or self.origin
+        own = Seat(self._join_message(), self._contributor.report(), self._now())
+        step, view = self._step, self._company
         around = Surroundings(
             self._expected,
             self._surveyor.syncing,
@@ -320,9 +325,9 @@ class GroupFormation:
 
     async def _reach(self, step: int) -> None:
         """Wait until this peer is at `step`, for a while."""
-        deadline = asyncio.get_running_loop().time() + AHEAD_PATIENCE_S
+        deadline = self._now() + AHEAD_PATIENCE_S
         while self._step < step:
-            left = deadline - asyncio.get_running_loop().time()
+            left = deadline - self._now()
             if left <= 0:
                 raise RejectedError(f"still at step {self._step}", code="ahead")
             await self._changed.wait(left)

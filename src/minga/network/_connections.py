@@ -9,7 +9,7 @@ from __future__ import annotations
 from minga.network._interface import Connection, PeerId
 
 MAX_PEERS = 4096
-"""How many peers may be connected at once: as many as a group may have members."""
+"""How many peers may be connected at once: several times as many as a group may have members."""
 
 MAX_CONNECTIONS_PER_PEER = 2
 
