@@ -92,8 +92,10 @@ class Connection(ABC):
         """The id of the other side, proven by its key."""
 
     @abstractmethod
-    async def open_stream(self) -> Stream:
+    async def open_stream(self, *, bulk: bool = False) -> Stream:
         """Open a stream. The other side learns of it with the first byte written.
+
+        `bulk`: megabytes are to come, for which the network may take another way to the same peer than for the rest.
 
         Raises `UnreachableError` if the connection is lost.
         """

@@ -63,7 +63,7 @@ class IrohConnection(Connection):
         """The id of the other side, proven by its key."""
         return self._peer_id
 
-    async def open_stream(self) -> Stream:
+    async def open_stream(self, *, bulk: bool = False) -> Stream:  # noqa: ARG002
         """Open a stream; see the interface."""
         self._check_open()
         self._opened += 1

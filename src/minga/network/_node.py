@@ -110,13 +110,14 @@ class Node:
     # ---- calling others
 
     @contextlib.asynccontextmanager
-    async def open(self, peer: PeerId, method: str) -> AsyncIterator[MessageStream]:
+    async def open(self, peer: PeerId, method: str, *, bulk: bool = False) -> AsyncIterator[MessageStream]:
         """Open a stream to `peer` for `method`, dialling if need be; it is aborted when the block is left early.
 
+        `bulk` is for streams that carry tensors, see `Connection.open_stream`.
         Raises `UnreachableError` if there is no way to the peer.
         """
         connection = await self.connection(peer)
-        stream = await self._message_stream(connection)
+        stream = self._wrap(await connection.open_stream(bulk=bulk), connection)
         try:
             await stream.send(Call(method))
             yield stream
@@ -242,9 +243,6 @@ class Node:
         if self._connections.is_full_for(peer):
             raise RejectedError("too many peers are connected already", code="full", peer=peer)
 
-    async def _message_stream(self, connection: Connection) -> MessageStream:
-        return self._wrap(await connection.open_stream(), connection)
-
     def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
         return MessageStream(stream, connection.peer_id, self.clockwork, lambda: connection.facts().round_trip_s)
 
@@ -255,7 +253,7 @@ class Node:
             async with asyncio.timeout(DIAL_TIMEOUT_S) as limit:
                 connection = await self.network.connect(address)
                 limit.reschedule(asyncio.get_running_loop().time() + DIAL_TIMEOUT_S)  # as much for the hellos
-                stream = await self._message_stream(connection)
+                stream = self._wrap(await connection.open_stream(), connection)
                 hello = await _hello.introduce(stream, self._hello(), lambda hello: self._check_hello(hello, peer))
         except BaseException as error:
             if connection is not None:

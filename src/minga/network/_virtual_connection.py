@@ -87,7 +87,7 @@ class VirtualConnection(Connection):
         """The id of the other side."""
         return self._far_peer
 
-    async def open_stream(self) -> VirtualStream:
+    async def open_stream(self, *, bulk: bool = False) -> VirtualStream:  # noqa: ARG002  (one way is all there is)
         """Open a stream; see `Connection`."""
         await self.host.gate()
         if self._lost is not None:
