@@ -317,7 +317,7 @@ def test_garbage_on_every_method_of_the_service() -> None:
         liar, victim = world.parties[1], world.parties[0]
         for method in sorted(victim.node._server.handlers):
             connection = await liar.node.connection(victim.peer_id)
-            stream = await liar.node._message_stream(connection)
+            stream = liar.node._wrap(await connection.open_stream(), connection)
             await stream.send(Call(method))
             await stream._send_frame(0, b"\x93\x01\x02\x03")
             with pytest.raises(RemoteError):

@@ -308,10 +308,10 @@ def test_strangers_that_never_say_hello_are_few_and_do_not_stay(monkeypatch: pyt
 async def test_signs_of_life_are_no_hello() -> None:
     world, first, second = await two()
     connection = await first.network.connect(second.network.address)
-    stream = await first.node._message_stream(connection)
+    stream = first.node._wrap(await connection.open_stream(), connection)
     await stream.send_bulk(b"")  # opens the stream
     mute = await first.network.connect(second.network.address)
-    pulsing = await first.node._message_stream(mute)
+    pulsing = first.node._wrap(await mute.open_stream(), mute)
     await pulsing._write(b"\x03\0\0\0\0")
     await asyncio.sleep(_reception.HELLO_TIMEOUT_S - 1.0)
     assert connection.is_closed
@@ -385,7 +385,7 @@ async def test_streams_at_once_are_limited() -> None:
     connection = await first.node.connection(second.peer_id)
     streams = []
     for _ in range(MAX_STREAMS_PER_PEER + 3):
-        stream = await first.node._message_stream(connection)
+        stream = first.node._wrap(await connection.open_stream(), connection)
         await stream.send(Call("hold"))
         streams.append(stream)
     await asyncio.sleep(1.0)
