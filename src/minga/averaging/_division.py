@@ -65,7 +65,8 @@ class Binding:
 class Division:
     """Who reduces what. Shares sum to 1 up to rounding; sites are disjoint and have two members or more.
 
-    `predicted_s` is the time of a round by the rates that the division was made from, None if they are unknown.
+    `predicted_s` is the time of a round by the rates that the division was made from: None if they are unknown,
+    infinite if it needs a path that does not exist.
     """
 
     parts: tuple[PartShare, ...]

@@ -1,0 +1,132 @@
+"""The plan of a round: who reduces how much, by which way.
+
+The flat division (`_flat_division`) is always there; where paths between peers are slower than their ends, divisions of
+two levels (`_two_level`) are tried, and one is taken if it is predicted to be faster by `TWO_LEVEL_GAIN`: it costs one
+more hop, and a site's mean is encoded once more.
+
+The same rates give the same division, whatever the order of the peers is (ties aside): they are sorted first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from minga.averaging._division import Division, PartShare, SwarmRates
+from minga.averaging._flat_division import LARGEST_PROGRAMME, flat_shares
+from minga.averaging._loads import Indices, Way
+from minga.averaging._parts import NoAggregatorError
+from minga.averaging._prediction import predict_usable
+from minga.averaging._sites import Partition, partitions
+from minga.averaging._usable_rates import FloatArray, UsableRates, usable
+
+TWO_LEVEL_GAIN: Final = 0.1
+"""By which fraction of the flat time two levels have to be faster."""
+
+MIN_PART_BYTES: Final = 16 << 10
+LEAST_SHARE: Final = 1e-3
+"""A part smaller than these is not worth its streams; its share goes to the others."""
+
+DIGITS: Final = 9
+
+
+def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MIN_PART_BYTES) -> Division:
+    """The division of a vector of `vector_bytes` (as encoded) with the shortest round by `rates`.
+
+    Whatever the rates are, there is an answer (see `usable`); parts are sorted by root and relays. A group of one
+    keeps the whole vector. Raises `NoAggregatorError` if all of several peers are clients, and `ValueError` for an
+    empty group or a vector of negative size.
+    """
+    if not rates.peers:
+        raise ValueError("a group has at least one peer")
+    if not (vector_bytes >= 0.0 and min_part_bytes >= 0.0):
+        raise ValueError(f"vector_bytes {vector_bytes} and min_part_bytes {min_part_bytes} must not be negative")
+    if len(rates.peers) == 1:
+        return Division((PartShare(1.0, 0),), predicted_s=0.0)
+    if not any(peer.aggregates for peer in rates.peers):
+        raise NoAggregatorError("nobody in the group can be reached by the others: at least one peer must be no client")
+    given = usable(rates)
+    order = _canonical_order(given)
+    ordered = _reordered(given, order)
+    least = max(LEAST_SHARE, min_part_bytes / vector_bytes if vector_bytes else 1.0)
+    best = _best(ordered, vector_bytes, least)
+    return _renamed(best, order.tolist(), known=given.known)
+
+
+def _best(rates: UsableRates, vector_bytes: float, least: float) -> Division:
+    flat = [Way(root) for root in range(rates.count)]
+    best = _timed(Division(_parts(flat, flat_shares(rates), least)), rates, vector_bytes)
+    if rates.count > LARGEST_PROGRAMME:
+        return best
+    allowed_s = (best.predicted_s or 0.0) * (1.0 - TWO_LEVEL_GAIN)
+    for sites in partitions(rates):
+        tried = _two_level(rates, sites, vector_bytes, least)
+        if tried is not None and tried.predicted_s is not None and tried.predicted_s <= allowed_s:
+            best, allowed_s = tried, tried.predicted_s * (1.0 - 1e-6)
+    return best
+
+
+def _two_level(rates: UsableRates, sites: Partition, vector_bytes: float, least: float) -> Division | None:
+    from minga.averaging._two_level import two_level_shares
+
+    found = two_level_shares(rates, sites)
+    if found is None:
+        return None
+    return _timed(Division(_parts(*found, least), sites), rates, vector_bytes)
+
+
+def _parts(ways: Sequence[Way], shares: FloatArray, least: float) -> tuple[PartShare, ...]:
+    """The parts that are large enough (all of them if none is), their shares summing to 1."""
+    kept = np.where(shares >= least, shares, 0.0) if shares.max() >= least else shares
+    kept = np.round(kept / kept.sum(), DIGITS)
+    return tuple(PartShare(float(share), *way) for way, share in zip(ways, kept, strict=True) if share > 0.0)
+
+
+def _timed(division: Division, rates: UsableRates, vector_bytes: float) -> Division:
+    foreseen = predict_usable(division, rates, vector_bytes)
+    return replace(division, predicted_s=foreseen.seconds, binding=foreseen.binding)
+
+
+def _canonical_order(rates: UsableRates) -> Indices:
+    """An order of the peers (the fastest first) that does not depend on how they are numbered, ties aside."""
+    keys = (
+        rates.limits.sum(axis=0), rates.limits.sum(axis=1), rates.samples_per_second, rates.receives, rates.sends,
+        rates.aggregates, -rates.download, -rates.upload, -np.minimum(rates.upload, rates.download),
+    )  # fmt: skip
+    return np.lexsort(keys)
+
+
+def _reordered(rates: UsableRates, order: Indices) -> UsableRates:
+    return replace(
+        rates,
+        upload=rates.upload[order],
+        download=rates.download[order],
+        samples_per_second=rates.samples_per_second[order],
+        sends=rates.sends[order],
+        receives=rates.receives[order],
+        aggregates=rates.aggregates[order],
+        limits=rates.limits[np.ix_(order, order)],
+    )
+
+
+def _renamed(division: Division, names: list[int], *, known: bool) -> Division:
+    """The same division with peer i called `names[i]`; times and links only if a rate was `known`."""
+    numbered = sorted((tuple(sorted(names[peer] for peer in site)), place) for place, site in enumerate(division.sites))
+    order = [place for _, place in numbered]
+    parts = [
+        PartShare(part.share, names[part.root], tuple(names[part.relays[place]] for place in order))
+        for part in division.parts
+    ]
+    binding = division.binding
+    if binding is not None:
+        other = None if binding.other is None else names[binding.other]
+        binding = replace(binding, peer=names[binding.peer], other=other)
+    return Division(
+        parts=tuple(sorted(parts, key=lambda part: (part.root, part.relays))),
+        sites=tuple(site for site, _ in numbered),
+        predicted_s=division.predicted_s if known else None,
+        binding=binding if known else None,
+    )
