@@ -1,0 +1,47 @@
+"""How fast a device may send: the commands of `tc` for one rate, and for slower paths to some destinations.
+
+Rates are bits per second of Ethernet frames, headers included, as `tc` counts: TCP gets 1448/1514 of them. What a host
+sends is limited at its own device and what it receives at the other end of its cable, in the switch, because only what
+leaves a device can be shaped.
+
+A bucket holds the tokens of 4 ms, the coarsest timer of usual kernels, so that a late timer costs no throughput and a
+burst is no more than that (two frames at least). The queue before it holds 50 ms, as a good modem's does, and at least
+one of the largest packets that QUIC hands to the kernel at once, which would never pass otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+FRAME_BYTES = 1514
+BURST_S = 0.004
+QUEUE_S = 0.05
+SMALLEST_QUEUE_BYTES = 32 << 10
+UNLIMITED = 10e9
+
+
+def shaping(device: str, rate: float | None, paths: Mapping[str, float]) -> list[str]:
+    """Commands that limit what `device` sends to `rate` in total, and what goes to each IP address in `paths`.
+
+    The total is shared out evenly among the paths that are in use, and all other destinations together.
+    """
+    if rate is None and not paths:
+        return []
+    total = rate or UNLIMITED
+    assured = min([total, *paths.values()]) / (len(paths) + 1)  # the rest is borrowed, up to the ceiling
+    lines = [f"qdisc add dev {device} root handle 1: htb default 2", _class(device, "1:", "1:1", total, total)]
+    for minor, (destination, limit) in enumerate([("", total), *paths.items()], start=2):
+        ceiling = min(limit, total)
+        lines.append(_class(device, "1:1", f"1:{minor:x}", assured, ceiling))
+        queue = max(SMALLEST_QUEUE_BYTES, int(ceiling / 8 * QUEUE_S))
+        lines.append(f"qdisc add dev {device} parent 1:{minor:x} bfifo limit {queue}")
+        if destination:
+            match = f"protocol ip u32 match ip dst {destination}/32"
+            lines.append(f"filter add dev {device} parent 1: {match} flowid 1:{minor:x}")
+    return lines
+
+
+def _class(device: str, parent: str, own: str, rate: float, ceiling: float) -> str:
+    burst, ceiling_burst = (max(2 * FRAME_BYTES, int(r / 8 * BURST_S)) for r in (rate, ceiling))
+    limits = f"rate {int(rate)}bit burst {burst} ceil {int(ceiling)}bit cburst {ceiling_burst}"
+    return f"class add dev {device} parent {parent} classid {own} htb {limits} quantum {FRAME_BYTES}"
