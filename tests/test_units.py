@@ -12,9 +12,7 @@ from minga.core._units import (
     format_duration,
     format_rate,
     format_size,
-    parse_duration,
     parse_rate,
-    parse_size,
 )
 
 
@@ -38,45 +36,6 @@ def test_rates(text: str | float, expected: float) -> None:
     assert parse_rate(text) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("64MiB", 64 << 20),
-        ("1.5 GB", 1_500_000_000),
-        ("4096", 4096),
-        ("0", 0),
-        ("1Ki", 1024),
-        ("12 KBYTES", 12_000),
-        ("0.5KiB", 512),
-        (7, 7),
-        (2**63 - 1, 2**63 - 1),
-    ],
-)
-def test_sizes(text: str | float, expected: int) -> None:
-    size = parse_size(text)
-    assert size == expected
-    assert isinstance(size, int)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2h", 7200.0),
-        ("90s", 90.0),
-        ("1h30m", 5400.0),
-        ("1 H 30 min 5s", 5405.0),
-        ("250ms", 0.25),
-        ("2d", 172_800.0),
-        ("90", 90.0),
-        ("1.5 hours", 5400.0),
-        (3, 3.0),
-    ],
-)
-def test_durations(text: str | float, expected: float) -> None:
-    assert parse_duration(text) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("parse", [parse_size, parse_rate, parse_duration])
 @pytest.mark.parametrize(
     "bad",
     [
@@ -104,35 +63,21 @@ def test_durations(text: str | float, expected: float) -> None:
         [1],
     ],
 )
-def test_bad_values_are_named(parse: object, bad: object) -> None:
+def test_bad_values_are_named(bad: object) -> None:
     with pytest.raises(ConfigurationError, match="--option = "):
-        parse(bad, "--option")  # type: ignore[operator]
+        parse_rate(bad, "--option")  # type: ignore[arg-type]
 
 
 def test_ambiguous_units_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="may mean MB or MiB"):
-        parse_size("64M")
-    with pytest.raises(ConfigurationError, match="not a size"):
-        parse_size("64mb")
     with pytest.raises(ConfigurationError, match="not a rate"):
         parse_rate("100")
     with pytest.raises(ConfigurationError, match="not a rate"):
         parse_rate("10M")
-    with pytest.raises(ConfigurationError, match="not a duration"):
-        parse_duration("1h30")
-    with pytest.raises(ConfigurationError, match="not a duration"):
-        parse_duration("30m1h")
-    with pytest.raises(ConfigurationError, match="not a duration"):
-        parse_duration("1m1m")
 
 
 def test_out_of_range() -> None:
-    with pytest.raises(ConfigurationError, match="out of range"):
-        parse_size("9000000000TiB")
     with pytest.raises(ConfigurationError, match="more than 0"):
         parse_rate("0 bit/s")
-    with pytest.raises(ConfigurationError, match="100 years"):
-        parse_duration("40000d")
 
 
 def test_formats() -> None:
@@ -167,28 +112,14 @@ def test_formats() -> None:
     assert format_size(math.nan).startswith("?")
 
 
-@given(st.integers(0, 2**50))
-@settings(deadline=None, max_examples=100)
-def test_formatted_sizes_are_read_back(size: int) -> None:
-    assert parse_size(format_size(size)) == pytest.approx(size, rel=6e-3, abs=0.5)
-    assert parse_size(f"{size}B") == size or size > 2**53
-
-
 @given(st.floats(1.0, 1e14))
 @settings(deadline=None, max_examples=100)
 def test_formatted_rates_are_read_back(rate: float) -> None:
     assert parse_rate(format_rate(rate)) == pytest.approx(rate, rel=6e-3)
 
 
-@given(st.floats(0.001, 3e9))
-@settings(deadline=None, max_examples=100)
-def test_formatted_durations_are_read_back(duration: float) -> None:
-    assert parse_duration(format_duration(duration)) == pytest.approx(duration, rel=0.03)
-
-
 @given(st.text(max_size=30) | st.floats() | st.integers())
 @settings(deadline=None, max_examples=100)
 def test_anything_else_is_a_configuration_error(value: str | float) -> None:
-    for parse, top in ((parse_size, 2.0**63), (parse_rate, 1e15), (parse_duration, 1e10)):
-        with contextlib.suppress(ConfigurationError):
-            assert 0 <= parse(value) <= top
+    with contextlib.suppress(ConfigurationError):
+        assert 0 < parse_rate(value) <= 1e15

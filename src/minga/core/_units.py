@@ -18,44 +18,9 @@ _PREFIXES = {
     **{f"{p}i": 1024**i for i, p in enumerate("kmgt", 1)},
 }
 _NUMBER = r"(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})"
-_SIZE = re.compile(rf"{_NUMBER}\s*(?:([kmgtKMGT][iI]?)?(B|(?i:bytes?))?)", re.ASCII)
 _RATE = re.compile(rf"{_NUMBER}\s*([kmgtKMGT][iI]?)?(b|B|(?i:bits?|bytes?))\s*(?i:/\s*s(?:ec)?|ps)?", re.ASCII)
-_DURATION_UNITS_S = {
-    "ms": 1e-3,
-    **dict.fromkeys(("s", "sec", "second", "seconds", ""), 1.0),
-    **dict.fromkeys(("m", "min", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
-    **dict.fromkeys(("d", "day", "days"), 86400.0),
-}
-_DURATION_PART = re.compile(rf"{_NUMBER}\s*([a-z]*)", re.ASCII)
 
-MAX_SIZE_BYTES = 2**63 - 1
 MAX_RATE_BYTES_PER_S = 1e15
-MAX_DURATION_S = 100 * 365.25 * 86400.0
-
-
-def parse_size(value: str | float, name: str = "size") -> int:
-    """Bytes of a size such as `64MiB`, `1.5 GB` or `4096` (bytes); fractions of a byte are rounded.
-
-    `name` is what the message of a `ConfigurationError` calls the value.
-    """
-    hint = "write a number of bytes such as 4096, 500kB, 64MiB or 1.5GB"
-    if not isinstance(value, str):
-        number = _plain_number(value, name, hint)
-    else:
-        match = _SIZE.fullmatch(_stripped(value))
-        if match is None:
-            raise ConfigurationError(f"{name} = {_quote(value)} is not a size: {hint}")
-        prefix = (match[2] or "").lower()
-        if prefix and not match[3] and not prefix.endswith("i"):
-            # "64M" means 64 MiB to some and 64 MB to others.
-            raise ConfigurationError(
-                f"{name} = {_quote(value)} may mean {prefix.upper()}B or {prefix.upper()}iB: {hint}"
-            )
-        number = float(match[1]) * _PREFIXES[prefix]
-    if not 0 <= number <= MAX_SIZE_BYTES:
-        raise ConfigurationError(f"{name} = {_quote(value)} is out of range: 0 to 8388607 TiB")
-    return min(round(number), MAX_SIZE_BYTES)
 
 
 def parse_rate(value: str | float, name: str = "rate") -> float:
@@ -77,21 +42,6 @@ def parse_rate(value: str | float, name: str = "rate") -> float:
         raise ConfigurationError(
             f"{name} = {_quote(value)} is out of range: it must be more than 0, at most 8000 Tbit/s"
         )
-    return number
-
-
-def parse_duration(value: str | float, name: str = "duration") -> float:
-    """Seconds of a duration such as `90s`, `250ms`, `1.5 h`, `1h30m` or `2d`; a bare number is seconds.
-
-    `name` is what the message of a `ConfigurationError` calls the value.
-    """
-    hint = "write a time such as 90s, 10min, 1h30m or 2d"
-    if not isinstance(value, str):
-        number = _plain_number(value, name, hint)
-    else:
-        number = _sum_of_parts(value, name, hint)
-    if not 0.0 <= number <= MAX_DURATION_S:
-        raise ConfigurationError(f"{name} = {_quote(value)} is out of range: 0 s to 100 years")
     return number
 
 
@@ -121,22 +71,6 @@ def format_duration(duration_s: float) -> str:
             rest = (seconds % big_s) // small_s
             return f"{seconds // big_s} {big}" + (f" {rest} {small}" if rest else "")
     return f"{seconds} s"
-
-
-def _sum_of_parts(text: str, name: str, hint: str) -> float:
-    rest, total, smallest = _stripped(text).lower(), 0.0, math.inf
-    if not rest:
-        raise ConfigurationError(f"{name} = {_quote(text)} is not a duration: {hint}")
-    while rest:
-        match = _DURATION_PART.match(rest)
-        unit_s = _DURATION_UNITS_S.get(match[2]) if match else None
-        # Parts go from big to small, each unit once, and only a lone number may lack its unit.
-        alone = match is not None and len(match[0]) == len(rest) and smallest == math.inf
-        if match is None or unit_s is None or unit_s >= smallest or (not match[2] and not alone):
-            raise ConfigurationError(f"{name} = {_quote(text)} is not a duration: {hint}")
-        total += float(match[1]) * unit_s
-        smallest, rest = unit_s, rest[match.end() :].lstrip()
-    return total
 
 
 def _stripped(text: str) -> str:
