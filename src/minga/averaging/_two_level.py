@@ -55,4 +55,4 @@ def _ways(rates: UsableRates, sites: Partition) -> list[Way]:
         by_relays = {way.relays: way for way in ways}
         by_relays |= {way.relays: way for way in ways if way.root == way.relays[sum(way.relays) % 2]}
         return list(by_relays.values())
-    return ways
+    return list(dict.fromkeys(ways))

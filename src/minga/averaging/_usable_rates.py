@@ -20,7 +20,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 SLOWEST_RATE: Final = 1.0
 FASTEST_RATE: Final = 1e12
-"""Bytes per second: a slower rate is taken for the first; whoever claims a faster one has measured nothing."""
+"""Bytes per second: whoever claims less or more has measured nothing."""
 
 CONTRADICTION: Final = 2.0
 """A path measured this many times faster than one of its ends contradicts it."""
@@ -69,7 +69,8 @@ def usable(rates: SwarmRates) -> UsableRates:
     """Fill in what is unknown and clamp what is absurd.
 
     An unknown upload or download is taken for the median of the known ones of that kind (of the other kind if none
-    is known). A rate that is zero, negative or no number says nothing and counts as unknown; a path of rate 0 is none.
+    is known). A rate that is zero, negative, absurd or no number says nothing and counts as unknown; a path of rate 0
+    is none.
     """
     remarks: list[Remark] = []
     upload = [_rate(peer.upload, index, "upload", remarks) for index, peer in enumerate(rates.peers)]
@@ -92,10 +93,10 @@ def usable(rates: SwarmRates) -> UsableRates:
 def _rate(given: float | None, peer: int, kind: str, remarks: list[Remark]) -> float | None:
     if given is None:
         return None
-    if not 0.0 < given <= FASTEST_RATE:
-        remarks.append(Remark(peer, f"{kind} of {given:g} bytes/s is no rate: taken as unknown"))
-        return None
-    return max(float(given), SLOWEST_RATE)
+    if SLOWEST_RATE <= given <= FASTEST_RATE:
+        return float(given)
+    remarks.append(Remark(peer, f"{kind} of {given:g} bytes/s is no rate: taken as unknown"))
+    return None
 
 
 def _speed(given: float, peer: int, remarks: list[Remark]) -> float:
