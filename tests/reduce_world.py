@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from minga.averaging._all_reduce import AllReduce
+from minga.averaging._division import Division
 from minga.averaging._layout import VectorLayout
-from minga.averaging._messages import Member, Plan
+from minga.averaging._messages import Member, Part, Plan
 from minga.averaging._parts import part_sizes
+from minga.averaging._plans import PlanNeeds, make_plan
 from minga.averaging._round import RoundOutcome
 from minga.core._events import Event, EventBus
 from minga.identity._keys import Identity
@@ -62,10 +65,19 @@ class World:
 
     def plan(self, layout: VectorLayout, *, chunk_bytes: int = 16384, step: int = 0, round_id: str = ROUND) -> Plan:
         members = tuple(Member(p.network.address, p.network.address.dialable) for p in self.parties)
-        borders = [0]
-        for size in part_sizes(layout.total, [1.0 if member.aggregates else 0.0 for member in members]):
-            borders.append(borders[-1] + size)
-        return Plan(round_id, step, members, tuple(borders), chunk_bytes)
+        parts, stop = [], 0
+        for index, size in enumerate(part_sizes(layout.total, [1.0 if m.aggregates else 0.0 for m in members])):
+            if size:
+                stop += size
+                parts.append(Part(stop, index))
+        return Plan(round_id, step, members, tuple(parts), chunk_bytes)
+
+    def divide(self, layout: VectorLayout, division: Division, *, chunk_bytes: int = 16384) -> Plan:
+        """The plan of a division of the parties."""
+        members = tuple(Member(p.network.address, p.network.address.dialable) for p in self.parties)
+        needs = PlanNeeds(0, layout.total, layout.encoded_bytes(0, layout.total))
+        plan = make_plan("a round", needs, members, division)
+        return msgspec.structs.replace(plan, chunk_bytes=chunk_bytes)
 
     async def reduce(
         self,

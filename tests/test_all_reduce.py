@@ -109,17 +109,17 @@ async def say(stream: MessageStream, weight: int = 5, round_id: str = ROUND, par
 
 async def send_nan(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
     await say(stream)
-    await stream.send_bulk(struct.pack("<e", float("nan")) * plan.borders[1])
+    await stream.send_bulk(struct.pack("<e", float("nan")) * plan.parts[0].stop)
 
 
 async def send_infinity(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
     await say(stream)
-    await stream.send_bulk(struct.pack("<e", float("inf")) * plan.borders[1])
+    await stream.send_bulk(struct.pack("<e", float("inf")) * plan.parts[0].stop)
 
 
 async def send_too_little(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
     await say(stream)
-    await stream.send_bulk(bytes(2 * plan.borders[1] - 2))
+    await stream.send_bulk(bytes(2 * plan.parts[0].stop - 2))
 
 
 async def send_too_much(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
@@ -139,7 +139,7 @@ async def send_an_unknown_frame(stream: MessageStream, layout: VectorLayout, pla
 
 async def weigh_too_much(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
     await say(stream, weight=1 << 40)
-    await stream.send_bulk(bytes(2 * plan.borders[1]))
+    await stream.send_bulk(bytes(2 * plan.parts[0].stop))
 
 
 async def weigh_less_than_nothing(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
@@ -176,7 +176,7 @@ def test_a_lying_sender_is_named_and_left_out(lie: Lie) -> None:
             try:
                 async with liar.node.open(victim.peer_id, PART) as stream:
                     await lie(stream, LAYOUT, plan)
-                    await stream.receive_bulk_into(memoryview(bytearray(2 * plan.borders[1])))
+                    await stream.receive_bulk_into(memoryview(bytearray(2 * plan.parts[0].stop)))
             except RemoteError:
                 pass
 
@@ -203,7 +203,7 @@ def test_a_lying_aggregator_is_named_and_replaced() -> None:
 
         async def answer_nan(peer: str, stream: MessageStream) -> None:
             await stream.receive(PartHello)
-            size = plan.borders[4] - plan.borders[3]
+            size = plan.parts[3].stop - plan.parts[2].stop
             await stream.send_bulk(struct.pack("<e", float("nan")) * size)
 
         liar.node.serve(PART, answer_nan)
@@ -278,11 +278,11 @@ def test_a_second_stream_for_one_part_is_refused() -> None:
             liar = world.parties[2]
             async with liar.node.open(world.parties[0].peer_id, PART) as first:
                 await say(first)
-                await first.send_bulk(bytes(2 * plan.borders[1]))
+                await first.send_bulk(bytes(2 * plan.parts[0].stop))
                 async with liar.node.open(world.parties[0].peer_id, PART) as second:
                     await say(second)
                     with pytest.raises(RemoteError):
-                        await second.receive_bulk_into(memoryview(bytearray(2 * plan.borders[1])))
+                        await second.receive_bulk_into(memoryview(bytearray(2 * plan.parts[0].stop)))
 
         await world.parties[2].network.process.run(twice())
         results, _ = await task

@@ -18,12 +18,14 @@ from minga.averaging._following import JOIN, PROBE
 from minga.averaging._formation import GroupFormation
 from minga.averaging._gathering import OutOfSyncError
 from minga.averaging._group import GroupSettings
-from minga.averaging._messages import FromLeader, Join, Park, Plan, Redirect, Report, SignedPlan, Update
+from minga.averaging._messages import FromLeader, Join, Park, Part, Plan, Redirect, Report, SignedPlan, Update
 from minga.averaging._plans import CONTEXT
 from minga.averaging._ranking import ranking
 from minga.core._errors import MinorityError, ProtocolError, RejectedError, RemoteError
 from minga.network._interface import Address, PeerId
+from minga.network._lines import LineRates
 from minga.network._messages import MessageStream
+from minga.network._records import Links
 from minga.network._virtual import HostSettings
 from minga.training._port import TrainerPort
 from minga.training._work import WAIT
@@ -67,6 +69,13 @@ class Sight:
     def address(self, peer: PeerId) -> Address | None:
         return self.world.book.get(peer)
 
+    def links(self) -> dict[PeerId, Links]:
+        return self.world.links
+
+    def rates(self) -> LineRates:
+        own = self.world.links.get(self.me.party.peer_id, Links())
+        return LineRates(own.upload or None, own.download or None)
+
 
 class Member:
     """A trainer that only forms groups: a round is a pause."""
@@ -76,7 +85,7 @@ class Member:
         self.micro_batch, self.micro_batch_s = micro_batch, micro_batch_s
         self.port = TrainerPort(asyncio.get_running_loop(), lambda: torch.zeros(1))
         dialable = party.network.address.dialable
-        settings = GroupSettings(batch, "0" * 32, NUMEL, None, dialable, world.wait_in_minority)
+        settings = GroupSettings(batch, "0" * 32, NUMEL, 4 * NUMEL, dialable, wait_in_minority=world.wait_in_minority)
         self.sight = Sight(world, self)
         self.formation = GroupFormation(party.node, party.identity, settings, self.sight, self.port)
         self.plans: list[tuple[Plan, int]] = []
@@ -109,6 +118,7 @@ class Camp(World):
 
     def __init__(self, count: int, *, batch: int, wait_in_minority: bool = True, **options: Any) -> None:
         self.wait_in_minority = wait_in_minority
+        self.links: dict[PeerId, Links] = {}
         speeds = options.pop("speeds", [(4, 0.2)] * count)
         super().__init__(count, **options)
         self.members = [Member(self, party, batch, *speed) for party, speed in zip(self.parties, speeds, strict=True)]
@@ -162,8 +172,7 @@ def test_clients_take_part_over_connections_that_they_dialled(clients: int) -> N
             (plan,) = {member.plans[step][0] for member in camp.members}
             assert len(plan.members) == 32
             assert sum(not member.aggregates for member in plan.members) == clients
-            sizes = [b - a for a, b in zip(plan.borders, plan.borders[1:], strict=False)]
-            assert all(m.aggregates or not size for m, size in zip(plan.members, sizes, strict=True))
+            assert {part.root for part in plan.parts} == {i for i, m in enumerate(plan.members) if m.aggregates}
         await camp.close()
 
     main()
@@ -258,7 +267,7 @@ async def one_and_a_liar(batch: int = 40) -> tuple[Camp, Member, Party]:
 
 
 def join_of(party: Party, **changes: Any) -> Join:
-    join = Join(1, "0" * 32, party.network.address, True, None, Report())
+    join = Join(1, "0" * 32, party.network.address, True, True, None, None, Report())
     return msgspec.structs.replace(join, **changes)
 
 
@@ -333,13 +342,13 @@ def forged(kind: str, victim: Member, liar: Party) -> msgspec.Struct:
     from minga.averaging._messages import Member as Listed
 
     members = (Listed(liar.network.address, True), Listed(victim.party.network.address, True))
-    plan = Plan("0" * 32, victim.step, members, (0, 500, NUMEL), 16384)
+    plan = Plan("0" * 32, victim.step, members, (Part(500, 0), Part(NUMEL, 1)), 16384)
     if kind == "overlap":
-        plan = msgspec.structs.replace(plan, borders=(0, 2000, NUMEL))
+        plan = msgspec.structs.replace(plan, parts=(Part(2000, 0), Part(NUMEL, 1)))
     elif kind == "replayed":
         plan = msgspec.structs.replace(plan, step=victim.step - 1)
     elif kind == "without me":
-        plan = msgspec.structs.replace(plan, members=(members[0],), borders=(0, NUMEL))
+        plan = msgspec.structs.replace(plan, members=(members[0],), parts=(Part(NUMEL, 0),))
     encoded = b"\xc1\xc1" if kind == "garbage" else msgspec.msgpack.encode(plan)
     signer = victim.party.identity if kind == "wrong key" else liar.identity
     context = b"another purpose" if kind == "wrong context" else CONTEXT

@@ -38,6 +38,9 @@ class Trainer:
         self.orders.append("resume")
         self.now = msgspec.structs.replace(self.now, parked=False)
 
+    def rest(self, *, resting: bool) -> None:
+        self.orders.append("rest" if resting else "go on")
+
     async def seal(self) -> tuple[torch.Tensor | None, int]:
         return None, 0
 
@@ -74,7 +77,7 @@ class Line:
 
 def join_of(number: int, report: Report, previous: str = "") -> tuple[PeerId, Join]:
     peer = PeerId(f"{number:064x}")
-    return peer, Join(3, "0" * 32, Address(peer), True, None, report, previous=previous)
+    return peer, Join(3, "0" * 32, Address(peer), True, True, None, None, report, previous=previous)
 
 
 class Scene:

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.averaging._messages import MAX_CHUNKS, Member, Plan, SignedPlan
-from minga.averaging._plans import CONTEXT, accept_plan, make_plan, sign_plan
+from minga.averaging._division import Division, PartShare, PeerRates, SwarmRates
+from minga.averaging._messages import MAX_CHUNKS, Member, Part, Plan, SignedPlan
+from minga.averaging._planner import divide
+from minga.averaging._plans import CONTEXT, PlanNeeds, accept_plan, make_plan, sign_plan
 from minga.averaging._suspects import Suspects
 from minga.core._errors import ProtocolError
 from minga.identity._keys import Identity
@@ -21,7 +23,7 @@ ARGUMENTS: dict[str, Any] = {"leader": LEADER.peer_id, "step": 5, "numel": 100, 
 
 
 def plan_of(**changes: Any) -> Plan:
-    plan = Plan("0" * 32, 5, MEMBERS, (0, 40, 100, 100), 16384)
+    plan = Plan("0" * 32, 5, MEMBERS, (Part(40, 0), Part(100, 1)), 16384)
     return msgspec.structs.replace(plan, **changes)
 
 
@@ -33,14 +35,23 @@ def plan_of(**changes: Any) -> Plan:
         ({"members": (MEMBERS[1], MEMBERS[0], MEMBERS[2])}, {}, "not the leader"),
         ({}, {"me": PeerId("f" * 64)}, "leaves out"),
         ({"members": (MEMBERS[0], MEMBERS[1], MEMBERS[1])}, {}, "listed twice"),
-        ({"borders": (0, 100)}, {}, "do not cover"),
-        ({"borders": (0, 40, 100, 101)}, {}, "do not cover"),
-        ({"borders": (1, 40, 100, 100)}, {}, "do not cover"),
+        ({"parts": (Part(40, 0), Part(99, 1))}, {}, "do not cover"),
+        ({"parts": (Part(40, 0), Part(101, 1))}, {}, "do not cover"),
         ({}, {"numel": 99}, "do not cover"),
-        ({"borders": (0, 120, 100, 100)}, {}, "overlap"),
-        ({"borders": (0, 70, 40, 100)}, {}, "overlap"),
-        ({"borders": (0, 40, 60, 100)}, {}, "a client is to aggregate"),
-        ({"borders": (0, 1 << 30, 1 << 30, 1 << 30), "chunk_bytes": 1024}, {"numel": 1 << 30}, "chunks are too many"),
+        ({"parts": (Part(120, 0), Part(100, 1))}, {}, "overlap"),
+        ({"parts": (Part(40, 0), Part(40, 1), Part(100, 1))}, {}, "overlap"),
+        ({"parts": (Part(0, 0), Part(100, 1))}, {}, "overlap"),
+        ({"parts": (Part(40, 2), Part(100, 1))}, {}, "a client is to aggregate"),
+        ({"parts": (Part(40, 0), Part(100, 3))}, {}, "a member that it does not have"),
+        ({"resting": (3,)}, {}, "a member that it does not have"),
+        ({"sites": ((0, 3),)}, {}, "a member that it does not have"),
+        ({"sites": ((0, 1), (1, 2))}, {}, "on two sites"),
+        ({"sites": ((0, 1),)}, {}, "not one relay for each site"),
+        ({"parts": (Part(100, 0, (0,)),)}, {}, "not one relay for each site"),
+        ({"parts": (Part(100, 0, (1,)),), "sites": ((0, 1),)}, {}, "stands beside the root"),
+        ({"parts": (Part(100, 0, (2,)),), "sites": ((1, 2),)}, {}, "cannot aggregate"),
+        ({"parts": (Part(100, 0, (0,)),), "sites": ((1, 2),)}, {}, "not of its site"),
+        ({"parts": (Part(1 << 30, 0),), "chunk_bytes": 1024}, {"numel": 1 << 30}, "chunks are too many"),
     ],
 )
 def test_plans_that_do_not_hold_together(changes: dict[str, Any], arguments: dict[str, Any], flaw: str) -> None:
@@ -54,19 +65,25 @@ def test_plans_that_do_not_hold_together(changes: dict[str, Any], arguments: dic
 @pytest.mark.parametrize("rate", [1e-300, 1e-12, 0.0, 1.0, 125_000.0, 1e300])
 @pytest.mark.parametrize("numel", [1, 100, 17_800_000, 1 << 33])
 def test_whatever_rates_are_declared_the_plan_is_accepted(rate: float, numel: int) -> None:
-    plan = make_plan("a name", 5, MEMBERS, [rate, None, 1e-9], numel)
+    rates = SwarmRates((PeerRates(rate, rate), PeerRates(None, None), PeerRates(1e-9, 1e-9, aggregates=False)))
+    plan = make_plan("a name", PlanNeeds(5, numel, 4 * numel), MEMBERS, divide(rates, 4.0 * numel))
     assert accept_plan(sign_plan(plan, LEADER), **{**ARGUMENTS, "numel": numel}) == plan
     assert 4 * numel / plan.chunk_bytes <= MAX_CHUNKS / 2
-    assert plan.borders[2] == plan.borders[3] == numel, "a client reduces nothing"
+    assert all(part.root != 2 for part in plan.parts), "a client reduces nothing"
 
 
-def test_parts_follow_the_rates_and_names_the_text() -> None:
-    plan = make_plan(
-        "a name", 5, (*MEMBERS[:2], msgspec.structs.replace(MEMBERS[2], aggregates=True)), [3e6, 2e6, 1e6], 3000
-    )
-    sizes = [b - a for a, b in zip(plan.borders, plan.borders[1:], strict=False)]
-    assert sizes[0] > sizes[1] > sizes[2]
-    assert plan.round_id != make_plan("another", 5, MEMBERS, [None] * 3, 3000).round_id
+def test_parts_follow_the_shares_and_names_the_text() -> None:
+    division = Division((PartShare(0.5, 1), PartShare(0.3, 0), PartShare(0.2, 0)), predicted_s=7.0)
+    plan = make_plan("a name", PlanNeeds(5, 3000, 12000), MEMBERS, division, resting=[2])
+    assert plan.parts == (Part(1500, 1), Part(2400, 0), Part(3000, 0))
+    assert (plan.predicted_s, plan.resting, plan.sites) == (7.0, (2,), ())
+    assert plan.round_id != make_plan("another", PlanNeeds(5, 3000, 12000), MEMBERS, division).round_id
+
+
+def test_parts_too_small_for_an_element_are_left_out() -> None:
+    division = Division((PartShare(0.999, 0), PartShare(0.001, 1)))
+    plan = make_plan("a name", PlanNeeds(5, 10, 40), MEMBERS, division)
+    assert plan.parts == (Part(10, 0),)
 
 
 def test_text_that_is_no_utf8_blames_the_leader() -> None:

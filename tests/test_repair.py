@@ -146,8 +146,8 @@ def test_chunks_tile_the_vector_and_bitmaps_can_be_undone(numel: int, count: int
     async def main() -> None:
         world = World(count)
         layout = VectorLayout((numel,), "int8")
-        chunks, parts = chunk_table(layout, world.plan(layout, chunk_bytes=target))
-        assert [index for part in parts for index in part] == list(range(len(chunks)))
+        chunks, assignments = chunk_table(layout, world.plan(layout, chunk_bytes=target))
+        assert [index for part in assignments for index in part.chunks] == list(range(len(chunks)))
         assert [chunk.start for chunk in chunks] == [0, *(chunk.stop for chunk in chunks[:-1])]
         assert chunks[-1].stop == numel
         bits = [bool(have >> i & 1) for i in range(len(chunks))]

@@ -125,8 +125,8 @@ class AllReduce:
 
     async def _serve_lost(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Lost)
-        _, repairer, _ = await self._expect(peer, request.round_id)
-        await repairer.coordinate(set(request.lost))
+        _, repairer, sender = await self._expect(peer, request.round_id)
+        await repairer.coordinate(sender, request)
         await stream.send(Done())
 
     async def _serve_alive(self, peer: PeerId, stream: MessageStream) -> None:

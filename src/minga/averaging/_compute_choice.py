@@ -61,11 +61,13 @@ def resting(rates: SwarmRates, work: Work, *, limit_s: float = 30.0) -> tuple[in
     senders = [index for index, peer in enumerate(rates.peers) if peer.sends and peer.samples_per_second > 0.0]
     if len(senders) < 2 or not any(peer.aggregates for peer in rates.peers) or not work.vector_bytes > 0.0:
         return ()
+    speed, limit = sum(rates.peers[index].samples_per_second for index in senders), 1.0 - GAIN
+    if combined(work, speed, 0.0) >= limit * step_seconds(rates, work):
+        return ()  # even rounds that take no time at all would not be worth it
     choices = (
         _exact(rates, work, senders, limit_s) if len(rates.peers) <= EXACT_PEERS else _ranked(rates, work, senders)
     )
-    limit = step_seconds(rates, work) * (1.0 - GAIN)
-    best: tuple[float, tuple[int, ...]] = (limit, ())
+    best: tuple[float, tuple[int, ...]] = (limit * step_seconds(rates, work), ())
     for rests in choices:
         best = min(best, (step_seconds(with_resting(rates, rests), work), rests))
     return _fewest(rates, work, best[1]) if best[1] else ()

@@ -27,6 +27,9 @@ class Contributor(Protocol):
     def resume(self) -> None:
         """Undo `park`."""
 
+    def rest(self, *, resting: bool) -> None:
+        """Leave off computing until told otherwise: the upload of its gradient would cost the others too much time."""
+
     async def seal(self) -> tuple[torch.Tensor | None, int]:
         """Take what was accumulated: the mean gradient (float32, flat, CPU) and the number of samples behind it.
 

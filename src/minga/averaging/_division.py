@@ -9,7 +9,7 @@ part crosses a slow link between two sites once in each direction instead of onc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -73,3 +73,22 @@ class Division:
     sites: tuple[tuple[int, ...], ...] = ()
     predicted_s: float | None = None
     binding: Binding | None = None
+
+
+def renumbered(division: Division, names: Sequence[int]) -> Division:
+    """The same division with the peer of number i called `names[i]`, each number once."""
+    order = sorted(range(len(division.sites)), key=lambda place: min(names[peer] for peer in division.sites[place]))
+    binding = division.binding
+    if binding is not None:
+        other = None if binding.other is None else names[binding.other]
+        binding = Binding(binding.kind, names[binding.peer], other)
+    parts = (
+        PartShare(part.share, names[part.root], tuple(names[part.relays[place]] for place in order))
+        for part in division.parts
+    )
+    return Division(
+        parts=tuple(sorted(parts, key=lambda part: (part.root, part.relays))),
+        sites=tuple(tuple(sorted(names[peer] for peer in division.sites[place])) for place in order),
+        predicted_s=division.predicted_s,
+        binding=binding,
+    )

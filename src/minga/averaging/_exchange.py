@@ -1,40 +1,60 @@
-"""The member's side of an assignment: send local chunks to the aggregator, read the reduced ones back."""
+"""The sender's side of an assignment: send chunks to the root or the own relay, read the reduced ones back."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 import torch
 
 from minga.averaging._codecs import CONTRIBUTION_LIMIT, is_finite
-from minga.averaging._messages import Assignment, Fetch, PartHello
+from minga.averaging._layout import Chunk
+from minga.averaging._messages import Assignment, ChunkWeight, Fetch, PartHello
 from minga.averaging._round import Round
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.network._interface import Buffer
 from minga.network._messages import MessageStream
 
 PART, FETCH = "round.part", "round.fetch"
 
 
-async def exchange(round: Round, assignment: Assignment) -> None:
-    """Move one assignment in both directions; a failure buries the aggregator."""
-    aggregator = assignment.aggregator
+class Relay(Protocol):
+    """What a relay's own reducer does for the relay's exchange with the root."""
+
+    async def contribution(self, index: int) -> tuple[int, Buffer]:
+        """The samples behind a chunk of the own site, and their encoded mean (nothing if there are none)."""
+
+    def pass_on(self, index: int, body: Buffer) -> None:
+        """Send the encoded result of a chunk to the own site. The bytes must not change any more."""
+
+
+async def exchange(round: Round, assignment: Assignment, relay: Relay | None = None) -> None:
+    """Move one assignment in both directions; a failure buries the member on the other side.
+
+    With a `relay`, this member sends for its site and passes on what comes back.
+    """
+    parent = round.routes.parent(assignment, round.me)
+    if parent is None:
+        return
     try:
-        async with round.node.open(round.members[aggregator], PART) as stream:
-            with round.expecting(aggregator, stream):
-                await _converse(round, assignment, stream)
+        async with round.node.open(round.members[parent], PART, bulk=True) as stream:
+            with round.expecting(parent, stream):
+                await _converse(round, assignment, stream, relay)
     except RemoteError as error:
         if any(not round.have[i] for i in assignment.chunks):
-            round.bury(aggregator, error.message)
+            round.bury(parent, error.message)
 
 
-async def _converse(round: Round, assignment: Assignment, stream: MessageStream) -> None:
-    await stream.send(PartHello(round.plan.round_id, assignment.key, round.weight if round.local is not None else 0))
-    sending = asyncio.get_running_loop().create_task(_send_local(round, assignment, stream))
+async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay | None) -> None:
+    weight = None if relay is not None else round.weight if round.local is not None else 0
+    await stream.send(PartHello(round.plan.round_id, assignment.key, weight))
+    sending = _send_site(round, assignment, stream, relay) if relay else _send_local(round, assignment, stream)
+    task = asyncio.get_running_loop().create_task(sending)
     try:
-        await _receive_reduced(round, assignment, stream)  # then nobody waits for what is not sent by now
+        await _receive_reduced(round, assignment, stream, relay)  # then nobody waits for what is not sent by now
     finally:
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
@@ -44,7 +64,7 @@ async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
         return
     round.fetching.update(wanted)
     try:
-        async with round.node.open(round.members[holder], FETCH) as stream:
+        async with round.node.open(round.members[holder], FETCH, bulk=True) as stream:
             with round.expecting(holder, stream):
                 await _receive_fetched(round, wanted, stream)
     except RemoteError as error:
@@ -88,37 +108,67 @@ def as_bytes(values: torch.Tensor) -> memoryview:
     return memoryview(values.numpy()).cast("B")  # type: ignore[arg-type]  # numpy arrays are buffers at run time
 
 
+# ---- sending
+
+
 async def _send_local(round: Round, assignment: Assignment, stream: MessageStream) -> None:
     if round.local is None:
         return
+    buffer = _buffer(round, assignment)
     for index in assignment.chunks:
         chunk = round.chunks[index]
         source = round.slice(round.local, chunk)
         if chunk.codec.name == "float32":
-            body: bytearray | memoryview = as_bytes(source)
+            body = as_bytes(source)
         else:
-            body = bytearray(chunk.encoded_bytes)
-            chunk.codec.encode(source, memoryview(body), limit=CONTRIBUTION_LIMIT)
+            body = buffer[: chunk.encoded_bytes]
+            chunk.codec.encode(source, body, limit=CONTRIBUTION_LIMIT)
         await stream.send_bulk(body)
         round.bytes_sent += chunk.encoded_bytes
 
 
-async def _receive_reduced(round: Round, assignment: Assignment, stream: MessageStream) -> None:
+async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay) -> None:
+    for index in assignment.chunks:
+        weight, body = await relay.contribution(index)
+        await stream.send(ChunkWeight(weight))
+        if weight:
+            await stream.send_bulk(body)
+            round.bytes_sent += round.chunks[index].encoded_bytes
+
+
+# ---- receiving
+
+
+async def _receive_reduced(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay | None) -> None:
+    buffer = _buffer(round, assignment)
     for index in assignment.chunks:
         chunk = round.chunks[index]
         target = round.slice(round.result, chunk)
         if chunk.codec.name == "float32":
-            await stream.receive_bulk_into(as_bytes(target))
+            body = as_bytes(target)
+            await stream.receive_bulk_into(body)
             _require_finite(target, stream)
         else:
-            body = bytearray(chunk.encoded_bytes)
-            await stream.receive_bulk_into(memoryview(body))
-            try:
-                chunk.codec.decode(body, target)
-            except ValueError as error:
-                raise ProtocolError(f"a reduced chunk is refused: {error}", peer=stream.peer, phase="reduce") from error
+            body = buffer[: chunk.encoded_bytes] if relay is None else memoryview(bytearray(chunk.encoded_bytes))
+            await stream.receive_bulk_into(body)
+            _decode(chunk, body, target, stream)
         round.bytes_received += chunk.encoded_bytes
+        if relay is not None:
+            relay.pass_on(index, body)
         round.got(index)
+
+
+def _buffer(round: Round, assignment: Assignment) -> memoryview:
+    """Memory for one encoded chunk after the other; float32 needs none."""
+    sizes = (c.encoded_bytes for i in assignment.chunks if (c := round.chunks[i]).codec.name != "float32")
+    return memoryview(bytearray(max(sizes, default=0)))
+
+
+def _decode(chunk: Chunk, body: memoryview, target: torch.Tensor, stream: MessageStream) -> None:
+    try:
+        chunk.codec.decode(body, target)
+    except ValueError as error:
+        raise ProtocolError(f"a reduced chunk is refused: {error}", peer=stream.peer, phase="reduce") from error
 
 
 def _require_finite(values: torch.Tensor, stream: MessageStream) -> None:

@@ -25,12 +25,14 @@ import math
 from collections.abc import Collection
 
 from minga.averaging._contributor import Contributor
+from minga.averaging._desk import UNFAIR, Divide, PlanDesk
 from minga.averaging._following import JOIN, PROBE, ask_around, follow
 from minga.averaging._gathering import Gathering, OutOfSyncError, Surroundings
 from minga.averaging._group import GroupSettings, Surveyor
 from minga.averaging._messages import Join, Plan, Redirect, Report
 from minga.averaging._permission import Permission
-from minga.averaging._plans import make_plan, member_of, sign_plan
+from minga.averaging._planner import divide
+from minga.averaging._plans import sign_plan
 from minga.averaging._ranking import has_quorum, ranking
 from minga.averaging._seat import Seat
 from minga.averaging._suspects import Suspects
@@ -45,6 +47,7 @@ AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""
 STAND_BY_S = 0.25
 PROBE_PERIOD_S = 1.0
+PREPARE_PERIOD_S = 1.0
 RECENT_S = 60.0
 """Seconds after a round for which its members count for a peer that had to fetch the state."""
 
@@ -53,7 +56,13 @@ class GroupFormation:
     """Forms the group of one step after the other for one peer."""
 
     def __init__(
-        self, node: Node, identity: Identity, settings: GroupSettings, surveyor: Surveyor, contributor: Contributor
+        self,
+        node: Node,
+        identity: Identity,
+        settings: GroupSettings,
+        surveyor: Surveyor,
+        contributor: Contributor,
+        divide: Divide = divide,
     ) -> None:
         self.view: tuple[PeerId, ...] = ()
         """Members of the last round that this peer took part in, its leader first; empty before the first."""
@@ -69,9 +78,9 @@ class GroupFormation:
         self._viewed_s = -math.inf
         self._suspects = Suspects(self._now)
         self._changed = Signal()
-        self._attempt = 0
         self._merge_into: Address | None = None
         self._tardy: set[PeerId] = set()
+        self._desk = PlanDesk(node, settings, surveyor, divide)
         self._permission = Permission(node, surveyor, wait_in_minority=settings.wait_in_minority)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
@@ -117,7 +126,7 @@ class GroupFormation:
                 except OutOfSyncError:
                     raise
                 except RejectedError as error:  # it cannot take us right now: ask again a little later
-                    if error.code in ("ahead", "layout", "full") and error.peer:
+                    if error.code in ("ahead", "layout", "full", UNFAIR) and error.peer:
                         self._suspects.add(PeerId(error.peer))
                     self._contributor.resume()
                     await self._changed.wait(STAND_BY_S)
@@ -129,6 +138,9 @@ class GroupFormation:
                     self._contributor.resume()
                     continue
                 if isinstance(outcome, Plan):
+                    self._desk.check(outcome)
+                    me = [member.peer_id for member in outcome.members].index(self._node.peer_id)
+                    self._contributor.rest(resting=me in outcome.resting)
                     self.view = tuple(member.peer_id for member in outcome.members)
                     self._viewed_s = self._now()
                     self._clients = {member.peer_id for member in outcome.members if not member.aggregates}
@@ -198,12 +210,15 @@ class GroupFormation:
         return outcome
 
     def _join_message(self, seats: int = 0) -> Join:
+        rates = self._surveyor.rates()
         return Join(
             step=self._step,
             layout=self._settings.layout,
             address=self._node.address,
             aggregates=self._settings.aggregates,
-            bandwidth=self._settings.bandwidth,
+            computes=self._settings.computes,
+            upload=rates.upload,
+            download=rates.download,
             report=self._contributor.report(),
             suspects=tuple(sorted(self._suspects.now()))[:64],
             seats=seats,
@@ -225,21 +240,23 @@ class GroupFormation:
         gathering = Gathering(self._step, me, own, self._contributor, self._settings.target_batch_size, around)
         self._gathering, self._merge_into = gathering, None
         self._changed.fire()
-        probe = asyncio.get_running_loop().create_task(self._probe_other_leaders(gathering))
+        loop = asyncio.get_running_loop()
+        aside = [loop.create_task(self._probe_other_leaders(gathering)), loop.create_task(self._prepare(gathering))]
         try:
             leader = await gathering.run()
             if leader is not None:
                 return leader
             # Who was waited for in vain (it may not reach us) is not waited for again before it joined once.
             self._tardy = (self._tardy | self._expected()) - set(gathering.everyone())
-            plan = self._make_plan(gathering)
+            plan = await self._desk.plan(self._step, gathering.everyone())
             await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
         except BaseException:
             await gathering.dismiss()
             raise
         finally:
-            probe.cancel()
+            for task in aside:
+                task.cancel()
             self._gathering = None
             self._changed.fire()
 
@@ -247,16 +264,13 @@ class GroupFormation:
         known = (set(self.view) & set(self._surveyor.alive())) | set(self._surveyor.at(self._step))
         return known - self._suspects.now() - self._tardy - {self._node.peer_id}
 
-    def _make_plan(self, gathering: Gathering) -> Plan:
-        seats = gathering.everyone()
-        me = self._node.peer_id
-        order = [me] + [peer for peer in ranking(self._node.run_id, self._step, seats) if peer != me]
-        members = [member_of(seats[peer].join) for peer in order]
-        rates = [seats[peer].join.bandwidth for peer in order]
-        self._attempt += 1
-        now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
-        name = f"{self._node.run_id}\n{self._step}\n{self._attempt}\n{now}\n" + "\n".join(order)
-        return make_plan(name, self._step, members, rates, self._settings.numel)
+    async def _prepare(self, gathering: Gathering) -> None:
+        """While the step is under way: have a division at hand for those who are there."""
+        while True:
+            await asyncio.sleep(PREPARE_PERIOD_S)
+            await self._desk.prepare(gathering.everyone())
+            if not any(seat.report.micro_batch for seat in gathering.seats.values()):
+                self._contributor.rest(resting=False)  # nobody else computes: those for whom it rested are gone
 
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""

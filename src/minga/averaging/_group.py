@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from minga.network._interface import Address, PeerId
+from minga.network._lines import LineRates
+from minga.network._records import Links
 
 
 class Surveyor(Protocol):
@@ -36,16 +38,27 @@ class Surveyor(Protocol):
     def address(self, peer: PeerId) -> Address | None:
         """Where a peer can be dialled, if known."""
 
+    def links(self) -> Mapping[PeerId, Links]:
+        """What each living peer publishes of its links, this one included."""
+
+    def rates(self) -> LineRates:
+        """This peer's own present rates."""
+
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """What stays the same in all groups of a run. `bandwidth` is this peer's own declared rate in bytes per second
-    (None: unknown), `aggregates` whether it can be dialled by all and so can reduce a part for them.
+    """What stays the same in all groups of a run.
+
+    Of the vector: the fingerprint of its `layout`, its elements, and the bytes they take as encoded. Of this peer:
+    whether it can be dialled by all and so `aggregates` for them, and whether it `computes` (an auxiliary does not).
+    `overlapped`: rounds go on beside the next step's computing.
     """
 
     target_batch_size: int
     layout: str
     numel: int
-    bandwidth: float | None
+    encoded_bytes: int
     aggregates: bool
+    computes: bool = True
     wait_in_minority: bool = True
+    overlapped: bool = False

@@ -12,20 +12,26 @@ import msgspec
 
 from minga.network._interface import Address, PeerId
 
-MAX_MEMBERS = 4096
+MAX_MEMBERS = 1000
+"""So that a plan fits into a message, whatever addresses its members tell."""
+MAX_PARTS = 4096
+MAX_SITES = 256
 MAX_SAMPLES = 1 << 40
 MAX_CHUNKS = 1 << 17
 MAX_TERM = 1000
+LONGEST_S = 1e9
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Samples = Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=LONGEST_S)]
 Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+AssignmentKey = tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)], Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]]
 RoundId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Fingerprint = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Members = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,9 +53,10 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A peer asks to be in the group of `step`.
 
-    `layout` is the fingerprint of its vector, `bandwidth` its declared rate in bytes per second (None: unknown),
-    `suspects` the peers before this leader in the ranking from which it hears nothing, `seats` how many members have
-    joined the sender itself (two leaders of one step settle by this who goes on), -1 for a newcomer that looks around,
+    `layout` is the fingerprint of its vector, `aggregates` whether all can reach it, `computes` whether it has samples
+    to give at all, `upload` and `download` its own estimate of its link in bytes per second (None: unknown). `suspects`
+    are the peers before this leader in the ranking from which it hears nothing, `seats` how many members have joined
+    the sender itself (two leaders of one step settle by this who goes on), -1 for a newcomer that looks around,
     `previous` the fingerprint of the reduced vector that led to `step`, empty if its state came in another way.
     """
 
@@ -57,7 +64,9 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: Fingerprint
     address: Address
     aggregates: bool
-    bandwidth: Rate | None
+    computes: bool
+    upload: Rate | None
+    download: Rate | None
     report: Report
     suspects: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=64)] = ()
     seats: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_MEMBERS)] = 0
@@ -96,18 +105,38 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.address.peer_id
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A slice of the vector, from where the part before it ends to `stop`, which member `root` makes the result of.
+
+    `relays` has one member of each of the plan's sites: see `minga.averaging._division`.
+    """
+
+    stop: Offset
+    root: Index
+    relays: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_SITES)] = ()
+
+
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
     """Who reduces what in one round.
 
-    `members` starts with the leader, the others follow in the order in which they take over from it. Member i reduces
-    elements `[borders[i], borders[i + 1])` of the vector, in chunks of about `chunk_bytes` encoded bytes.
+    `members` starts with the leader, the others follow in the order in which they take over from it. `parts` cover the
+    vector from element 0 on and go in chunks of about `chunk_bytes` encoded bytes. `sites` are the groups of members
+    that reduce among themselves first. `resting` members are asked not to compute until a later plan does not name
+    them: their uploads would cost the others more time than their samples save. `predicted_s` is what the leader
+    expects the round to take, None if it knows no rates.
     """
 
     round_id: RoundId
     step: Step
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
-    borders: Annotated[tuple[Offset, ...], msgspec.Meta(min_length=2, max_length=MAX_MEMBERS + 1)]
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
     chunk_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)]
+    sites: Annotated[
+        tuple[Annotated[tuple[Index, ...], msgspec.Meta(min_length=2, max_length=MAX_MEMBERS)], ...],
+        msgspec.Meta(max_length=MAX_SITES),
+    ] = ()
+    resting: Members = ()
+    predicted_s: Seconds | None = None
 
 
 class SignedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="signed_plan"):
@@ -121,36 +150,51 @@ FromLeader = Park | Resume | Redirect | SignedPlan
 
 
 class PartHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Opens the stream between a member and an aggregator: which assignment of which round, and the sender's weight
-    (samples behind its vector; 0 sends nothing and only receives).
+    """Opens the stream between a member and the root or relay that it sends an assignment to: which assignment of
+    which round, and the sender's weight (samples behind its vector; 0 sends nothing and only receives).
+
+    A relay has no weight here: it tells with each chunk how many samples of its site are behind that.
     """
 
     round_id: RoundId
-    assignment: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)], Index]
+    assignment: AssignmentKey
+    weight: Samples | None
+
+
+class ChunkWeight(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Relay to root, before each chunk: the samples behind its mean; with 0 there is no chunk to follow."""
+
     weight: Samples
 
 
 class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Member to coordinator: nothing more comes from these members (indices into the plan)."""
+    """Member to coordinator: nothing more comes from the `lost` (indices into the plan), and others should take over
+    what the `slow` have left.
+    """
 
     round_id: RoundId
-    lost: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    lost: Members
+    slow: Members = ()
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Chunks (global numbers) that member `aggregator` reduces; `key` = (repair term, position) is unique in it."""
+    """Chunks (global numbers) of which member `aggregator` makes the result; `key` = (repair term, position) is unique
+    in it. `relays` are those of the plan's part, repairs have none.
+    """
 
-    key: tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)], Index]
+    key: AssignmentKey
     aggregator: Index
     chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
+    relays: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_SITES)] = ()
 
 
 class Freeze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Coordinator to member: take no more from `dead`; tell me what you hold."""
+    """Coordinator to member: take no more from `dead`, nor what went through the `revoked`; tell me what you hold."""
 
     round_id: RoundId
     term: Annotated[int, msgspec.Meta(ge=1, le=MAX_TERM)]
-    dead: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    dead: Members
+    revoked: Members
 
 
 class Holding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -166,7 +210,8 @@ class Repair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     round_id: RoundId
     term: Annotated[int, msgspec.Meta(ge=1, le=MAX_TERM)]
-    dead: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    dead: Members
+    revoked: Members
     assignments: tuple[Assignment, ...]
     holders: Annotated[tuple[tuple[Index, tuple[Offset, ...]], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 

@@ -1,44 +1,71 @@
-"""Plans: made by a leader, signed, and checked by everybody who gets one."""
+"""Plans: made by a leader from a division, signed, and checked by everybody who gets one."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 from blake3 import blake3
 
-from minga.averaging._messages import MAX_CHUNKS, Join, Member, Plan, SignedPlan
-from minga.averaging._parts import part_sizes
+from minga.averaging._division import Division
+from minga.averaging._messages import LONGEST_S, MAX_CHUNKS, Join, Member, Part, Plan, SignedPlan
+from minga.averaging._parts import allocate
 from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError
 from minga.identity._keys import Identity, verify
 from minga.network._interface import PeerId
 
 CONTEXT = b"minga plan"
-MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 512 << 10
 PLANNED_ENDPOINTS = 8
-CHUNK_S = 0.25
-"""Seconds that the slowest declared link takes for one chunk, within the two bounds above."""
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 1 << 20
+CHUNKS_PER_MEMBER = 32
+"""A vector goes in so many chunks for each member: until the first is reduced everywhere nothing comes back, and that
+takes one chunk to each of the others, so about one 32nd of the round is lost to it."""
 
-SLOWEST_RATE, FASTEST_RATE = 1.0, 1e15
+LONGEST_CHUNKS = MAX_CHUNKS // 2
+"""Chunks of a plan at most, leaving room for those that the borders of parts and codecs cut off."""
 
 
-def make_plan(name: str, step: int, members: Sequence[Member], rates: Sequence[float | None], numel: int) -> Plan:
-    """The plan of a round over `numel` elements; `members` in their order, the leader first.
+@dataclass(frozen=True)
+class PlanNeeds:
+    """What a plan is for: the round's step, the elements of the vector and the bytes that they take encoded."""
 
-    `rates` are what they declared in bytes per second (None or 0: unknown); parts are proportional to them, and
-    clients get none. `name` is a text that no other round of the run has.
+    step: int
+    numel: int
+    encoded_bytes: int
+
+
+def make_plan(
+    name: str, needs: PlanNeeds, members: Sequence[Member], division: Division, resting: Sequence[int] = ()
+) -> Plan:
+    """The plan of a round; `members` in their order, the leader first, are what the division's numbers stand for.
+
+    `name` is a text that no other round of the run has.
     """
-    known = [min(max(rate, SLOWEST_RATE), FASTEST_RATE) if rate else None for rate in rates]
-    parts = part_sizes(numel, [r if m.aggregates else 0.0 for m, r in zip(members, known, strict=True)])
-    borders = [0]
-    for part in parts:
-        borders.append(borders[-1] + part)
-    slowest = min((rate for rate in known if rate is not None), default=math.inf)
-    chunk_bytes = min(MAX_CHUNK_BYTES, max(MIN_CHUNK_BYTES, CHUNK_S * slowest))
-    chunk_bytes = max(int(chunk_bytes), -(-4 * numel * 2 // MAX_CHUNKS))
-    return Plan(blake3(name.encode()).hexdigest(length=16), step, tuple(members), tuple(borders), chunk_bytes)
+    sizes = allocate(needs.numel, [part.share for part in division.parts])
+    parts, stop = [], 0
+    for size, share in zip(sizes, division.parts, strict=True):
+        if size:
+            stop += size
+            parts.append(Part(stop, share.root, share.relays))
+    return Plan(
+        round_id=blake3(name.encode()).hexdigest(length=16),
+        step=needs.step,
+        members=tuple(members),
+        parts=tuple(parts),
+        chunk_bytes=_chunk_bytes(needs, len(members)),
+        sites=division.sites,
+        resting=tuple(resting),
+        predicted_s=None if division.predicted_s is None else min(division.predicted_s, LONGEST_S),
+    )
+
+
+def _chunk_bytes(needs: PlanNeeds, members: int) -> int:
+    best = needs.encoded_bytes // (CHUNKS_PER_MEMBER * members)
+    fewest = 4 * needs.numel // LONGEST_CHUNKS + 1
+    return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, best), fewest)
 
 
 def member_of(join: Join) -> Member:
@@ -65,24 +92,45 @@ def accept_plan(signed: SignedPlan, *, leader: PeerId, step: int, numel: int, me
         plan = msgspec.msgpack.decode(signed.plan, type=Plan)
     except DECODING_ERRORS as error:
         raise ProtocolError(f"malformed plan: {error}", peer=leader, round=step, phase="group") from error
-    if (flaw := _flaw(plan, leader, step, numel, me)) is not None:
+    if (flaw := next(_flaws(plan, leader, step, numel, me), None)) is not None:
         raise ProtocolError(f"plan refused: {flaw}", peer=leader, round=step, phase="group")
     return plan
 
 
-def _flaw(plan: Plan, leader: PeerId, step: int, numel: int, me: PeerId) -> str | None:
+def _flaws(plan: Plan, leader: PeerId, step: int, numel: int, me: PeerId) -> Iterator[str]:
     ids = [member.peer_id for member in plan.members]
-    parts = list(zip(plan.borders, plan.borders[1:], strict=False))
-    ends = (plan.borders[0], plan.borders[-1])
-    clients = [part for member, part in zip(plan.members, parts, strict=False) if not member.aggregates]
-    flaws = {
-        f"it is for step {plan.step}": plan.step != step,
-        "its first member is not the leader": ids[0] != leader,
-        "a member is listed twice": len(set(ids)) != len(ids),
-        "it leaves out the peer that it was sent to": me not in ids,
-        "its parts do not cover the vector": len(parts) != len(ids) or ends != (0, numel),
-        "its parts overlap": any(stop < start for start, stop in parts),
-        "a client is to aggregate": any(start < stop for start, stop in clients),
-        "its chunks are too many": 4 * numel > plan.chunk_bytes * (MAX_CHUNKS - len(ids)),
-    }
-    return next((flaw for flaw, found in flaws.items() if found), None)
+    if plan.step != step:
+        yield f"it is for step {plan.step}"
+    if ids[0] != leader:
+        yield "its first member is not the leader"
+    if len(set(ids)) != len(ids):
+        yield "a member is listed twice"
+    if me not in ids:
+        yield "it leaves out the peer that it was sent to"
+    if plan.parts[-1].stop != numel:
+        yield "its parts do not cover the vector"
+    if plan.parts[0].stop <= 0 or any(after.stop <= before.stop for before, after in pairwise(plan.parts)):
+        yield "its parts overlap or are empty"
+    if 4 * numel > plan.chunk_bytes * (MAX_CHUNKS - len(plan.parts)):
+        yield "its chunks are too many"
+    yield from _flaws_of_roles(plan)
+
+
+def _flaws_of_roles(plan: Plan) -> Iterator[str]:
+    known = range(len(plan.members))
+    on_sites = [index for site in plan.sites for index in site]
+    if any(index not in known for index in (*on_sites, *plan.resting)):
+        yield "it names a member that it does not have"
+    if len(set(on_sites)) != len(on_sites):
+        yield "a member is on two sites, or twice on one"
+    for part in plan.parts:
+        if part.root not in known or not plan.members[part.root].aggregates:
+            yield "a client is to aggregate, or a member that it does not have"
+            return
+        if len(part.relays) != len(plan.sites):
+            yield "a part has not one relay for each site"
+            return
+        for site, relay in zip(plan.sites, part.relays, strict=True):
+            if relay not in site or not plan.members[relay].aggregates or (part.root in site and relay != part.root):
+                yield "a relay is not of its site, cannot aggregate, or stands beside the root"
+                return

@@ -1,11 +1,12 @@
-"""The aggregator's side of an assignment: take everybody's chunks, reduce, send the same bytes back to all.
+"""The receiving side of an assignment, at its root or at a relay: take the children's chunks, send the result to all.
 
-A chunk is finished when every sender that is still with us delivered it: result = sum(w x) / sum(w), weights being
-samples. It is accumulated directly in the result vector. Who never opens its stream is given up after
-`APPEAR_S` and some round trips (plus the time of a dial), who lags when more than half have delivered everything after
-max(LAG_S, 3 * the time that the others needed); a silent one is noticed by its stream, and one of which no byte comes
-for `STALL_S` though it is alive is given up, too. None of them can make a chunk
-that they already delivered undone.
+A chunk is finished when every child that is still with us delivered it: result = sum(w x) / sum(w), weights being
+samples. It is accumulated directly in the result vector. The root's children are those members that send to it
+directly, relays of sites among them; the root encodes the result once and sends the same bytes to all of them. A
+relay's children are the other members of its site: it sends their mean on to the root, with the samples behind it, as
+if one member had accumulated it all, and passes the root's bytes on unchanged.
+
+No child can make a chunk that it already delivered undone; who is waited for and how long, see `_patience`.
 """
 
 from __future__ import annotations
@@ -14,85 +15,123 @@ import asyncio
 
 import torch
 
-from minga.averaging._codecs import WEIGHT_LIMIT, is_finite
+from minga.averaging._codecs import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, is_finite
 from minga.averaging._exchange import as_bytes
-from minga.averaging._messages import Assignment, PartHello
+from minga.averaging._messages import Assignment, ChunkWeight, PartHello
+from minga.averaging._patience import Patience
 from minga.averaging._ranking import has_quorum
 from minga.averaging._round import Round
-from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.core._errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
+from minga.network._interface import Buffer
 from minga.network._messages import MessageStream
 
-APPEAR_S = 2.0
-DIAL_S = 3.0
-LAG_S = 3.0
-STALL_S = 30.0
+EXPLAINED_S = 2.0
+"""Seconds within which a member from which relays, or most others, turn away hears why, if others take over."""
 
 
 class Reducer:
-    """Reduces one assignment at its aggregator."""
+    """Reduces one assignment at its root or relay."""
 
     def __init__(self, round: Round, assignment: Assignment) -> None:
         self._round, self._assignment = round, assignment
-        self._absent = {i for i in round.alive() if i != round.me}
+        self._is_relay = assignment.aggregator != round.me
+        # Who was given up here in this round is not waited for again in a repair.
+        reliable = [member for member in round.alive() if member not in round.unheard]
+        self._absent = round.routes.children(assignment, round.me, reliable)
         self._streams: dict[int, MessageStream] = {}
         self._pending = {index: set(self._absent) for index in assignment.chunks}
         self._weights: dict[int, float] = {}
-        self._encoded: dict[int, bytes | bytearray | memoryview] = {}
-        round.spawn(self._watch(), round.me)
+        self._contributions: dict[int, tuple[int, Buffer]] = {}
+        self._encoded: dict[int, Buffer] = {}
+        self._cut_off_s: float | None = None  # since when too few are heard
+        self._left: dict[int, tuple[float, str]] = {}  # relays that ended their streams: when and why
+        self._fan_in = len(self._absent) + 1
+        self._ready = round.signal()
+        round.spawn(self._watch(), round.routes.hops(assignment) - {round.me})
         for index in assignment.chunks:  # alone, or with nothing to wait for
             self._finish_if_ready(index)
 
-    async def attend(self, sender: int, hello: PartHello, stream: MessageStream) -> None:
-        """Serve one member's stream to its end."""
-        if sender in self._streams:
+    async def attend(self, child: int, hello: PartHello, stream: MessageStream) -> None:
+        """Serve one child's stream to its end."""
+        if child in self._streams:
             raise ProtocolError("a second stream for the same part", peer=stream.peer, phase="reduce")
-        if sender not in self._absent:
+        if self._round.routes.parent(self._assignment, child) != self._round.me:
+            raise ProtocolError("it sends a part to another member than the plan says", peer=stream.peer)
+        if child not in self._absent:
             raise RejectedError("too late, this part goes on without it", code="late")
-        if hello.weight * len(self._round.members) > WEIGHT_LIMIT:  # the sum of the weighted values would overflow
-            raise ProtocolError(f"a weight of {hello.weight} samples is too large", peer=stream.peer, phase="reduce")
-        self._streams[sender] = stream
-        self._absent.discard(sender)
-        await self._round.run(self._converse(sender, hello, stream))
+        if (hello.weight is None) != self._round.routes.is_relay(self._assignment, child):
+            raise ProtocolError("it takes itself for a relay, or does not", peer=stream.peer, phase="reduce")
+        self._streams[child] = stream
+        self._absent.discard(child)
+        await self._round.run(self._converse(child, hello, stream))
 
-    async def _converse(self, sender: int, hello: PartHello, stream: MessageStream) -> None:
+    # ---- for the exchange of a relay with the root
+
+    async def contribution(self, index: int) -> tuple[int, Buffer]:
+        """See `Relay`."""
+        while index not in self._contributions:
+            await self._ready.wait()
+        return self._contributions.pop(index)
+
+    def pass_on(self, index: int, body: Buffer) -> None:
+        """See `Relay`."""
+        self._encoded[index] = body
+        self._pending[index].clear()  # the root went on without us: nothing more is added to what is the result now
+        self._ready.fire()
+
+    # ---- receiving
+
+    async def _converse(self, child: int, hello: PartHello, stream: MessageStream) -> None:
         sending = asyncio.get_running_loop().create_task(self._send_results(stream))
         try:
             if hello.weight == 0:
-                self._drop(sender)
+                self._drop(child)
             else:
-                await self._receive(sender, float(hello.weight), stream)
+                await self._receive(child, hello.weight, stream)
             await sending
-        except RemoteError as error:
-            self._drop(sender, error.message)
+        except (ProtocolError, SilentError) as error:
+            self._drop(child, error.message)
             if isinstance(error, ProtocolError):
                 raise
+        except RemoteError as error:
+            if self._round.routes.is_relay(self._assignment, child):  # it may know already that others take over
+                self._left[child] = (asyncio.get_running_loop().time(), error.message)
+            else:
+                self._drop(child, error.message)
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
         if self._round.aborted:
             raise RejectedError(self._round.aborted, code="aborted")
 
-    # ---- receiving
-
-    async def _receive(self, sender: int, weight: float, stream: MessageStream) -> None:
+    async def _receive(self, child: int, weight: int | None, stream: MessageStream) -> None:
+        """Take the child's chunks; one without a weight of its own is a relay and tells it with each chunk."""
         round = self._round
+        buffer = memoryview(bytearray(max(round.chunks[index].encoded_bytes for index in self._assignment.chunks)))
         for index in self._assignment.chunks:
             chunk = round.chunks[index]
-            body = bytearray(chunk.encoded_bytes)
-            await stream.receive_bulk_into(memoryview(body))
-            round.bytes_received += chunk.encoded_bytes
-            if round.aborted:
+            samples = weight if weight is not None else (await stream.receive(ChunkWeight)).weight
+            self._check_weight(samples, stream)
+            body = buffer[: chunk.encoded_bytes]
+            if samples:
+                await stream.receive_bulk_into(body)
+                round.bytes_received += chunk.encoded_bytes
+            if round.aborted or round.is_broken(self._assignment):  # others reduce it now, perhaps in the same memory
                 return
-            if sender not in self._pending[index]:
+            if child not in self._pending[index]:
                 continue  # given up meanwhile; it still gets the result
-            accumulator = self._open(index)
-            try:
-                chunk.codec.decode_add(body, accumulator, weight)
-            except ValueError as error:
-                raise ProtocolError(f"chunk refused: {error}", peer=stream.peer, phase="reduce") from error
-            self._weights[index] += weight
-            self._pending[index].discard(sender)
+            if samples:
+                try:
+                    chunk.codec.decode_add(body, self._open(index), float(samples))
+                except ValueError as error:
+                    raise ProtocolError(f"chunk refused: {error}", peer=stream.peer, phase="reduce") from error
+                self._weights[index] += samples
+            self._pending[index].discard(child)
             self._finish_if_ready(index)
+
+    def _check_weight(self, samples: int, stream: MessageStream) -> None:
+        if samples * self._fan_in > WEIGHT_LIMIT:  # the sum of the weighted values could overflow
+            raise ProtocolError(f"a weight of {samples} samples is too large", peer=stream.peer, phase="reduce")
 
     def _open(self, index: int) -> torch.Tensor:
         """The accumulator of a chunk, which begins with this member's own contribution."""
@@ -107,47 +146,70 @@ class Reducer:
                 self._weights[index] = float(round.weight)
         return accumulator
 
+    # ---- finishing
+
     def _finish_if_ready(self, index: int) -> None:
-        if self._pending[index] or self._round.have[index] or index in self._encoded:
+        round, done = self._round, self._contributions if self._is_relay else self._encoded
+        if self._pending[index] or round.have[index] or index in done or self._is_over():
             return
-        round, chunk = self._round, self._round.chunks[index]
         values = self._open(index)
-        if self._weights[index] == 0.0:
+        if self._weights[index] == 0.0 and not self._is_relay:
             round.abort("nobody's samples reached this aggregator")
             return
         if round.local is not None and self._weights[index] == round.weight:
-            values.copy_(round.slice(round.local, chunk))  # alone: multiplying and dividing would round twice
-        else:
+            values.copy_(round.slice(round.local, round.chunks[index]))  # alone: else it would be rounded twice
+        elif self._weights[index]:
             values.div_(self._weights[index])
-        if not is_finite(values):  # no other member's numbers can do that, see `CONTRIBUTION_LIMIT`
+        try:
+            body = self._encode(index, values)
+        except NonFiniteError:  # no other member's numbers can do that, see `CONTRIBUTION_LIMIT`
             round.abort("the own vector holds NaN, infinity or numbers that are too large")
             return
-        if chunk.codec.name == "float32":
-            self._encoded[index] = as_bytes(values)
+        if self._is_relay:
+            self._contributions[index] = (int(self._weights[index]), body)
         else:
-            body = bytearray(chunk.encoded_bytes)
-            chunk.codec.encode(values, memoryview(body))
-            chunk.codec.decode(body, values)
             self._encoded[index] = body
-        round.got(index)
+            round.got(index)
+        self._ready.fire()
 
-    def _drop(self, sender: int, why: str | None = None) -> None:
-        """Go on without a sender from the first chunk that it has not delivered.
+    def _is_over(self) -> bool:
+        """Whether nothing more is finished here: others take over, or this member hears too few to speak for all."""
+        return self._cut_off_s is not None or self._round.is_broken(self._assignment)
+
+    def _encode(self, index: int, values: torch.Tensor) -> Buffer:
+        """The bytes to send; a root takes over what they decode to, as all others will."""
+        chunk, limit = self._round.chunks[index], CONTRIBUTION_LIMIT if self._is_relay else FLOAT32_MAX
+        if chunk.codec.name == "float32":
+            if not is_finite(values, limit):
+                raise NonFiniteError("the chunk cannot be sent")
+            return as_bytes(values)
+        body = bytearray(chunk.encoded_bytes)
+        chunk.codec.encode(values, memoryview(body), limit=limit)
+        if not self._is_relay:
+            chunk.codec.decode(body, values)
+        return body
+
+    def _drop(self, child: int, why: str | None = None) -> None:
+        """Go on without a child from the first chunk that it has not delivered.
 
         Without a reason it had nothing to send. If too few are heard, it is this member that is cut off: a mean over
-        what arrived here would stand for the whole group's.
+        what arrived here would stand for the whole group's. A relay is not gone on without: its site would be lost.
         """
         round = self._round
-        self._absent.discard(sender)
-        if why is not None and any(sender in waiting for waiting in self._pending.values()):
-            round.node.events.emit("round.sender_dropped", step=round.plan.step, peer=round.members[sender], why=why)
-            round.unheard[sender] = why
-            if not has_quorum(set(round.members) - {round.members[i] for i in round.unheard}, round.members):
-                round.abort("too few members of the group could be heard to the end")
+        self._absent.discard(child)
+        if round.is_broken(self._assignment):
+            return
+        if why is not None and any(child in waiting for waiting in self._pending.values()):
+            if round.routes.is_relay(self._assignment, child):
+                round.bury(child, why)
                 return
+            round.node.events.emit("round.sender_dropped", step=round.plan.step, peer=round.members[child], why=why)
+            round.unheard[child] = why
+            if not has_quorum(set(round.members) - {round.members[i] for i in round.unheard}, round.members):
+                self._cut_off_s = self._cut_off_s or asyncio.get_running_loop().time()
         for index, waiting in self._pending.items():
-            if sender in waiting:
-                waiting.discard(sender)
+            if child in waiting:
+                waiting.discard(child)
                 self._finish_if_ready(index)
 
     # ---- sending
@@ -158,40 +220,22 @@ class Reducer:
             while index not in self._encoded:
                 if round.aborted:
                     return
-                await round.changed.wait()
+                await self._ready.wait()
             await stream.send_bulk(self._encoded[index])
             round.bytes_sent += round.chunks[index].encoded_bytes
 
     # ---- waiting
 
     async def _watch(self) -> None:
-        """Give up on members that never appear, that are known to be gone, or that lag far behind the others."""
-        round = self._round
-        begun = asyncio.get_running_loop().time()
-        patience_s = self._patience_s()
-        lag_deadline: float | None = None
-        while any(self._pending.values()) and not round.aborted:
+        """Give up on children that never appear, that are known to be gone, or that lag far behind the others."""
+        round, patience = self._round, Patience(self._round, self._assignment, frozenset(self._absent))
+        while (any(self._pending.values()) or self._cut_off_s) and not round.aborted:
             await asyncio.sleep(0.1)
-            elapsed = asyncio.get_running_loop().time() - begun
-            for sender in sorted(self._absent):
-                if sender in round.dead or elapsed > patience_s[sender]:
-                    self._drop(sender, "it never sent its part")
-            for sender, stream in self._streams.items():
-                if stream.idle_s > STALL_S:
-                    self._drop(sender, f"nothing came from it for {STALL_S:.0f} s")
+            before_s = asyncio.get_running_loop().time() - EXPLAINED_S
+            if self._cut_off_s and self._cut_off_s < before_s:
+                round.abort("too few members of the group could be heard to the end")
+            for relay in [relay for relay, (since_s, _) in self._left.items() if since_s < before_s]:
+                self._drop(relay, self._left.pop(relay)[1])
             laggards = set().union(*self._pending.values())
-            if 2 * len(laggards) >= len(round.members) - 1:
-                lag_deadline = None
-            elif lag_deadline is None:
-                lag_deadline = elapsed + max(LAG_S, 3.0 * elapsed)
-            elif elapsed > lag_deadline:
-                for sender in sorted(laggards):
-                    self._drop(sender, "it is far slower than the others")
-
-    def _patience_s(self) -> dict[int, float]:
-        """How long each sender may take to appear: the plan may have come to it later, and it may have to dial."""
-        round = self._round
-        facts = {i: round.node.facts(round.members[i]) for i in self._absent}
-        trips = {i: fact.round_trip_s or 0.0 for i, fact in facts.items() if fact is not None}
-        longest = max(trips.values(), default=0.0)
-        return {i: APPEAR_S + 2 * trips[i] if i in trips else APPEAR_S + DIAL_S + 4 * longest for i in self._absent}
+            for child, why in patience.given_up(self._absent, self._streams, laggards).items():
+                self._drop(child, why)

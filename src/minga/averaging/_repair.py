@@ -1,30 +1,35 @@
-"""What happens when an aggregator is lost in the middle of a round.
+"""What happens when an aggregator or a relay is lost in the middle of a round, or turns out to be far too slow.
 
 Its part is not lost with it: every member still holds its local vector, and some members may already have some of the
 reduced chunks. One living member coordinates, the first in the order of the plan (the leader, as a rule):
 
-    member       ── Lost{who} ──▶ coordinator       I hear nothing more from this aggregator
-    coordinator  ── alive? ─────▶ the accused       a short question; if it answers, only the link is broken
+    member       ── Lost{who} ──▶ coordinator       I hear nothing more from this one, or it holds all others up
+    coordinator  ── alive? ─────▶ the accused       a short question; if it answers, only a link is broken
     coordinator  ── Freeze ─────▶ every member      take no more from it; which chunks do you have?
     coordinator  ── Repair ─────▶ every member      chunks that someone has are fetched from there,
-                                                    the others are reduced again by other members
+                                                    the others are reduced again by other members, without relays
 
 Freezing before deciding makes it impossible that one member applies a chunk of the lost aggregator while the others
 reduce it anew. Repairs add up: each carries all assignments made so far and a higher term, so a coordinator that dies
 as well is replaced by the next in order, who asks again and keeps what was already assigned to living members.
 Without a quorum of the plan's members the round is aborted instead: then this is the smaller side of a split.
+
+The work of a member that lives can be *revoked*: it stays in the round with its samples, but all that goes through it
+and is not finished is done by others. So it is with those that are too slow (`_slowness` says when), and where only
+the link between a root and a relay is broken, for then nobody else can help.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from minga.averaging._exchange import exchange, fetch
 from minga.averaging._messages import MAX_TERM, Assignment, Done, Freeze, Holding, Lost, Repair
 from minga.averaging._ranking import has_quorum
 from minga.averaging._reducer import Reducer
 from minga.averaging._round import Round, unpack_bitmap
+from minga.averaging._slowness import Slowness
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.network._node import CALL_TIMEOUT_S
 
@@ -45,6 +50,7 @@ class Repairer:
         self._lock = asyncio.Lock()
         self._repaired: set[int] = set()
         self._promised = 0
+        self._slowness = Slowness(round)
 
     def start(self) -> None:
         """Begin with the plan's own parts."""
@@ -58,6 +64,8 @@ class Repairer:
         """Work until this member has the whole vector, or the round is aborted."""
         round = self._round
         while not round.is_complete and not round.aborted:
+            if slow := self._slowness.news():
+                round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
             if self._orphans():
                 await self._report()
             else:
@@ -69,37 +77,38 @@ class Repairer:
     def _orphans(self) -> tuple[int, ...]:
         """Chunks that this member lacks, from aggregators that are gone, and that nobody is bringing."""
         round = self._round
-        responsible: dict[int, int] = {}
-        for key in sorted(round.assignments):  # later terms overrule earlier ones
-            for index in round.assignments[key].chunks:
-                responsible[index] = round.assignments[key].aggregator
+        if not round.dead and not round.revoked:
+            return ()
+        responsible = _responsible(round.assignments)
         return tuple(
             index
-            for index, aggregator in sorted(responsible.items())
-            if aggregator in round.dead and not round.have[index] and index not in round.fetching
+            for index, assignment in sorted(responsible.items())
+            if not round.have[index] and index not in round.fetching and round.is_broken(assignment)
         )
 
     def _begin(self, assignments: Iterable[Assignment]) -> None:
         round = self._round
         for assignment in list(assignments):
-            if assignment.aggregator == round.me:
+            relays = round.routes.is_relay(assignment, round.me)
+            if relays or assignment.aggregator == round.me:
                 self._reducers[assignment.key] = Reducer(round, assignment)
-            elif assignment.aggregator not in round.dead:
-                round.spawn(exchange(round, assignment), assignment.aggregator)
+            if assignment.aggregator != round.me and not round.is_broken(assignment):
+                relay = self._reducers[assignment.key] if relays else None
+                round.spawn(exchange(round, assignment, relay), round.routes.hops(assignment))
         round.changed.fire()
 
-    async def _report(self) -> None:
-        """Tell the coordinator, whoever that is by now, who is lost; coordinate if it is this member.
+    async def _report(self, slow: tuple[int, ...] = ()) -> None:
+        """Tell the coordinator, whoever that is by now, who is lost or slow; coordinate if it is this member.
 
         What the coordinator's repair did not cover (only our own link is broken) is then fetched from it.
         """
         round = self._round
         coordinator = round.alive()[0]
+        request = Lost(round.plan.round_id, tuple(sorted(round.dead)), slow)
         if coordinator == round.me:
-            await self.coordinate(set(round.dead))
+            await self.coordinate(round.me, request)
             return
         try:
-            request = Lost(round.plan.round_id, tuple(sorted(round.dead)))
             await round.node.call(round.members[coordinator], LOST, request, Done, timeout_s=REPAIR_TIMEOUT_S)
         except RejectedError as error:
             round.abort(error.message)
@@ -119,9 +128,7 @@ class Repairer:
         if request.term <= self._promised:
             raise RejectedError(f"a repair of term {self._promised} is under way", code="term")
         self._promised = request.term
-        for member in request.dead:
-            if member < len(round.members):
-                round.bury(member, "given up by the coordinator")
+        self._give_up(request.dead, request.revoked)
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
         return Holding(round.bitmap(), round.term, added)
 
@@ -133,15 +140,22 @@ class Repairer:
         if repair.term <= round.term or repair.term < self._promised:
             return
         round.term = self._promised = repair.term
-        for member in repair.dead:
-            if member < len(round.members):
-                round.bury(member, "given up by the coordinator")
+        self._give_up(repair.dead, repair.revoked)
         fresh = [a for a in repair.assignments if a.key not in round.assignments and _is_valid(round, a, repair.term)]
         round.assignments.update({a.key: a for a in fresh})
         self._begin(fresh)
         for holder, chunks in repair.holders:
             if holder != round.me and holder < len(round.members) and _exist(round, chunks):
-                round.spawn(fetch(round, holder, chunks), holder)
+                round.spawn(fetch(round, holder, chunks), frozenset({holder}))
+
+    def _give_up(self, dead: Iterable[int], revoked: Iterable[int]) -> None:
+        known = range(len(self._round.members))
+        for member in dead:
+            if member in known:
+                self._round.bury(member, "given up by the coordinator")
+        for member in revoked:
+            if member in known:
+                self._round.revoke(member)
 
     def _check_order(self, sender: int, term: int, dead: Iterable[int]) -> None:
         """The coordinator is the first of the living in the order of the plan, and counts its repairs one by one."""
@@ -152,29 +166,52 @@ class Repairer:
 
     # ---- the coordinator
 
-    async def coordinate(self, lost: set[int]) -> None:
-        """Find out what is left of the work of the lost members and spread it among the living."""
+    async def coordinate(self, sender: int, request: Lost) -> None:
+        """Find out what is left of the work of lost and slow members and spread it among the others."""
         async with self._lock:
             round = self._round
-            lost = {i for i in lost if i < len(round.members) and i != round.me} - self._repaired
-            if not lost or round.aborted or not (lost := await self._gone(lost)):
+            known = set(range(len(round.members)))
+            accused = (set(request.lost) & known) - {round.me} - self._repaired
+            lost = await self._gone(accused)
+            revoked = self._to_revoke(sender, accused - lost, set(request.slow) & known)
+            if round.aborted or not (lost or revoked):
                 return
             for member in sorted(lost):
                 round.bury(member, "it does not answer the coordinator either")
             if round.alive()[0] != round.me:  # who asks here hears nothing from the coordinator: `run` reports to it
                 return
-            while not round.aborted:
-                term = max(round.term, self._promised) + 1
-                if term > MAX_TERM:
-                    round.abort("it took too many repairs")
-                    return
-                holdings = await self._freeze_everyone(term)
-                if not has_quorum({round.members[i] for i in holdings}, round.members):
-                    round.abort("too few members of the group are left")
-                elif set(holdings) == set(round.alive()):
-                    await self._announce(self._decide(term, holdings), holdings)
-                    self._repaired |= lost
-                    return
+            for member in sorted(revoked):
+                round.revoke(member)
+            await self._repair()
+            self._repaired |= lost
+
+    async def _repair(self) -> None:
+        round = self._round
+        while not round.aborted:
+            term = max(round.term, self._promised) + 1
+            if term > MAX_TERM:
+                round.abort("it took too many repairs")
+                return
+            given_up = round.dead.keys() | round.revoked  # if more are lost meanwhile, all have to freeze for these too
+            holdings = await self._freeze_everyone(term)
+            if not has_quorum({round.members[i] for i in holdings}, round.members):
+                round.abort("too few members of the group are left")
+            elif set(holdings) == set(round.alive()) and given_up == round.dead.keys() | round.revoked:
+                await self._announce(self._decide(term, holdings), holdings)
+                return
+
+    def _to_revoke(self, sender: int, answering: set[int], slow: set[int]) -> set[int]:
+        """Whose work others must take over although they live: between root and relay there is no way around a broken
+        link, and those that are slow in the eyes of this member, or of more than half, hold all up.
+        """
+        round = self._round
+        revoked = {member for member in slow if self._slowness.agrees(sender, member)}
+        for assignment in round.assignments.values():
+            if sender == assignment.aggregator:
+                revoked |= answering & set(assignment.relays)
+            elif sender in assignment.relays and assignment.aggregator in answering:
+                revoked.add(sender)
+        return revoked - round.revoked
 
     async def _gone(self, lost: set[int]) -> set[int]:
         """Those of `lost` that this member regards as gone, too, or that do not answer it at once.
@@ -197,7 +234,7 @@ class Repairer:
 
     async def _freeze_everyone(self, term: int) -> dict[int, Holding]:
         round = self._round
-        request = Freeze(round.plan.round_id, term, tuple(sorted(round.dead)))
+        request = Freeze(round.plan.round_id, term, tuple(sorted(round.dead)), tuple(sorted(round.revoked)))
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
         holdings = {round.me: Holding(round.bitmap(), round.term, added)}
         self._promised = term
@@ -223,26 +260,30 @@ class Repairer:
                 if _is_valid(round, assignment, term - 1):
                     known.setdefault(assignment.key, assignment)
         maps = {i: unpack_bitmap(h.bitmap, len(round.chunks)) for i, h in sorted(holdings.items())}
-        responsible: dict[int, int] = {}
-        for key in sorted(known):
-            for index in known[key].chunks:
-                responsible[index] = known[key].aggregator
+        responsible = _responsible(known)
         held: dict[int, list[int]] = {}
         orphans: list[int] = []
         for index in range(len(round.chunks)):
-            if responsible[index] in holdings:
+            hops = round.routes.hops(responsible[index])
+            if hops <= holdings.keys() and hops.isdisjoint(round.revoked):
                 continue
-            holder = next((i for i, have in maps.items() if have[index]), None)
-            if holder is None:
+            holders_of = [i for i, have in maps.items() if have[index]]
+            if not holders_of:
                 orphans.append(index)
             else:
-                held.setdefault(holder, []).append(index)
-        workers = [i for i in sorted(holdings) if round.plan.members[i].aggregates] or [round.me]
+                held.setdefault(min(holders_of, key=lambda i: (i in round.revoked, i)), []).append(index)
+        aggregators = [i for i in sorted(holdings) if round.plan.members[i].aggregates]
+        workers = [i for i in aggregators if i not in round.revoked] or aggregators or [round.me]
         shares = [(worker, tuple(orphans[k :: len(workers)])) for k, worker in enumerate(workers)]
         fresh = [Assignment((term, k), worker, share) for k, (worker, share) in enumerate(shares) if share]
         added = [known[key] for key in sorted(known) if key[0] > 0] + fresh
         holders = tuple((holder, tuple(chunks)) for holder, chunks in sorted(held.items()))
-        return Repair(round.plan.round_id, term, tuple(sorted(round.dead)), tuple(added), holders)
+        for holder, chunks in holders:
+            if holder in round.revoked and holder != round.me:  # it is slow: once is enough, the others ask here
+                round.spawn(fetch(round, holder, chunks), frozenset({holder}))
+        holders = tuple((round.me if holder in round.revoked else holder, chunks) for holder, chunks in holders)
+        dead, revoked = tuple(sorted(round.dead)), tuple(sorted(round.revoked))
+        return Repair(round.plan.round_id, term, dead, revoked, tuple(added), holders)
 
     async def _announce(self, repair: Repair, holdings: dict[int, Holding]) -> None:
         round = self._round
@@ -258,10 +299,15 @@ class Repairer:
         await asyncio.gather(*(tell(i) for i in holdings if i != round.me))
 
 
+def _responsible(assignments: Mapping[tuple[int, int], Assignment]) -> dict[int, Assignment]:
+    """For each chunk the assignment that is to bring it: later terms overrule earlier ones."""
+    return {index: assignments[key] for key in sorted(assignments) for index in assignments[key].chunks}
+
+
 def _is_valid(round: Round, assignment: Assignment, last_term: int) -> bool:
     """Whether an assignment can come out of a repair of at most that term: the plan's own ones are never replaced."""
     worker = assignment.aggregator
-    if not 0 < assignment.key[0] <= last_term or worker >= len(round.members):
+    if not 0 < assignment.key[0] <= last_term or worker >= len(round.members) or assignment.relays:
         return False
     return (worker == round.me or round.plan.members[worker].aggregates) and _exist(round, assignment.chunks)
 

@@ -1,16 +1,20 @@
 """One round as one member sees it: which chunks of the reduced vector it has, and who is gone.
 
-Theory of operation. The plan cuts the vector into parts, one per aggregator, and each part into chunks with global
-numbers. An *assignment* is a list of chunks and the member that reduces them; the plan's parts are the assignments of
-term 0, repairs add more. For every assignment each member opens one stream to the aggregator, sends its chunks in
-order and reads the reduced chunks back in the same order, both at once:
+Theory of operation. The plan cuts the vector into parts and each part into chunks with global numbers. An *assignment*
+is a list of chunks and the member that makes their result, its *root* or aggregator; the plan's parts are the
+assignments of term 0, repairs add more. For every assignment each member opens one stream to the root, sends its
+chunks in order and reads the reduced chunks back in the same order, both at once:
 
-    member ── PartHello, local chunk 0, 1, 2 … ──▶ aggregator   (`Exchange`)
-    member ◀── reduced chunk 0, 1, 2 … ─────────── aggregator   (`Reducer`)
+    member ── PartHello, local chunk 0, 1, 2 … ──▶ root   (`_exchange`)
+    member ◀── reduced chunk 0, 1, 2 … ─────────── root   (`_reducer`)
 
-The round is complete for a member when it has every chunk. A member that dies is dropped by each aggregator from the
-first chunk that lacks it; an aggregator that dies is replaced, see `_repair`. Result bytes are encoded once, sent alike
-to everybody and decoded by the aggregator too, so all members end with bitwise equal vectors.
+Members of a site have a *relay* between them and the root, which reduces what its site sends, sends the mean on to
+the root as any member does, and passes the result on as any root does. See `_routes`.
+
+The round is complete for a member when it has every chunk. A member that dies is dropped by each root or relay from
+the first chunk that lacks it. A root or relay that dies, or whose work others take over because it is too slow, breaks
+the assignments that go through it: these are replaced, see `_repair`. Result bytes are encoded once, sent alike to
+everybody and decoded by the root too, so all members end with bitwise equal vectors.
 """
 
 from __future__ import annotations
@@ -21,10 +25,12 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from minga.averaging._layout import Chunk, VectorLayout
 from minga.averaging._messages import Assignment, Plan
+from minga.averaging._routes import Routes
 from minga.core._errors import UnreachableError
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
@@ -66,21 +72,23 @@ class Round:
         self.weight, self.result = weight, result
         self.members = [member.peer_id for member in plan.members]
         self.me = self.members.index(node.peer_id)
-        self.chunks, parts = chunk_table(layout, plan)
-        self.assignments: dict[tuple[int, int], Assignment] = {
-            (0, i): Assignment((0, i), i, part) for i, part in enumerate(parts) if part
-        }
+        self.chunks, assignments = chunk_table(layout, plan)
+        self.assignments: dict[tuple[int, int], Assignment] = {a.key: a for a in assignments}
+        self.routes = Routes(plan.sites)
         self.term = 0
         self.have = [False] * len(self.chunks)
         self.missing = len(self.chunks)
         self.dead: dict[int, str] = {}
+        self.revoked: set[int] = set()
+        """Members that are with us, but whose work as root or relay others take over."""
         self.unheard: dict[int, str] = {}
         self.aborted: str | None = None
         self.fetching: set[int] = set()
         self.changed = Signal()
+        self._signals = [self.changed]
         self.bytes_sent = self.bytes_received = 0
         self.started_s = asyncio.get_running_loop().time()
-        self._tasks: dict[asyncio.Task[None], int] = {}
+        self._tasks: dict[asyncio.Task[None], frozenset[int]] = {}
         self._streams: dict[MessageStream, int] = {}
 
     @property
@@ -100,21 +108,38 @@ class Round:
             self.changed.fire()
 
     def bury(self, member: int, why: str) -> None:
-        """Regard a member as gone for the rest of the round; tasks that talk to it end."""
+        """Regard a member as gone for the rest of the round; tasks that need it end."""
         if member not in self.dead and member != self.me:
             self.dead[member] = why
             self.node.events.emit(
                 "round.member_lost", step=self.plan.step, peer=self.members[member], why=why, round=self.plan.round_id
             )
-            for task, towards in list(self._tasks.items()):
-                if towards == member:
-                    task.cancel()
-            self.changed.fire()
+            self._end_tasks_of(member)
+
+    def revoke(self, member: int) -> None:
+        """Take no more from the assignments that go through a member; it may be this one."""
+        if member not in self.revoked:
+            self.revoked.add(member)
+            self.node.events.emit(
+                "round.work_taken_over", step=self.plan.step, peer=self.members[member], round=self.plan.round_id
+            )
+            self._end_tasks_of(member)
+
+    def is_broken(self, assignment: Assignment) -> bool:
+        """Whether a member that the assignment goes through is gone or revoked: no more of its chunks get finished."""
+        hops = self.routes.hops(assignment)
+        return any(hop in hops for hop in self.dead) or not self.revoked.isdisjoint(hops)
 
     def abort(self, why: str) -> None:
         """Give the round up, unless it already is."""
         self.aborted = self.aborted or why
-        self.changed.fire()
+        for signal in self._signals:
+            signal.fire()
+
+    def signal(self) -> Signal:
+        """A signal of a part of the round; it fires also when the round is given up."""
+        self._signals.append(Signal())
+        return self._signals[-1]
 
     def alive(self) -> list[int]:
         """Members not known to be gone, in the order of the plan."""
@@ -135,16 +160,16 @@ class Round:
             if stream.idle_s > IDLE_S:
                 self.bury(member, f"it is alive, but nothing came from it for {IDLE_S:.0f} s")
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None], towards: int) -> None:
-        """Run a task that ends with the round, or when member `towards` is buried."""
+    def spawn(self, coroutine: Coroutine[Any, Any, None], needs: frozenset[int]) -> None:
+        """Run a task that ends with the round, or when one of the members that it `needs` is buried or revoked."""
         task = self.node.spawn(coroutine)
-        self._tasks[task] = towards
+        self._tasks[task] = needs
         task.add_done_callback(lambda t: self._tasks.pop(t, None))
 
     async def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Do something that uses this round's buffers; raises `UnreachableError` if the round is retired meanwhile."""
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks[task] = self.me
+        self._tasks[task] = frozenset()
         try:
             await asyncio.wait([task])
             if task.cancelled():
@@ -156,14 +181,19 @@ class Round:
 
     def bitmap(self) -> bytes:
         """Which chunks this member has, one bit each, lowest bit first."""
-        bits = sum(1 << i for i, have in enumerate(self.have) if have)
-        return bits.to_bytes((len(self.have) + 7) // 8, "little")
+        return np.packbits(self.have, bitorder="little").tobytes()
 
     def retire(self) -> None:
         """End everything that still works for this round; its result buffer is about to be reused."""
         self.abort("the round is over")
         for task in list(self._tasks):
             task.cancel()
+
+    def _end_tasks_of(self, member: int) -> None:
+        for task, needs in list(self._tasks.items()):
+            if member in needs:
+                task.cancel()
+        self.changed.fire()
 
     def outcome(self) -> RoundOutcome:
         """The summary of a finished round."""
@@ -172,18 +202,22 @@ class Round:
         return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received)
 
 
-def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[tuple[int, ...]]]:
-    """All chunks of a plan in order, and for each member the numbers of the chunks that it reduces."""
+def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[Assignment]]:
+    """All chunks of a plan in order, and its parts as assignments."""
     chunks: list[Chunk] = []
-    parts: list[tuple[int, ...]] = []
-    for start, stop in zip(plan.borders, plan.borders[1:], strict=False):
-        part = layout.chunks(start, stop, plan.chunk_bytes) if stop > start else ()
-        parts.append(tuple(range(len(chunks), len(chunks) + len(part))))
-        chunks.extend(part)
-    return chunks, parts
+    assignments: list[Assignment] = []
+    start = 0
+    for number, part in enumerate(plan.parts):
+        pieces = layout.chunks(start, part.stop, plan.chunk_bytes)
+        numbers = tuple(range(len(chunks), len(chunks) + len(pieces)))
+        assignments.append(Assignment((0, number), part.root, numbers, part.relays))
+        chunks.extend(pieces)
+        start = part.stop
+    return chunks, assignments
 
 
 def unpack_bitmap(bitmap: bytes, count: int) -> list[bool]:
     """Undo `Round.bitmap`; surplus bits are ignored, missing ones are False."""
-    bits = int.from_bytes(bitmap, "little")
-    return [bool(bits >> i & 1) for i in range(count)]
+    padded = bitmap.ljust(-(-count // 8), b"\0")
+    bits = np.unpackbits(np.frombuffer(padded, np.uint8), count=count, bitorder="little")
+    return [bool(bit) for bit in bits]

@@ -50,11 +50,14 @@ FAREWELL_S = 5.0
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """How one peer takes part. `bandwidth` is its declared rate in bytes per second (None: unknown)."""
+    """How one peer takes part: whether it can be dialled by all and so `aggregates` for them, and whether it `computes`
+    gradients; `overlapped` is the delayed strategy.
+    """
 
     target_batch_size: int
     aggregates: bool
-    bandwidth: float | None = None
+    computes: bool = True
+    overlapped: bool = False
     wait_in_minority: bool = True
     digest_every: int = 10
     average_parameters_every: int = 0
@@ -85,13 +88,16 @@ class Member:
         self._synchroniser = Synchroniser(board, replica, port, download)
         vector = replica.vector
         self._result = vector.new()
+        layout = vector.layout
         group = GroupSettings(
             settings.target_batch_size,
-            vector.layout.fingerprint,
+            layout.fingerprint,
             vector.numel,
-            settings.bandwidth,
+            layout.encoded_bytes(0, vector.numel),
             settings.aggregates,
-            settings.wait_in_minority,
+            computes=settings.computes,
+            wait_in_minority=settings.wait_in_minority,
+            overlapped=settings.overlapped,
         )
         self._formation = GroupFormation(node, identity, group, self.surveyor, port)
         self._all_reduce = AllReduce(node)

@@ -84,7 +84,7 @@ class TrainerPort:
         self._phase = Phase.OPEN
         self._work: deque[Work] = deque()
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
-        self._paused = False
+        self._paused = self._resting = False
         self._last_samples = 0
         self._speed = Speed()
         self._batch_time = Speed()
@@ -138,7 +138,7 @@ class TrainerPort:
         if self._phase is Phase.PARKING:
             self._park_here()
         with self.condition:
-            if not self._delayed and self._phase is not Phase.OPEN:
+            if self._has_to_wait():
                 self._boundary_s = None
                 return WAIT
             begins = self._boundary_s is None and not self._paused
@@ -150,7 +150,7 @@ class TrainerPort:
     def wait(self, seconds: float | None = None) -> None:
         """Block the thread until `poll` may answer something else, or for at most `seconds`."""
         with self.condition:
-            if not self._work and self.closed is None and (self._delayed or self._phase is not Phase.OPEN):
+            if not self._work and self.closed is None and (self._delayed or self._has_to_wait()):
                 self.condition.wait(seconds)
 
     def finish(self, work: Work) -> None:
@@ -199,6 +199,13 @@ class TrainerPort:
         with self.condition:
             self._phase = Phase.OPEN
         self._wake()
+
+    def rest(self, *, resting: bool) -> None:
+        """Keep the thread from computing, from its next boundary on, or let it go on."""
+        with self.condition:
+            was_resting, self._resting = self._resting, resting
+        if was_resting and not resting:
+            self._wake()
 
     async def seal(self) -> tuple[torch.Tensor | None, int]:
         """The mean gradient so far and its samples; see `Contributor.seal`."""
@@ -253,6 +260,9 @@ class TrainerPort:
         else:
             self._sum.set_aside()
             self._phase = Phase.PARKED
+
+    def _has_to_wait(self) -> bool:
+        return self._resting or (not self._delayed and self._phase is not Phase.OPEN)
 
     def _is_full(self) -> bool:
         return self._phase is Phase.OPEN and self._target is not None and self._sum.samples >= self._target

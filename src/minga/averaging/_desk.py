@@ -1,0 +1,174 @@
+"""A peer's desk for plans: as a leader it makes them, and has them at hand in time; as a member it checks them.
+
+What is known of the peers moves all the time by a little. A division stays good until the group has other members, or
+a rate differs by more than `MOVED` from what it was made of; only then a new one is solved, on another thread and as
+a rule while the step is still under way. Who should rest takes longer to find out and changes less often: it is asked
+every `RESTING_PERIOD_S`, and counts for the group that it was asked for.
+
+A member knows from the board much of what its leader knew. It refuses a plan by which a round would take more than
+`UNFAIR_FACTOR` times as long as with equal parts, as far as it can see: no honest leader can be so wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from minga.averaging._compute_choice import Work, resting
+from minga.averaging._division import Division, PartShare, SwarmRates, renumbered
+from minga.averaging._group import GroupSettings, Surveyor
+from minga.averaging._measured import Claim, swarm_rates
+from minga.averaging._messages import Plan
+from minga.averaging._plans import PlanNeeds, make_plan, member_of
+from minga.averaging._prediction import predict
+from minga.averaging._ranking import ranking
+from minga.averaging._seat import Seat
+from minga.core._errors import RejectedError
+from minga.network._interface import PeerId
+from minga.network._node import Node
+
+MOVED: Final = 0.1
+RESTING_PERIOD_S: Final = 120.0
+REGROUPED_S: Final = 10.0
+"""Seconds after which that is asked anew for a group that has other members."""
+RESTING_LIMIT_S: Final = 5.0
+"""Seconds that the solver may take for it."""
+UNFAIR: Final = "unfair"
+UNFAIR_FACTOR: Final = 4.0
+UNFAIR_S: Final = 2.0
+"""Seconds by which an unfair plan must take longer at least: with short rounds all of this is guesswork."""
+
+Divide = Callable[[SwarmRates, float], Division]
+"""From the rates of a group, and the bytes of the vector as encoded, to who reduces what."""
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """A division of the peers `order`, and the rates that it was made of."""
+
+    order: tuple[PeerId, ...]
+    rates: SwarmRates
+    division: Division
+
+
+class PlanDesk:
+    """Makes and checks the plans of one peer."""
+
+    def __init__(self, node: Node, settings: GroupSettings, surveyor: Surveyor, divide: Divide) -> None:
+        self._node, self._settings, self._surveyor, self._divide = node, settings, surveyor, divide
+        self._work = Work(settings.encoded_bytes, settings.target_batch_size, settings.overlapped)
+        self._solved: _Solved | None = None
+        self._rest_order: tuple[PeerId, ...] = ()
+        self._resting: frozenset[PeerId] = frozenset()
+        self._rested_s = float("-inf")
+        self._plans = 0
+
+    # ---- the leader
+
+    async def plan(self, step: int, seats: Mapping[PeerId, Seat]) -> Plan:
+        """The plan of a round of those who have seats, this peer first."""
+        run_id, me = self._node.run_id, self._node.peer_id
+        order = [me] + [peer for peer in ranking(run_id, step, seats) if peer != me]
+        solved = await self._solve(seats)
+        division = renumbered(solved.division, [order.index(peer) for peer in solved.order])
+        self._plans += 1
+        now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
+        name = f"{run_id}\n{step}\n{self._plans}\n{now}\n" + "\n".join(order)
+        needs = PlanNeeds(step, self._settings.numel, self._settings.encoded_bytes)
+        rests = self._resting if set(order) == set(self._rest_order) else frozenset()
+        members = [member_of(seats[peer].join) for peer in order]
+        return make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
+
+    async def prepare(self, seats: Mapping[PeerId, Seat]) -> None:
+        """Have what `plan` needs at hand for those who have seats now."""
+        solved = await self._solve(seats)
+        age_s = asyncio.get_running_loop().time() - self._rested_s
+        if age_s > RESTING_PERIOD_S or (solved.order != self._rest_order and age_s > REGROUPED_S):
+            self._rested_s = asyncio.get_running_loop().time()
+            rests = await asyncio.get_running_loop().run_in_executor(None, self._who_rests, solved.rates)
+            self._rest_order, self._resting = solved.order, frozenset(solved.order[index] for index in rests)
+
+    def _who_rests(self, rates: SwarmRates) -> tuple[int, ...]:
+        known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
+        return resting(rates, self._work, limit_s=RESTING_LIMIT_S) if known else ()
+
+    async def _solve(self, seats: Mapping[PeerId, Seat]) -> _Solved:
+        order = tuple(sorted(seats))
+        rates = swarm_rates(order, [_claim(seats[peer]) for peer in order], self._surveyor.links())
+        solved = self._solved
+        if solved is None or solved.order != order or _has_moved(solved.rates, rates):
+            loop, vector_bytes = asyncio.get_running_loop(), self._work.vector_bytes
+            division = await loop.run_in_executor(None, self._divide, rates, vector_bytes)
+            solved = self._solved = _Solved(order, rates, division)
+        return solved
+
+    # ---- the member
+
+    def check(self, plan: Plan) -> None:
+        """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows."""
+        order = [member.peer_id for member in plan.members]
+        links, mine = self._surveyor.links(), self._surveyor.rates()
+        claims = []
+        for member in plan.members:
+            known = links.get(member.peer_id)
+            claim = Claim(known.upload or None, known.download or None) if known else Claim()
+            if member.peer_id == self._node.peer_id:
+                claim = Claim(mine.upload, mine.download)
+            claims.append(Claim(claim.upload, claim.download, aggregates=member.aggregates))
+        rates = swarm_rates(order, claims, links)
+        if all(peer.upload is None and peer.download is None for peer in rates.peers):
+            return
+        vector_bytes = self._work.vector_bytes
+        planned_s = predict(_division_of(plan, self._settings.numel), rates, vector_bytes).seconds
+        equal_s = predict(_equal_parts(plan), rates, vector_bytes).seconds
+        if planned_s > UNFAIR_FACTOR * equal_s + UNFAIR_S:
+            raise RejectedError(
+                f"its plan takes {planned_s:.0f} s where equal parts take {equal_s:.0f} s, as far as is known here",
+                code=UNFAIR,
+                peer=order[0],
+                round=plan.step,
+                phase="group",
+            )
+
+
+def _claim(seat: Seat) -> Claim:
+    join, report = seat.join, seat.report
+    return Claim(
+        upload=join.upload,
+        download=join.download,
+        samples_per_second=report.rate,
+        sends=join.computes and bool(report.samples or report.micro_batch),
+        aggregates=join.aggregates,
+    )
+
+
+def _division_of(plan: Plan, numel: int) -> Division:
+    starts = (0, *(part.stop for part in plan.parts))
+    parts = zip(plan.parts, starts, strict=False)
+    return Division(
+        tuple(PartShare((part.stop - start) / numel, part.root, part.relays) for part, start in parts), plan.sites
+    )
+
+
+def _equal_parts(plan: Plan) -> Division:
+    roots = [index for index, member in enumerate(plan.members) if member.aggregates]
+    return Division(tuple(PartShare(1.0 / len(roots), root) for root in roots))
+
+
+def _has_moved(before: SwarmRates, after: SwarmRates) -> bool:
+    for one, other in zip(before.peers, after.peers, strict=True):
+        if (one.sends, one.receives, one.aggregates) != (other.sends, other.receives, other.aggregates):
+            return True
+        if _differ(one.upload, other.upload) or _differ(one.download, other.download):
+            return True
+    if before.pairs.keys() != after.pairs.keys():
+        return True
+    return any(_differ(before.pairs[pair], after.pairs[pair]) for pair in before.pairs)
+
+
+def _differ(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is not other
+    return abs(one - other) > MOVED * max(one, other)
