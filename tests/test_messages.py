@@ -19,6 +19,7 @@ from minga.averaging._messages import Join, Report
 from minga.core._errors import ProtocolError, RejectedError, SilentError, UnreachableError
 from minga.network._hello import Call, Hello
 from minga.network._interface import Address, Buffer, PeerId, Stream
+from minga.network._lines import Lines
 from minga.network._messages import MAX_MESSAGE_BYTES, MessageStream, Refusal
 from minga.network._pulse import PULSE_S, Clockwork, silence_limit
 from minga.network._reachability import DialMe
@@ -66,9 +67,26 @@ class Tape(Stream):
         self._wake.set()
 
 
+def lines() -> Lines:
+    return Lines(asyncio.get_running_loop().time, lambda: 0.0)
+
+
 def stream_of(recorded: bytes, **options: Any) -> tuple[MessageStream, Tape]:
     tape = Tape(recorded, **options)
-    return MessageStream(tape, PEER, Clockwork(), lambda: None), tape
+    return MessageStream(tape, PEER, Clockwork(), lambda: None, lines()), tape
+
+
+def a_join() -> Join:
+    return Join(
+        step=1,
+        layout="0" * 32,
+        address=Address(PEER),
+        aggregates=True,
+        computes=True,
+        upload=None,
+        download=None,
+        report=Report(),
+    )
 
 
 def frame(kind: int, body: bytes, length: int | None = None) -> bytes:
@@ -179,7 +197,7 @@ async def test_refusals_pulses_and_the_end() -> None:
 async def test_a_silent_peer_is_given_up_by_ticks_of_the_own_clock() -> None:
     clockwork = Clockwork()
     tape = Tape(b"", ends=False)
-    stream = MessageStream(tape, PEER, clockwork, lambda: 0.1)
+    stream = MessageStream(tape, PEER, clockwork, lambda: 0.1, lines())
     clockwork.start()
     begun = asyncio.get_running_loop().time()
     with pytest.raises(SilentError):
@@ -248,7 +266,7 @@ def test_fields_out_of_range(kind: type[msgspec.Struct], field: str, value: obje
         Report: {},
         wire.Fetch: {"round_id": "0" * 32, "chunks": [1]},
         wire.Lost: {"round_id": "0" * 32, "lost": [1]},
-        wire.Freeze: {"round_id": "0" * 32, "term": 1, "dead": []},
+        wire.Freeze: {"round_id": "0" * 32, "term": 1, "dead": [], "revoked": []},
         wire.PartHello: {"round_id": "0" * 32, "assignment": [0, 0], "weight": 1},
         wire.Holding: {"bitmap": b"", "term": 0, "assignments": []},
         wire.SignedPlan: {"type": "signed_plan", "plan": b"", "signature": b""},
@@ -256,7 +274,7 @@ def test_fields_out_of_range(kind: type[msgspec.Struct], field: str, value: obje
         Call: {"method": "m"},
         Refusal: {"code": "c", "reason": "r"},
         Address: {"peer_id": PEER, "direct": ["1" * 80] * 16, "relay": "r" * 256},
-        Join: msgspec.to_builtins(Join(1, "0" * 32, Address(PEER), True, None, Report())),
+        Join: msgspec.to_builtins(a_join()),
         wire.Member: {"address": {"peer_id": PEER}, "aggregates": True},
         DialMe: {"address": {"peer_id": PEER}},
     }
@@ -266,7 +284,7 @@ def test_fields_out_of_range(kind: type[msgspec.Struct], field: str, value: obje
 
 
 def test_a_join_carries_bounded_fields_only() -> None:
-    join = Join(1, "0" * 32, Address(PEER), True, None, Report())
+    join = a_join()
     body = msgspec.to_builtins(join)
     for field, value in (("seats", -2), ("step", -1), ("suspects", ["x"]), ("suspects", ["a" * 64] * 65)):
         with pytest.raises(msgspec.ValidationError, match=field):

@@ -17,6 +17,8 @@ from minga.network._records import (
     AddressInfo,
     Beat,
     Left,
+    LinkRow,
+    Links,
     Metrics,
     Payload,
     Progress,
@@ -38,6 +40,8 @@ VALID: list[Payload] = [
     Metrics(7, -3.5, 10, 2, 3, 4),
     Beat(),
     Left("done"),
+    Links(),
+    Links(10**9, 10**6, 0, 10**6, (LinkRow(b"12345678", 1, 2, 3, 4, 5, 6, 7),) * 64),
 ]
 
 INVALID: list[Payload] = [
@@ -60,6 +64,16 @@ INVALID: list[Payload] = [
     StateInfo(1, "ab" * 32 + "\n"),
     Metrics(1, -math.inf, 1, 1),
     Left("x" * 201),
+    Links(-1),
+    Links(10**15 + 1),
+    Links(0, 1.5),  # type: ignore[arg-type]
+    Links(upload_cap=math.nan),  # type: ignore[arg-type]
+    Links(rows=(LinkRow(b"1234567", 1, 2, 3, 4, 5, 6, 7),)),
+    Links(rows=(LinkRow(b"123456789", 1, 2, 3, 4, 5, 6, 7),)),
+    Links(rows=(LinkRow(b"12345678", -1, 2, 3, 4, 5, 6, 7),)),
+    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 101, 6, 7),)),
+    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5, 6, -7),)),
+    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5, 6, 7),) * 65),
 ]
 
 
@@ -222,4 +236,4 @@ def test_wrong_types_in_a_record_are_refused(field: int, value: object) -> None:
 
 def test_wire_codes_never_change() -> None:
     codes = {kind.name: kind.code for kind in KINDS.values()}
-    assert codes == {"address": 1, "progress": 2, "state": 3, "metrics": 4, "beat": 5, "left": 6}
+    assert codes == {"address": 1, "progress": 2, "state": 3, "metrics": 4, "beat": 5, "left": 6, "links": 7}

@@ -6,6 +6,7 @@ A frame is one byte of kind, four bytes of length (big-endian) and that many byt
     BULK      raw bytes (tensor chunks), whose exact length the receiver knows beforehand
     REFUSAL   msgpack of a `Refusal`: the other side understood and says no
     PULSE     empty: still alive, nothing to say
+    RECEIPT   how many bulk bytes came and when, see `minga.network._receipts`
 
 Nothing is allocated before the length was checked, and nothing that arrives is used before it was decoded into the
 type that the protocol expects at this point; whatever does not fit raises `ProtocolError` naming the sender.
@@ -24,7 +25,11 @@ import msgspec
 from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
 from minga.network._interface import Buffer, PeerId, Stream
+from minga.network._lines import Lines
+from minga.network._paced_stream import PacedStream
 from minga.network._pulse import PULSE_S, Clockwork, silence_limit
+from minga.network._receipts import RECEIPT_BYTES
+from minga.network._tally import BulkTally
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest control message. A plan of 2,000 peers takes about 300 KB."""
@@ -33,8 +38,9 @@ MAX_REASON_CHARACTERS = 500
 
 PIECE_BYTES = 1 << 14
 
-MESSAGE, BULK, REFUSAL, PULSE = range(4)
+MESSAGE, BULK, REFUSAL, PULSE, RECEIPT = range(5)
 _HEADER = struct.Struct(">BI")
+_SIZES = {PULSE: 0, RECEIPT: RECEIPT_BYTES}
 _PULSE_FRAME = _HEADER.pack(PULSE, 0)
 
 T = TypeVar("T")
@@ -48,22 +54,30 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MessageStream:
-    """Frames over one `Stream`, with signs of life in both directions.
+    """Frames over one `Stream`, with signs of life in both directions. `lines` is measured and held to its caps.
 
     Errors of every receiving method: `SilentError`, `UnreachableError`, `ProtocolError`, and `RejectedError` when
     the other side refused. Sending methods raise `UnreachableError` or `SilentError`.
     """
 
     def __init__(
-        self, stream: Stream, peer: PeerId, clockwork: Clockwork, round_trip_s: Callable[[], float | None]
+        self,
+        stream: Stream,
+        peer: PeerId,
+        clockwork: Clockwork,
+        round_trip_s: Callable[[], float | None],
+        lines: Lines,
     ) -> None:
         self.peer = peer
+        self.tally = BulkTally(peer, lines)
+        self._lines, self._paced = lines, PacedStream(stream, lines, self._moved)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
         self._trip_tick, self._trip_s = -1, 0.0
         self._write_lock = asyncio.Lock()
         self._last_write = self._last_heard = self._last_moved = clockwork.tick
         self._waiting = self._silent = self._finished = self._ended = False
         self._pulse_task: asyncio.Task[None] | None = None
+        self._receipt_task: asyncio.Task[None] | None = None
         clockwork.add(self)
 
     @property
@@ -90,7 +104,8 @@ class MessageStream:
         await self._send_frame(MESSAGE, msgspec.msgpack.encode(message))
 
     async def send_bulk(self, body: Buffer) -> None:
-        """Send raw bytes as one frame; waits while the other side is slow to read."""
+        """Send raw bytes as one frame; waits while the other side is slow to read, or the cap is reached."""
+        self.tally.sending(memoryview(body).nbytes)
         await self._send_frame(BULK, body)
 
     async def refuse(self, code: str, reason: str) -> None:
@@ -146,14 +161,17 @@ class MessageStream:
         After both sides finished nothing is aborted: what was written last may still be on its way.
         """
         self._clockwork.remove(self)
-        if self._pulse_task is not None:
-            self._pulse_task.cancel()
+        self.tally.close()
+        for task in (self._pulse_task, self._receipt_task):
+            if task is not None:
+                task.cancel()
         if not (self._finished and self._ended):
             await self._stream.reset()
 
     def release(self) -> None:
         """Stop pulsing and watching after both sides finished cleanly."""
         self._clockwork.remove(self)
+        self.tally.close()
 
     # ---- inner workings
 
@@ -161,15 +179,15 @@ class MessageStream:
         """Called by the clockwork: pulse if nothing was written since the last tick; give up on a silent peer."""
         if not self._finished and self._last_write < tick - 1 and not self._write_lock.locked():
             self._pulse_task = asyncio.get_running_loop().create_task(self._pulse())
-        quiet = tick - self._last_heard if self._waiting else 0
+        quiet = tick - self._last_heard if self._waiting and not self._paced.is_held else 0
         if quiet > silence_limit(None) and quiet > silence_limit(self._round_trip_s()):
             self._silent = True
             self._clockwork.remove(self)
             self._pulse_task = asyncio.get_running_loop().create_task(self._stream.reset())
 
-    async def _pulse(self) -> None:
+    async def _pulse(self, frame: bytes = _PULSE_FRAME) -> None:
         try:
-            await self._write(_PULSE_FRAME)
+            await self._write(frame)
         except RemoteError:
             self._clockwork.remove(self)
 
@@ -182,10 +200,16 @@ class MessageStream:
                 return
             try:
                 for buffer in buffers:
-                    await self._stream.write(buffer)
+                    await self._paced.write(buffer)
             except UnreachableError as error:
                 raise self._explain(error) from error
             self._last_write = self._clockwork.tick
+
+    def _acknowledge(self, receipt: bytes | None) -> None:
+        """Send a receipt, if it is time for one and the last is on its way."""
+        if receipt is not None and (self._receipt_task is None or self._receipt_task.done()):
+            frame = _HEADER.pack(RECEIPT, len(receipt)) + receipt
+            self._receipt_task = asyncio.get_running_loop().create_task(self._pulse(frame))
 
     def _moved(self) -> None:
         self._last_heard = self._last_moved = self._clockwork.tick
@@ -227,9 +251,11 @@ class MessageStream:
                     raise ProtocolError("the stream ended early", peer=self.peer)
                 rest = await self._read_exactly(_HEADER.size - len(first)) if len(first) < _HEADER.size else b""
                 kind, length = _HEADER.unpack(first + rest)
-                if kind > PULSE or (kind == PULSE and length):
+                if kind > RECEIPT or (kind in _SIZES and length != _SIZES[kind]):
                     raise ProtocolError(f"unknown frame kind {kind}", peer=self.peer)
-                if kind != PULSE:
+                if kind == RECEIPT:
+                    self.tally.acknowledge(await self._read_exactly(length))
+                elif kind != PULSE:
                     return kind, length
         except UnreachableError as error:
             raise self._explain(error) from error
@@ -249,9 +275,12 @@ class MessageStream:
         self._waiting = True
         try:
             if kind == BULK and target is not None:
-                await self._stream.read_into(target, self._moved)
+                self.tally.expect()
+                await self._paced.read_into(target)
+                self._acknowledge(self.tally.arrived(length))
                 return bytearray()
             body = await self._read_exactly(length)
+            self._lines.download.charge(length)
         except UnreachableError as error:
             raise self._explain(error) from error
         finally:

@@ -34,6 +34,7 @@ from minga.network._bounded import BoundedDict
 from minga.network._connections import MAX_PEERS, Connections
 from minga.network._hello import WIRE_VERSIONS, Call, Hello, Role
 from minga.network._interface import Address, Connection, LinkFacts, Network, PeerId, Stream
+from minga.network._lines import Lines
 from minga.network._messages import MessageStream
 from minga.network._offences import OFFENCE_MEMORY_S, Offences
 from minga.network._pulse import Clockwork
@@ -52,7 +53,9 @@ logger = logging.getLogger("minga.network")
 
 
 class Node:
-    """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown."""
+    """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown. `lines` is
+    what is known of this peer's line, and its caps.
+    """
 
     def __init__(
         self,
@@ -62,15 +65,16 @@ class Node:
         role: Role,
         lookup: Callable[[PeerId], Address | None],
         events: EventBus,
+        lines: Lines | None = None,
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
         self.clockwork = Clockwork()
-        self.is_dialable = network.address.dialable
-        """Whether others can dial this peer, as far as it knows; its address is empty otherwise."""
+        self.lines = lines or Lines(asyncio.get_running_loop().time, network.wall_time)
+        self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
         self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
         self._lookup = lookup
-        self._server = Server(self.clockwork, self.spawn, self.offend)
+        self._server = Server(self._wrap, self.spawn, self.offend)
         self._reception = Reception(network, events, self._greet, self._adopt, self.spawn)
         self._connections, self._offences = Connections(), Offences()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
@@ -244,7 +248,8 @@ class Node:
             raise RejectedError("too many peers are connected already", code="full", peer=peer)
 
     def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
-        return MessageStream(stream, connection.peer_id, self.clockwork, lambda: connection.facts().round_trip_s)
+        peer = connection.peer_id
+        return MessageStream(stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.lines)
 
     async def _dial(self, address: Address) -> Connection:
         peer = address.peer_id

@@ -31,6 +31,7 @@ CLOCK_SKEW_S = 120.0
 """How wrong, in seconds, the clock of a peer may be."""
 
 MAX_PAYLOAD_BYTES = 4096
+MAX_LINK_ROWS = 64
 SIGNING_CONTEXT = b"minga/record/1"
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -39,6 +40,8 @@ Number = Annotated[float, msgspec.Meta(ge=-1e18, le=1e18)]
 UnixTime = Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 ShortText = Annotated[str, msgspec.Meta(max_length=200)]
+RateNumber = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+Percent = Annotated[int, msgspec.Meta(ge=0, le=100)]
 Status = Literal["training", "syncing", "averaging", "finished"]
 
 
@@ -88,6 +91,35 @@ class Metrics(Payload, frozen=True):
     bytes_received: Count = 0
 
 
+class LinkRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the owner knows of its path to one other peer, whose `key` is its `link_key`.
+
+    `sent` and `received` are what the path carries in bytes per second, 0 where unknown, `sent` as the other one
+    acknowledged it; `sent_mean` and `received_mean` what it moved in the best of the last rounds, over the whole round.
+    `sent_percent` and `received_percent` compare them with the fastest other path of the owner at the same moments,
+    0 where there was none. `round_trip_us` is in microseconds, 0 where unknown.
+    """
+
+    key: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+    sent: RateNumber
+    received: RateNumber
+    sent_mean: RateNumber
+    received_mean: RateNumber
+    sent_percent: Percent
+    received_percent: Percent
+    round_trip_us: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
+class Links(Payload, frozen=True):
+    """Name "links": what the owner's line carries, and its caps, in bytes per second; 0 where unknown or unlimited."""
+
+    upload: RateNumber = 0
+    download: RateNumber = 0
+    upload_cap: RateNumber = 0
+    download_cap: RateNumber = 0
+    rows: Annotated[tuple[LinkRow, ...], msgspec.Meta(max_length=MAX_LINK_ROWS)] = ()
+
+
 class Beat(Payload, frozen=True):
     """Name "beat": alive, and nothing else to say."""
 
@@ -96,6 +128,11 @@ class Left(Payload, frozen=True):
     """Name "left": goodbye. It voids all earlier records of the owner."""
 
     reason: ShortText = ""
+
+
+def link_key(peer: PeerId) -> bytes:
+    """What stands for a peer in the rows of `Links`: the first bytes of its key."""
+    return bytes.fromhex(peer[:16])
 
 
 class Kind(NamedTuple):
@@ -119,6 +156,7 @@ KINDS = {
         Kind("metrics", 4, Metrics, MAX_PAYLOAD_BYTES),
         Kind("beat", 5, Beat, 64, False),
         Kind("left", 6, Left, 1024, False),
+        Kind("links", 7, Links, MAX_PAYLOAD_BYTES),
     )
 }
 KINDS_BY_TYPE = {kind.type: kind for kind in KINDS.values()}

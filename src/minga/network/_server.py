@@ -9,9 +9,8 @@ from typing import Any
 
 from minga.core._errors import ProtocolError, RejectedError, RemoteError, UnreachableError
 from minga.network._hello import Call
-from minga.network._interface import Connection, PeerId
+from minga.network._interface import Connection, PeerId, Stream
 from minga.network._messages import MessageStream
-from minga.network._pulse import Clockwork
 
 MAX_STREAMS_PER_PEER = 256
 REFUSAL_S = 5.0
@@ -21,18 +20,20 @@ Handler = Callable[[PeerId, MessageStream], Awaitable[None]]
 
 
 class Server:
-    """Serves streams by `handlers`. `spawn` runs a task, `offend` counts a breach of the protocol."""
+    """Serves streams by `handlers`. `wrap` makes message streams of streams, `spawn` runs a task, `offend` counts a
+    breach of the protocol.
+    """
 
     def __init__(
         self,
-        clockwork: Clockwork,
+        wrap: Callable[[Stream, Connection], MessageStream],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         offend: Callable[[PeerId, str], None],
     ) -> None:
         self.handlers: dict[str, Handler] = {}
         self.open_streams: dict[PeerId, int] = {}
         """How many streams each peer has open here."""
-        self._clockwork, self._spawn, self._offend = clockwork, spawn, offend
+        self._wrap, self._spawn, self._offend = wrap, spawn, offend
 
     async def serve_connection(self, connection: Connection) -> None:
         """Serve every stream that comes over a connection, until it is lost."""
@@ -45,11 +46,7 @@ class Server:
                     await stream.reset()
                     continue
                 self.open_streams[peer] = self.open_streams.get(peer, 0) + 1
-                self._spawn(
-                    self._serve_stream(
-                        MessageStream(stream, peer, self._clockwork, lambda: connection.facts().round_trip_s)
-                    )
-                )
+                self._spawn(self._serve_stream(self._wrap(stream, connection)))
 
     async def _serve_stream(self, stream: MessageStream) -> None:
         try:

@@ -1,0 +1,80 @@
+"""One rate, learnt from samples some of which are wrong or say little.
+
+Theory of operation. What is kept is the mean of the middle and upper part of the last samples: a hiccup pulls some of
+them down and a burst out of a buffer pushes a few up, and neither moves it. A *loaded* sample, taken while more bytes
+waited all the time, tells what the line can carry, and counts whatever it says. Any other only tells that the line can
+carry that much: it counts if it is about as high as the estimate or higher. If for a long time nothing comes near the
+estimate, it is lowered towards the highest that was seen, with room above it, and calls for a probe (`doubtful`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+SAMPLES = 32
+FROM_QUANTILE, TO_QUANTILE = 0.4, 0.8
+NEAR = 0.7
+"""An unloaded sample counts from this share of the estimate on."""
+
+LOW_SAMPLES = 300
+"""How many samples in a row must be low before they lower the estimate without being loaded."""
+
+ROOM = 1.5
+FASTEST_RATE = 1e15
+
+
+class Estimate:
+    """A rate in bytes per second."""
+
+    def __init__(self) -> None:
+        self.doubtful = False
+        """Whether the samples have been lower than the estimate for long."""
+        self.newest_s = -math.inf
+        """Loop time of the last sample that counted."""
+        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
+        self._low_count, self._low_peak = 0, 0.0
+        self._value: float | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The estimate; None before the first sample."""
+        return self._value
+
+    def add(self, rate: float, when: float, *, loaded: bool) -> None:
+        """Take in one sample, taken at loop time `when`; what is no positive number is ignored."""
+        if not (math.isfinite(rate) and rate > 0.0):
+            return
+        rate = min(rate, FASTEST_RATE)
+        is_low = self._value is not None and rate < NEAR * self._value
+        if is_low and not loaded:
+            self._note_low(rate, when)
+            return
+        self._low_count, self._low_peak = 0, 0.0
+        self._samples.append((rate, when))
+        self.newest_s = when
+        self._evaluate()
+
+    def keep_since(self, when: float) -> None:
+        """Forget what is older than loop time `when`, if anything is newer; a doubt is settled."""
+        newer = [sample for sample in self._samples if sample[1] >= when]
+        if newer:
+            self._samples.clear()
+            self._samples.extend(newer)
+            self._evaluate()
+        self.doubtful = False
+
+    def _note_low(self, rate: float, when: float) -> None:
+        self._low_count += 1
+        self._low_peak = max(self._low_peak, rate)
+        if self._low_count >= LOW_SAMPLES:
+            self._samples.clear()
+            self._samples.append((min(ROOM * self._low_peak, self._value or math.inf), when))
+            self._low_count, self._low_peak, self.doubtful = 0, 0.0, True
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        rates = sorted(rate for rate, _ in self._samples)
+        first = int(FROM_QUANTILE * len(rates))
+        middle = rates[first : max(first + 1, int(TO_QUANTILE * len(rates)))]
+        self._value = math.fsum(middle) / len(middle)

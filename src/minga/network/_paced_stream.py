@@ -1,0 +1,50 @@
+"""A stream that keeps to the caps of its node's line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minga.network._interface import Buffer, Stream
+from minga.network._lines import Lines
+
+MAX_URGENT_BYTES = 1 << 16
+"""Larger writes wait in line with the bulk bytes where there is a cap."""
+
+
+class PacedStream:
+    """Writes to and reads from `stream` as the caps of `lines` allow. `moved` is called whenever bytes came."""
+
+    def __init__(self, stream: Stream, lines: Lines, moved: Callable[[], None]) -> None:
+        self.is_held = False
+        """Whether nothing is read because of this side's own cap, so that the other side's silence means nothing."""
+        self._stream, self._lines, self._moved = stream, lines, moved
+
+    async def write(self, data: Buffer) -> None:
+        """Send all of `data`; what is small goes before what is large, so that signs of life come in time."""
+        pacer, size = self._lines.upload, memoryview(data).nbytes
+        if pacer.rate is None or size <= MAX_URGENT_BYTES:
+            await pacer.take(size, urgent=True)
+            await self._stream.write(data)
+            return
+        view = memoryview(data).cast("B")
+        while view.nbytes:
+            piece = view[: pacer.piece_bytes]
+            await pacer.take(piece.nbytes)
+            await self._stream.write(piece)
+            view = view[piece.nbytes :]
+
+    async def read_into(self, target: memoryview) -> None:
+        """Fill `target` with bulk bytes."""
+        pacer = self._lines.download
+        while pacer.rate is not None and target.nbytes:
+            piece = target[: pacer.piece_bytes]
+            self.is_held = True
+            try:
+                await pacer.take(piece.nbytes)
+            finally:
+                self.is_held = False
+            self._moved()
+            await self._stream.read_into(piece, self._moved)
+            target = target[piece.nbytes :]
+        if target.nbytes:
+            await self._stream.read_into(target, self._moved)

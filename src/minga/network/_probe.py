@@ -1,0 +1,242 @@
+"""Probes: short exercises that show what a line can do where the traffic so far does not.
+
+Theory of operation. In training a line is seldom full: a peer's partners, or its part in the plan, are the limit. So
+each peer once fills its line on purpose, first the upload, then the download, for less than a second each, with up to
+`MAX_PARTNERS` peers at once: what all of them take together is what this swarm can use of the line, and how much goes
+over each path is measured by the same bytes. It is repeated when others, or the samples, cast doubt on the result, and
+then and when nothing else has shown for long that it still holds.
+
+Nobody is in two probes at once: partners are asked first, and refuse while they are in a probe, or in the middle of
+other bulk traffic. Whoever gets too few of them lets all go and tries again after a random pause. Other bulk traffic
+ends a probe at once, so that no round waits for one. A partner lets each peer probe it once in `PEER_PERIOD_S` and
+all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most `MAX_PHASE_BYTES` in each direction each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+from minga.core._errors import RejectedError, RemoteError, UnreachableError
+from minga.network._bounded import BoundedDict
+from minga.network._connections import MAX_PEERS
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+from minga.network._probe_stream import MAX_PHASE_BYTES, PHASE_S, Ready, Reserve, Wanted, fill, take_in
+from minga.network._receipts import BulkUse
+
+RESERVE, SINK, SOURCE = "links.probe", "links.sink", "links.source"
+MAX_PARTNERS = 16
+ENOUGH = 0.85
+"""The share of the partners without whom a probe shows nothing."""
+
+RESERVE_S = 2.0
+SERVE_S = 10.0
+PEER_PERIOD_S = 30.0
+MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
+
+LOOK_S = 0.5
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
+DOUBT_PERIOD_S = 60.0
+MAX_AGE_S = 600.0
+DOUBTS = 3
+CONFIRMED = 0.2
+"""A doubt was groundless if a probe finds both rates within this share of what they were."""
+
+
+class Prober:
+    """Probes for one node and serves the probes of others. `partners` tells whom to measure with, the best first."""
+
+    def __init__(self, node: Node, partners: Callable[[], Sequence[PeerId]]) -> None:
+        self._node, self._partners = node, partners
+        self._random = random.Random(f"minga probe {node.peer_id}")
+        self._engaged_with: PeerId | None = None  # itself while it probes
+        self._served: deque[float] = deque(maxlen=MAX_SERVED)
+        self._served_to: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
+        self._probed_s, self._pause_s = -math.inf, DOUBT_PERIOD_S
+        self._phases: set[str] = set()
+        node.serve(RESERVE, self._serve_reservation)
+        node.serve(SINK, self._serve_sink)
+        node.serve(SOURCE, self._serve_source)
+
+    async def run(self) -> None:
+        """Probe whenever it is due and nothing else moves; runs until cancelled."""
+        retry_s = FIRST_RETRY_S
+        await asyncio.sleep(self._random.uniform(0.0, LOOK_S))
+        while True:
+            await asyncio.sleep(LOOK_S)
+            partners = list(self._partners())[:MAX_PARTNERS]
+            if not partners or self._engaged_with or self._node.lines.meter.is_busy or not self._is_due():
+                continue
+            if await self.probe(partners):
+                retry_s = FIRST_RETRY_S
+            else:
+                await asyncio.sleep(self._random.uniform(0.0, retry_s))
+                retry_s = min(2.0 * retry_s, LAST_RETRY_S)
+
+    async def probe(self, partners: Sequence[PeerId]) -> bool:
+        """Measure with all of `partners` at once; False if too few were free, or something came in between."""
+        before, begun = self._node.lines.rates(), asyncio.get_running_loop().time()
+        exercise = _Exercise(len(partners))
+        self._engaged_with = self._node.peer_id
+        try:
+            results = await asyncio.gather(*(self._measure_with(p, exercise) for p in partners), return_exceptions=True)
+        finally:
+            self._engaged_with = None
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
+                raise result
+        if sum(result is None for result in results) < exercise.enough:
+            return False
+        self._node.lines.meter.keep_since(begun)
+        self._note_result(before.upload, before.download)
+        return True
+
+    # ---- probing
+
+    def _is_due(self) -> bool:
+        now, meter = asyncio.get_running_loop().time(), self._node.lines.meter
+        age_s = now - self._probed_s
+        totals = (meter.up.total, meter.down.total)
+        if self._node.lines.doubts >= DOUBTS or any(total.doubtful for total in totals):
+            return age_s > self._pause_s
+        return age_s > MAX_AGE_S and all(now - total.newest_s > MAX_AGE_S for total in totals)
+
+    def _note_result(self, upload: float | None, download: float | None) -> None:
+        """Remember when it was, and wait longer after a doubt that was groundless."""
+        rates = self._node.lines.rates()
+        groundless = (
+            self._node.lines.doubts > 0 and _is_near(rates.upload, upload) and _is_near(rates.download, download)
+        )
+        self._pause_s = min(2.0 * self._pause_s, MAX_AGE_S) if groundless else DOUBT_PERIOD_S
+        self._probed_s, self._node.lines.doubts = asyncio.get_running_loop().time(), 0
+        self._node.events.emit("links.probed", upload=rates.upload, download=rates.download)
+
+    async def _measure_with(self, peer: PeerId, exercise: _Exercise) -> None:
+        with exercise.taking_part():
+            async with asyncio.timeout(RESERVE_S) as limit, self._node.open(peer, RESERVE) as reservation:
+                await reservation.send(Reserve())
+                await reservation.receive(Ready)
+                await exercise.ready.wait()
+                limit.reschedule(asyncio.get_running_loop().time() + SERVE_S)
+                if exercise.ready.came < exercise.enough:
+                    raise RejectedError("too few partners are free", code="busy")
+                share = MAX_PHASE_BYTES // exercise.ready.came
+                async with self._node.open(peer, SINK, bulk=True) as stream:
+                    stream.tally.use = BulkUse.PROBE
+                    await fill(stream, share, self._check_idle)
+                await exercise.filled.wait()
+                async with self._node.open(peer, SOURCE, bulk=True) as stream:
+                    stream.tally.use = BulkUse.PROBE
+                    await stream.send(Wanted(share))
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(PHASE_S + stream.round_trip_s):
+                            await take_in(stream, share, self._check_idle)
+                await reservation.finish()
+                await reservation.receive_end()
+
+    def _check_idle(self) -> None:
+        if self._node.lines.meter.is_busy:
+            raise RejectedError("other transfers go before this probe", code="busy")
+
+    # ---- being probed
+
+    async def _serve_reservation(self, peer: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Reserve)
+        now = asyncio.get_running_loop().time()
+        while self._served and now - self._served[0] > SERVED_PERIOD_S:
+            self._served.popleft()
+        if self._engaged_with is not None or self._node.lines.meter.is_busy:
+            raise RejectedError("this peer is in a probe or a transfer already", code="busy")
+        if len(self._served) == MAX_SERVED or now - self._served_to.get(peer, -math.inf) < PEER_PERIOD_S:
+            raise RejectedError("this peer was probed often enough of late", code="often")
+        self._engaged_with = peer
+        try:
+            async with asyncio.timeout(SERVE_S):
+                await stream.send(Ready())
+                await stream.receive_end()
+        except TimeoutError as error:
+            raise RejectedError("the probe took too long", code="late") from error
+        finally:
+            self._engaged_with = None
+            if asyncio.get_running_loop().time() - now > RESERVE_S or self._phases:
+                self._served.append(now)
+                self._served_to[peer] = now
+            self._phases.clear()
+
+    async def _serve_sink(self, peer: PeerId, stream: MessageStream) -> None:
+        self._begin_phase(peer, stream, SINK)
+        await self._limited(take_in(stream, MAX_PHASE_BYTES, self._check_idle))
+
+    async def _serve_source(self, peer: PeerId, stream: MessageStream) -> None:
+        self._begin_phase(peer, stream, SOURCE)
+        wanted = await stream.receive(Wanted)
+        await self._limited(fill(stream, wanted.max_bytes, self._check_idle))
+
+    def _begin_phase(self, peer: PeerId, stream: MessageStream, phase: str) -> None:
+        if self._engaged_with != peer or phase in self._phases:
+            raise RejectedError("nothing is reserved for this", code="busy")
+        self._phases.add(phase)
+        stream.tally.use = BulkUse.PROBED
+
+    async def _limited(self, phase: Coroutine[Any, Any, None]) -> None:
+        """Serve a phase for a while; the prober ends it by a reset."""
+        with contextlib.suppress(TimeoutError, UnreachableError):
+            async with asyncio.timeout(SERVE_S):
+                await phase
+
+
+class _Gate:
+    """Opens once everybody has come who has not left."""
+
+    def __init__(self, expected: int) -> None:
+        self.came = 0
+        self._expected = expected
+        self._opened = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Come, and wait for the others."""
+        self.came += 1
+        self._review()
+        try:
+            await self._opened.wait()
+        except BaseException:
+            self.came -= 1
+            raise
+
+    def leave(self) -> None:
+        """Do without somebody."""
+        self._expected -= 1
+        self._review()
+
+    def _review(self) -> None:
+        if self.came >= self._expected:
+            self._opened.set()
+
+
+class _Exercise:
+    """One probe: its partners begin each phase together."""
+
+    def __init__(self, partners: int) -> None:
+        self.enough = math.ceil(ENOUGH * partners)
+        self.ready, self.filled = _Gate(partners), _Gate(partners)
+
+    @contextlib.contextmanager
+    def taking_part(self) -> Iterator[None]:
+        """Whoever fails is not waited for."""
+        try:
+            yield
+        except BaseException:
+            self.ready.leave()
+            self.filled.leave()
+            raise
+
+
+def _is_near(now: float | None, before: float | None) -> bool:
+    return now is not None and before is not None and abs(now - before) <= CONFIRMED * before

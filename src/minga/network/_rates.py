@@ -1,0 +1,238 @@
+"""What a peer's line carries, learnt from the bulk traffic that flows anyway.
+
+Theory of operation. Every transfer tells its spans (`minga.network._receipts`): so many bytes in such a time, as the
+receiver saw them. They are laid into slots of `SLOT_S` seconds, for each direction and each other peer; a slot is
+evaluated once `SETTLE_S` have passed, when all receipts that concern it are there. A slot that a transfer fills
+gives a sample of that path, and all its bytes together one of the whole direction (`minga.network._estimate`).
+
+A slot is *loaded* as a whole if more bytes waited for at least half as many peers as were ever served at once in the
+last minutes: one slow receiver alone does not show what the line can do. A path is compared in each slot with the
+fastest other one of the same slot (`share`): only what happened at once can be compared.
+
+Slots in a row make an *exercise*, such as a round. What a path moved in one, divided by the time that the whole
+exercise took, is no peak: it cannot be made higher by serving one peer after the other. Others judge by it what this
+peer says about itself, and this peer what they say (`minga.averaging._measured`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from minga.network._bounded import BoundedDict
+from minga.network._estimate import Estimate
+from minga.network._interface import PeerId
+from minga.network._receipts import BulkUse, Span
+
+SLOT_S = 0.1
+SETTLE_S = 1.0
+LONGEST_SPAN_S = 30.0
+"""Of a longer span only the end counts: the slots before are settled."""
+
+BUSY_S = 0.5
+BREADTH_MEMORY_S = 600.0
+LONGEST_EXERCISE_S = 30.0
+EXERCISES = 4
+"""Of so many exercises the one in which a path moved most counts."""
+
+SLOW_SHARE = 0.5
+"""A path with less than this share of another's rate at the same time is itself the limit of what goes over it."""
+
+MAX_PATHS = 256
+FILLED = 0.9
+
+
+@dataclass
+class Path:
+    """One direction of the way to one peer.
+
+    `rate` is what it can carry, `share` that rate in proportion to the fastest other path's at the same time, and
+    `means` the bytes per second that it moved in whole exercises.
+    """
+
+    rate: Estimate = field(default_factory=Estimate)
+    share: Estimate = field(default_factory=Estimate)
+    means: deque[float] = field(default_factory=lambda: deque(maxlen=EXERCISES))
+
+    @property
+    def mean(self) -> float | None:
+        """The highest of the means; None before the first."""
+        return max(self.means, default=None)
+
+
+@dataclass
+class _Flow:
+    """What one peer moved in a slot: bytes, and for how many seconds it was moving, and loaded; and bytes besides
+    whose time is not known.
+    """
+
+    size: float = 0.0
+    untimed: float = 0.0
+    moving_s: float = 0.0
+    loaded_s: float = 0.0
+
+    @property
+    def fills(self) -> bool:
+        """Whether it was moving nearly all the time."""
+        return self.moving_s >= FILLED * SLOT_S and self.size > 0.0
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether more was waiting nearly all the time."""
+        return self.loaded_s >= FILLED * SLOT_S
+
+
+Slot = dict[tuple[PeerId, BulkUse], _Flow]
+
+
+class _Exercise:
+    """Bytes by peer from one slot to another, both included."""
+
+    def __init__(self, number: int) -> None:
+        self.first = self.last = number
+        self.sizes: dict[PeerId, float] = {}
+
+    def is_over(self, number: int) -> bool:
+        """Whether a slot of this number is no part of it."""
+        return (number - self.last) * SLOT_S > BUSY_S or (number - self.first) * SLOT_S >= LONGEST_EXERCISE_S
+
+    def add(self, number: int, slot: Slot) -> None:
+        """Take in a later slot."""
+        self.last = number
+        for (peer, use), flow in slot.items():
+            if use is BulkUse.WORK:
+                self.sizes[peer] = self.sizes.get(peer, 0.0) + flow.size + flow.untimed
+
+    def means(self) -> dict[PeerId, float]:
+        """What each peer moved, in bytes per second of the whole exercise."""
+        return {peer: size / ((self.last + 1 - self.first) * SLOT_S) for peer, size in self.sizes.items()}
+
+
+class DirectionMeter:
+    """One direction of a peer's line. `knows_load`: its spans tell whether more was waiting."""
+
+    def __init__(self, clock: Callable[[], float], *, knows_load: bool) -> None:
+        self.total = Estimate()
+        self.changes = 0
+        """How many slots were evaluated."""
+        self._clock, self._knows_load = clock, knows_load
+        self._paths: BoundedDict[PeerId, Path] = BoundedDict(MAX_PATHS)
+        self._slots: dict[int, Slot] = {}
+        self._exercise: _Exercise | None = None
+        self._settled = -math.inf
+        self._breadth, self._broad_s = 0, -math.inf
+
+    def add(self, peer: PeerId, span: Span, use: BulkUse) -> None:
+        """Count what was moved to or from `peer`."""
+        self.settle()
+        begin_s = max(span.begin_s, span.end_s - LONGEST_SPAN_S)
+        if not (math.isfinite(begin_s) and begin_s < span.end_s <= self._clock() + SLOT_S):
+            return
+        rate = span.size / (span.end_s - span.begin_s)
+        for number in range(math.floor(begin_s / SLOT_S), math.floor(span.end_s / SLOT_S) + 1):
+            seconds = min(span.end_s, (number + 1) * SLOT_S) - max(begin_s, number * SLOT_S)
+            if number <= self._settled or seconds <= 0.0:
+                continue
+            flow = self._slots.setdefault(number, {}).setdefault((peer, use), _Flow())
+            flow.size += rate * seconds
+            flow.moving_s += seconds
+            flow.loaded_s += seconds if span.loaded else 0.0
+
+    def note(self, peer: PeerId, size: int) -> None:
+        """Count bytes that were moved lately, too few to tell how fast."""
+        number = math.floor(self._clock() / SLOT_S)
+        if size and number > self._settled:
+            self._slots.setdefault(number, {}).setdefault((peer, BulkUse.WORK), _Flow()).untimed += size
+
+    def settle(self, *, all_of_them: bool = False) -> None:
+        """Evaluate the slots that are complete, or (after an exercise) all that there are."""
+        horizon = math.inf if all_of_them else math.floor((self._clock() - SETTLE_S) / SLOT_S)
+        while self._slots and (number := min(self._slots)) < horizon:
+            slot = self._slots.pop(number)
+            self._evaluate(slot, (number + 1) * SLOT_S)
+            self._note_exercise(number, slot)
+            self._settled = number
+            self.changes += 1
+        if self._exercise is not None and self._exercise.is_over(math.floor((self._clock() - SETTLE_S) / SLOT_S)):
+            self._end_exercise(self._exercise)
+
+    def paths(self) -> list[tuple[PeerId, Path]]:
+        """The paths that are known, those that were used last first."""
+        self.settle()
+        return list(reversed(self._paths.items()))
+
+    def keep_since(self, when: float) -> None:
+        """Forget what is older than loop time `when` wherever something newer is known."""
+        self.settle(all_of_them=True)
+        for estimate in (self.total, *(e for path in self._paths.values() for e in (path.rate, path.share))):
+            estimate.keep_since(when)
+
+    def _evaluate(self, slot: Slot, when: float) -> None:
+        own = {key: flow for key, flow in slot.items() if key[1] is not BulkUse.PROBED}
+        moving = sum(flow.fills for flow in own.values())
+        if moving:
+            if moving >= self._breadth or when - self._broad_s > BREADTH_MEMORY_S:
+                self._breadth, self._broad_s = moving, when
+            loaded = sum(flow.fills and flow.is_loaded and not self._is_slow(peer) for (peer, _), flow in own.items())
+            rate = sum(flow.size for flow in own.values()) / SLOT_S
+            self.total.add(rate, when, loaded=2 * loaded >= self._breadth)
+        for (peer, use), flow in slot.items():
+            if flow.fills:
+                rivals = [f.size for (p, u), f in slot.items() if p != peer and f.fills and u is use]
+                fast = any(p != peer and f.fills and u is use and not self._is_slow(p) for (p, u), f in slot.items())
+                self._add_sample(peer, flow, max(rivals) if fast else None, when)
+
+    def _add_sample(self, peer: PeerId, flow: _Flow, rival: float | None, when: float) -> None:
+        path = self._path(peer)
+        is_slow = rival is not None and flow.size < SLOW_SHARE * rival
+        path.rate.add(flow.size / SLOT_S, when, loaded=flow.is_loaded and is_slow)
+        if rival is not None and (flow.is_loaded or not self._knows_load):
+            path.share.add(min(1.0, flow.size / rival), when, loaded=True)
+
+    def _is_slow(self, peer: PeerId) -> bool:
+        """Whether the path is itself the limit of what goes over it, so that it shows nothing about the line."""
+        share = self._paths[peer].share.value if peer in self._paths else None
+        return share is not None and share < SLOW_SHARE
+
+    def _path(self, peer: PeerId) -> Path:
+        path = self._paths.get(peer) or Path()
+        self._paths[peer] = path  # used last: to the end
+        return path
+
+    def _note_exercise(self, number: int, slot: Slot) -> None:
+        if not any(use is BulkUse.WORK for _, use in slot):
+            return
+        if self._exercise is not None and self._exercise.is_over(number):
+            self._end_exercise(self._exercise)
+        self._exercise = self._exercise or _Exercise(number)
+        self._exercise.add(number, slot)
+
+    def _end_exercise(self, exercise: _Exercise) -> None:
+        self._exercise = None
+        for peer, mean in exercise.means().items():
+            self._path(peer).means.append(mean)
+
+
+class LinkMeter:
+    """Both directions of a peer's line; `clock` is the loop's."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.up, self.down = DirectionMeter(clock, knows_load=True), DirectionMeter(clock, knows_load=False)
+        self._clock = clock
+        self._worked_s = -math.inf
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether bulk bytes moved lately that are no probe's."""
+        return self._clock() - self._worked_s < BUSY_S
+
+    def note_work(self) -> None:
+        """Bulk bytes that are no probe's are moving."""
+        self._worked_s = self._clock()
+
+    def keep_since(self, when: float) -> None:
+        """What happened since loop time `when` outweighs everything before."""
+        self.up.keep_since(when)
+        self.down.keep_since(when)

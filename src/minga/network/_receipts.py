@@ -1,0 +1,110 @@
+"""Receipts: a receiver of bulk bytes tells the sender what has really come.
+
+Theory of operation. How fast bytes go into a stream says little: they may end in buffers of megabytes. So whoever
+receives bulk frames reports every `REPORT_S` seconds of a transfer how many bytes came in which time by its own clock,
+and both sides count the same *span*. The sender places it on its own clock by the fastest receipt of the stream, so
+that a receipt that was held up in a queue shifts nothing, and it knows whether more was waiting to be sent all the
+while: only then does the span say what the link can carry, and not only what was asked of it.
+
+A span that nothing interrupted for `PAUSE_S` includes the short gaps between frames; longer pauses begin a new one.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+from typing import NamedTuple
+
+REPORT_S = 0.25
+REPORT_BYTES = 4 << 20
+SHORTEST_S = 0.05
+"""A span is reported after `REPORT_S` seconds, or when this many have brought `REPORT_BYTES` bytes."""
+
+SMALLEST_BYTES = 4 << 10
+PAUSE_S = 0.5
+MAX_SPAN_S = 3600.0
+
+_RECEIPT = struct.Struct(">QQQQ")
+RECEIPT_BYTES = _RECEIPT.size
+
+
+class BulkUse(enum.Enum):
+    """What the bulk bytes of a stream are for: the peer's WORK, its own PROBE, or somebody else's (PROBED).
+
+    The last says something about the path only, not about what this peer's line can carry in all.
+    """
+
+    WORK = "work"
+    PROBE = "probe"
+    PROBED = "probed"
+
+
+class Span(NamedTuple):
+    """`size` bytes came from loop time `begin_s` to `end_s`; `loaded`: more was waiting all the while."""
+
+    size: int
+    begin_s: float
+    end_s: float
+    loaded: bool = False
+
+
+class Receipts:
+    """Both directions of one stream, as far as bulk bytes are concerned. Times are the loop's, in seconds."""
+
+    def __init__(self) -> None:
+        self._received = self._reported = self._span_bytes = 0
+        self._first_s = self._begin_s = self._last_s = -math.inf
+        self._sent = self._acknowledged = 0
+        self._offset_s, self._latest_s = math.inf, -1.0
+        self._more_waits = False
+
+    @property
+    def unreported(self) -> tuple[int, int]:
+        """Bytes sent, and bytes received, that are in no span."""
+        return max(0, self._sent - self._acknowledged), self._received - self._reported
+
+    # ---- receiving
+
+    def expect(self, now: float) -> None:
+        """A bulk frame begins to arrive."""
+        if self._first_s == -math.inf:
+            self._first_s = now
+        if now - self._last_s > PAUSE_S:
+            self._begin_s, self._span_bytes = now, 0
+
+    def arrived(self, size: int, now: float) -> tuple[Span, bytes] | None:
+        """`size` bytes are here; returns the span and the body of the receipt if it is time for one."""
+        self._received += size
+        self._span_bytes += size
+        self._last_s = now
+        seconds = now - self._begin_s
+        due = seconds >= REPORT_S or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
+        if not due or self._span_bytes < SMALLEST_BYTES:
+            return None
+        span = Span(self._span_bytes, self._begin_s, now)
+        times = (round((t - self._first_s) * 1e6) for t in (self._begin_s, now))
+        self._begin_s, self._span_bytes = now, 0
+        self._reported += span.size
+        return span, _RECEIPT.pack(self._received, span.size, *times)
+
+    # ---- sending
+
+    def hand_over(self, size: int) -> None:
+        """`size` bytes wait to be sent."""
+        self._sent += size
+
+    def acknowledge(self, body: bytes | bytearray, now: float) -> Span:
+        """The span that a receipt tells of, on this side's clock. Raises `ValueError` if it cannot be true."""
+        received, size, begin_us, end_us = _RECEIPT.unpack(body)
+        begin_s, end_s = begin_us / 1e6, end_us / 1e6
+        if not self._acknowledged + size <= received <= self._sent or size < SMALLEST_BYTES:
+            raise ValueError(f"a receipt for {size} bytes, {received} in all, where {self._sent} were sent")
+        if not (self._latest_s <= begin_s and begin_s + 0.99 * SHORTEST_S <= end_s <= begin_s + MAX_SPAN_S):
+            raise ValueError(f"a receipt from {begin_s} s to {end_s} s after one until {self._latest_s} s")
+        waited_before = self._more_waits or begin_s > self._latest_s
+        self._more_waits = self._sent > received
+        self._acknowledged, self._latest_s = received, end_s
+        self._offset_s = min(self._offset_s, now - end_s)
+        loaded = waited_before and self._more_waits
+        return Span(size, begin_s + self._offset_s, end_s + self._offset_s, loaded)

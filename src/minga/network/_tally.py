@@ -1,0 +1,63 @@
+"""Counts the bulk bytes of one stream in both directions for the meter of the node."""
+
+from __future__ import annotations
+
+from minga.core._errors import ProtocolError
+from minga.network._interface import PeerId
+from minga.network._lines import Lines
+from minga.network._receipts import REPORT_BYTES, BulkUse, Receipts
+
+MAX_UNREPORTED_BYTES = REPORT_BYTES
+"""More than that cannot have arrived unreported: it was not sent before the stream broke off."""
+
+
+class BulkTally:
+    """What was sent to and received from `peer` over one stream."""
+
+    def __init__(self, peer: PeerId, lines: Lines) -> None:
+        self.use = BulkUse.WORK
+        """What the bulk frames of this stream are for; set it before the first."""
+        self.has_received = False
+        """Whether any bulk frame came."""
+        self._closed = False
+        self._peer, self._lines, self._receipts = peer, lines, Receipts()
+
+    def sending(self, size: int) -> None:
+        """A bulk frame waits to be sent."""
+        self._receipts.hand_over(size)
+        self._note_work()
+
+    def expect(self) -> None:
+        """A bulk frame begins to arrive."""
+        self._note_work()
+        self._receipts.expect(self._lines.clock())
+
+    def arrived(self, size: int) -> bytes | None:
+        """A bulk frame has arrived; returns the body of a receipt if it is time for one."""
+        self.has_received = True
+        report = self._receipts.arrived(size, self._lines.clock())
+        if report is None:
+            return None
+        span, receipt = report
+        self._lines.meter.down.add(self._peer, span, self.use)
+        return receipt
+
+    def acknowledge(self, receipt: bytes | bytearray) -> None:
+        """The other side tells what came. Raises `ProtocolError` if that cannot be true."""
+        try:
+            span = self._receipts.acknowledge(receipt, self._lines.clock())
+        except ValueError as error:
+            raise ProtocolError(str(error), peer=self._peer) from error
+        self._lines.meter.up.add(self._peer, span, self.use)
+
+    def close(self) -> None:
+        """The stream is over: count what no span tells of, too short as it was for a rate. May be called twice."""
+        if self.use is BulkUse.WORK and not self._closed:
+            self._closed = True
+            sent, received = self._receipts.unreported
+            self._lines.meter.up.note(self._peer, min(sent, MAX_UNREPORTED_BYTES))
+            self._lines.meter.down.note(self._peer, received)
+
+    def _note_work(self) -> None:
+        if self.use is BulkUse.WORK:
+            self._lines.meter.note_work()
