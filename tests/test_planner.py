@@ -112,6 +112,55 @@ def test_symmetric_groups_get_the_closed_form() -> None:
         assert roots(divide(rates, 1e6, min_part_bytes=0), count) == pytest.approx(expected, abs=count * 1.1e-3)
 
 
+Bandwidths = tuple[float | None, ...]
+
+
+def sizes(numel: int, bandwidths: Bandwidths, least: int = 0) -> tuple[int, ...]:
+    """Elements that each peer roots, for symmetric bandwidths in any unit; 0 is a client, None unknown."""
+    peers = [PeerRates(b * 1e6, b * 1e6) if b else PeerRates(None, None, aggregates=b is None) for b in bandwidths]
+    division = divide(SwarmRates(tuple(peers)), float(numel), min_part_bytes=least)
+    return allocate(numel, roots(division, len(peers)))
+
+
+def cost(parts: tuple[int, ...], bandwidths: Bandwidths) -> float:
+    extra, numel = len(parts) - 2, sum(parts)
+    return max((numel + extra * part) / b for part, b in zip(parts, bandwidths, strict=True) if b)
+
+
+@pytest.mark.parametrize(
+    ("numel", "bandwidths", "known"),
+    [
+        (60, (0.25, 0.25, 0.25, 0.25), (15, 15, 15, 15)),
+        (1024, (0.3, 0.5, 0.9), (0, 255, 769)),
+        (60, (0.44, 0.33, 0.22), (42, 18, 0)),
+        (60, (0.55, 0.44, 0.40), (35, 16, 9)),
+        (2**20, (0.3, 0.5, 0.9, 0.6), (0, 169_327, 602_629, 276_620)),
+        (2**20, (0, 0.5, 0, 0.6), (0, 428_963, 0, 619_613)),
+    ],
+)
+def test_known_plans_are_no_better(numel: int, bandwidths: Bandwidths, known: tuple[int, ...]) -> None:
+    ours = sizes(numel, bandwidths)
+    assert sum(ours) == numel
+    slowest = min(b for b in bandwidths if b)
+    # Integers cost at most one element more.
+    assert cost(ours, bandwidths) <= cost(known, bandwidths) + (len(bandwidths) - 2) / slowest
+
+
+@pytest.mark.parametrize(
+    ("numel", "bandwidths", "least", "expected"),
+    [
+        (60, (0.55, 0.44, 0.40), 10, (41, 19, 0)),
+        (60, (0.32, 0.55, 0.44), 10, (0, 40, 20)),
+        (2, (0.55, 0.20, 0.44), 10, (1, 0, 1)),
+        (1, (0.55, 0.20, 0.44), 10, (1, 0, 0)),
+        (100, (None, None), 0, (50, 50)),
+        (100, (0, 0, 0, None, None), 0, (0, 0, 0, 50, 50)),
+    ],
+)
+def test_known_sizes(numel: int, bandwidths: Bandwidths, least: int, expected: tuple[int, ...]) -> None:
+    assert sizes(numel, bandwidths, least) == expected
+
+
 def test_without_slow_paths_the_division_is_as_good_as_any_of_one_level() -> None:
     generator = random.Random(11)
     for _ in range(60):

@@ -9,6 +9,7 @@ The same rates give the same division, whatever the order of the peers is (ties 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -30,7 +31,7 @@ MIN_PART_BYTES: Final = 16 << 10
 LEAST_SHARE: Final = 1e-3
 """A part smaller than these is not worth its streams; its share goes to the others."""
 
-DIGITS: Final = 9
+DIGITS: Final = 13
 
 
 def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MIN_PART_BYTES) -> Division:
@@ -59,7 +60,8 @@ def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MI
 def _best(rates: UsableRates, vector_bytes: float, least: float) -> Division:
     flat = [Way(root) for root in range(rates.count)]
     best = _timed(Division(_parts(flat, flat_shares(rates), least)), rates, vector_bytes)
-    if rates.count > LARGEST_PROGRAMME:
+    slow = rates.limited & (rates.limits > 0.0)
+    if rates.count > LARGEST_PROGRAMME or not (slow.any() or best.predicted_s == math.inf):
         return best
     allowed_s = (best.predicted_s or 0.0) * (1.0 - TWO_LEVEL_GAIN)
     for sites in partitions(rates):
