@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.netlab._namespace import LabError, Namespace
-from tests.netlab._shaping import shaping
+from tests.netlab._shaping import frames_in_a_piece, shaping
 
 MAX_HOSTS = 200
 TOOLS = ("ip", "tc", "nft", "nsenter", "setpriv")
@@ -196,7 +196,9 @@ class Lab:
     def _shape(self, host: Host) -> None:
         place = self._places[host.name]
         paths = {self._places[b].public: rate for (a, b), rate in self._paths.items() if a == host.name}
+        place.inside.ip([f"link set eth0 gso_max_segs {frames_in_a_piece([host.up, *paths.values()])}"])
         place.inside.tc(shaping("eth0", host.up, paths))
+        place.outside.ip([f"link set {place.port} gso_max_segs {frames_in_a_piece([host.down])}"])
         place.outside.tc(shaping(place.port, host.down, {}))
 
     def _wires(self, name: str, other: str | None, one_way: bool) -> Iterable[tuple[_Place, str]]:
@@ -239,12 +241,11 @@ def _cable(host: Namespace, device: str, address: str, switch: Namespace, port: 
     """Connect a device in one namespace with a port of the bridge in another."""
     switch.ip(
         [
-            # Without segmentation offload, as packets of 64 KiB would come through a slow link all at once.
-            f"link add {port} gso_max_segs 1 type veth peer name {device} netns {host.path}",
+            f"link add {port} type veth peer name {device} netns {host.path}",
             f"link set {port} master {bridge} up",
         ]
     )
-    host.ip([f"link set {device} gso_max_segs 1 up", f"addr add {address} dev {device}"])
+    host.ip([f"link set {device} up", f"addr add {address} dev {device}"])
 
 
 def _host_address(number: int) -> str:

@@ -5,18 +5,23 @@ sends is limited at its own device and what it receives at the other end of its 
 leaves a device can be shaped.
 
 A bucket holds the tokens of 4 ms, the coarsest timer of usual kernels, so that a late timer costs no throughput and a
-burst is no more than that (two frames at least). The queue before it holds 50 ms, as a good modem's does, and at least
-one of the largest packets that QUIC hands to the kernel at once, which would never pass otherwise.
+burst is no more than that (two frames at least). The queue before it holds 50 ms, as a good modem's does.
+
+Programs hand several packets at a time to the kernel, and veth devices pass them on in one piece, which saves most of
+the work. A slow link would be busy with such a piece for long, so they are split up unless they are gone within 12 ms.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 FRAME_BYTES = 1514
 BURST_S = 0.004
 QUEUE_S = 0.05
-SMALLEST_QUEUE_BYTES = 32 << 10
+SMALLEST_QUEUE_BYTES = 16 * FRAME_BYTES
+PIECE_S = 0.012
+MOST_FRAMES = 44
+"""Frames in 64 KiB, which is the most that goes in one piece anyway."""
 UNLIMITED = 10e9
 
 
@@ -39,6 +44,12 @@ def shaping(device: str, rate: float | None, paths: Mapping[str, float]) -> list
             match = f"protocol ip u32 match ip dst {destination}/32"
             lines.append(f"filter add dev {device} parent 1: {match} flowid 1:{minor:x}")
     return lines
+
+
+def frames_in_a_piece(rates: Iterable[float | None]) -> int:
+    """How many frames may go in one piece where links of these rates are on the way."""
+    slowest = min((rate for rate in rates if rate is not None), default=UNLIMITED)
+    return max(1, min(MOST_FRAMES, int(slowest * PIECE_S / (8 * FRAME_BYTES))))
 
 
 def _class(device: str, parent: str, own: str, rate: float, ceiling: float) -> str:
