@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from minga.averaging._division import Division, PartShare, SwarmRates
+from minga.averaging._division import Division, PartShare, SwarmRates, renumbered
 from minga.averaging._flat_division import LARGEST_PROGRAMME, flat_shares
 from minga.averaging._loads import Indices, Way
 from minga.averaging._parts import NoAggregatorError
@@ -54,7 +54,8 @@ def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MI
     ordered = _reordered(given, order)
     least = max(LEAST_SHARE, min_part_bytes / vector_bytes if vector_bytes else 1.0)
     best = _best(ordered, vector_bytes, least)
-    return _renamed(best, order.tolist(), known=given.known)
+    named = renumbered(best, order.tolist())
+    return named if given.known else replace(named, predicted_s=None, binding=None)
 
 
 def _best(rates: UsableRates, vector_bytes: float, least: float) -> Division:
@@ -111,24 +112,4 @@ def _reordered(rates: UsableRates, order: Indices) -> UsableRates:
         receives=rates.receives[order],
         aggregates=rates.aggregates[order],
         limits=rates.limits[np.ix_(order, order)],
-    )
-
-
-def _renamed(division: Division, names: list[int], *, known: bool) -> Division:
-    """The same division with peer i called `names[i]`; times and links only if a rate was `known`."""
-    numbered = sorted((tuple(sorted(names[peer] for peer in site)), place) for place, site in enumerate(division.sites))
-    order = [place for _, place in numbered]
-    parts = [
-        PartShare(part.share, names[part.root], tuple(names[part.relays[place]] for place in order))
-        for part in division.parts
-    ]
-    binding = division.binding
-    if binding is not None:
-        other = None if binding.other is None else names[binding.other]
-        binding = replace(binding, peer=names[binding.peer], other=other)
-    return Division(
-        parts=tuple(sorted(parts, key=lambda part: (part.root, part.relays))),
-        sites=tuple(site for site, _ in numbered),
-        predicted_s=division.predicted_s if known else None,
-        binding=binding if known else None,
     )

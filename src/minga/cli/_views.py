@@ -17,9 +17,11 @@ from minga.core._units import format_duration, format_size
 
 if TYPE_CHECKING:
     from minga.cli._join import OwnPart
+    from minga.monitor._plan_status import PlanStatus
     from minga.monitor._status import PeerStatus, RunStatus
 
 MAX_ROWS = 30
+MAX_SHARES = 6
 
 
 def headline(status: RunStatus) -> str:
@@ -58,10 +60,25 @@ def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableTy
         lines.append(Text(_figures(figures)))
     if status.digests_agree is False:
         lines.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
+    if status.plan is not None:
+        lines.append(Text(plan_line(status.plan)))
     lines += [*_trouble(status), Text(), peer_table(status)]
     if len(status.peers) > MAX_ROWS:
         lines.append(Text(f"… and {len(status.peers) - MAX_ROWS} more", style="dim"))
     return Panel(Group(*lines), title=status.name, title_align="left")
+
+
+def plan_line(plan: PlanStatus) -> str:
+    """Who reduces how much, and what rounds wait for, in one line."""
+    ranked = sorted(plan.reduces.items(), key=lambda each: (-each[1], each[0]))
+    shares = [f"{peer[:10]} {share:.0%}" for peer, share in ranked if share][:MAX_SHARES]
+    more = sum(1 for share in plan.reduces.values() if share) - len(shares)
+    line = f"plan: {', '.join(shares)}{f' and {more} more' if more else ''}{' in two levels' if plan.two_level else ''}"
+    if plan.binding is not None and plan.megabytes_per_s is not None:
+        kind, peer, other = plan.binding
+        to = f" to {other[:10]}" if other else ""
+        line += f" · rounds wait for the {kind} of {peer[:10]}{to}, {plan.megabytes_per_s:.3g} MB/s of the vector"
+    return line
 
 
 def organiser_lines(status: RunStatus, figures: dict[str, float]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from minga.core._run_spec import RunSpec
 from minga.monitor._losses import LossMeter
+from minga.monitor._plan_status import PlanStatus
 from minga.monitor._trouble import Trouble
 from minga.network._board import Board
 from minga.network._interface import PeerId
@@ -43,7 +44,8 @@ class RunStatus:
 
     `members` take part in rounds (trainers, clients and auxiliaries that are in sync); `averages` says whether at
     least two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of
-    the same step. `trouble` is what went wrong last at the peer that looks.
+    the same step. `trouble` is what went wrong last at the peer that looks. `plan` is None while fewer than two take
+    part.
     """
 
     name: str
@@ -60,6 +62,7 @@ class RunStatus:
     digests_agree: bool | None
     peers: tuple[PeerStatus, ...]
     trouble: Trouble | None = None
+    plan: PlanStatus | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values, digits of floats cut to what is meant."""

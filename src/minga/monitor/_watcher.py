@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from minga.core._events import Event
 from minga.monitor._history import History
+from minga.monitor._live_rates import LiveRates, live_rates
 from minga.monitor._losses import LossMeter
+from minga.monitor._plan_status import PlanWatch
 from minga.monitor._status import RunStatus, read_status
 from minga.monitor._trouble import LastTrouble
 from minga.network._interface import PeerId
@@ -26,13 +28,14 @@ class Watcher:
         self._peer, self._losses = peer, LossMeter(from_start=from_start)
         self._members: set[PeerId] = set()
         self._lost: set[str] = set()
-        self._trouble = LastTrouble()
+        self._trouble, self._plan = LastTrouble(), PlanWatch()
         peer.subscribe(self._on_event)
         peer.subscribe(self._trouble.on_event)
 
     def look(self) -> RunStatus:
         """The present status. Raises `StorageError` if the history cannot be written."""
-        return self._note(*self._peer.on_loop(self._read))
+        live, time_s, status, members, sample = self._peer.on_loop(self._read)
+        return self._note(time_s, replace(status, plan=self._plan.at(time_s, live)), members, sample)
 
     # ---- inner workings
 
@@ -40,7 +43,7 @@ class Watcher:
         if event.kind == "member.lost":
             self._lost.add(str(event.fields["peer"]))
 
-    def _read(self) -> tuple[float, RunStatus, set[PeerId], dict[str, object] | None]:
+    def _read(self) -> tuple[LiveRates, float, RunStatus, set[PeerId], dict[str, object] | None]:
         session = self._peer.session
         records = {item.owner: item.payload for item in session.board.items(Metrics)}
         sample = self._losses.update(records)
@@ -50,7 +53,7 @@ class Watcher:
         fields: dict[str, object] | None = None
         if sample is not None:
             fields = {"step": sample.step, "loss": round(sample.loss, 5), "samples": sample.samples}
-        return session.node.network.wall_time(), status, members, fields
+        return live_rates(session.board), session.node.network.wall_time(), status, members, fields
 
     def _note(
         self, time_s: float, status: RunStatus, members: set[PeerId], sample: dict[str, object] | None

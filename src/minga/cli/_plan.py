@@ -1,0 +1,64 @@
+"""`minga plan`: who would reduce what, how long it takes and why, for a live run or a file of peers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from pathlib import Path
+
+from rich.markup import escape
+
+from minga.averaging._compute_choice import Work
+from minga.averaging._explanation import alternatives, explain
+from minga.averaging._swarm_file import SwarmFile, read_swarm_file
+from minga.cli._context import Context
+from minga.cli._plan_view import plan_json, plan_table, plan_text
+from minga.cli._session import wire
+from minga.core._errors import ConfigurationError, UnreachableError
+from minga.identity._links import PREFIX
+from minga.training._entrance import PeerOptions, join
+
+LOOK_S = 5.0
+POLL_S = 0.2
+
+
+def run_plan(source: str, peer: PeerOptions, context: Context) -> None:
+    """Explain the plan of a run that a link names, or of peers that a TOML file describes."""
+    swarm = _live(source, peer, context) if _is_link(source) else read_swarm_file(Path(source))
+    if not any(one.aggregates for one in swarm.rates.peers) and len(swarm.rates.peers) > 1:
+        raise ConfigurationError(
+            f"{source}: all peers are clients, so nobody can reduce; at least one must be reachable"
+        )
+    explanation, others = explain(swarm.rates, swarm.work), alternatives(swarm.rates, swarm.work)
+    context.output.say(plan_table(explanation, swarm.names))
+    for line in plan_text(explanation, others, swarm.names, swarm.work):
+        context.output.say(escape(line))
+    context.output.summary(ok=True, **plan_json(explanation, others, swarm.names, swarm.work))
+
+
+def _is_link(source: str) -> bool:
+    """Whether it begins like a link, and has nothing that only a path has."""
+    return re.match(rf"\s*{PREFIX}[0-9]", source, re.IGNORECASE) is not None and not set(source) & set("./\\")
+
+
+def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
+    """The peers of a live run, as their board describes them."""
+    from minga.monitor._live_rates import live_rates
+    from minga.training._vector_size import vector_bytes
+
+    context.output.say("Looking for the run …")
+    with join(link, options) as joined:
+        wire(context, joined)
+        session, spec = joined.session, joined.spec
+        loop = joined.on_loop(asyncio.get_running_loop)
+        sized = asyncio.run_coroutine_threadsafe(vector_bytes(session, spec.averaging.codec), loop).result()
+        until, live = time.monotonic() + LOOK_S, joined.on_loop(lambda: live_rates(session.board))
+        while time.monotonic() < until:
+            time.sleep(POLL_S)
+            live = joined.on_loop(lambda: live_rates(session.board))
+    if not live.peers:
+        raise UnreachableError("nobody takes part in this run at present")
+    names = tuple(one[:10] for one in live.peers)
+    overlapped = spec.training.strategy == "delayed"
+    return SwarmFile(names, live.rates, Work(sized, spec.training.target_batch_size, overlapped=overlapped))
