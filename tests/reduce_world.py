@@ -12,7 +12,7 @@ from minga.averaging._all_reduce import AllReduce
 from minga.averaging._division import Division
 from minga.averaging._layout import VectorLayout
 from minga.averaging._messages import Member, Part, Plan
-from minga.averaging._parts import part_sizes
+from minga.averaging._parts import allocate
 from minga.averaging._plans import PlanNeeds, make_plan
 from minga.averaging._round import RoundOutcome
 from minga.core._events import Event, EventBus
@@ -66,7 +66,7 @@ class World:
     def plan(self, layout: VectorLayout, *, chunk_bytes: int = 16384, step: int = 0, round_id: str = ROUND) -> Plan:
         members = tuple(Member(p.network.address, p.network.address.dialable) for p in self.parties)
         parts, stop = [], 0
-        for index, size in enumerate(part_sizes(layout.total, [1.0 if m.aggregates else 0.0 for m in members])):
+        for index, size in enumerate(allocate(layout.total, [1.0 if m.aggregates else 0.0 for m in members])):
             if size:
                 stop += size
                 parts.append(Part(stop, index))

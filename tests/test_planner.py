@@ -15,7 +15,7 @@ from minga.averaging._baselines import equal_parts, parameter_server
 from minga.averaging._division import Binding, Division, PartShare, PeerRates, SwarmRates
 from minga.averaging._flat_division import flat_shares
 from minga.averaging._linear_programme import shortest_round
-from minga.averaging._parts import NoAggregatorError, allocate, shares
+from minga.averaging._parts import NoAggregatorError, allocate
 from minga.averaging._planner import divide
 from minga.averaging._prediction import predict
 from minga.averaging._usable_rates import usable
@@ -107,9 +107,23 @@ def test_symmetric_groups_get_the_closed_form() -> None:
         found = flat_shares(usable(rates))
         parts = tuple(PartShare(share, root) for root, share in enumerate(found.tolist()) if share)
         assert predict(Division(parts), rates, 1e6).seconds == pytest.approx(best * 1e6, rel=1e-6)
-        expected = shares([b if a else 0 for b, a in zip(bandwidths, able, strict=True)])
+        level = water_level(serving, count)
+        filled = [
+            max(0.0, (level * b - 1.0) / (count - 2)) if a else 0.0 for b, a in zip(bandwidths, able, strict=True)
+        ]
+        expected = [share / math.fsum(filled) for share in filled]
         assert found.tolist() == pytest.approx(expected, abs=1e-9)
         assert roots(divide(rates, 1e6, min_part_bytes=0), count) == pytest.approx(expected, abs=count * 1.1e-3)
+
+
+def water_level(serving: list[float], count: int) -> float:
+    """The level L with sum max(0, L b - 1) = count - 2, from the number of those that own a part."""
+    ranked = sorted(serving, reverse=True)
+    for owners in range(len(ranked), 1, -1):
+        level = (count - 2 + owners) / math.fsum(ranked[:owners])
+        if level * ranked[owners - 1] >= 1.0:
+            return level
+    return (count - 1) / ranked[0]
 
 
 Bandwidths = tuple[float | None, ...]

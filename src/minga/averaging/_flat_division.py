@@ -8,7 +8,8 @@ vectors (s_i, r_i: 1 if it sends, receives), and the path from i to j s_i x_j + 
 rate, member i can root at most cap_i(L) = min( (L u_i - s_i) / (R - r_i - s_i), (L d_i - r_i) / (N - s_i - r_i) ).
 Without slow paths the shortest round follows in closed form, by water filling: the level L with sum_i cap_i(L) = 1
 (caps cut to 0..1), or the time that the slowest member needs for its own vector, if that is longer; the others then
-still finish at L. For equal rates in both directions and no auxiliaries this is the plan of `_parts.shares`.
+still finish at L. With b_i = u_i = d_i, n members that all send and receive, n_s of which can be roots, T is
+max( (n - 2 + n_s) / sum b_i, 1 / min b_i ), the sum and the minimum over those that can be roots.
 Slow paths need the linear programme of `_share_programme`, in which every way is a root alone.
 """
 
