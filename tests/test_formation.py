@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ import torch
 from reduce_world import Party, World
 from swarm_tools import virtually
 
+from minga.averaging._division import Division, PartShare
 from minga.averaging._following import JOIN, PROBE
 from minga.averaging._formation import GroupFormation
 from minga.averaging._gathering import OutOfSyncError
@@ -25,7 +26,7 @@ from minga.core._errors import MinorityError, ProtocolError, RejectedError, Remo
 from minga.network._interface import Address, PeerId
 from minga.network._lines import LineRates
 from minga.network._messages import MessageStream
-from minga.network._records import Links
+from minga.network._records import LinkRow, Links, link_key
 from minga.network._virtual import HostSettings
 from minga.training._port import TrainerPort
 from minga.training._work import WAIT
@@ -85,7 +86,9 @@ class Member:
         self.micro_batch, self.micro_batch_s = micro_batch, micro_batch_s
         self.port = TrainerPort(asyncio.get_running_loop(), lambda: torch.zeros(1))
         dialable = party.network.address.dialable
-        settings = GroupSettings(batch, "0" * 32, NUMEL, 4 * NUMEL, dialable, wait_in_minority=world.wait_in_minority)
+        settings = GroupSettings(
+            batch, "0" * 32, NUMEL, world.vector_bytes, dialable, wait_in_minority=world.wait_in_minority
+        )
         self.sight = Sight(world, self)
         self.formation = GroupFormation(party.node, party.identity, settings, self.sight, self.port)
         self.plans: list[tuple[Plan, int]] = []
@@ -116,12 +119,26 @@ class Member:
 class Camp(World):
     """Members of a `World` that form groups."""
 
-    def __init__(self, count: int, *, batch: int, wait_in_minority: bool = True, **options: Any) -> None:
+    def __init__(
+        self, count: int, *, batch: int, wait_in_minority: bool = True, vector_bytes: int = 4 * NUMEL, **options: Any
+    ) -> None:
         self.wait_in_minority = wait_in_minority
         self.links: dict[PeerId, Links] = {}
+        self.vector_bytes = vector_bytes
         speeds = options.pop("speeds", [(4, 0.2)] * count)
         super().__init__(count, **options)
         self.members = [Member(self, party, batch, *speed) for party, speed in zip(self.parties, speeds, strict=True)]
+
+    def tell_rates(self, upload: Sequence[float], download: Sequence[float]) -> None:
+        """What everybody has measured, and confirms of everybody else."""
+        ids = [member.party.peer_id for member in self.members]
+        for me, peer in enumerate(ids):
+            rows = tuple(
+                LinkRow(link_key(other), int(download[i]), int(upload[i]), 0, 0, 0, 0, 1000)
+                for i, other in enumerate(ids)
+                if i != me
+            )
+            self.links[peer] = Links(int(upload[me]), int(download[me]), rows=rows)
 
     async def begin(self) -> None:
         await self.start()
@@ -397,6 +414,47 @@ def test_an_endless_chain_of_redirects_does_not_hold_a_peer() -> None:
         assert not isinstance(answer, ProtocolError)
         await camp.until_step(4)
         assert all(party.offences() == [] for party in camp.parties[:3])
+        await camp.close()
+
+    main()
+
+
+def test_an_unfair_plan_is_refused_and_the_group_goes_on() -> None:
+    @virtually
+    async def main() -> None:
+        camp = Camp(12, batch=12 * 4 * 5, vector_bytes=10_000_000, seed=5)
+        camp.tell_rates([1e6] * 12, [1e6] * 12)
+        await camp.begin()
+        await camp.until_step(2)
+        liar, *others = camp.members
+        liar.formation._desk._divide = lambda rates, vector_bytes: Division((PartShare(1.0, 3),))
+        liar.formation._desk._solved = None
+        await camp.until_step(30, range(1, 12))
+        refused = [e for m in others for e in m.party.log if e.kind == "plan.refused"]
+        assert {event.fields["peer"] for event in refused} == {liar.party.peer_id}
+        assert all(m.party.offences() == [] for m in camp.members), "a plan may be wrong in good faith"
+        await camp.close()
+
+    main()
+
+
+def test_who_slows_everybody_down_rests_until_it_is_needed() -> None:
+    @virtually
+    async def main() -> None:
+        camp = Camp(4, batch=4 * 4 * 20, vector_bytes=10_000_000, seed=6)
+        camp.tell_rates([1e7, 1e7, 1e7, 1e5], [1e7] * 4)
+        await camp.begin()
+        await camp.until_step(16)
+        for member in camp.members:
+            plan, samples = member.plans[-1]
+            rests = {plan.members[i].peer_id for i in plan.resting}
+            assert rests == {camp.members[3].party.peer_id}
+            assert (samples == 0) == (member is camp.members[3])
+        resting = camp.members[3]
+        for index in range(3):  # one by one: a minority would wait
+            camp.internet.kill(camp.parties[index].network)
+            await camp.until_step(resting.step + 3, [3])
+        assert resting.plans[-1][1] >= 4 * 4 * 20, "it computes alone now"
         await camp.close()
 
     main()

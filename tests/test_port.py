@@ -364,3 +364,24 @@ def test_the_loop_does_not_wait_while_a_micro_batch_is_added(delayed: bool) -> N
         thread.join(5.0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_who_rests_computes_nothing_until_told(delayed: bool) -> None:
+    @virtually
+    async def main() -> None:
+        p = port(delayed=delayed)
+        assert p.poll() is None
+        p.rest(resting=True)
+        assert p.add(ones(4), 4), "what was under way still counts"
+        assert p.poll() is WAIT
+        assert p.report().micro_batch == 0, "nobody waits for it"
+        p.reopen()
+        assert p.poll() is WAIT
+        woken = asyncio.ensure_future(p.woken.wait())
+        await asyncio.sleep(0)
+        p.rest(resting=False)
+        await woken
+        assert p.poll() is None
+
+    main()

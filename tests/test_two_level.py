@@ -28,8 +28,8 @@ def two_sites(first: list[int], second: list[int], *, alone: list[int] | None = 
     """Each pair of one member of either site has a part, which one of the two is the root of by turns."""
     pairs = list(itertools.product(first, second))
     parts = [PartShare(1 / len(pairs), pair[(i + i // len(second)) % 2], pair) for i, pair in enumerate(pairs)]
-    for root in alone or []:  # a member without a site that is a root, too
-        parts.append(PartShare(1 / len(pairs), root, (first[0], second[0])))
+    # Members without a site may be roots, too.
+    parts += [PartShare(1 / len(pairs), root, (first[0], second[0])) for root in alone or []]
     return Division(tuple(parts), (tuple(first), tuple(second)))
 
 

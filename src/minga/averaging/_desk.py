@@ -124,13 +124,9 @@ class PlanDesk:
         planned_s = predict(_division_of(plan, self._settings.numel), rates, vector_bytes).seconds
         equal_s = predict(_equal_parts(plan), rates, vector_bytes).seconds
         if planned_s > UNFAIR_FACTOR * equal_s + UNFAIR_S:
-            raise RejectedError(
-                f"its plan takes {planned_s:.0f} s where equal parts take {equal_s:.0f} s, as far as is known here",
-                code=UNFAIR,
-                peer=order[0],
-                round=plan.step,
-                phase="group",
-            )
+            why = f"its plan takes {planned_s:.0f} s where equal parts take {equal_s:.0f} s, as far as is known here"
+            self._node.events.emit("plan.refused", peer=order[0], step=plan.step, why=why)
+            raise RejectedError(why, code=UNFAIR, peer=order[0], round=plan.step, phase="group")
 
 
 def _claim(seat: Seat) -> Claim:

@@ -138,7 +138,6 @@ class GroupFormation:
                     self._contributor.resume()
                     continue
                 if isinstance(outcome, Plan):
-                    self._desk.check(outcome)
                     me = [member.peer_id for member in outcome.members].index(self._node.peer_id)
                     self._contributor.rest(resting=me in outcome.resting)
                     self.view = tuple(member.peer_id for member in outcome.members)
@@ -204,7 +203,9 @@ class GroupFormation:
             outcome = await follow(self._node, self._contributor, leader, join, numel, self._is_due)
         finally:
             self._following = None
-        if not isinstance(outcome, Plan) and outcome.peer_id in (*self._suspects.now(), self._node.peer_id):
+        if isinstance(outcome, Plan):
+            self._desk.check(outcome)
+        elif outcome.peer_id in (*self._suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code="stand_by", peer=leader.peer_id)
         return outcome
