@@ -194,13 +194,13 @@ class MessageStream:
     def _heard(self) -> None:
         self._last_heard = self._clockwork.tick
 
-    async def _write(self, *buffers: Buffer) -> None:
+    async def _write(self, *buffers: Buffer, urgent: bool = True) -> None:
         async with self._write_lock:
             if self._finished:
                 return
             try:
                 for buffer in buffers:
-                    await self._paced.write(buffer)
+                    await self._paced.write(buffer, urgent=urgent)
             except UnreachableError as error:
                 raise self._explain(error) from error
             self._last_write = self._clockwork.tick
@@ -218,9 +218,9 @@ class MessageStream:
         header = _HEADER.pack(kind, memoryview(body).nbytes)
         # One write for small frames; large bodies are not copied only to stand behind five bytes.
         if len(header) + memoryview(body).nbytes <= 4096:
-            await self._write(header + bytes(body))
+            await self._write(header + bytes(body), urgent=kind != BULK)
         else:
-            await self._write(header, body)
+            await self._write(header, body, urgent=kind != BULK)
         self._last_moved = self._clockwork.tick
 
     def _explain(self, error: UnreachableError) -> RemoteError:

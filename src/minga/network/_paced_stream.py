@@ -7,9 +7,6 @@ from collections.abc import Callable
 from minga.network._interface import Buffer, Stream
 from minga.network._lines import Lines
 
-MAX_URGENT_BYTES = 1 << 16
-"""Larger writes wait in line with the bulk bytes where there is a cap."""
-
 
 class PacedStream:
     """Writes to and reads from `stream` as the caps of `lines` allow. `moved` is called whenever bytes came."""
@@ -19,17 +16,16 @@ class PacedStream:
         """Whether nothing is read because of this side's own cap, so that the other side's silence means nothing."""
         self._stream, self._lines, self._moved = stream, lines, moved
 
-    async def write(self, data: Buffer) -> None:
-        """Send all of `data`; what is small goes before what is large, so that signs of life come in time."""
-        pacer, size = self._lines.upload, memoryview(data).nbytes
-        if pacer.rate is None or size <= MAX_URGENT_BYTES:
-            await pacer.take(size, urgent=True)
+    async def write(self, data: Buffer, *, urgent: bool) -> None:
+        """Send all of `data`; what is urgent goes before what is not, on all streams of the node."""
+        pacer = self._lines.upload
+        if pacer.rate is None:
             await self._stream.write(data)
             return
         view = memoryview(data).cast("B")
         while view.nbytes:
             piece = view[: pacer.piece_bytes]
-            await pacer.take(piece.nbytes)
+            await pacer.take(piece.nbytes, urgent=urgent)
             await self._stream.write(piece)
             view = view[piece.nbytes :]
 

@@ -172,12 +172,12 @@ class Prober:
 
     async def _serve_sink(self, peer: PeerId, stream: MessageStream) -> None:
         self._begin_phase(peer, stream, SINK)
-        await self._limited(take_in(stream, MAX_PHASE_BYTES, self._check_idle))
+        await self._limited(peer, take_in(stream, MAX_PHASE_BYTES, self._check_idle))
 
     async def _serve_source(self, peer: PeerId, stream: MessageStream) -> None:
         self._begin_phase(peer, stream, SOURCE)
         wanted = await stream.receive(Wanted)
-        await self._limited(fill(stream, wanted.max_bytes, self._check_idle))
+        await self._limited(peer, fill(stream, wanted.max_bytes, self._check_idle))
 
     def _begin_phase(self, peer: PeerId, stream: MessageStream, phase: str) -> None:
         if self._engaged_with != peer or phase in self._phases:
@@ -185,11 +185,13 @@ class Prober:
         self._phases.add(phase)
         stream.tally.use = BulkUse.PROBED
 
-    async def _limited(self, phase: Coroutine[Any, Any, None]) -> None:
-        """Serve a phase for a while; the prober ends it by a reset."""
-        with contextlib.suppress(TimeoutError, UnreachableError):
+    async def _limited(self, peer: PeerId, phase: Coroutine[Any, Any, None]) -> None:
+        """Serve a phase until the prober ends it by a reset, but not for ever."""
+        try:
             async with asyncio.timeout(SERVE_S):
                 await phase
+        except TimeoutError as error:
+            raise UnreachableError("the probe took too long", peer=peer) from error
 
 
 class _Gate:
