@@ -107,6 +107,7 @@ class MessageStream:
         """Send raw bytes as one frame; waits while the other side is slow to read, or the cap is reached."""
         self.tally.sending(memoryview(body).nbytes)
         await self._send_frame(BULK, body)
+        self.tally.sent()
 
     async def refuse(self, code: str, reason: str) -> None:
         """Tell the other side that its request is refused, and finish."""

@@ -177,7 +177,9 @@ class DirectionMeter:
                 self._breadth, self._broad_s = moving, when
             loaded = sum(flow.fills and flow.is_loaded and not self._is_slow(peer) for (peer, _), flow in own.items())
             rate = sum(flow.size for flow in own.values()) / SLOT_S
-            self.total.add(rate, when, loaded=2 * loaded >= self._breadth)
+            known = self.total.value
+            if 2 * moving >= self._breadth or known is None or rate > known:
+                self.total.add(rate, when, loaded=2 * loaded >= self._breadth)
         for (peer, use), flow in slot.items():
             if flow.fills:
                 rivals = [f.size for (p, u), f in slot.items() if p != peer and f.fills and u is use]

@@ -4,7 +4,8 @@ Theory of operation. How fast bytes go into a stream says little: they may end i
 receives bulk frames reports every `REPORT_S` seconds of a transfer how many bytes came in which time by its own clock,
 and both sides count the same *span*. The sender places it on its own clock by the fastest receipt of the stream, so
 that a receipt that was held up in a queue shifts nothing, and it knows whether more was waiting to be sent all the
-while: only then does the span say what the link can carry, and not only what was asked of it.
+while (it had no gap of `GAP_S` between two frames lately): only then does the span say what the link can carry, and
+not only what was asked of it.
 
 A span that nothing interrupted for `PAUSE_S` includes the short gaps between frames; longer pauses begin a new one.
 """
@@ -23,6 +24,7 @@ SHORTEST_S = 0.05
 
 SMALLEST_BYTES = 4 << 10
 PAUSE_S = 0.5
+GAP_S = 0.05
 MAX_SPAN_S = 3600.0
 
 _RECEIPT = struct.Struct(">QQQQ")
@@ -58,6 +60,7 @@ class Receipts:
         self._sent = self._acknowledged = 0
         self._offset_s, self._latest_s = math.inf, -1.0
         self._more_waits = False
+        self._idle_since_s, self._gap_end_s = math.inf, -math.inf
 
     @property
     def unreported(self) -> tuple[int, int]:
@@ -90,9 +93,16 @@ class Receipts:
 
     # ---- sending
 
-    def hand_over(self, size: int) -> None:
+    def hand_over(self, size: int, now: float) -> None:
         """`size` bytes wait to be sent."""
         self._sent += size
+        if now - self._idle_since_s > GAP_S:
+            self._gap_end_s = now
+        self._idle_since_s = math.inf
+
+    def handed_over(self, now: float) -> None:
+        """The transport took all that waited."""
+        self._idle_since_s = now
 
     def acknowledge(self, body: bytes | bytearray, now: float) -> Span:
         """The span that a receipt tells of, on this side's clock. Raises `ValueError` if it cannot be true."""
@@ -106,5 +116,7 @@ class Receipts:
         self._more_waits = self._sent > received
         self._acknowledged, self._latest_s = received, end_s
         self._offset_s = min(self._offset_s, now - end_s)
-        loaded = waited_before and self._more_waits
-        return Span(size, begin_s + self._offset_s, end_s + self._offset_s, loaded)
+        begin_s, end_s = begin_s + self._offset_s, end_s + self._offset_s
+        # What arrives now left a while ago: a gap shortly before the span may be one within it.
+        loaded = waited_before and self._more_waits and self._gap_end_s < begin_s - PAUSE_S
+        return Span(size, begin_s, end_s, loaded)

@@ -24,8 +24,12 @@ class BulkTally:
 
     def sending(self, size: int) -> None:
         """A bulk frame waits to be sent."""
-        self._receipts.hand_over(size)
+        self._receipts.hand_over(size, self._lines.clock())
         self._note_work()
+
+    def sent(self) -> None:
+        """The bulk frame is on its way."""
+        self._receipts.handed_over(self._lines.clock())
 
     def expect(self) -> None:
         """A bulk frame begins to arrive."""

@@ -1,0 +1,461 @@
+"""Rates learnt from the traffic that flows anyway."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from link_world import MB, LinkWorld
+from swarm_tools import virtually
+
+from minga.core._errors import ProtocolError
+from minga.network import _receipts
+from minga.network._estimate import LOW_SAMPLES, ROOM, SAMPLES, Estimate
+from minga.network._interface import PeerId
+from minga.network._link_report import has_moved, is_news, links_of
+from minga.network._messages import RECEIPT
+from minga.network._rates import SETTLE_S, SLOT_S, DirectionMeter
+from minga.network._receipts import GAP_S, REPORT_BYTES, REPORT_S, BulkUse, Receipts, Span
+from minga.network._records import LinkRow, Links, encode_payload, link_key
+
+A, B, C = (PeerId(letter * 64) for letter in "abc")
+
+# ---- one rate
+
+
+def fed(*rates: float, loaded: bool = True) -> Estimate:
+    estimate = Estimate()
+    for index, rate in enumerate(rates):
+        estimate.add(rate, float(index), loaded=loaded)
+    return estimate
+
+
+def test_the_mean_of_even_noise() -> None:
+    rng = random.Random(1)
+    value = fed(*(rng.gauss(100.0, 10.0) for _ in range(SAMPLES))).value
+    assert value == pytest.approx(103.0, rel=0.03)
+
+
+@pytest.mark.parametrize("outlier", [1e-9, 1.0, 1e4, 1e15])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_outliers_do_not_move_it(outlier: float, loaded: bool) -> None:
+    estimate = fed(*[100.0] * SAMPLES)
+    for _ in range(4):
+        estimate.add(outlier, 0.0, loaded=loaded)
+    assert estimate.value == 100.0
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, -math.inf])
+def test_what_is_no_rate_is_ignored(bad: float) -> None:
+    assert fed(bad).value is None
+    assert fed(100.0, bad, bad, bad).value == 100.0
+
+
+def test_absurd_rates_are_cut() -> None:
+    assert fed(1e300).value == 1e15
+
+
+def test_loaded_samples_lower_it_and_others_do_not() -> None:
+    low, high = fed(*[100.0] * SAMPLES), fed(*[100.0] * SAMPLES)
+    for _ in range(SAMPLES):
+        low.add(10.0, 0.0, loaded=True)
+        high.add(10.0, 0.0, loaded=False)
+    assert (low.value, high.value) == (10.0, 100.0)
+    assert not high.doubtful
+
+
+def test_samples_of_either_kind_raise_it() -> None:
+    for loaded in (True, False):
+        estimate = fed(*[100.0] * SAMPLES)
+        for _ in range(SAMPLES):
+            estimate.add(1000.0, 0.0, loaded=loaded)
+        assert estimate.value == 1000.0
+
+
+def test_what_is_never_reached_any_more_is_doubted() -> None:
+    estimate = fed(*[100.0] * SAMPLES)
+    for _ in range(LOW_SAMPLES):
+        estimate.add(10.0, 50.0, loaded=False)
+    assert estimate.value == ROOM * 10.0
+    assert estimate.doubtful
+    estimate.keep_since(40.0)
+    assert not estimate.doubtful
+
+
+def test_an_exercise_outweighs_what_was_before() -> None:
+    estimate = fed(*[100.0] * 20)
+    estimate.keep_since(1000.0)
+    assert estimate.value == 100.0  # nothing newer is known
+    estimate.add(10.0, 1000.0, loaded=True)
+    estimate.keep_since(1000.0)
+    assert estimate.value == 10.0
+    assert estimate.newest_s == 1000.0
+
+
+@given(st.lists(st.tuples(st.floats(), st.booleans()), max_size=80))
+@settings(deadline=None, max_examples=100)
+def test_any_samples_give_a_rate_between_them(samples: list[tuple[float, bool]]) -> None:
+    estimate = Estimate()
+    for rate, loaded in samples:
+        estimate.add(rate, 0.0, loaded=loaded)
+    good = [min(rate, 1e15) for rate, _ in samples if math.isfinite(rate) and rate > 0]
+    assert (estimate.value is None) == (not good)
+    assert estimate.value is None or 0.999 * min(good) <= estimate.value <= 1.001 * max(good)
+
+
+# ---- receipts
+
+
+def receive(receipts: Receipts, frames: int, size: int, begin_s: float, seconds: float) -> list[tuple[Span, bytes]]:
+    """Frames that arrive evenly."""
+    reports = []
+    for index in range(frames):
+        receipts.expect(begin_s + seconds * index / frames)
+        report = receipts.arrived(size, begin_s + seconds * (index + 1) / frames)
+        if report is not None:
+            reports.append(report)
+    return reports
+
+
+def test_both_sides_count_the_same_spans_by_their_own_clocks() -> None:
+    sender, receiver = Receipts(), Receipts()
+    sender.hand_over(100 * 10_000, 1005.0)
+    reports = receive(receiver, 100, 10_000, 5.0, 1.0)
+    assert [span.size for span, _ in reports] == [250_000] * 4
+    spans = [sender.acknowledge(body, 1005.02 + span.end_s - 5.0) for span, body in reports]
+    assert [span.size for span in spans] == [250_000] * 4
+    for span in spans:
+        assert span.end_s - span.begin_s == pytest.approx(0.25)
+    assert [span.loaded for span in spans] == [True, True, True, False]
+    assert receiver.unreported == (0, 0)
+    assert sender.unreported == (0, 0)
+
+
+def test_a_receipt_that_was_held_up_shifts_nothing() -> None:
+    sender, receiver = Receipts(), Receipts()
+    sender.hand_over(2_000_000, 0.0)
+    reports = receive(receiver, 100, 10_000, 0.0, 1.0)
+    delays = [0.02, 3.0, 0.5, 0.02]
+    spans = [sender.acknowledge(body, span.end_s + delay) for (span, body), delay in zip(reports, delays, strict=True)]
+    assert [round(span.end_s, 6) for span in spans] == [0.27, 0.52, 0.77, 1.02]
+
+
+def test_fast_transfers_are_reported_by_bytes_and_slow_ones_by_time() -> None:
+    assert len(receive(Receipts(), 100, REPORT_BYTES // 10, 0.0, 0.6)) == 9
+    assert len(receive(Receipts(), 100, 1000, 0.0, 10 * REPORT_S)) == 10
+    assert receive(Receipts(), 100, 40, 0.0, 10 * REPORT_S) == []  # too few bytes to tell anything
+    assert receive(Receipts(), 100, REPORT_BYTES, 0.0, 0.0) == []  # too fast
+
+
+def test_a_pause_is_no_part_of_a_span() -> None:
+    receipts = Receipts()
+    reports = receive(receipts, 10, 10_000, 0.0, 0.2) + receive(receipts, 30, 10_000, 100.0, 0.3)
+    assert [(span.begin_s, span.size) for span, _ in reports] == [(100.0, 250_000)]
+    assert receipts.unreported == (0, 150_000)
+
+
+@pytest.mark.parametrize("gap_s", [0.01, 0.2])
+def test_gaps_between_frames_are_not_loaded(gap_s: float) -> None:
+    sender, receiver, now = Receipts(), Receipts(), 0.0
+    loaded = []
+    for _ in range(200):
+        sender.hand_over(20_000, now)
+        (reports, now) = (receive(receiver, 1, 20_000, now, 0.03), now + 0.03)
+        sender.hand_over(20_000, now)  # the next is there when the receipt comes, gap or not
+        loaded += [sender.acknowledge(body, now).loaded for _, body in reports]
+        reports = receive(receiver, 1, 20_000, now, 0.03)
+        now += 0.03
+        sender.handed_over(now)
+        now += gap_s
+        loaded += [sender.acknowledge(body, now).loaded for _, body in reports]
+    assert len(loaded) > 20
+    assert any(loaded[3:]) == (gap_s < GAP_S)
+
+
+FORGED = {
+    "more than was sent": (1_000_001, 10_000, 0, 250_000),
+    "a span of more than came": (10_000, 20_000, 0, 250_000),
+    "a tiny span": (10, 10, 0, 250_000),
+    "no time": (10_000, 10_000, 0, 0),
+    "backwards": (10_000, 10_000, 500_000, 250_000),
+    "an hour and more": (10_000, 10_000, 0, 3_700_000_000),
+    "the end of time": (10_000, 10_000, 2**64 - 300_000, 2**64 - 1),
+    "everything": (2**64 - 1, 2**64 - 1, 2**64 - 1, 2**64 - 1),
+}
+
+
+@pytest.mark.parametrize("numbers", FORGED.values(), ids=FORGED.keys())
+def test_forged_receipts_are_refused(numbers: tuple[int, ...]) -> None:
+    sender = Receipts()
+    sender.hand_over(1_000_000, 0.0)
+    if numbers == FORGED["the end of time"]:  # may be true as far as one can see, and does no harm
+        assert sender.acknowledge(struct.pack(">QQQQ", *numbers), 1.0).end_s <= 1.0
+        return
+    with pytest.raises(ValueError, match="a receipt"):
+        sender.acknowledge(struct.pack(">QQQQ", *numbers), 1.0)
+
+
+def test_receipts_do_not_repeat_or_overlap() -> None:
+    sender, receiver = Receipts(), Receipts()
+    sender.hand_over(2_000_000, 0.0)
+    (_, first), (_, second), *_ = receive(receiver, 100, 10_000, 0.0, 1.0)
+    sender.acknowledge(first, 1.0)
+    with pytest.raises(ValueError, match="a receipt"):
+        sender.acknowledge(first, 1.0)
+    sender.acknowledge(second, 1.0)
+
+
+@pytest.mark.parametrize("body", [struct.pack(">QQQQ", 10_000, 10_000, 0, 250_000), b"", bytes(31), bytes(33)])
+def test_receipts_out_of_place_are_an_offence(body: bytes) -> None:
+    @virtually
+    async def main() -> None:
+        world = LinkWorld([(None, None)] * 2)
+        await world.start()
+        one, other = world.peers
+        async with one.node.open(other.peer_id, "test.take", bulk=True) as stream:
+            await stream._stream.write(struct.pack(">BI", RECEIPT, len(body)) + body)
+            with pytest.raises(Exception):  # noqa: B017, PT011
+                await stream.receive_end()
+        assert [e.kind for e in other.log].count("peer.offence") == 1
+        await world.close()
+
+    main()
+
+
+# ---- the meter
+
+
+class Bench:
+    """A meter with a clock of its own."""
+
+    def __init__(self, *, knows_load: bool = True) -> None:
+        self.now = 0.0
+        self.meter = DirectionMeter(lambda: self.now, knows_load=knows_load)
+
+    def move(
+        self,
+        rates: dict[PeerId, float],
+        seconds: float,
+        *,
+        loaded: bool = True,
+        use: BulkUse = BulkUse.WORK,
+        pause_s: float = 0.0,
+    ) -> None:
+        """All at once, in spans of a quarter of a second."""
+        for _ in range(round(seconds / 0.25)):
+            begin_s, self.now = self.now, self.now + 0.25
+            for peer, rate in rates.items():
+                self.meter.add(peer, Span(int(rate * 0.25), begin_s, self.now, loaded), use)
+        self.now += pause_s
+        self.meter.settle()
+
+    def path(self, peer: PeerId) -> tuple[float | None, float | None, float | None]:
+        path = dict(self.meter.paths())[peer]
+        return path.rate.value, path.share.value, path.mean
+
+    @property
+    def total(self) -> float | None:
+        return self.meter.total.value
+
+
+def test_totals_are_what_moves_at_once() -> None:
+    bench = Bench()
+    bench.move({A: 1e6, B: 3e6, C: 4e6}, 3.0, pause_s=2.0)
+    assert bench.total == pytest.approx(8e6, rel=0.01)
+    assert bench.path(A) == pytest.approx((1e6, 0.25, 1e6), rel=0.02)
+    assert bench.path(C) == pytest.approx((4e6, 1.0, 4e6), rel=0.02)
+
+
+def test_one_slow_receiver_alone_does_not_show_what_the_line_can_do() -> None:
+    bench = Bench()
+    bench.move({A: 3e6, B: 3e6, C: 3e6}, 3.0)
+    bench.move({A: 1e5}, 60.0, pause_s=2.0)
+    assert bench.total == pytest.approx(9e6, rel=0.01)
+
+
+def test_a_drop_of_the_line_is_followed_when_it_is_loaded() -> None:
+    bench = Bench()
+    bench.move({A: 3e6, B: 3e6, C: 3e6}, 5.0)
+    bench.move({A: 1e6, B: 1e6, C: 1e6}, 5.0, loaded=False, pause_s=2.0)
+    assert bench.total == pytest.approx(9e6, rel=0.01)
+    bench.move({A: 1e6, B: 1e6, C: 1e6}, 5.0, pause_s=2.0)
+    assert bench.total == pytest.approx(3e6, rel=0.01)
+
+
+def test_paths_that_are_slow_themselves_show_nothing_about_the_line() -> None:
+    bench = Bench()
+    bench.move({A: 1e6, B: 1e6, C: 8e6}, 2.0)
+    bench.move({A: 1e6, B: 1e6}, 10.0, pause_s=2.0)
+    assert bench.total == pytest.approx(10e6, rel=0.01)
+    assert bench.path(A)[1] == pytest.approx(0.125, rel=0.02)  # not compared with another slow one
+
+
+def test_a_slow_path_that_gets_fast_is_noticed() -> None:
+    bench = Bench()
+    bench.move({A: 1e6, B: 8e6, C: 8e6}, 3.0)
+    bench.move({A: 8e6, B: 8e6, C: 8e6}, 5.0, pause_s=2.0)
+    assert bench.path(A)[:2] == pytest.approx((8e6, 1.0), rel=0.02)
+
+
+def test_probes_of_others_show_paths_only() -> None:
+    bench = Bench()
+    bench.move({A: 3e6, B: 3e6}, 3.0, pause_s=2.0)
+    bench.move({A: 9e6}, 3.0, use=BulkUse.PROBED, pause_s=2.0)
+    assert bench.total == pytest.approx(6e6, rel=0.01)
+    assert bench.path(A) == pytest.approx((9e6, 1.0, 3e6), rel=0.02)
+
+
+def test_means_cannot_be_made_higher_by_serving_one_after_the_other() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.move({A: 3e6}, 1.0)
+        bench.move({B: 3e6}, 1.0)
+        bench.move({C: 3e6}, 1.0, pause_s=5.0)
+    assert [bench.path(peer)[2] for peer in (A, B, C)] == pytest.approx([1e6] * 3, rel=0.05)
+    assert bench.path(A)[0] == pytest.approx(3e6, rel=0.01)
+
+
+def test_an_exercise_that_never_ends_is_evaluated_all_the_same() -> None:
+    bench = Bench()
+    bench.move({A: 1e6}, 100.0)
+    assert bench.path(A)[2] == pytest.approx(1e6, rel=0.02)
+
+
+def test_short_transfers_count_for_means() -> None:
+    bench = Bench()
+    bench.move({A: 1e6}, 1.0)
+    bench.meter.note(B, 500_000)
+    bench.now += 5.0
+    bench.meter.settle()
+    assert bench.path(B)[0] is None
+    assert bench.path(B)[2] == pytest.approx(500_000, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        Span(1000, 5.0, 5.0),
+        Span(1000, 6.0, 5.0),
+        Span(1000, 5.0, 1e9),
+        Span(1000, math.nan, 5.0),
+        Span(1000, 5.0, math.nan),
+        Span(1000, -math.inf, math.inf),
+    ],
+)
+def test_spans_that_cannot_be_are_ignored(span: Span) -> None:
+    bench = Bench()
+    bench.now = 5.0
+    bench.meter.add(A, span, BulkUse.WORK)
+    bench.now = 100.0
+    assert bench.meter.paths() == []
+
+
+def test_memory_is_bounded_whatever_comes() -> None:
+    bench = Bench()
+    for index in range(400):
+        bench.now = index * 0.25
+        bench.meter.add(PeerId(f"{index:064x}"), Span(10_000, -1e12, bench.now), BulkUse.WORK)
+    bench.now += 10.0
+    assert len(bench.meter.paths()) == 256
+    assert bench.meter._slots == {}
+    assert len(bench.meter._slots) * SLOT_S <= SETTLE_S + 1
+
+
+# ---- on the virtual network
+
+
+@virtually
+async def test_rounds_show_the_uplinks_and_follow_their_changes() -> None:
+    ups = [2.0, 1.0, 5.0, 10.0]
+    world = LinkWorld([(up, 40.0) for up in ups])
+    await world.start()
+    for _ in range(3):
+        await world.exchange(1_000_000)
+        await asyncio.sleep(1.5)
+    assert [peer.rates().upload for peer in world.peers] == pytest.approx([up * MB for up in ups], rel=0.1)
+    world.internet.set_rate(world.peers[3].network, 2 * MB, 40 * MB)
+    world.internet.set_rate(world.peers[1].network, 4 * MB, 40 * MB)
+    for _ in range(3):
+        await world.exchange(2_000_000)
+        await asyncio.sleep(1.5)
+    expected = [2 * MB, 4 * MB, 5 * MB, 2 * MB]
+    assert [peer.rates().upload for peer in world.peers] == pytest.approx(expected, rel=0.1)
+    await world.close()
+
+
+@virtually
+async def test_rounds_show_downlinks_that_are_the_limit() -> None:
+    world = LinkWorld([(20.0, 2.0), (20.0, 20.0), (20.0, 20.0), (20.0, 20.0)])
+    await world.start()
+    for _ in range(3):
+        await world.exchange(2_000_000)
+        await asyncio.sleep(1.5)
+    assert world.peers[0].rates().download == pytest.approx(2 * MB, rel=0.1)
+    await world.close()
+
+
+@virtually
+async def test_the_receiver_decides_what_was_sent_and_not_the_buffers() -> None:
+    """The sender's stream takes megabytes at once; the path carries a tenth of it."""
+    world = LinkWorld([(None, None), (None, 1.0)], window_bytes=8 << 20)
+    await world.start()
+    sender, receiver = world.peers
+    await sender.send(receiver, 6_000_000)
+    await asyncio.sleep(2.0)
+    (row,) = links_of(sender.node).rows
+    assert row.sent == pytest.approx(1 * MB, rel=0.1)
+    assert row.key == link_key(receiver.peer_id)
+    assert row.round_trip_us == 40_000
+    assert sender.rates().upload == pytest.approx(1 * MB, rel=0.1)
+    await world.close()
+
+
+@virtually
+async def test_who_acknowledges_more_than_was_sent_is_found_out() -> None:
+    world = LinkWorld([(4.0, 4.0)] * 3)
+    await world.start()
+    liar = world.peers[0]
+
+    def twice(self: Receipts, size: int, now: float) -> tuple[Span, bytes] | None:
+        report = honest(self, size, now)
+        if report is None:
+            return None
+        received, span, begin, end = struct.unpack(">QQQQ", report[1])
+        return report[0], struct.pack(">QQQQ", 2 * received, 2 * span, begin, end)
+
+    honest = Receipts.arrived
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_receipts.Receipts, "arrived", twice)
+        with pytest.raises(ProtocolError, match="a receipt for"):
+            await world.peers[1].send(liar, 4_000_000)
+    await world.close()
+
+
+# ---- what is published
+
+
+def test_what_is_worth_a_record() -> None:
+    row = LinkRow(link_key(A), 100, 100, 100, 100, 50, 50, 1000)
+    links = Links(1000, 1000, 0, 0, (row,))
+    assert is_news(links, Links())
+    assert not is_news(links, links)
+    assert not has_moved(links, links)
+    assert not has_moved(Links(1090, 910, 0, 0, (row,)), links)
+    assert has_moved(Links(1110, 1000, 0, 0, (row,)), links)
+    assert is_news(Links(1000, 1000, 5, 0, (row,)), links)
+    assert is_news(Links(1000, 1000, 0, 0, (row, LinkRow(link_key(B), 1, 0, 0, 0, 0, 0, 0))), links)
+    slower = LinkRow(link_key(A), 80, 100, 100, 100, 50, 50, 1000)
+    assert has_moved(Links(1000, 1000, 0, 0, (slower,)), links)
+    assert not is_news(Links(1000, 1000, 0, 0, (slower,)), links)
+    farther = LinkRow(link_key(A), 100, 100, 100, 100, 50, 50, 9000)
+    assert not has_moved(Links(1000, 1000, 0, 0, (farther,)), links)
+
+
+def test_the_longest_record_fits() -> None:
+    row = LinkRow(b"\xff" * 8, 10**15, 10**15, 10**15, 10**15, 100, 100, 2**40)
+    assert len(encode_payload(Links(10**15, 10**15, 10**15, 10**15, (row,) * 64))) <= 4096
