@@ -44,6 +44,13 @@ class Accumulator:
         """Whether something lies aside."""
         return self._aside_samples > 0
 
+    def is_ahead(self, micro_batch: int) -> bool:
+        """Whether the next step has as many samples already as the complete one, but for two micro-batches.
+
+        One begins before the others hear of the next group, and a batch that was too large has to become smaller.
+        """
+        return 0 < self._aside_samples <= self._samples + 2 * micro_batch and self._samples > 0
+
     def count(self, samples: int) -> None:
         """Samples were added."""
         self._samples += samples

@@ -12,7 +12,8 @@ A trainer that fills the step all by itself parks at once. The loop may seal at 
 the last boundary goes into the round, and the micro-batch under way then, whose gradient belongs to parameters that are
 about to change, is dropped when it ends. With the *synchronous* strategy the thread waits while PARKED or SEALED. With
 the *delayed* one parking sets the buffer aside and the thread goes on into a second buffer; the result is applied at
-the first boundary after it came, so gradients are at most one step old.
+the first boundary after it came, so gradients are at most one step old. Where rounds take longer than computing does,
+the thread waits when it has about as many samples as it has in the round: else batches would grow.
 
 At its boundaries, and while it waits, the thread does the work that the loop asks for (`Work`): apply a reduced vector,
 capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
@@ -262,7 +263,10 @@ class TrainerPort:
             self._phase = Phase.PARKED
 
     def _has_to_wait(self) -> bool:
-        return self._resting or (not self._delayed and self._phase is not Phase.OPEN)
+        if self._delayed:
+            closing = self._phase in (Phase.PARKED, Phase.SEALED)
+            return self._resting or (closing and self._sum.is_ahead(self._last_samples))
+        return self._resting or self._phase is not Phase.OPEN
 
     def _is_full(self) -> bool:
         return self._phase is Phase.OPEN and self._target is not None and self._sum.samples >= self._target
