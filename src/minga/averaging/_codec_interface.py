@@ -35,8 +35,8 @@ def largest_magnitude(tensor: torch.Tensor) -> float:
     """Return the largest magnitude, 0 for no elements, NaN if there is any NaN."""
     if tensor.numel() == 0:
         return 0.0
-    low, high = torch.stack(torch.aminmax(tensor.detach())).tolist()  # one wait for an accelerator
-    return float(max(-low, high))  # both are NaN if any element is
+    low, high = torch.aminmax(tensor.detach())
+    return float(max(-low.item(), high.item()))  # both are NaN if any element is
 
 
 class Codec(ABC):

@@ -46,12 +46,15 @@ async def exchange(round: Round, assignment: Assignment, relay: Relay | None = N
 
 
 async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay | None) -> None:
-    weight = None if relay is not None else round.weight if round.local is not None else 0
+    weight = None if relay is not None else round.weight if round.own is not None else 0
     await stream.send(PartHello(round.plan.round_id, assignment.key, weight))
     sending = _send_site(round, assignment, stream, relay) if relay else _send_local(round, assignment, stream)
     task = asyncio.get_running_loop().create_task(sending)
     try:
-        await _receive_reduced(round, assignment, stream, relay)  # then nobody waits for what is not sent by now
+        await _receive_reduced(round, assignment, stream, relay)
+        if task.done():  # else nobody waits for what is not sent by now
+            await stream.finish()
+            await stream.receive_end()
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -85,8 +88,10 @@ async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: Messag
         round.bytes_received += view.nbytes
         _require_finite(values, stream)
         if not round.have[index]:
-            round.slice(round.result, chunk).copy_(values)
+            round.reduced[index].copy_(values)
             round.got(index)
+    await stream.finish()
+    await stream.receive_end()
 
 
 async def serve_fetch(round: Round, stream: MessageStream, request: Fetch) -> None:
@@ -98,7 +103,7 @@ async def serve_fetch(round: Round, stream: MessageStream, request: Fetch) -> No
             if round.aborted:
                 raise RejectedError(round.aborted, code="aborted")
             await round.changed.wait()
-        view = as_bytes(round.slice(round.result, round.chunks[index]))
+        view = as_bytes(round.reduced[index])
         await stream.send_bulk(view)
         round.bytes_sent += view.nbytes
 
@@ -112,12 +117,12 @@ def as_bytes(values: torch.Tensor) -> memoryview:
 
 
 async def _send_local(round: Round, assignment: Assignment, stream: MessageStream) -> None:
-    if round.local is None:
+    if round.own is None:
         return
     buffer = _buffer(round, assignment)
     for index in assignment.chunks:
         chunk = round.chunks[index]
-        source = round.slice(round.local, chunk)
+        source = round.own[index]
         if chunk.codec.name == "float32":
             body = as_bytes(source)
         else:
@@ -143,7 +148,7 @@ async def _receive_reduced(round: Round, assignment: Assignment, stream: Message
     buffer = _buffer(round, assignment)
     for index in assignment.chunks:
         chunk = round.chunks[index]
-        target = round.slice(round.result, chunk)
+        target = round.reduced[index]
         if chunk.codec.name == "float32":
             body = as_bytes(target)
             await stream.receive_bulk_into(body)

@@ -116,10 +116,10 @@ class Reducer:
             if samples:
                 await stream.receive_bulk_into(body)
                 round.bytes_received += chunk.encoded_bytes
-            if round.aborted or round.is_broken(self._assignment):  # others reduce it now, perhaps in the same memory
+            if round.aborted:
                 return
-            if child not in self._pending[index]:
-                continue  # given up meanwhile; it still gets the result
+            if child not in self._pending[index] or round.is_broken(self._assignment):
+                continue  # given up, but it gets the result; or others reduce it now, perhaps in the same memory
             if samples:
                 try:
                     chunk.codec.decode_add(body, self._open(index), float(samples))
@@ -136,13 +136,13 @@ class Reducer:
     def _open(self, index: int) -> torch.Tensor:
         """The accumulator of a chunk, which begins with this member's own contribution."""
         round = self._round
-        accumulator = round.slice(round.result, round.chunks[index])
+        accumulator = round.reduced[index]
         if index not in self._weights:
-            if round.local is None:
+            if round.own is None:
                 accumulator.zero_()
                 self._weights[index] = 0.0
             else:
-                torch.mul(round.slice(round.local, round.chunks[index]), float(round.weight), out=accumulator)
+                torch.mul(round.own[index], float(round.weight), out=accumulator)
                 self._weights[index] = float(round.weight)
         return accumulator
 
@@ -156,8 +156,8 @@ class Reducer:
         if self._weights[index] == 0.0 and not self._is_relay:
             round.abort("nobody's samples reached this aggregator")
             return
-        if round.local is not None and self._weights[index] == round.weight:
-            values.copy_(round.slice(round.local, round.chunks[index]))  # alone: else it would be rounded twice
+        if round.own is not None and self._weights[index] == round.weight:
+            values.copy_(round.own[index])  # alone: else it would be rounded twice
         elif self._weights[index]:
             values.div_(self._weights[index])
         try:

@@ -68,13 +68,17 @@ class Round:
         result: torch.Tensor,
     ) -> None:
         self.node, self.plan = node, plan
-        self.local = local if weight > 0 else None
         self.weight, self.result = weight, result
         self.members = [member.peer_id for member in plan.members]
         self.me = self.members.index(node.peer_id)
         self.chunks, assignments = chunk_table(layout, plan)
         self.assignments: dict[tuple[int, int], Assignment] = {a.key: a for a in assignments}
         self.routes = Routes(plan.sites)
+        sizes = [chunk.numel for chunk in self.chunks]
+        self.own = torch.split(local, sizes) if local is not None and weight > 0 else None
+        """This member's contribution, chunk by chunk; None if it has none."""
+        self.reduced = torch.split(result, sizes)
+        """The chunks of `result`, in which roots and relays also accumulate."""
         self.term = 0
         self.have = [False] * len(self.chunks)
         self.missing = len(self.chunks)
@@ -95,10 +99,6 @@ class Round:
     def is_complete(self) -> bool:
         """Whether this member has the whole reduced vector."""
         return self.missing == 0
-
-    def slice(self, vector: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        """The elements of `chunk` in a flat vector."""
-        return vector[chunk.start : chunk.stop]
 
     def got(self, index: int) -> None:
         """Note that the reduced values of a chunk stand in `result`."""
