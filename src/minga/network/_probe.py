@@ -43,6 +43,9 @@ MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
 
 LOOK_S = 0.5
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
+SPOILT_BYTES = 64 << 10
+"""A probe that ends early after more than this was sent is not tried again for a while."""
+
 DOUBT_PERIOD_S = 60.0
 MAX_AGE_S = 600.0
 DOUBTS = 3
@@ -67,18 +70,22 @@ class Prober:
 
     async def run(self) -> None:
         """Probe whenever it is due and nothing else moves; runs until cancelled."""
-        retry_s = FIRST_RETRY_S
+        retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
         await asyncio.sleep(self._random.uniform(0.0, LOOK_S))
         while True:
             await asyncio.sleep(LOOK_S)
             partners = list(self._partners())[:MAX_PARTNERS]
             if not partners or self._engaged_with or self._node.lines.meter.is_busy or not self._is_due():
                 continue
+            bytes_before = self._node.traffic()[0]
             if await self.probe(partners):
-                retry_s = FIRST_RETRY_S
-            else:
+                retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
+            elif self._node.traffic()[0] - bytes_before < SPOILT_BYTES:
                 await asyncio.sleep(self._random.uniform(0.0, retry_s))
                 retry_s = min(2.0 * retry_s, LAST_RETRY_S)
+            else:  # bytes were spent for nothing: not again and again
+                await asyncio.sleep(self._random.uniform(spoilt_s, 1.5 * spoilt_s))
+                spoilt_s = min(2.0 * spoilt_s, MAX_AGE_S)
 
     async def probe(self, partners: Sequence[PeerId]) -> bool:
         """Measure with all of `partners` at once; False if too few were free, or something came in between."""
@@ -106,7 +113,7 @@ class Prober:
         totals = (meter.up.total, meter.down.total)
         if self._node.lines.doubts >= DOUBTS or any(total.doubtful for total in totals):
             return age_s > self._pause_s
-        return age_s > MAX_AGE_S and all(now - total.newest_s > MAX_AGE_S for total in totals)
+        return age_s == math.inf or (age_s > MAX_AGE_S and any(now - t.newest_s > MAX_AGE_S for t in totals))
 
     def _note_result(self, upload: float | None, download: float | None) -> None:
         """Remember when it was, and wait longer after a doubt that was groundless."""
