@@ -24,10 +24,11 @@ from minga.core._errors import (
     UnreachableError,
 )
 from minga.core._run_spec import RunSpec
+from minga.core._schedule import RateCap
 from minga.identity._link_body import Entry
 from minga.identity._links import Link
 
-COMMANDS = ["demo", "doctor", "export", "host", "join", "status"]
+COMMANDS = ["demo", "doctor", "export", "host", "join", "plan", "status"]
 
 
 def call(*arguments: str) -> int:
@@ -216,5 +217,5 @@ def test_peer_options() -> None:
     options = peer_options(
         "client", identity=None, ephemeral=True, directory=None, max_upload="8Mbit", max_download="1 MB/s"
     )
-    assert (options.max_upload, options.max_download, options.role) == (1e6, 1e6, "client")
+    assert (options.caps(), options.role) == ((RateCap(1e6), RateCap(1e6)), "client")
     assert GENESIS.exists()

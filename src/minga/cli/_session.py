@@ -8,7 +8,7 @@ from pathlib import Path
 from minga.cli._context import Context
 from minga.core._errors import ConfigurationError
 from minga.core._events import Event
-from minga.core._units import parse_rate
+from minga.core._schedule import RateCap
 from minga.training._entrance import PeerOptions
 from minga.training._peer import Peer
 
@@ -44,8 +44,8 @@ def peer_options(
         identity=identity,
         ephemeral=ephemeral,
         directory=directory,
-        max_upload=None if max_upload is None else parse_rate(max_upload, "--max-upload"),
-        max_download=None if max_download is None else parse_rate(max_download, "--max-download"),
+        max_upload=None if max_upload is None else RateCap.parse(max_upload, "--max-upload"),
+        max_download=None if max_download is None else RateCap.parse(max_download, "--max-download"),
         host=host,
         port=port,
     )

@@ -18,6 +18,7 @@ import torch
 from minga.core._errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
 from minga.core._events import Event
 from minga.core._run_spec import RunSpec
+from minga.core._schedule import RateCap
 from minga.identity._keys import Identity
 from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
@@ -174,7 +175,7 @@ class Swarm:
         *,
         auxiliary: bool = False,
         name: str | None = None,
-        max_upload: float | None = None,
+        max_upload: RateCap | None = None,
         entries: Sequence[Address] | None = None,
     ) -> SimulatedPeer:
         """Add a peer that joins now, through `entries`, by default some of those who are there already."""

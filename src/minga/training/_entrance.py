@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from minga.core._atomic import write_atomically
 from minga.core._errors import ConfigurationError, StorageError
 from minga.core._run_spec import RunSpec
 from minga.core._run_spec_sections import FileEntry
+from minga.core._schedule import RateCap
 from minga.identity._keys import HeldIdentity, Identity
 from minga.identity._links import Link
 from minga.identity._signed_spec import SignedRunSpec
@@ -38,7 +38,8 @@ class PeerOptions:
     role: "trainer" (default), "client" (never dialled, never aggregates), "auxiliary" (no gradients) or "monitor".
     identity: a key file; None takes the one in the user's data folder. `ephemeral` makes a key for this time only.
     directory: where files and checkpoints of runs are kept; None takes the user's data folder.
-    max_upload, max_download: what to offer the run, in bytes per second; None is no limit.
+    max_upload, max_download: limits that are kept to, such as "10Mbit" or "10Mbit, 50Mbit 23:00-07:00" in local time; a
+    number is bytes per second, None no limit.
     host, port: local address to bind; by default all interfaces and the port of the last time, or any that is free.
     """
 
@@ -46,18 +47,21 @@ class PeerOptions:
     identity: Path | None = None
     ephemeral: bool = False
     directory: Path | None = None
-    max_upload: float | None = None
-    max_download: float | None = None
+    max_upload: RateCap | str | float | None = None
+    max_download: RateCap | str | float | None = None
     host: str | None = None
     port: int = 0
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
             raise ConfigurationError(f"role = {self.role!r} is none of {', '.join(get_args(Role))}")
-        for name in ("max_upload", "max_download"):
-            rate = getattr(self, name)
-            if rate is not None and not 0.0 < rate < math.inf:
-                raise ConfigurationError(f"{name} = {rate!r}: must be a positive number of bytes per second, or None")
+        self.caps()
+
+    def caps(self) -> tuple[RateCap | None, RateCap | None]:
+        """The limits of upload and download."""
+        named = (("max_upload", self.max_upload), ("max_download", self.max_download))
+        upload, download = (None if value is None else RateCap.parse(value, name) for name, value in named)
+        return upload, download
 
     def open_identity(self) -> HeldIdentity | Identity:
         """This peer's key; a key file is held for this process alone."""
@@ -168,9 +172,7 @@ def _enter(
             await _open_network(identity, network, places.own_port),
             identity,
             run_id,
-            SessionSettings(
-                options.role, options.max_upload, options.max_download, directory / "downloads", may_be_alone
-            ),
+            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
             merged([*entries, *places.others]),
         )
         await session.start()

@@ -17,12 +17,16 @@ from pathlib import Path
 from minga.core._errors import ClosedError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core._events import EventBus
 from minga.core._run_spec import RunSpec
+from minga.core._schedule import RateCap
 from minga.identity._keys import Identity
 from minga.network._board import Board
 from minga.network._gossip import Gossip
 from minga.network._hello import Role
 from minga.network._interface import Address, Network, PeerId
+from minga.network._lines import LineRates, Lines
+from minga.network._link_report import LinkReporter
 from minga.network._node import Node
+from minga.network._probe import Prober
 from minga.network._reachability import Reachability
 from minga.network._records import AddressInfo
 from minga.training._member import Member, MemberSettings
@@ -44,21 +48,15 @@ logger = logging.getLogger("minga")
 class SessionSettings:
     """What this peer itself decides about taking part.
 
-    `max_upload` and `max_download` (bytes per second, None: unlimited) are what it offers to the plan; verified
+    `max_upload` and `max_download` are kept to by everything that it sends and receives, and told to the plan; verified
     chunks of an unfinished state download are kept in `cache`. With `may_be_alone` it goes on where nobody answers.
     """
 
     role: Role = "trainer"
-    max_upload: float | None = None
-    max_download: float | None = None
+    max_upload: RateCap | None = None
+    max_download: RateCap | None = None
     cache: Path | None = None
     may_be_alone: bool = False
-
-    @property
-    def bandwidth(self) -> float | None:
-        """The one rate that the plan counts with: the smaller of the two, or None if neither is limited."""
-        known = [rate for rate in (self.max_upload, self.max_download) if rate is not None]
-        return min(known) if known else None
 
 
 class Session:
@@ -75,7 +73,14 @@ class Session:
         loop = asyncio.get_running_loop()
         self.events = EventBus(loop.time)
         self.settings, self.entries = settings, tuple(e for e in entries if e.peer_id != network.peer_id)
-        self.node = Node(network, run_id=run_id, role=settings.role, lookup=self._lookup, events=self.events)
+        self.node = Node(
+            network,
+            run_id=run_id,
+            role=settings.role,
+            lookup=self._lookup,
+            events=self.events,
+            lines=Lines(loop.time, network.wall_time, settings.max_upload, settings.max_download),
+        )
         self.board = Board(identity, run_id, wall_time=network.wall_time, clock=loop.time, events=self.events)
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self._reachability = Reachability(self.node)
@@ -104,6 +109,10 @@ class Session:
             self.events.emit("peer.not_dialable")
         self.publish_address()
 
+    def rates(self) -> LineRates:
+        """What this peer's line carries at present, as far as it is known, and its caps."""
+        return self.node.lines.rates()
+
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""
         address = self.node.address
@@ -114,7 +123,8 @@ class Session:
         settings = MemberSettings(
             target_batch_size=spec.training.target_batch_size,
             aggregates=self.settings.role != "client",
-            bandwidth=self.settings.bandwidth,
+            computes=self.settings.role != "auxiliary",
+            overlapped=spec.training.strategy == "delayed",
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,
             average_parameters_every=spec.averaging.average_parameters_every,
@@ -130,6 +140,8 @@ class Session:
 
         port.at_boundary = serve_state
         self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
+        self.node.spawn(Prober(self.node, lambda: member.surveyor.reachable() if member.ready.is_set() else []).run())
+        self.node.spawn(LinkReporter(self.node, self.board).run())
         return member
 
     async def close(self, reason: str = "") -> None:

@@ -6,8 +6,10 @@ import asyncio
 
 from minga.network._board import Board
 from minga.network._interface import Address, PeerId
+from minga.network._lines import LineRates
+from minga.network._link_report import links_of
 from minga.network._node import Node
-from minga.network._records import AddressInfo, Progress
+from minga.network._records import AddressInfo, Links, Progress
 
 FORGIVEN_S = 600.0
 """Seconds after which the swarm waits anew for a peer that it already waited for."""
@@ -89,6 +91,21 @@ class BoardSurveyor:
     def address(self, peer: PeerId) -> Address | None:
         """Where a peer can be dialled, if known."""
         return self._node.address if peer == self._node.peer_id else self._board.address_of(peer)
+
+    def reachable(self) -> list[PeerId]:
+        """Other active members that can be dialled, or are connected anyway."""
+        return [peer for peer in sorted(self.active()) if self._reachable(peer)]
+
+    def links(self) -> dict[PeerId, Links]:
+        """What each living peer publishes of its links, and what this one knows of its own."""
+        return {
+            **{peer: links for peer, links, _ in self._board.items(Links)},
+            self._node.peer_id: links_of(self._node),
+        }
+
+    def rates(self) -> LineRates:
+        """This peer's own present rates and caps."""
+        return self._node.lines.rates()
 
     def _progress(self) -> dict[PeerId, Progress]:
         members = set(self.alive()) - {self._node.peer_id}
