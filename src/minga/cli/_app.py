@@ -35,8 +35,11 @@ MicroBatch = Annotated[
     int | None, typer.Option("--micro-batch", min=1, help="Samples per backward pass (default: by device).")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to compute with (default: all cores).")]
-Upload = Annotated[str | None, typer.Option("--max-upload", help="What to offer the run, such as 10Mbit.")]
-Download = Annotated[str | None, typer.Option("--max-download", help="The same for the other direction.")]
+Upload = Annotated[
+    str | None,
+    typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
+]
+Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
 Bind = Annotated[str | None, typer.Option("--host", help="IP address to bind (default: all interfaces).")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
 LeashFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
@@ -76,6 +79,8 @@ def host(
     device: Device = "auto",
     micro_batch: MicroBatch = None,
     threads: Threads = None,
+    max_upload: Upload = None,
+    max_download: Download = None,
     bind: Bind = None,
     port: Port = 0,
     directory: Directory = None,
@@ -98,7 +103,16 @@ def host(
     from minga.cli._host import run_host
     from minga.cli._session import WorkOptions, peer_options
 
-    peer = peer_options(role, identity=identity, ephemeral=ephemeral, directory=directory, host=bind, port=port)
+    peer = peer_options(
+        role,
+        identity=identity,
+        ephemeral=ephemeral,
+        directory=directory,
+        max_upload=max_upload,
+        max_download=max_download,
+        host=bind,
+        port=port,
+    )
     run_host(spec, peer, WorkOptions(device, micro_batch, threads), ready, show_qr=qr)
 
 
