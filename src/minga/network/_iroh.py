@@ -32,6 +32,7 @@ from minga.network._interface import MAX_ENDPOINTS, Address, Connection, Network
 from minga.network._iroh_connection import IrohConnection
 from minga.network._iroh_settings import NetworkSettings, bind_address, relay_mode
 from minga.network._iroh_stream import BINDING_ERRORS, describe, read_exactly
+from minga.network._tcp_listener import TcpListener
 
 ALPN = b"minga/1"
 DIAL_TIMEOUT_S = 9.0
@@ -53,8 +54,8 @@ _FORTH, _BACK = 0, 1  # lanes: the dialler's data, the acceptor's data
 class IrohNetwork(Network):
     """One peer on the real network; made by `open`."""
 
-    def __init__(self, endpoint: Any, settings: NetworkSettings) -> None:
-        self._endpoint, self._settings = endpoint, settings
+    def __init__(self, endpoint: Any, settings: NetworkSettings, listener: TcpListener | None) -> None:
+        self._endpoint, self._settings, self._listener = endpoint, settings, listener
         self._peer_id = PeerId(str(endpoint.id()))
         self._interrupt = _fast_bytes.Interrupt()
         self._connections: set[IrohConnection] = set()
@@ -90,7 +91,9 @@ class IrohNetwork(Network):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELAY_TIMEOUT_S):
                     await endpoint.online()
-        return cls(endpoint, settings)
+        udp_port = int(endpoint.bound_sockets()[0].rpartition(":")[2])
+        listen_at = (settings.host, udp_port) if settings.dialable else None
+        return cls(endpoint, settings, await TcpListener.make(listen_at) if settings.tcp else None)
 
     @property
     def peer_id(self) -> PeerId:
@@ -135,7 +138,7 @@ class IrohNetwork(Network):
 
     async def can_dial(self, address: Address) -> bool:
         """See the interface. A fresh socket and key are used, since a NAT lets known ones back in."""
-        settings = NetworkSettings(host=self._settings.host, dialable=False)
+        settings = NetworkSettings(host=self._settings.host, dialable=False, tcp=False)
         stranger = await IrohNetwork.open(secrets.token_bytes(32), settings)
         try:
             async with asyncio.timeout(STRANGER_TIMEOUT_S):
@@ -174,13 +177,15 @@ class IrohNetwork(Network):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(connection.close() for connection in list(self._connections)))
         self._accepted.clear()
+        if self._listener is not None:
+            await self._listener.close()
         with contextlib.suppress(TimeoutError, *BINDING_ERRORS):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._endpoint.close()
         del self._endpoint  # the socket is closed with the last reference only
 
     def _adopt(self, peer: PeerId, outgoing: Any, incoming: Any) -> IrohConnection:
-        connection = IrohConnection(peer, outgoing, incoming, self._explain, self._connections.discard)
+        connection = IrohConnection(peer, outgoing, incoming, self._explain, self._connections.discard, self._listener)
         self._connections.add(connection)
         return connection
 

@@ -22,7 +22,19 @@ from minga.core._errors import MingaError, UnreachableError
 from minga.network import _fast_bytes
 from minga.network._arrivals import Arrivals
 from minga.network._interface import Connection, LinkFacts, PeerId, Stream
-from minga.network._iroh_stream import ABORT, BINDING_ERRORS, HEADER, OPEN, IrohStream, read_exactly
+from minga.network._iroh_stream import (
+    ABORT,
+    BINDING_ERRORS,
+    CONTROL,
+    HEADER,
+    OPEN,
+    IrohStream,
+    describe,
+    read_exactly,
+)
+from minga.network._tcp_dial import MAX_CONTROL_BYTES
+from minga.network._tcp_lane import TcpLane
+from minga.network._tcp_listener import TcpListener
 
 MAX_STREAMS = 512
 """How many one-way streams the other side may have open at once. Each holds at most 1.25 MB that were not read."""
@@ -44,13 +56,15 @@ class IrohConnection(Connection):
         incoming: Any,
         explain: Callable[[str, PeerId], MingaError],
         on_lost: Callable[[IrohConnection], None],
+        listener: TcpListener | None,
     ) -> None:
         self._peer_id, self._outgoing, self._incoming = peer_id, outgoing, incoming
         self._explain, self._on_lost = explain, on_lost
         self._interrupt = _fast_bytes.Interrupt()
         self._streams: WeakValueDictionary[tuple[bool, int], IrohStream] = WeakValueDictionary()
         self._opened = 0
-        self._arrived: Arrivals[IrohStream] = Arrivals(self._interrupt)
+        self._arrived: Arrivals[Stream] = Arrivals(self._interrupt)
+        self._tcp = TcpLane(self, listener) if listener else None
         self._asked_s = float("-inf")
         self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -63,9 +77,12 @@ class IrohConnection(Connection):
         """The id of the other side, proven by its key."""
         return self._peer_id
 
-    async def open_stream(self, *, bulk: bool = False) -> Stream:  # noqa: ARG002
-        """Open a stream; see the interface."""
+    async def open_stream(self, *, bulk: bool = False) -> Stream:
+        """Open a stream; see the interface. One for bulk goes over TCP if there is a way, see `_tcp_lane`."""
         self._check_open()
+        if bulk and self._tcp is not None and (stream := await self._tcp.open()) is not None:
+            return stream
+        self._interrupt.check()
         self._opened += 1
         return self._new_stream(self._opened, opened_here=True)
 
@@ -121,6 +138,31 @@ class IrohConnection(Connection):
         if not self._interrupt.fired:
             self._spawn(self._send_abort(number))
 
+    # ---- for the TCP lane
+
+    def remote_ip(self) -> str | None:
+        """The IP address at which the other side answers at present; None if a relay is in between."""
+        for path in self._outgoing.paths():
+            if path.is_selected and path.is_ip:
+                return str(path.remote_addr).rpartition(":")[0].strip("[]")
+        return None
+
+    def round_trip_s(self) -> float:
+        """Round-trip time in seconds; 0 if it is unknown."""
+        return self.facts().round_trip_s or 0.0
+
+    async def send_control(self, body: bytes) -> None:
+        """Send a message to the lane at the other end. Raises `RemoteError`."""
+        try:
+            sender = await self.open_sender(HEADER.pack(CONTROL, len(body)) + body, self._interrupt)
+            await sender.finish()
+        except BINDING_ERRORS as error:
+            raise self.explain(describe(error)) from None
+
+    def arrived(self, stream: Stream) -> None:
+        """Take a stream that the other side opened."""
+        self._arrived.put(stream)
+
     # ---- inner workings
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -149,6 +191,8 @@ class IrohConnection(Connection):
         for stream in list(self._streams.values()):
             stream.interrupt.fire(error)
         self._arrived.clear()
+        if self._tcp is not None:
+            self._tcp.lose(error)
         for lane in (self._outgoing, self._incoming):
             with contextlib.suppress(*BINDING_ERRORS):
                 lane.close(0, b"")
@@ -173,6 +217,9 @@ class IrohConnection(Connection):
         """Find out what a one-way stream from the other side is, and give it to whom it belongs."""
         with contextlib.suppress(MingaError, *BINDING_ERRORS):
             kind, number = HEADER.unpack(await read_exactly(receiver, HEADER.size, self._interrupt))
+            if kind == CONTROL and self._tcp is not None and number <= MAX_CONTROL_BYTES:
+                self._tcp.heard(await read_exactly(receiver, number, self._interrupt))
+                return
             if kind == OPEN and (False, number) not in self._streams:
                 stream = self._new_stream(number, opened_here=False)
                 stream.attach(receiver)
@@ -182,7 +229,7 @@ class IrohConnection(Connection):
             if kind == ABORT and mine is not None:
                 peer = self._peer_id
                 mine.interrupt.fire(lambda: UnreachableError("the other side reset the stream", peer=peer))
-            elif kind == OPEN or mine is None or not mine.attach(receiver):
+            elif kind in (OPEN, CONTROL) or mine is None or not mine.attach(receiver):
                 await receiver.stop(0)  # of no use to anyone; the other side learns it when it writes
 
     async def _send_abort(self, number: int) -> None:
@@ -201,4 +248,5 @@ class IrohConnection(Connection):
                     kind = "relayed" if path.is_relay else "direct"
         stats = [lane.stats() for lane in (self._outgoing, self._incoming)]
         sent, received = sum(s.udp_tx_bytes for s in stats), sum(s.udp_rx_bytes for s in stats)
-        self._facts = LinkFacts(round_trip_s, kind, sent, received)
+        tcp_sent, tcp_received = self._tcp.traffic() if self._tcp is not None else (0, 0)
+        self._facts = LinkFacts(round_trip_s, kind, sent + tcp_sent, received + tcp_received)

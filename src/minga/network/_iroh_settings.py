@@ -19,12 +19,15 @@ class NetworkSettings:
     `relay` is "none" (no server besides the peers is ever contacted), "public" (iroh's public relays and discovery)
     or the URLs of own relays. `host` is the address to bind (None: all interfaces), `port` the UDP port (0: any).
     With `dialable` False the peer only dials out: it has no address, and connections from others are refused.
+    With `tcp`, streams for bulk go over TCP where that works; a dialable peer listens on the TCP port of the same
+    number if it is free.
     """
 
     relay: Literal["none", "public"] | tuple[str, ...] = "none"
     host: str | None = None
     port: int = 0
     dialable: bool = True
+    tcp: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.relay, str):

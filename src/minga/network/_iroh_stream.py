@@ -3,7 +3,8 @@
 Every one-way stream begins with a header: its kind and the number that its opener gave to the pair. OPEN comes from
 the side that opened the pair, ANSWER from the other one as soon as it has something to say. ABORT says that the
 answer to this number will not come, or no further: needed because a QUIC reset may overtake the header of the very
-stream that it resets, and the opener would then wait for an answer for ever.
+stream that it resets, and the opener would then wait for an answer for ever. CONTROL belongs to no stream: a message
+to the TCP lane at the other end, whose length stands in the place of the number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from minga.network._iroh_connection import IrohConnection
 
 HEADER = struct.Struct(">BQ")
-OPEN, ANSWER, ABORT = range(3)
+OPEN, ANSWER, ABORT, CONTROL = range(4)
 
 BINDING_ERRORS = (iroh_ffi.IrohError, iroh_ffi.InternalError)
 """What the bindings raise: errors of the transport, and panics inside the foreign library."""

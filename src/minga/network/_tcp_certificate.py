@@ -1,0 +1,68 @@
+"""Certificates for TCP connections between two peers that know each other already.
+
+A network makes one self-signed certificate for its lifetime, and tells it to others over iroh connections only, where
+keys are proven. A context made for a peer trusts that peer's certificate and no other: there are no authorities here,
+names mean nothing, and since machines' clocks may be wrong, certificates are valid for a century.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+import ssl
+import tempfile
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+
+MAX_CERTIFICATE_BYTES = 1024
+"""Ours have about 300 bytes."""
+
+_NAME = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "minga")])
+_VALID_FROM = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+_VALID_UNTIL = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
+
+
+class Certificate:
+    """A fresh key (EC P-256) and its self-signed certificate; `der` is what others are told."""
+
+    def __init__(self) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = x509.CertificateBuilder().subject_name(_NAME).issuer_name(_NAME).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number())
+        signed = builder.not_valid_before(_VALID_FROM).not_valid_after(_VALID_UNTIL).sign(key, hashes.SHA256())
+        self.der = signed.public_bytes(Encoding.DER)
+        self._password = secrets.token_hex(16).encode()
+        encrypted = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(self._password))
+        self._pem = encrypted + signed.public_bytes(Encoding.PEM)
+
+    def server_context(self, peer: bytes | None) -> ssl.SSLContext:
+        """A context for the side that was dialled. Without a peer it trusts nobody, see `_tcp_listener`.
+
+        Raises `ssl.SSLError` if `peer` is no certificate in DER, `OSError` without a place for temporary files.
+        """
+        context = self._context(ssl.PROTOCOL_TLS_SERVER, peer)
+        context.num_tickets = 0  # connections are kept instead of being resumed
+        return context
+
+    def client_context(self, peer: bytes) -> ssl.SSLContext:
+        """A context for the side that dials; raises the same."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT, peer)
+
+    def _context(self, protocol: int, peer: bytes | None) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        if peer is not None:
+            context.load_verify_locations(cadata=peer)
+        # The ssl module takes keys from files only. What stands there for a moment is encrypted by a password that
+        # stands nowhere.
+        with tempfile.TemporaryDirectory(prefix="minga-") as folder:
+            file = Path(folder) / "certificate"
+            file.write_bytes(self._pem)
+            context.load_cert_chain(file, password=self._password)
+        return context
