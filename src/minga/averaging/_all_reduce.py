@@ -66,7 +66,7 @@ class AllReduce:
         except BaseException:  # cancelled, or a bug: nothing may go on writing to the caller's tensors
             round.retire()
             raise
-        if not round.is_complete:
+        if not repairer.is_done:
             round.retire()
             raise RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
         return round.outcome()

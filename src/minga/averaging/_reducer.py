@@ -7,6 +7,9 @@ relay's children are the other members of its site: it sends their mean on to th
 if one member had accumulated it all, and passes the root's bytes on unchanged.
 
 No child can make a chunk that it already delivered undone; who is waited for and how long, see `_patience`.
+
+What a root has finished is final for it only when a quorum of the members have taken it over. Whoever decides that
+others take over a root's work asks a quorum first what they have, so it hears of what any quorum took.
 """
 
 from __future__ import annotations
@@ -44,12 +47,22 @@ class Reducer:
         self._contributions: dict[int, tuple[int, Buffer]] = {}
         self._encoded: dict[int, Buffer] = {}
         self._cut_off_s: float | None = None  # since when too few are heard
+        self._taken = {round.me}  # who has all results of this assignment
+        self._away: set[int] = set()  # who turned away before
         self._left: dict[int, tuple[float, str]] = {}  # relays that ended their streams: when and why
         self._fan_in = len(self._absent) + 1
         self._ready = round.signal()
         round.spawn(self._watch(), round.routes.hops(assignment) - {round.me})
         for index in assignment.chunks:  # alone, or with nothing to wait for
             self._finish_if_ready(index)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nobody can decide any more that others make these results."""
+        round = self._round
+        if self._is_relay or round.is_broken(self._assignment):
+            return True
+        return has_quorum({round.members[i] for i in self._taken}, round.members)
 
     async def attend(self, child: int, hello: PartHello, stream: MessageStream) -> None:
         """Serve one child's stream to its end."""
@@ -89,6 +102,11 @@ class Reducer:
             else:
                 await self._receive(child, hello.weight, stream)
             await sending
+            if not self._round.aborted:
+                await stream.finish()
+                await stream.receive_end()
+                self._taken |= self._round.routes.behind(self._assignment, child)
+                self._round.changed.fire()
         except (ProtocolError, SilentError) as error:
             self._drop(child, error.message)
             if isinstance(error, ProtocolError):
@@ -192,20 +210,24 @@ class Reducer:
     def _drop(self, child: int, why: str | None = None) -> None:
         """Go on without a child from the first chunk that it has not delivered.
 
-        Without a reason it had nothing to send. If too few are heard, it is this member that is cut off: a mean over
-        what arrived here would stand for the whole group's. A relay is not gone on without: its site would be lost.
+        Without a reason it had nothing to send. If too few are heard, or take what was made here, it is this member
+        that is cut off: a mean over what arrived would stand for the whole group's. A relay is not gone on without:
+        its site would be lost.
         """
         round = self._round
         self._absent.discard(child)
         if round.is_broken(self._assignment):
             return
-        if why is not None and any(child in waiting for waiting in self._pending.values()):
-            if round.routes.is_relay(self._assignment, child):
-                round.bury(child, why)
-                return
-            round.node.events.emit("round.sender_dropped", step=round.plan.step, peer=round.members[child], why=why)
-            round.unheard[child] = why
-            if not has_quorum(set(round.members) - {round.members[i] for i in round.unheard}, round.members):
+        if why is not None:
+            if any(child in waiting for waiting in self._pending.values()):
+                if round.routes.is_relay(self._assignment, child):
+                    round.bury(child, why)
+                    return
+                round.node.events.emit("round.sender_dropped", step=round.plan.step, peer=round.members[child], why=why)
+                round.unheard[child] = why
+            self._away.add(child)
+            away = self._away | round.unheard.keys()
+            if not has_quorum({peer for i, peer in enumerate(round.members) if i not in away}, round.members):
                 self._cut_off_s = self._cut_off_s or asyncio.get_running_loop().time()
         for index, waiting in self._pending.items():
             if child in waiting:
@@ -229,8 +251,10 @@ class Reducer:
     async def _watch(self) -> None:
         """Give up on children that never appear, that are known to be gone, or that lag far behind the others."""
         round, patience = self._round, Patience(self._round, self._assignment, frozenset(self._absent))
-        while (any(self._pending.values()) or self._cut_off_s) and not round.aborted:
+        while not (round.aborted or round.is_broken(self._assignment)):
             await asyncio.sleep(0.1)
+            if self.is_final and not any(self._pending.values()):
+                return
             before_s = asyncio.get_running_loop().time() - EXPLAINED_S
             if self._cut_off_s and self._cut_off_s < before_s:
                 round.abort("too few members of the group could be heard to the end")

@@ -60,10 +60,15 @@ class Repairer:
         """This member's reducer of an assignment, if it has that assignment."""
         return self._reducers.get(key)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether this member has the whole vector, and nobody can make it undone."""
+        return self._round.is_complete and all(reducer.is_final for reducer in self._reducers.values())
+
     async def run(self) -> None:
         """Work until this member has the whole vector, or the round is aborted."""
         round = self._round
-        while not round.is_complete and not round.aborted:
+        while not self.is_done and not round.aborted:
             if slow := self._slowness.news():
                 round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
             if self._orphans():

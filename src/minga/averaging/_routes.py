@@ -11,6 +11,7 @@ class Routes:
     """The trees of one plan; `sites` as in the plan, members by their numbers there."""
 
     def __init__(self, sites: Sequence[Sequence[int]]) -> None:
+        self._sites = sites
         self._site_of = {member: number for number, site in enumerate(sites) for member in site}
 
     def parent(self, assignment: Assignment, member: int) -> int | None:
@@ -23,6 +24,10 @@ class Routes:
     def children(self, assignment: Assignment, member: int, members: Iterable[int]) -> set[int]:
         """Those of `members` that send this assignment to `member`."""
         return {other for other in members if self.parent(assignment, other) == member}
+
+    def behind(self, assignment: Assignment, child: int) -> set[int]:
+        """Who gets the result through a child of the root: a relay's whole site, or just the child."""
+        return set(self._sites[self._site_of[child]]) if self.is_relay(assignment, child) else {child}
 
     @staticmethod
     def hops(assignment: Assignment) -> frozenset[int]:

@@ -20,6 +20,7 @@ from minga.averaging._round import Round
 REPAIR_S: Final = 0.5
 LEAST_GAIN_S: Final = 2.0
 LOOK_PERIOD_S: Final = 0.5
+EARLIEST_S: Final = 2.0
 OVERDUE: Final = 1.25
 """An aggregator is on time up to so many times the predicted duration of the round."""
 
@@ -66,7 +67,8 @@ class Slowness:
         done = [member for member in total if not left[member]]
         for member in done:
             self._done_s.setdefault(member, elapsed_s)
-        if not done or 2 * len(done) < len(total) or elapsed_s < OVERDUE * (round.plan.predicted_s or 0.0):
+        too_early = elapsed_s < max(EARLIEST_S, OVERDUE * (round.plan.predicted_s or 0.0))
+        if too_early or not done or 2 * len(done) < len(total):
             return ()
         others_rate = sum(total[member] for member in done) / max(self._done_s[member] for member in done)
         slow = []
