@@ -36,6 +36,8 @@ TOOLS = ("ip", "tc", "nft", "nsenter", "setpriv")
 class Host:
     """One host: its rates in bits per second (None: unlimited), and the router that it is behind, if any.
 
+    Rates are those that plain TCP reaches.
+
     Hosts that name the same router are in one home network and share an address.
     """
 
@@ -182,6 +184,8 @@ class Lab:
         routers: Mapping[str, Namespace],
     ) -> _Place:
         inside = _namespace(stack)
+        # Whatever this machine prefers; every kernel has it, and as near as here it is what the usual cubic does too.
+        inside.set("net/ipv4/tcp_congestion_control", "reno")
         port = f"p{number}"
         if host.nat is None:
             address = _host_address(number)

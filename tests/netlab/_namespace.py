@@ -51,7 +51,7 @@ class Namespace:
         """Run commands of `nft`, all or none of them."""
         self._run(["nft", "-f", "-"], lines)
 
-    def set(self, name: str, value: int) -> None:
+    def set(self, name: str, value: int | str) -> None:
         """Set a kernel parameter of this namespace, if the kernel has it."""
         file = Path("/proc/sys", name)
         self._inside(lambda: file.write_text(str(value)) if file.exists() else 0)

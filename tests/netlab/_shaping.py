@@ -1,25 +1,26 @@
 """How fast a device may send: the commands of `tc` for one rate, and for slower paths to some destinations.
 
-Rates are bits per second of Ethernet frames, headers included, as `tc` counts: TCP gets 1448/1514 of them. What a host
-sends is limited at its own device and what it receives at the other end of its cable, in the switch, because only what
-leaves a device can be shaped.
+Rates are bits per second of data as plain TCP carries them, so a little more is let through, for the headers. What a
+host sends is limited at its own device and what it receives at the other end of its cable, in the switch, because only
+what leaves a device can be shaped.
 
 A bucket holds the tokens of 4 ms, the coarsest timer of usual kernels, so that a late timer costs no throughput and a
 burst is no more than that (two frames at least). The queue before it holds 50 ms, as a good modem's does.
 
-Programs hand several packets at a time to the kernel, and veth devices pass them on in one piece, which saves most of
-the work. A slow link would be busy with such a piece for long, so they are split up unless they are gone within 12 ms.
+Programs hand several packets at a time to the kernel, and veth devices pass them on in one piece, which saves much of
+the work. They are split up unless the link is done with them within 1 ms: with larger pieces some of the connections
+that share a link get much less of it than others, because a full queue drops all or nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-FRAME_BYTES = 1514
+FRAME_BYTES, PAYLOAD_BYTES = 1514, 1448
 BURST_S = 0.004
 QUEUE_S = 0.05
 SMALLEST_QUEUE_BYTES = 16 * FRAME_BYTES
-PIECE_S = 0.012
+PIECE_S = 0.001
 MOST_FRAMES = 44
 """Frames in 64 KiB, which is the most that goes in one piece anyway."""
 UNLIMITED = 10e9
@@ -53,6 +54,7 @@ def frames_in_a_piece(rates: Iterable[float | None]) -> int:
 
 
 def _class(device: str, parent: str, own: str, rate: float, ceiling: float) -> str:
+    rate, ceiling = (r * FRAME_BYTES / PAYLOAD_BYTES for r in (rate, ceiling))
     burst, ceiling_burst = (max(2 * FRAME_BYTES, int(r / 8 * BURST_S)) for r in (rate, ceiling))
     limits = f"rate {int(rate)}bit burst {burst} ceil {int(ceiling)}bit cburst {ceiling_burst}"
     return f"class add dev {device} parent {parent} classid {own} htb {limits} quantum {FRAME_BYTES}"
