@@ -82,7 +82,7 @@ class ChunkFetch:
 
     async def _serve_from(self, donor: PeerId) -> None:
         try:
-            async with self._node.open(donor, CHUNKS) as stream:
+            async with self._node.open(donor, CHUNKS, bulk=True) as stream:
                 await stream.send(OpenDownload(self._manifest.digest))
                 # Waiting for this costs one round trip, and lets the reason of a refusal arrive.
                 await _timely(stream.receive(DownloadOpened), donor)
