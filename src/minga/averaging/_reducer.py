@@ -60,9 +60,17 @@ class Reducer:
     def is_final(self) -> bool:
         """Whether nobody can decide any more that others make these results."""
         round = self._round
-        if self._is_relay or round.is_broken(self._assignment):
+        if self._is_relay or not round.settled.isdisjoint(round.routes.hops(self._assignment)):
+            return True
+        if all(i in self._taken or i in round.settled for i in range(len(round.members))):
             return True
         return has_quorum({round.members[i] for i in self._taken}, round.members)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether only the coordinator can tell what becomes of what was made here."""
+        broken = self._round.is_broken(self._assignment)
+        return not self.is_final and (broken or not any(self._pending.values()))
 
     async def attend(self, child: int, hello: PartHello, stream: MessageStream) -> None:
         """Serve one child's stream to its end."""

@@ -71,7 +71,7 @@ class Repairer:
         while not self.is_done and not round.aborted:
             if slow := self._slowness.news():
                 round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
-            if self._orphans():
+            if self._orphans() or self._is_unsettled():
                 await self._report()
             else:
                 await round.changed.wait(1.0)
@@ -90,6 +90,11 @@ class Repairer:
             for index, assignment in sorted(responsible.items())
             if not round.have[index] and index not in round.fetching and round.is_broken(assignment)
         )
+
+    def _is_unsettled(self) -> bool:
+        """Whether this root lost members, and the coordinator has not been told yet."""
+        lost_more = not self._round.dead.keys() <= self._round.settled
+        return lost_more and any(reducer.is_stuck for reducer in self._reducers.values())
 
     def _begin(self, assignments: Iterable[Assignment]) -> None:
         round = self._round
@@ -112,9 +117,11 @@ class Repairer:
         request = Lost(round.plan.round_id, tuple(sorted(round.dead)), slow)
         if coordinator == round.me:
             await self.coordinate(round.me, request)
+            round.settled.update(request.lost)
             return
         try:
             await round.node.call(round.members[coordinator], LOST, request, Done, timeout_s=REPAIR_TIMEOUT_S)
+            round.settled.update(request.lost)
         except RejectedError as error:
             round.abort(error.message)
         except RemoteError as error:
@@ -155,6 +162,7 @@ class Repairer:
 
     def _give_up(self, dead: Iterable[int], revoked: Iterable[int]) -> None:
         known = range(len(self._round.members))
+        self._round.settled.update(set(dead).intersection(known), set(revoked).intersection(known))
         for member in dead:
             if member in known:
                 self._round.bury(member, "given up by the coordinator")
@@ -175,6 +183,8 @@ class Repairer:
         """Find out what is left of the work of lost and slow members and spread it among the others."""
         async with self._lock:
             round = self._round
+            if sender in round.dead:
+                raise RejectedError("it was given up in this round", code="given_up")
             known = set(range(len(round.members)))
             accused = (set(request.lost) & known) - {round.me} - self._repaired
             lost = await self._gone(accused)
@@ -189,6 +199,7 @@ class Repairer:
                 round.revoke(member)
             await self._repair()
             self._repaired |= lost
+            round.settled |= lost | revoked
 
     async def _repair(self) -> None:
         round = self._round

@@ -85,6 +85,8 @@ class Round:
         self.dead: dict[int, str] = {}
         self.revoked: set[int] = set()
         """Members that are with us, but whose work as root or relay others take over."""
+        self.settled: set[int] = set()
+        """Those of the dead and revoked of whom the coordinator has told, or found out, what becomes of their work."""
         self.unheard: dict[int, str] = {}
         self.aborted: str | None = None
         self.fetching: set[int] = set()
