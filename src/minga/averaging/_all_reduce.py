@@ -7,10 +7,11 @@ from collections import Counter, deque
 
 import torch
 
+from minga.averaging._coordinator import ALIVE, FREEZE, LOST, REPAIR
 from minga.averaging._exchange import FETCH, PART, serve_fetch
 from minga.averaging._layout import VectorLayout
 from minga.averaging._messages import Done, Fetch, Freeze, Lost, PartHello, Plan, Repair
-from minga.averaging._repair import ALIVE, FREEZE, LOST, REPAIR, Repairer
+from minga.averaging._repair import Repairer
 from minga.averaging._round import Round, RoundOutcome
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._signal import Signal
@@ -126,7 +127,7 @@ class AllReduce:
     async def _serve_lost(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Lost)
         _, repairer, sender = await self._expect(peer, request.round_id)
-        await repairer.coordinate(sender, request)
+        await repairer.coordinator.hear(sender, request)
         await stream.send(Done())
 
     async def _serve_alive(self, peer: PeerId, stream: MessageStream) -> None:

@@ -169,12 +169,13 @@ class ChunkWeight(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Member to coordinator: nothing more comes from the `lost` (indices into the plan), and others should take over
-    what the `slow` have left.
+    what the `slow` have left. `by`: it was member `by` who said so, and who does not reach the coordinator.
     """
 
     round_id: RoundId
     lost: Members
     slow: Members = ()
+    by: Index | None = None
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -80,6 +80,8 @@ class Round:
         self.reduced = torch.split(result, sizes)
         """The chunks of `result`, in which roots and relays also accumulate."""
         self.term = 0
+        self.promised = 0
+        """The highest term of a repair that this member heard of; it takes no orders of lower ones."""
         self.have = [False] * len(self.chunks)
         self.missing = len(self.chunks)
         self.dead: dict[int, str] = {}
