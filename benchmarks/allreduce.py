@@ -95,6 +95,9 @@ class FixedContributor:
         self._parked = False
         self.changed.fire()
 
+    def rest(self, *, resting: bool) -> None:
+        """See `Contributor`: there is nothing to leave off."""
+
     async def seal(self) -> tuple[torch.Tensor | None, int]:
         """See `Contributor`."""
         return self._vector, SAMPLES
@@ -108,7 +111,8 @@ class AveragingPeer:
         self.layout = layout = VectorLayout((vector.numel(),), settings["codec"])
         self.vector, self.result = vector, torch.zeros_like(vector)
         self.contributor = FixedContributor(vector)
-        group = GroupSettings(settings["peers"] * SAMPLES, layout.fingerprint, vector.numel(), None, True)
+        encoded_bytes = layout.encoded_bytes(0, vector.numel())
+        group = GroupSettings(settings["peers"] * SAMPLES, layout.fingerprint, vector.numel(), encoded_bytes, True)
         surveyor = BoardSurveyor(session.board, session.node)
         self.formation = GroupFormation(session.node, identity, group, surveyor, self.contributor)
         self.all_reduce = AllReduce(session.node)
