@@ -18,6 +18,7 @@ from minga.averaging._measured import Claim, swarm_rates
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._schedule import RateCap
 from minga.network import _probe, _probe_stream
+from minga.network._link_report import links_of
 from minga.network._messages import MessageStream
 from minga.network._probe import MAX_SERVED, PEER_PERIOD_S, RESERVE, SERVE_S, SERVED_PERIOD_S, SINK, SOURCE
 from minga.network._probe_stream import MAX_PHASE_BYTES, PHASE_S, Batch, Ready, Reserve, Wanted
@@ -158,6 +159,18 @@ async def test_caps_hold_for_probes_of_either_side() -> None:
     assert await probe(world, 1)
     for end in world.peers[2].network.state.ends:
         assert end.bytes_sent < 0.5 * MB * (now() - begun + 3.0)
+    await world.close()
+
+
+@virtually
+async def test_of_many_others_some_are_enough() -> None:
+    world = LinkWorld([(5.0, 5.0)] * 24)
+    await world.start()
+    peer = world.peers[0]
+    peer.network.process.context.run(peer.node.spawn, peer.prober.run())
+    await until(lambda: bool(probed(peer)))
+    assert peer.rates().upload == pytest.approx(5 * MB, rel=0.1)
+    assert len(links_of(peer.node).rows) == _probe.MAX_PARTNERS
     await world.close()
 
 

@@ -250,7 +250,9 @@ class Bench:
         for _ in range(round(seconds / 0.25)):
             begin_s, self.now = self.now, self.now + 0.25
             for peer, rate in rates.items():
-                self.meter.add(peer, Span(int(rate * 0.25), begin_s, self.now, loaded), use)
+                span = Span(int(rate * 0.25), begin_s, self.now, loaded)
+                self.meter.add(peer, span, use)
+                self.meter.add_total(span, use)
         self.now += pause_s
         self.meter.settle()
 
@@ -339,7 +341,6 @@ def test_short_transfers_count_for_means() -> None:
 @pytest.mark.parametrize(
     "span",
     [
-        Span(1000, 5.0, 5.0),
         Span(1000, 6.0, 5.0),
         Span(1000, 5.0, 1e9),
         Span(1000, math.nan, 5.0),
@@ -351,8 +352,10 @@ def test_spans_that_cannot_be_are_ignored(span: Span) -> None:
     bench = Bench()
     bench.now = 5.0
     bench.meter.add(A, span, BulkUse.WORK)
+    bench.meter.add_total(span, BulkUse.WORK)
     bench.now = 100.0
     assert bench.meter.paths() == []
+    assert bench.total is None
 
 
 def test_memory_is_bounded_whatever_comes() -> None:

@@ -54,7 +54,7 @@ CONFIRMED = 0.2
 
 
 class Prober:
-    """Probes for one node and serves the probes of others. `partners` tells whom to measure with, the best first."""
+    """Probes for one node and serves the probes of others. `partners` tells whom to measure with."""
 
     def __init__(self, node: Node, partners: Callable[[], Sequence[PeerId]]) -> None:
         self._node, self._partners = node, partners
@@ -74,7 +74,9 @@ class Prober:
         await asyncio.sleep(self._random.uniform(0.0, LOOK_S))
         while True:
             await asyncio.sleep(LOOK_S)
-            partners = list(self._partners())[:MAX_PARTNERS]
+            partners = list(self._partners())
+            if len(partners) > MAX_PARTNERS:
+                partners = self._random.sample(partners, MAX_PARTNERS)
             if not partners or self._engaged_with or self._node.lines.meter.is_busy or not self._is_due():
                 continue
             bytes_before = self._node.traffic()[0]

@@ -31,6 +31,9 @@ SETTLE_S = 1.0
 LONGEST_SPAN_S = 30.0
 """Of a longer span only the end counts: the slots before are settled."""
 
+SHORTEST_S = 1e-3
+"""Bytes that came at once, out of a buffer, are taken to have come in this time."""
+
 BUSY_S = 0.5
 BREADTH_MEMORY_S = 600.0
 LONGEST_EXERCISE_S = 30.0
@@ -84,7 +87,10 @@ class _Flow:
         return self.loaded_s >= FILLED * SLOT_S
 
 
-Slot = dict[tuple[PeerId, BulkUse], _Flow]
+class _Slot(dict[tuple[PeerId, BulkUse], _Flow]):
+    """What each peer moved, and all bytes together that say something about the line."""
+
+    total = 0.0
 
 
 class _Exercise:
@@ -98,7 +104,7 @@ class _Exercise:
         """Whether a slot of this number is no part of it."""
         return (number - self.last) * SLOT_S > BUSY_S or (number - self.first) * SLOT_S >= LONGEST_EXERCISE_S
 
-    def add(self, number: int, slot: Slot) -> None:
+    def add(self, number: int, slot: _Slot) -> None:
         """Take in a later slot."""
         self.last = number
         for (peer, use), flow in slot.items():
@@ -119,24 +125,21 @@ class DirectionMeter:
         """How many slots were evaluated."""
         self._clock, self._knows_load = clock, knows_load
         self._paths: BoundedDict[PeerId, Path] = BoundedDict(MAX_PATHS)
-        self._slots: dict[int, Slot] = {}
+        self._slots: dict[int, _Slot] = {}
         self._exercise: _Exercise | None = None
         self._settled = -math.inf
         self._breadth, self._broad_s = 0, -math.inf
 
+    def add_total(self, span: Span, use: BulkUse) -> None:
+        """Count what was moved to or from anybody, by spans that may be shorter than those given to `add`."""
+        for number, seconds in self._cover(span) if use is not BulkUse.PROBED else ():
+            self._slot(number).total += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
+
     def add(self, peer: PeerId, span: Span, use: BulkUse) -> None:
-        """Count what was moved to or from `peer`."""
-        self.settle()
-        begin_s = max(span.begin_s, span.end_s - LONGEST_SPAN_S)
-        if not (math.isfinite(begin_s) and begin_s < span.end_s <= self._clock() + SLOT_S):
-            return
-        rate = span.size / (span.end_s - span.begin_s)
-        for number in range(math.floor(begin_s / SLOT_S), math.floor(span.end_s / SLOT_S) + 1):
-            seconds = min(span.end_s, (number + 1) * SLOT_S) - max(begin_s, number * SLOT_S)
-            if number <= self._settled or seconds <= 0.0:
-                continue
-            flow = self._slots.setdefault(number, {}).setdefault((peer, use), _Flow())
-            flow.size += rate * seconds
+        """Count what was moved to or from `peer`; does not count for the total."""
+        for number, seconds in self._cover(span):
+            flow = self._slot(number).setdefault((peer, use), _Flow())
+            flow.size += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
             flow.moving_s += seconds
             flow.loaded_s += seconds if span.loaded else 0.0
 
@@ -144,7 +147,7 @@ class DirectionMeter:
         """Count bytes that were moved lately, too few to tell how fast."""
         number = math.floor(self._clock() / SLOT_S)
         if size and number > self._settled:
-            self._slots.setdefault(number, {}).setdefault((peer, BulkUse.WORK), _Flow()).untimed += size
+            self._slot(number).setdefault((peer, BulkUse.WORK), _Flow()).untimed += size
 
     def settle(self, *, all_of_them: bool = False) -> None:
         """Evaluate the slots that are complete, or (after an exercise) all that there are."""
@@ -169,14 +172,28 @@ class DirectionMeter:
         for estimate in (self.total, *(e for path in self._paths.values() for e in (path.rate, path.share))):
             estimate.keep_since(when)
 
-    def _evaluate(self, slot: Slot, when: float) -> None:
+    def _slot(self, number: int) -> _Slot:
+        return self._slots.setdefault(number, _Slot())
+
+    def _cover(self, span: Span) -> list[tuple[int, float]]:
+        """The open slots that a span touches, and for how many seconds; none for one that cannot be."""
+        self.settle()
+        begin_s, end_s = span.begin_s, span.end_s
+        if not (math.isfinite(begin_s) and begin_s <= end_s <= self._clock() + SLOT_S):
+            return []
+        begin_s = max(min(begin_s, end_s - SHORTEST_S), end_s - LONGEST_SPAN_S)
+        slots = range(math.floor(begin_s / SLOT_S), math.floor(end_s / SLOT_S) + 1)
+        cover = [(n, min(end_s, (n + 1) * SLOT_S) - max(begin_s, n * SLOT_S)) for n in slots if n > self._settled]
+        return [(number, seconds) for number, seconds in cover if seconds > 0.0]
+
+    def _evaluate(self, slot: _Slot, when: float) -> None:
         own = {key: flow for key, flow in slot.items() if key[1] is not BulkUse.PROBED}
         moving = sum(flow.fills for flow in own.values())
         if moving:
             if moving >= self._breadth or when - self._broad_s > BREADTH_MEMORY_S:
                 self._breadth, self._broad_s = moving, when
             loaded = sum(flow.fills and flow.is_loaded and not self._is_slow(peer) for (peer, _), flow in own.items())
-            rate = sum(flow.size for flow in own.values()) / SLOT_S
+            rate = slot.total / SLOT_S
             known = self.total.value
             if 2 * moving >= self._breadth or known is None or rate > known:
                 self.total.add(rate, when, loaded=2 * loaded >= self._breadth)
@@ -203,7 +220,7 @@ class DirectionMeter:
         self._paths[peer] = path  # used last: to the end
         return path
 
-    def _note_exercise(self, number: int, slot: Slot) -> None:
+    def _note_exercise(self, number: int, slot: _Slot) -> None:
         if not any(use is BulkUse.WORK for _, use in slot):
             return
         if self._exercise is not None and self._exercise.is_over(number):

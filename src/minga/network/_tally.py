@@ -5,7 +5,7 @@ from __future__ import annotations
 from minga.core._errors import ProtocolError
 from minga.network._interface import PeerId
 from minga.network._lines import Lines
-from minga.network._receipts import REPORT_BYTES, BulkUse, Receipts
+from minga.network._receipts import REPORT_BYTES, BulkUse, Receipts, Span
 
 MAX_UNREPORTED_BYTES = REPORT_BYTES
 """More than that cannot have arrived unreported: it was not sent before the stream broke off."""
@@ -19,7 +19,7 @@ class BulkTally:
         """What the bulk frames of this stream are for; set it before the first."""
         self.has_received = False
         """Whether any bulk frame came."""
-        self._closed = False
+        self._closed, self._begun_s = False, 0.0
         self._peer, self._lines, self._receipts = peer, lines, Receipts()
 
     def sending(self, size: int) -> None:
@@ -34,12 +34,14 @@ class BulkTally:
     def expect(self) -> None:
         """A bulk frame begins to arrive."""
         self._note_work()
-        self._receipts.expect(self._lines.clock())
+        self._begun_s = self._lines.clock()
+        self._receipts.expect(self._begun_s)
 
     def arrived(self, size: int) -> bytes | None:
         """A bulk frame has arrived; returns the body of a receipt if it is time for one."""
-        self.has_received = True
-        report = self._receipts.arrived(size, self._lines.clock())
+        self.has_received, now = True, self._lines.clock()
+        self._lines.meter.down.add_total(Span(size, self._begun_s, now), self.use)
+        report = self._receipts.arrived(size, now)
         if report is None:
             return None
         span, receipt = report
@@ -53,6 +55,7 @@ class BulkTally:
         except ValueError as error:
             raise ProtocolError(str(error), peer=self._peer) from error
         self._lines.meter.up.add(self._peer, span, self.use)
+        self._lines.meter.up.add_total(span, self.use)
 
     def close(self) -> None:
         """The stream is over: count what no span tells of, too short as it was for a rate. May be called twice."""
