@@ -183,6 +183,22 @@ def status(
 
 
 @app.command()
+def plan(
+    source: Annotated[
+        str, typer.Argument(metavar="FILE|LINK", help="A TOML file of peers, or a run's link.", show_default=False)
+    ],
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """Who reduces how much and why, how long rounds and steps take, which link binds, what would help."""
+    ready = make_context(json_output=json_output)
+    from minga.cli._plan import run_plan
+    from minga.cli._session import peer_options
+
+    run_plan(source, peer_options("monitor", identity=None, ephemeral=True, directory=None, host=bind), ready)
+
+
+@app.command()
 def doctor(
     link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
     identity: IdentityFile = None,
