@@ -5,7 +5,8 @@ host sends is limited at its own device and what it receives at the other end of
 what leaves a device can be shaped.
 
 A bucket holds the tokens of 4 ms, the coarsest timer of usual kernels, so that a late timer costs no throughput and a
-burst is no more than that (two frames at least). The queue before it holds 50 ms, as a good modem's does.
+burst is no more than that (two frames at least). The queue before it holds 50 ms, as a good modem's does, but no less
+than 64 frames: with fewer than a few for each of many connections these do little but wait for lost packets.
 
 Programs hand several packets at a time to the kernel, and veth devices pass them on in one piece, which saves much of
 the work. They are split up unless the link is done with them within 1 ms: with larger pieces some of the connections
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Mapping
 FRAME_BYTES, PAYLOAD_BYTES = 1514, 1448
 BURST_S = 0.004
 QUEUE_S = 0.05
-SMALLEST_QUEUE_BYTES = 16 * FRAME_BYTES
+SMALLEST_QUEUE_BYTES = 64 * FRAME_BYTES
 PIECE_S = 0.001
 MOST_FRAMES = 44
 """Frames in 64 KiB, which is the most that goes in one piece anyway."""
