@@ -127,7 +127,7 @@ class DirectionMeter:
         self._paths: BoundedDict[PeerId, Path] = BoundedDict(MAX_PATHS)
         self._slots: dict[int, _Slot] = {}
         self._exercise: _Exercise | None = None
-        self._settled = -math.inf
+        self._settled = self._horizon = -math.inf
         self._breadth, self._broad_s = 0, -math.inf
 
     def add_total(self, span: Span, use: BulkUse) -> None:
@@ -151,14 +151,17 @@ class DirectionMeter:
 
     def settle(self, *, all_of_them: bool = False) -> None:
         """Evaluate the slots that are complete, or (after an exercise) all that there are."""
-        horizon = math.inf if all_of_them else math.floor((self._clock() - SETTLE_S) / SLOT_S)
-        while self._slots and (number := min(self._slots)) < horizon:
+        horizon = math.floor((self._clock() - SETTLE_S) / SLOT_S)
+        if horizon == self._horizon and not all_of_them:
+            return
+        self._horizon = horizon
+        while self._slots and ((number := min(self._slots)) < horizon or all_of_them):
             slot = self._slots.pop(number)
             self._evaluate(slot, (number + 1) * SLOT_S)
             self._note_exercise(number, slot)
             self._settled = number
             self.changes += 1
-        if self._exercise is not None and self._exercise.is_over(math.floor((self._clock() - SETTLE_S) / SLOT_S)):
+        if self._exercise is not None and self._exercise.is_over(horizon):
             self._end_exercise(self._exercise)
 
     def paths(self) -> list[tuple[PeerId, Path]]:
