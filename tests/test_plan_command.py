@@ -25,14 +25,12 @@ from minga.monitor._live_rates import LiveRates, live_rates
 from minga.monitor._plan_status import PlanWatch
 from minga.network._interface import PeerId
 from minga.network._records import AddressInfo, Links, Progress
-from minga.training._manifest import Manifest
-from minga.training._snapshot import TensorEntry
-from minga.training._vector_size import encoded_bytes
 
 HEAD = 'target_batch_size = 4096\nparameters = 17_850_000\ncodec = "float16"\n'
 HOME = '[[peers]]\nname = "home"\ncount = 8\nupload = "20Mbit"\ndownload = "100Mbit"\nsamples_per_second = 10\n'
 CLOUD = '[[peers]]\nname = "cloud"\nupload = "1Gbit"\nrole = "auxiliary"\nreceives = false\n'
 WORK = Work(0.286 * GBIT, 4096.0)
+SIZE = 100_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -228,39 +226,49 @@ def test_rates_of_a_board() -> None:
     asyncio.run(main())
 
 
-def test_the_size_of_the_vector_comes_from_a_manifest() -> None:
-    tensors = (
-        TensorEntry("model/weight", "float32", (1000, 100)),
-        TensorEntry("model/bias", "float32", (100,)),
-        TensorEntry("model/count", "int64", (5,)),
-        TensorEntry("optimizer/weight/exp_avg", "float32", (1000, 100)),
-    )
-    manifest = Manifest(1, 7, 0, tensors, b"{}", b"")
-    assert encoded_bytes(manifest, "float32") == 4 * 100_100
-    assert 100_000 < encoded_bytes(manifest, "adaptive") < 103_000
+@pytest.mark.parametrize(
+    ("told", "agreed"),
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([700, 0], 700),
+        ([700, 700, 1], 700),
+        ([2**53, 700, 700], 700),
+        ([2**53, 2**53, 0, 0, 700, 700, 700], 700),
+        ([1, 1, 700, 700, 700, 2**53, 0], 700),
+    ],
+)
+def test_the_size_of_the_vector_is_what_most_tell(told: list[int], agreed: int) -> None:
+    async def main() -> None:
+        swarm = Swarm()
+        swarm.peer(AddressInfo("monitor"), Progress(3, 0, 1.0, "training", 0.0, vector_bytes=5))
+        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing", 0.0, vector_bytes=5))
+        for size in told:
+            swarm.peer(AddressInfo("trainer"), Progress(3, 0, 1.0, "training", 0.0, vector_bytes=size))
+        assert live_rates(swarm.board).vector_bytes == agreed
+
+    asyncio.run(main())
 
 
 def test_status_tells_the_plan_in_short() -> None:
     names = tuple(PeerId(f"{letter}" * 64) for letter in "abcd")
     rates = SwarmRates((peer(0.4), peer(0.4), peer(0.1), client(0.4)))
     watch = PlanWatch()
-    plan = watch.at(100.0, LiveRates(names, rates))
+    plan = watch.at(100.0, LiveRates(names, rates, SIZE))
     assert plan is not None
     assert plan.reduces == {"a" * 64: 0.5, "b" * 64: 0.5, "c" * 64: 0.0, "d" * 64: 0.0}
     assert plan.binding == ("upload", "c" * 64, None)
-    assert plan.megabytes_per_s == pytest.approx(12.5)
+    assert plan.round_s == pytest.approx(8.0)
     line = plan_line(plan)
-    assert (
-        line
-        == "plan: aaaaaaaaaa 50%, bbbbbbbbbb 50% · rounds wait for the upload of cccccccccc, 12.5 MB/s of the vector"
-    )
+    assert line == ("plan: aaaaaaaaaa 50%, bbbbbbbbbb 50% · rounds take 8 s and wait for the upload of cccccccccc")
     # Not sooner than the period, and not with too few.
-    assert watch.at(101.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]))) is plan
-    assert watch.at(200.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]))) is None
-    assert PlanWatch().at(0.0, LiveRates(names[:2], SwarmRates((client(1.0),) * 2))) is None
-    unknown = PlanWatch().at(0.0, LiveRates(names[:2], SwarmRates((PeerRates(None, None),) * 2)))
+    assert watch.at(101.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]), SIZE)) is plan
+    assert watch.at(200.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]), SIZE)) is None
+    assert PlanWatch().at(0.0, LiveRates(names[:2], SwarmRates((client(1.0),) * 2), SIZE)) is None
+    assert PlanWatch().at(0.0, LiveRates(names, rates, 0)) is None
+    unknown = PlanWatch().at(0.0, LiveRates(names[:2], SwarmRates((PeerRates(None, None),) * 2), SIZE))
     assert unknown is not None
     assert plan_line(unknown) == "plan: aaaaaaaaaa 50%, bbbbbbbbbb 50%"
-    split = PlanWatch().at(0.0, LiveRates(tuple(PeerId(f"{i}" * 64) for i in range(8)), two_sites(ends=1.0)))
+    split = PlanWatch().at(0.0, LiveRates(tuple(PeerId(f"{i}" * 64) for i in range(8)), two_sites(ends=1.0), SIZE))
     assert split is not None
     assert "in two levels" in plan_line(split)

@@ -36,6 +36,7 @@ VALID: list[Payload] = [
     AddressInfo("trainer", ("10.0.0.1:4433", "[::1]:1"), "https://relay.example/"),
     AddressInfo("client"),
     PROGRESS,
+    Progress(2**53, 2**53, 1e18, "averaging", 1e11, client=True, vector_bytes=2**53),
     StateInfo(7, "ab" * 32),
     Metrics(7, -3.5, 10, 2, 3, 4),
     Beat(),
@@ -55,6 +56,8 @@ INVALID: list[Payload] = [
     Progress(1, 1, 1.0, "training", math.nan),
     Progress("1", 1, 1.0, "training", 1.0),  # type: ignore[arg-type]
     Progress(2**70, 1, 1.0, "training", 1.0),
+    Progress(1, 1, 1.0, "training", 1.0, vector_bytes=-1),
+    Progress(1, 1, 1.0, "training", 1.0, vector_bytes=2**60),
     AddressInfo("king"),  # type: ignore[arg-type]
     AddressInfo("trainer", ("10.0.0.1:1\n",)),
     AddressInfo("trainer", ("x" * 81,)),
@@ -136,6 +139,7 @@ PROGRESS_FIELDS = {
     "status": "training",
     "time": 1.0,
     "client": False,
+    "vector_bytes": 0,
 }
 BROKEN_PAYLOADS: dict[str, object] = {
     "integer for float": {**PROGRESS_FIELDS, "samples_per_second": 4},

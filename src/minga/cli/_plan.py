@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from pathlib import Path
@@ -45,20 +44,18 @@ def _is_link(source: str) -> bool:
 def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
     """The peers of a live run, as their board describes them."""
     from minga.monitor._live_rates import live_rates
-    from minga.training._vector_size import vector_bytes
 
     context.output.say("Looking for the run …")
     with join(link, options) as joined:
         wire(context, joined)
         session, spec = joined.session, joined.spec
-        loop = joined.on_loop(asyncio.get_running_loop)
-        sized = asyncio.run_coroutine_threadsafe(vector_bytes(session, spec.averaging.codec), loop).result()
         until, live = time.monotonic() + LOOK_S, joined.on_loop(lambda: live_rates(session.board))
         while time.monotonic() < until:
             time.sleep(POLL_S)
             live = joined.on_loop(lambda: live_rates(session.board))
-    if not live.peers:
+    if not live.vector_bytes:
         raise UnreachableError("nobody takes part in this run at present")
     names = tuple(one[:10] for one in live.peers)
     overlapped = spec.training.strategy == "delayed"
-    return SwarmFile(names, live.rates, Work(sized, spec.training.target_batch_size, overlapped=overlapped))
+    work = Work(live.vector_bytes, spec.training.target_batch_size, overlapped=overlapped)
+    return SwarmFile(names, live.rates, work)

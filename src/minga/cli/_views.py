@@ -74,10 +74,10 @@ def plan_line(plan: PlanStatus) -> str:
     shares = [f"{peer[:10]} {share:.0%}" for peer, share in ranked if share][:MAX_SHARES]
     more = sum(1 for share in plan.reduces.values() if share) - len(shares)
     line = f"plan: {', '.join(shares)}{f' and {more} more' if more else ''}{' in two levels' if plan.two_level else ''}"
-    if plan.binding is not None and plan.megabytes_per_s is not None:
+    if plan.binding is not None and plan.round_s is not None:
         kind, peer, other = plan.binding
         to = f" to {other[:10]}" if other else ""
-        line += f" · rounds wait for the {kind} of {peer[:10]}{to}, {plan.megabytes_per_s:.3g} MB/s of the vector"
+        line += f" · rounds take {format_duration(plan.round_s)} and wait for the {kind} of {peer[:10]}{to}"
     return line
 
 

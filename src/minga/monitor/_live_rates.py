@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median_low
 
 from minga.averaging._division import SwarmRates
 from minga.averaging._measured import Claim, swarm_rates
@@ -13,10 +15,14 @@ from minga.network._records import AddressInfo, Links, Progress
 
 @dataclass(frozen=True)
 class LiveRates:
-    """The peers that take part in rounds, and their rates in the same order."""
+    """The peers that take part in rounds, and their rates in the same order.
+
+    `vector_bytes` is the size of the vector as encoded that they tell, 0 if nobody does.
+    """
 
     peers: tuple[PeerId, ...]
     rates: SwarmRates
+    vector_bytes: int
 
 
 def live_rates(board: Board) -> LiveRates:
@@ -24,12 +30,20 @@ def live_rates(board: Board) -> LiveRates:
     links = {item.owner: item.payload for item in board.items(Links)}
     order: list[PeerId] = []
     claims: list[Claim] = []
+    sizes: list[int] = []
     for peer, progress, _ in sorted(board.items(Progress), key=lambda item: item.owner):
         info = board.get(peer, AddressInfo)
         if progress.status in ("training", "averaging") and info is not None and info.role != "monitor":
             order.append(peer)
             claims.append(_claim(info, progress, links.get(peer, Links())))
-    return LiveRates(tuple(order), swarm_rates(order, claims, links))
+            sizes.append(progress.vector_bytes)
+    return LiveRates(tuple(order), swarm_rates(order, claims, links), _agreed(sizes))
+
+
+def _agreed(sizes: Iterable[int]) -> int:
+    """The median, which fewer than half of those who tell a size cannot shift: all honest ones tell the same."""
+    told = [size for size in sizes if size]
+    return median_low(told) if told else 0
 
 
 def _claim(info: AddressInfo, progress: Progress, links: Links) -> Claim:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from minga.averaging._division import Division
@@ -10,8 +11,6 @@ from minga.averaging._planner import divide
 from minga.monitor._live_rates import LiveRates
 
 PERIOD_S = 5.0
-NOMINAL_BYTES = 64 << 20
-"""Shares and the binding link hardly depend on the size of the vector, which a mere watcher may not know."""
 
 
 @dataclass(frozen=True)
@@ -19,13 +18,13 @@ class PlanStatus:
     """What the next leader would plan by what the board says. `reduces` are fractions of the vector, by peer id.
 
     `binding` names the link that rounds wait for ("upload", "download" or "path", the peer, the other end of a path);
-    `megabytes_per_s` is how fast rounds get through the vector. Both are None while no rate is known.
+    `round_s` is how long rounds take by that. Both are None while no rate is known.
     """
 
     reduces: dict[str, float]
     two_level: bool
     binding: tuple[str, str, str | None] | None
-    megabytes_per_s: float | None
+    round_s: float | None
 
 
 class PlanWatch:
@@ -36,28 +35,30 @@ class PlanWatch:
         self._made_s: float | None = None
 
     def at(self, now_s: float, live: LiveRates) -> PlanStatus | None:
-        """The plan at this moment, at most `PERIOD_S` old; None if fewer than two peers take part."""
+        """The plan at this moment, at most `PERIOD_S` old; None if fewer than two peers take part, or none of them says
+        how large the vector is.
+        """
         if self._made_s is None or not 0.0 <= now_s - self._made_s < PERIOD_S:
             self._status, self._made_s = _status(live), now_s
         return self._status
 
 
 def _status(live: LiveRates) -> PlanStatus | None:
-    if len(live.peers) < 2:
+    if len(live.peers) < 2 or not live.vector_bytes:
         return None
     try:
-        division = divide(live.rates, NOMINAL_BYTES)
+        division = divide(live.rates, live.vector_bytes)
     except NoAggregatorError:
         return None
     reduces = dict.fromkeys(live.peers, 0.0)
     for part in division.parts:
         reduces[live.peers[part.root]] += part.share
-    known = division.predicted_s
+    seconds = division.predicted_s
     return PlanStatus(
         reduces={str(peer): round(share, 6) for peer, share in reduces.items()},
         two_level=bool(division.sites),
         binding=_binding(division, live),
-        megabytes_per_s=round(NOMINAL_BYTES / known / 1e6, 3) if known else None,
+        round_s=round(seconds, 4) if seconds is not None and math.isfinite(seconds) else None,
     )
 
 

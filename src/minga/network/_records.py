@@ -62,7 +62,8 @@ class AddressInfo(Payload, frozen=True):
 class Progress(Payload, frozen=True):
     """Name "progress": the global step the owner is at, samples accumulated towards the next, and its speed.
 
-    `time` is the owner's Unix time of the count.
+    `time` is the owner's Unix time of the count. `vector_bytes` is what the vector that the run averages takes as
+    encoded, 0 if the owner does not say.
     """
 
     step: Count
@@ -71,6 +72,7 @@ class Progress(Payload, frozen=True):
     status: Status
     time: UnixTime
     client: bool = False
+    vector_bytes: Count = 0
 
 
 class StateInfo(Payload, frozen=True):

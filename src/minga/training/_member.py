@@ -99,6 +99,7 @@ class Member:
             wait_in_minority=settings.wait_in_minority,
             overlapped=settings.overlapped,
         )
+        self._vector_bytes = group.encoded_bytes
         self._formation = GroupFormation(node, identity, group, self.surveyor, port)
         self._all_reduce = AllReduce(node)
         self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
@@ -299,6 +300,7 @@ class Member:
                 status=self._status,
                 time=self._node.network.wall_time(),
                 client=not self._settings.aggregates,
+                vector_bytes=self._vector_bytes,
             )
         )
 
