@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_tools import assert_equal_states, make_spec, offences, rounds, same_step, virtually
+from swarm_tools import assert_equal_states, make_spec, offences, pull, rounds, same_step, vector_replica, virtually
 
 from minga.averaging._gathering import OutOfSyncError
+from minga.averaging._messages import Member, Part, Plan
+from minga.averaging._round import RoundOutcome
 from minga.core._errors import ClosedError
 from minga.core._events import Event
+from minga.network._interface import Address, PeerId
+from minga.network._records import Progress
 from minga.network._virtual import HostSettings
 from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings, small_replica
 from minga.training._port import TrainerPort
@@ -317,3 +321,39 @@ def test_a_member_that_is_out_of_sync_does_not_leave_its_trainer_parked() -> Non
             await swarm.close()
 
     main()
+
+
+def test_a_round_tells_its_plan_and_doubts_the_rates_if_it_is_late() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(64), seed=3, make_replica=vector_replica(250_000), gradient=pull)
+        host = HostSettings(up_bytes_per_s=1e6, down_bytes_per_s=1e6)
+        peers = [swarm.add(host, TrainerSettings(2, 0.1)) for _ in range(3)]
+        peers.append(swarm.add(host, auxiliary=True))
+        try:
+            await swarm.run_until_step(8, limit_s=300)
+            begun = swarm.log.of("round.begun")[-1].event.fields
+            assert (begun["parts"], begun["sites"]) == (4, 0)
+            assert begun["predicted_s"] == pytest.approx(1.75, rel=0.3)
+            told = {item.owner: item.payload.vector_bytes for item in peers[0].session.board.items(Progress)}
+            assert told == {peer.network.peer_id: 1_000_000 for peer in peers}
+            before = max(peer.session.node.lines.doubts for peer in peers)
+            assert before == 0
+            swarm.script("slow_link peer-1 to 1Mbit at 0s")
+            await swarm.run_until_step(9, limit_s=300)
+            assert max(peer.session.node.lines.doubts for peer in peers) > 0
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "seconds", "late"),
+    [(None, 1e6, False), (0.0, 0.2, False), (0.001, 0.2, False), (0.001, 0.3, True), (10.0, 12.9, False),
+     (10.0, 13.1, True), (1.75, 1.75, False)],
+)  # fmt: skip
+def test_a_round_is_late_by_what_was_predicted(predicted_s: float | None, seconds: float, late: bool) -> None:
+    member = Member(Address(PeerId("a" * 64)), aggregates=True)
+    plan = Plan("0" * 32, 1, (member,), (Part(8, 0),), 1 << 16, predicted_s=predicted_s)
+    assert RoundOutcome(plan, {}, seconds, 0, 0).is_late == late

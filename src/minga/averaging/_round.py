@@ -40,6 +40,10 @@ from minga.network._node import Node
 IDLE_S = 300.0
 """A 1 Mbit/s link with 64 aggregators takes that long for the first chunk to each of them, if all get on alike."""
 
+LATE, LATE_S = 1.3, 0.25
+"""A round is late if it takes so many times as long as predicted, and so many seconds longer: predictions leave round
+trips and arithmetic out."""
+
 
 @dataclass(frozen=True)
 class RoundOutcome:
@@ -53,6 +57,12 @@ class RoundOutcome:
     seconds: float
     bytes_sent: int
     bytes_received: int
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it took much longer than the plan predicted, if it predicted anything."""
+        expected_s = self.plan.predicted_s
+        return expected_s is not None and self.seconds > max(LATE * expected_s, expected_s + LATE_S)
 
 
 class Round:

@@ -27,19 +27,15 @@ from minga.averaging._round import RoundOutcome
 from minga.core._errors import ClosedError, MingaError, RemoteError, RunFinishedError
 from minga.identity._keys import Identity
 from minga.network._board import Board
-from minga.network._gossip import BEATS_PER_SECOND
 from minga.network._interface import PeerId
 from minga.network._node import Node
-from minga.network._records import Progress, Status
+from minga.training._announcer import Announcer
 from minga.training._parameter_average import ParameterAverage
 from minga.training._port import TrainerPort
 from minga.training._replica import Replica
 from minga.training._snapshot import StateSnapshot
 from minga.training._surveyor import BoardSurveyor
 from minga.training._synchroniser import Download, Synchroniser
-
-PROGRESS_PERIOD_S = 0.5
-"""Shortest time between two progress records of a peer."""
 
 SYNC_RETRY_S = 1.0
 SYNC_PAUSE_S = 0.1
@@ -99,11 +95,12 @@ class Member:
             wait_in_minority=settings.wait_in_minority,
             overlapped=settings.overlapped,
         )
-        self._vector_bytes = group.encoded_bytes
         self._formation = GroupFormation(node, identity, group, self.surveyor, port)
         self._all_reduce = AllReduce(node)
         self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
-        self._status: Status = "syncing"
+        self._announcer = Announcer(
+            board, node, port, lambda: self.step, client=not settings.aggregates, vector_bytes=group.encoded_bytes
+        )
         self._needs_state = True
         self._at_least = 0
         self._diverged_since_s: float | None = None
@@ -126,7 +123,7 @@ class Member:
         minga's own.
         """
         self.step = step
-        publisher = asyncio.get_running_loop().create_task(self._publish_progress())
+        publisher = asyncio.get_running_loop().create_task(self._announcer.run())
         try:
             while not self._is_finished():
                 if self._needs_state or self._is_diverged():
@@ -135,7 +132,7 @@ class Member:
                     self.ready.set()
                     await self._take_step()
             self._node.events.emit("run.finished", step=self.step)
-            self._set_status("finished")
+            self._announcer.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
             await self._see_others_off()
@@ -153,8 +150,8 @@ class Member:
     # ---- one step
 
     async def _take_step(self) -> None:
-        self._set_status("training")
-        begun = asyncio.get_running_loop().time()
+        self._announcer.set_status("training")
+        begun_s = asyncio.get_running_loop().time()
         try:
             plan = await self._formation.form(self.step, self._lost)
         except OutOfSyncError as error:
@@ -163,9 +160,11 @@ class Member:
             self._at_least = self.step + 1 if error.code == "behind" else 0
             self._port.resume()  # the leader may have parked it for a group that is not this peer's
             return
+        await self._reduce(plan, begun_s)
+
+    async def _reduce(self, plan: Plan, begun_s: float) -> None:
         vector, weight = await self._port.seal()
-        self._set_status("averaging")
-        waited = asyncio.get_running_loop().time() - begun
+        self._announcer.set_status("averaging")
         self._node.events.emit(
             "round.begun",
             step=self.step,
@@ -173,7 +172,10 @@ class Member:
             leader=plan.members[0].peer_id,
             members=len(plan.members),
             samples=weight,
-            waited_s=waited,
+            waited_s=asyncio.get_running_loop().time() - begun_s,
+            parts=len(plan.parts),
+            sites=len(plan.sites),
+            predicted_s=plan.predicted_s,
         )
         try:
             outcome = await self._all_reduce.reduce(plan, self._replica.vector.layout, vector, weight, self._result)
@@ -190,6 +192,8 @@ class Member:
             bytes_sent=outcome.bytes_sent,
             bytes_received=outcome.bytes_received,
         )
+        if outcome.is_late and not outcome.lost:
+            self._node.lines.doubt()
         self._lost = tuple(outcome.lost)
         await self._apply(outcome, weight)
 
@@ -232,7 +236,7 @@ class Member:
         newest = self._step_to_fetch()
         if newest is not None:
             self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
-            self._set_status("syncing")
+            self._announcer.set_status("syncing")
             begun = asyncio.get_running_loop().time()
             try:
                 self.step = await self._synchroniser.fetch(newest)
@@ -278,39 +282,9 @@ class Member:
                 return
             await asyncio.sleep(0.05)
 
-    # ---- what others see
-
     def _is_finished(self) -> bool:
         last = self._settings.stop_after_steps
         return last is not None and self.step >= last and not self._needs_state
-
-    def _set_status(self, status: Status) -> None:
-        if status != self._status:
-            self._node.events.emit("member.status", status=status, step=self.step)
-        self._status = status
-        self._publish()
-
-    def _publish(self) -> None:
-        report = self._port.report()
-        self._board.put(
-            Progress(
-                step=self.step,
-                samples=report.samples,
-                samples_per_second=report.rate,
-                status=self._status,
-                time=self._node.network.wall_time(),
-                client=not self._settings.aggregates,
-                vector_bytes=self._vector_bytes,
-            )
-        )
-
-    async def _publish_progress(self) -> None:
-        while True:
-            # In a large swarm no more often than the board's own beats, which these records take the place of.
-            period_s = max(PROGRESS_PERIOD_S, self._board.alive_count / BEATS_PER_SECOND)
-            await asyncio.sleep(period_s)
-            await self._port.changed.wait(timeout_s=4 * period_s)
-            self._publish()
 
 
 def _closed_by(error: Exception) -> ClosedError:

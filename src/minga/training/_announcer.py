@@ -1,0 +1,59 @@
+"""What a member tells the others about itself: its `Progress` on the board."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from minga.network._board import Board
+from minga.network._gossip import BEATS_PER_SECOND
+from minga.network._node import Node
+from minga.network._records import Progress, Status
+from minga.training._port import TrainerPort
+
+PROGRESS_PERIOD_S = 0.5
+"""Shortest time between two progress records of a peer, changes of its status aside."""
+
+
+class Announcer:
+    """Publishes the progress of one member; `step` tells at which step it is.
+
+    `client` and `vector_bytes` as in `Progress`.
+    """
+
+    def __init__(
+        self, board: Board, node: Node, port: TrainerPort, step: Callable[[], int], *, client: bool, vector_bytes: int
+    ) -> None:
+        self._board, self._node, self._port, self._step = board, node, port, step
+        self._client, self._vector_bytes = client, vector_bytes
+        self._status: Status = "syncing"
+
+    def set_status(self, status: Status) -> None:
+        """Say what the member does now."""
+        if status != self._status:
+            self._node.events.emit("member.status", status=status, step=self._step())
+        self._status = status
+        self._publish()
+
+    async def run(self) -> None:
+        """Publish what changes until cancelled."""
+        while True:
+            # In a large swarm no more often than the board's own beats, which these records take the place of.
+            period_s = max(PROGRESS_PERIOD_S, self._board.alive_count / BEATS_PER_SECOND)
+            await asyncio.sleep(period_s)
+            await self._port.changed.wait(timeout_s=4 * period_s)
+            self._publish()
+
+    def _publish(self) -> None:
+        report = self._port.report()
+        self._board.put(
+            Progress(
+                step=self._step(),
+                samples=report.samples,
+                samples_per_second=report.rate,
+                status=self._status,
+                time=self._node.network.wall_time(),
+                client=self._client,
+                vector_bytes=self._vector_bytes,
+            )
+        )
