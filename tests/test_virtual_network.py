@@ -113,6 +113,39 @@ async def test_latency_and_small_messages_next_to_a_large_one() -> None:
 
 
 @virtually
+async def test_a_small_message_does_not_wait_for_a_turn_of_every_transfer() -> None:
+    world = World()
+    hub = world.internet.host(HostSettings(1e6, 1e6))
+    others = [world.internet.host() for _ in range(30)]
+    busy = [await world.streams(other, hub) for other in others]
+    near, far = await world.streams(world.internet.host(), hub)
+    transfers = [asyncio.create_task(world.transfer_s(*pair, 200_000)) for pair in busy]
+    await asyncio.sleep(1.0)
+    assert await world.transfer_s(near, far, 100) < 0.1  # and not the 0.6 s of 30 quanta
+    await asyncio.gather(*transfers)
+
+
+@virtually
+async def test_many_trickles_do_not_keep_a_transfer_from_its_share() -> None:
+    world = World()
+    hub = world.internet.host(HostSettings(1e6, 1e6))
+    trickles = [await world.streams(world.internet.host(), hub) for _ in range(19)]
+
+    async def trickle(near: Stream, far: Stream) -> None:
+        reading = asyncio.create_task(far.read_into(memoryview(bytearray(300_000))))
+        for _ in range(300):  # 19 of them alone are twice as much as the link carries
+            await near.write(bytes(1000))
+            await asyncio.sleep(0.01)
+        await reading
+
+    near, far = await world.streams(world.internet.host(), hub)
+    others = [asyncio.create_task(trickle(*pair)) for pair in trickles]
+    await asyncio.sleep(0.5)
+    assert await world.transfer_s(near, far, 100_000) == pytest.approx(2.0, rel=0.25)
+    await asyncio.gather(*others)
+
+
+@virtually
 async def test_a_window_limits_what_is_under_way() -> None:
     world = World(window_bytes=1 << 20)
     a, b = (world.internet.host(HostSettings(latency_s=0.25)) for _ in range(2))

@@ -3,8 +3,10 @@
 Theory of operation. A link serves the pipes that have something to carry in turn, one quantum each, so that
 concurrent transfers share its rate evenly, and one that is limited elsewhere leaves its share to the others. A quantum
 is what the link carries in `QUANTUM_S`, within bounds: short enough for fairness, and long enough that the cost of a
-simulated second does not grow with the rate. Work is planned up to `AHEAD_S` in advance, which saves most timers of
-small messages; the moments of departure and arrival stay exact.
+simulated second does not grow with the rate. A pipe that had nothing to carry for a whole turn comes first when it has
+(as with fq_codel), or else small messages would wait for a quantum of every transfer, where packets are much shorter.
+Work is planned up to `AHEAD_S` in advance, which saves most timers of small messages; the moments of departure and
+arrival stay exact.
 """
 
 from __future__ import annotations
@@ -89,6 +91,7 @@ class Link:
         self._clock = clock
         self._frozen = False
         self._ready: deque[Carried] = deque()
+        self._fresh: deque[Carried] = deque()  # they come first, once
         self._queued: set[Carried] = set()
         self._busy_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -97,7 +100,7 @@ class Link:
         """`pipe` has something to carry."""
         if pipe not in self._queued:
             self._queued.add(pipe)
-            self._ready.append(pipe)
+            self._fresh.append(pipe)
         if self._timer is None:
             self._serve()
 
@@ -110,6 +113,7 @@ class Link:
     def clear(self) -> None:
         """Forget all that waits."""
         self._ready.clear()
+        self._fresh.clear()
         self._queued.clear()
 
     def _quantum_bytes(self) -> int:
@@ -119,19 +123,20 @@ class Link:
 
     def _serve(self) -> None:
         self._timer = None
-        while self._ready and not self._frozen:
+        while (self._fresh or self._ready) and not self._frozen:
             now = self._clock.now()
             start = max(now, self._busy_until)
             if start - now > AHEAD_S:
                 self._timer = self._clock.at(start, self._serve)
                 return
-            pipe = self._ready.popleft()
+            is_fresh = bool(self._fresh)
+            pipe = (self._fresh or self._ready).popleft()
             self._queued.discard(pipe)
             quantum = pipe.take(self, self._quantum_bytes())
             if quantum is None:
                 continue
             self._busy_until = start + (quantum.size / self.rate if self.rate is not None else 0.0)
-            if pipe.has_more(self) and pipe not in self._queued:
+            if (pipe.has_more(self) or (is_fresh and self._ready)) and pipe not in self._queued:
                 self._queued.add(pipe)
                 self._ready.append(pipe)
             pipe.forward(self, quantum, self._busy_until)

@@ -144,13 +144,7 @@ class Pipe:
     def take(self, link: Link, max_bytes: int) -> Quantum | None:
         """The next quantum for the uplink of the source or for the downlink of the target."""
         if link is self._target.host.down:
-            if not self._arrived:
-                return None
-            quantum = self._arrived.popleft()
-            if quantum.size > max_bytes:
-                quantum, rest = quantum.split(max_bytes)
-                self._arrived.appendleft(rest)
-            return quantum
+            return self._take_arrived(max_bytes) if self._arrived else None
         if (
             self.write_error is not None
             or self._end_sent
@@ -161,6 +155,16 @@ class Pipe:
         pieces, size = take_pieces(self._queue, room)
         self._end_sent = self.finished and not self._queue
         return Quantum(pieces, size, self._end_sent) if pieces or self._end_sent else None
+
+    def _take_arrived(self, max_bytes: int) -> Quantum:
+        taken = self._arrived.popleft()
+        while self._arrived and taken.size < max_bytes:  # several small ones together, or they would get less
+            following = self._arrived.popleft()
+            taken = Quantum(taken.pieces + following.pieces, taken.size + following.size, following.end)
+        if taken.size > max_bytes:
+            taken, rest = taken.split(max_bytes)
+            self._arrived.appendleft(rest)
+        return taken
 
     def forward(self, link: Link, quantum: Quantum, when: float) -> None:
         """Let a quantum go on: over the path, or to the reader."""
