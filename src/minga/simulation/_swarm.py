@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import torch
 
+from minga.averaging._desk import Divide
+from minga.averaging._planner import divide
 from minga.core._errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
 from minga.core._events import Event
 from minga.core._run_spec import RunSpec
@@ -147,7 +149,7 @@ class Swarm:
 
     `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model; the default minimises the
     distance of a small linear model to random targets. With `checkpoint_every` each peer keeps a copy of its state
-    at multiples of that many steps.
+    at multiples of that many steps. `divide` says who reduces what.
     """
 
     def __init__(
@@ -158,13 +160,14 @@ class Swarm:
         make_replica: Callable[[RunSpec], Replica] | None = None,
         gradient: Callable[[SimulatedPeer, int], None] | None = None,
         checkpoint_every: int | None = None,
+        divide: Divide = divide,
     ) -> None:
         self.spec, self.log, self.internet = spec, SwarmLog(), VirtualInternet(seed)
         self.peers: dict[str, SimulatedPeer] = {}
         """By name; a peer that was restarted takes the place of its former self."""
         self._make_replica = make_replica or small_replica
         self._gradient = gradient or pull_to_target
-        self._checkpoint_every = checkpoint_every
+        self._checkpoint_every, self._divide = checkpoint_every, divide
         self._tasks: list[asyncio.Task[None]] = []
         self._drivers: list[FaultDriver] = []
 
@@ -183,7 +186,7 @@ class Swarm:
             raise ConfigurationError("an auxiliary peer does not train")
         network = self.internet.host(host, name=name)
         role = "auxiliary" if auxiliary else "trainer" if network.settings.dialable else "client"
-        settings = SessionSettings(role=role, max_upload=max_upload)  # type: ignore[arg-type]
+        settings = SessionSettings(role=role, max_upload=max_upload, divide=self._divide)  # type: ignore[arg-type]
         return self._start(network, settings, None if auxiliary else trainer or TrainerSettings(), entries, None)
 
     def restart(self, name: str, *, entries: Sequence[Address] | None = None) -> SimulatedPeer:

@@ -18,11 +18,13 @@ import torch
 from blake3 import blake3
 
 from minga.averaging._all_reduce import AllReduce, RoundAbortedError
+from minga.averaging._desk import Divide
 from minga.averaging._exchange import as_bytes
 from minga.averaging._formation import GroupFormation
 from minga.averaging._gathering import OutOfSyncError
 from minga.averaging._group import GroupSettings
 from minga.averaging._messages import Plan
+from minga.averaging._planner import divide
 from minga.averaging._round import RoundOutcome
 from minga.core._errors import ClosedError, MingaError, RemoteError, RunFinishedError
 from minga.identity._keys import Identity
@@ -47,7 +49,7 @@ FAREWELL_S = 5.0
 @dataclass(frozen=True)
 class MemberSettings:
     """How one peer takes part: whether it can be dialled by all and so `aggregates` for them, and whether it `computes`
-    gradients; `overlapped` is the delayed strategy.
+    gradients; `overlapped` is the delayed strategy; `divide` says who reduces what in the groups that it leads.
     """
 
     target_batch_size: int
@@ -58,6 +60,7 @@ class MemberSettings:
     digest_every: int = 10
     average_parameters_every: int = 0
     stop_after_steps: int | None = None
+    divide: Divide = divide
 
 
 class Member:
@@ -95,7 +98,7 @@ class Member:
             wait_in_minority=settings.wait_in_minority,
             overlapped=settings.overlapped,
         )
-        self._formation = GroupFormation(node, identity, group, self.surveyor, port)
+        self._formation = GroupFormation(node, identity, group, self.surveyor, port, settings.divide)
         self._all_reduce = AllReduce(node)
         self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
         self._announcer = Announcer(

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from minga.averaging._desk import Divide
+from minga.averaging._planner import divide
 from minga.core._errors import ClosedError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core._events import EventBus
 from minga.core._run_spec import RunSpec
@@ -50,6 +52,7 @@ class SessionSettings:
 
     `max_upload` and `max_download` are kept to by everything that it sends and receives, and told to the plan; verified
     chunks of an unfinished state download are kept in `cache`. With `may_be_alone` it goes on where nobody answers.
+    `divide` says who reduces what in the groups that it leads.
     """
 
     role: Role = "trainer"
@@ -57,6 +60,7 @@ class SessionSettings:
     max_download: RateCap | None = None
     cache: Path | None = None
     may_be_alone: bool = False
+    divide: Divide = divide
 
 
 class Session:
@@ -129,6 +133,7 @@ class Session:
             digest_every=spec.state.digest_every,
             average_parameters_every=spec.averaging.average_parameters_every,
             stop_after_steps=spec.training.stop_after_steps,
+            divide=self.settings.divide,
         )
         member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica))
         member.on_finished = self.state_server.publish
