@@ -19,47 +19,41 @@ that nobody disturbed (over all if `rounds_quiet` is 0).
                        codec's bound
     memory_mib         resident memory of all peers at the end
 
-ok: all rounds correct, matchmaking_s at most 0.05 (median), and for 4 peers, 64 MiB and float32 allreduce_s at most
-1.46, which is what hivemind 1.1.12 takes on two cores.
+    against            with `--against`: for each rival how many times our time and CPU seconds it takes (`time_ratio`,
+                       `cpu_ratio`, of the medians), and its own figures. Our rounds and runs of the rivals take turns
+                       on the same machine; while they run, our peers idle
+
+ok: all rounds correct, matchmaking_s at most 0.05 (median), and for 4 peers, 64 MiB and float32: hivemind takes at
+least 3.5 times our time and 3 times our CPU, gloo (no encryption) at least a quarter of our time; without `--against`,
+allreduce_s at most 0.45, which is 1 / 3.5 of what hivemind 1.1.12 takes on two undisturbed cores.
 """
 
 from __future__ import annotations
 
-import asyncio
-import cProfile
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import blake3
 import numpy as np
-import torch
 
-from benchmarks import _machine
+from benchmarks import _against, _machine
+from benchmarks._against import undisturbed
+from benchmarks._allreduce_peer import vector_of
 from benchmarks._processes import Worker, Workers
 from benchmarks._report import emit, finish, parser, spread
-from benchmarks._worker import Channel
-from minga.averaging._all_reduce import AllReduce
-from minga.averaging._formation import GroupFormation
-from minga.averaging._group import GroupSettings
-from minga.averaging._layout import VectorLayout
-from minga.averaging._messages import Report
-from minga.core._signal import Signal
-from minga.identity._keys import Identity
-from minga.network._interface import Address, PeerId
-from minga.network._iroh import IrohNetwork
-from minga.network._iroh_settings import NetworkSettings
-from minga.network._records import Progress
-from minga.training._session import Session, SessionSettings
-from minga.training._surveyor import BoardSurveyor
 
-RUN_ID = "0" * 64
-SAMPLES = 1000
 RMS_BOUND = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1e-2, "int8": 2e-2}
 """Largest rms_err / rms_mean of a correct round."""
 MATCHMAKING_LIMIT_S = 0.05
-ALLREDUCE_LIMIT_S = 1.46
+ALLREDUCE_LIMIT_S = 0.45
+AGAINST_LIMITS: dict[str, dict[str, float]] = {
+    "hivemind": {"time_ratio": 3.5, "cpu_ratio": 3.0},
+    "gloo": {"time_ratio": 0.25},
+}
+TURNS = 3
+"""How often we and the rivals take turns."""
 FIGURES = (
     "matchmaking_s",
     "allreduce_s",
@@ -69,137 +63,6 @@ FIGURES = (
     "others_share",
     "wire_mib",
 )
-
-
-# ---- a peer
-
-
-class FixedContributor:
-    """A trainer that has nothing to do: its samples and its vector are there from the start."""
-
-    def __init__(self, vector: torch.Tensor) -> None:
-        self.changed = Signal()
-        self._vector, self._parked = vector, False
-
-    def report(self) -> Report:
-        """See `Contributor`."""
-        return Report(SAMPLES, 1000.0, parked=self._parked)
-
-    def park(self) -> None:
-        """See `Contributor`."""
-        self._parked = True
-        self.changed.fire()
-
-    def resume(self) -> None:
-        """See `Contributor`."""
-        self._parked = False
-        self.changed.fire()
-
-    def rest(self, *, resting: bool) -> None:
-        """See `Contributor`: there is nothing to leave off."""
-
-    async def seal(self) -> tuple[torch.Tensor | None, int]:
-        """See `Contributor`."""
-        return self._vector, SAMPLES
-
-
-class AveragingPeer:
-    """Session, board, group formation and all-reduce of one peer, as `Member` has them."""
-
-    def __init__(self, session: Session, identity: Identity, vector: torch.Tensor, settings: dict[str, Any]) -> None:
-        self.session, self.step = session, 0
-        self.layout = layout = VectorLayout((vector.numel(),), settings["codec"])
-        self.vector, self.result = vector, torch.zeros_like(vector)
-        self.contributor = FixedContributor(vector)
-        encoded_bytes = layout.encoded_bytes(0, vector.numel())
-        group = GroupSettings(settings["peers"] * SAMPLES, layout.fingerprint, vector.numel(), encoded_bytes, True)
-        surveyor = BoardSurveyor(session.board, session.node)
-        self.formation = GroupFormation(session.node, identity, group, surveyor, self.contributor)
-        self.all_reduce = AllReduce(session.node)
-
-    def publish(self) -> None:
-        """Tell the others at which step this peer is."""
-        progress = Progress(self.step, SAMPLES, 1000.0, "training", self.session.node.network.wall_time())
-        self.session.board.put(progress)
-
-    async def round(self, channel: Channel, receive: Any, profile: cProfile.Profile | None) -> None:
-        """One group and its all-reduce; the second begins when told to."""
-        plan = await self.formation.form(self.step)
-        channel.send(planned_s=time.monotonic(), members=len(plan.members))
-        await receive()
-        local, weight = await self.contributor.seal()
-        if profile is not None:
-            profile.enable()
-        outcome = await self.all_reduce.reduce(plan, self.layout, local, weight, self.result)
-        done_s = time.monotonic()
-        if profile is not None:
-            profile.disable()
-        self.contributor.resume()
-        channel.send(done_s=done_s, lost=len(outcome.lost))
-        self.step += 1
-
-
-def peer(channel: Channel, settings: dict[str, Any]) -> None:
-    """The process of one peer."""
-    torch.set_num_threads(1)
-    asyncio.run(_peer(channel, settings))
-
-
-async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
-    loop = asyncio.get_running_loop()
-
-    async def receive() -> dict[str, Any]:
-        return await loop.run_in_executor(None, channel.receive)
-
-    identity = Identity.ephemeral()
-    entries = [Address(PeerId(e[0]), tuple(e[1])) for e in settings["entries"]]
-    network = await IrohNetwork.open(identity.seed, NetworkSettings(host="127.0.0.1"))
-    session = Session(network, identity, RUN_ID, SessionSettings(), entries)
-    await session.start()
-    vector = torch.from_numpy(vector_of(settings["seed"], settings["index"], settings["numel"]))
-    me = AveragingPeer(session, identity, vector, settings)
-    channel.send(address=[session.peer_id, network.address.direct])
-    profile = cProfile.Profile(time.thread_time) if settings["profile"] else None
-    while (command := await receive())["do"] != "exit":
-        if command["do"] == "settle":
-            me.publish()
-            while len(me.formation._surveyor.at(me.step)) < settings["peers"] - 1:
-                await asyncio.sleep(0.01)
-            channel.send(settled=True)
-        elif command["do"] == "round":
-            await me.round(channel, receive, profile)
-        elif command["do"] == "check":
-            channel.send(**compare(me.result, Path(command["mean"])))
-    if profile is not None:
-        profile.dump_stats(Path(settings["profile"]) / f"peer-{settings['index']}.prof")
-    await session.close()
-
-
-def vector_of(seed: int, index: int, numel: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The vector that a peer contributes: independent standard normal numbers."""
-    return np.random.Generator(np.random.SFC64([seed, index])).standard_normal(numel, dtype=np.float32)
-
-
-def compare(result: torch.Tensor, mean_file: Path) -> dict[str, Any]:
-    """How far a result is from the true mean in a file of float32, and its digest."""
-    mean = np.memmap(mean_file, np.float32, "r")
-    largest = squares = mean_squares = 0.0
-    values = result.numpy()
-    for start in range(0, values.size, 1 << 20):
-        true = mean[start : start + (1 << 20)].astype(np.float64)
-        error = values[start : start + (1 << 20)] - true
-        largest = max(largest, float(np.abs(error).max()))
-        squares += float(error @ error)
-        mean_squares += float(true @ true)
-    return {
-        "max_err": largest,
-        "rms_err": (squares / values.size) ** 0.5,
-        "rms_mean": (mean_squares / values.size) ** 0.5,
-        "digest": blake3.blake3(values.data.cast("B")).hexdigest(),
-    }
-
-
-# ---- the coordinator
 
 
 def measure_round(workers: Workers, mean_file: Path, arguments: Any) -> dict[str, Any]:
@@ -233,15 +96,16 @@ def measure_round(workers: Workers, mean_file: Path, arguments: Any) -> dict[str
     }
 
 
-def summarise(rows: list[dict[str, Any]], arguments: Any, memory_bytes: int) -> int:
+def summarise(rows: list[dict[str, Any]], arguments: Any, memory_bytes: int, rivals: list[_against.Rival]) -> int:
     """Print the summary; returns the exit status."""
-    quiet = [row for row in rows if row["others_share"] <= _machine.QUIET_SHARE]
-    judged = quiet or rows
+    judged = undisturbed(rows)
     correct = sum(row["correct"] for row in rows)
+    against = {rival.name: _against.compare(rival, rows) for rival in rivals}
     ok = correct == len(rows)
     ok = ok and statistics.median(row["matchmaking_s"] for row in judged) <= MATCHMAKING_LIMIT_S
-    if (arguments.peers, arguments.mib, arguments.codec) == (4, 64, "float32"):
-        ok = ok and statistics.median(row["allreduce_s"] for row in judged) <= ALLREDUCE_LIMIT_S
+    if (arguments.peers, arguments.mib, arguments.codec) == (4, 64, "float32") and not arguments.upload_mbit:
+        ok = ok and all(is_fast_enough(name, ratios) for name, ratios in against.items())
+        ok = ok and (bool(against) or statistics.median(row["allreduce_s"] for row in judged) <= ALLREDUCE_LIMIT_S)
     return finish(
         "allreduce",
         ok,
@@ -249,16 +113,25 @@ def summarise(rows: list[dict[str, Any]], arguments: Any, memory_bytes: int) -> 
         peers=arguments.peers,
         mib=arguments.mib,
         codec=arguments.codec,
+        tcp=not arguments.no_tcp,
         rounds=len(rows),
         rounds_correct=correct,
-        rounds_quiet=len(quiet),
+        rounds_quiet=sum(row["others_share"] <= _machine.QUIET_SHARE for row in rows),
         **{name: spread(row[name] for row in judged) for name in FIGURES},
         **{name: max(row[name] for row in rows) for name in ("max_err", "rms_err", "rms_mean")},
         memory_mib=round(memory_bytes / 2**20),
+        **({"against": against} if against else {}),
     )
 
 
-def main() -> int:
+def is_fast_enough(name: str, ratios: dict[str, Any]) -> bool:
+    """Whether a rival takes as many times our time and CPU seconds as it should."""
+    limits = AGAINST_LIMITS[name]
+    return all(ratios[ratio] is not None and ratios[ratio] >= least for ratio, least in limits.items())
+
+
+def arguments_of() -> Any:
+    """What the command line asks for."""
     options = parser(__doc__)
     options.add_argument("--peers", type=int, default=4)
     options.add_argument("--mib", type=int, default=64, help="size of the float32 vector in MiB")
@@ -267,37 +140,59 @@ def main() -> int:
     options.add_argument("--warmup", type=int, default=1, help="rounds before, which do not count")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--quiet-wait", type=float, default=3.0, help="seconds to wait for others to leave the CPU")
+    options.add_argument("--upload-mbit", type=float, default=0, help="what each peer may send in Mbit/s; 0: no cap")
+    options.add_argument("--no-tcp", action="store_true", help="all streams over iroh")
+    options.add_argument("--against", default="", help="comma-separated: hivemind, gloo")
+    options.add_argument("--against-python", default=sys.executable, help="an interpreter that has what they need")
+    options.add_argument("--against-scripts", default=str(_against.DEFAULT_FOLDER), help="the folder of their scripts")
     options.add_argument(
         "--profile", type=str, default="", help="folder for a profile (cProfile, CPU seconds) of each peer"
     )
-    arguments = options.parse_args()
+    return options.parse_args()
+
+
+def start_peers(workers: Workers, arguments: Any) -> Path:
+    """Start the peers; returns a file with the true mean of their vectors."""
     numel = arguments.mib * (1 << 18)
-    shared = {name: getattr(arguments, name) for name in ("peers", "codec", "seed", "profile")} | {"numel": numel}
+    names = ("peers", "codec", "seed", "profile", "upload_mbit", "no_tcp")
+    shared = {name: getattr(arguments, name) for name in names} | {"numel": numel}
     if arguments.profile:
         Path(arguments.profile).mkdir(parents=True, exist_ok=True)
+    mean_file = workers.directory / "mean.float32"
+    total = np.zeros(numel)
+    for index in range(arguments.peers):
+        total += vector_of(arguments.seed, index, numel)
+    (total / arguments.peers).astype(np.float32).tofile(mean_file)
+    entries: list[Any] = []
+
+    def start(index: int) -> Worker:
+        settings = {**shared, "index": index, "entries": entries}
+        return workers.start(f"peer-{index}", "benchmarks._allreduce_peer:peer", settings)
+
+    entries.append(start(0).receive(60)["address"])
+    workers.gather(90, [start(index) for index in range(1, arguments.peers)])
+    return mean_file
+
+
+def main() -> int:
+    arguments = arguments_of()
+    rivals = _against.rivals(arguments)
+    turns = min(TURNS, arguments.rounds) if rivals else 1
     with Workers() as workers:
-        mean_file = workers.directory / "mean.float32"
-        total = np.zeros(numel)
-        for index in range(arguments.peers):
-            total += vector_of(arguments.seed, index, numel)
-        (total / arguments.peers).astype(np.float32).tofile(mean_file)
-        del total
-        entries: list[Any] = []
-
-        def start(index: int) -> Worker:
-            settings = {**shared, "index": index, "entries": entries}
-            return workers.start(f"peer-{index}", "benchmarks.allreduce:peer", settings)
-
-        entries.append(start(0).receive(60)["address"])
-        workers.gather(90, [start(index) for index in range(1, arguments.peers)])
-        rows = []
-        for number in range(arguments.warmup + arguments.rounds):
-            row = measure_round(workers, mean_file, arguments)
-            emit(round=number, warmup=number < arguments.warmup, **row)
-            if number >= arguments.warmup:
-                rows.append(row)
+        mean_file = start_peers(workers, arguments)
+        rows: list[dict[str, Any]] = []
+        for number in range(arguments.warmup):
+            emit(round=number, warmup=True, **measure_round(workers, mean_file, arguments))
+        for turn in range(turns):
+            rounds = arguments.rounds * (turn + 1) // turns - len(rows)
+            for _ in range(rounds):
+                rows.append(measure_round(workers, mean_file, arguments))
+                emit(round=arguments.warmup + len(rows) - 1, warmup=False, **rows[-1])
+            for rival in rivals:
+                for row in rival.run(arguments, rounds):
+                    emit(against=rival.name, turn=turn, **row)
         memory = sum(_machine.memory_bytes(worker.pid) for worker in workers.all)
-    return summarise(rows, arguments, memory)
+    return summarise(rows, arguments, memory, rivals)
 
 
 if __name__ == "__main__":

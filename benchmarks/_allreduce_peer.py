@@ -1,0 +1,158 @@
+"""One peer of `benchmarks.allreduce`: everything that averages for training, without a trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import time
+from pathlib import Path
+from typing import Any
+
+import blake3
+import numpy as np
+import torch
+
+from benchmarks._worker import Channel
+from minga.averaging._all_reduce import AllReduce
+from minga.averaging._formation import GroupFormation
+from minga.averaging._group import GroupSettings
+from minga.averaging._layout import VectorLayout
+from minga.averaging._messages import Report
+from minga.core._schedule import RateCap
+from minga.core._signal import Signal
+from minga.identity._keys import Identity
+from minga.network._interface import Address, PeerId
+from minga.network._iroh import IrohNetwork
+from minga.network._iroh_settings import NetworkSettings
+from minga.network._records import Progress
+from minga.training._session import Session, SessionSettings
+from minga.training._surveyor import BoardSurveyor
+
+RUN_ID = "0" * 64
+SAMPLES = 1000
+
+
+class FixedContributor:
+    """A trainer that has nothing to do: its samples and its vector are there from the start."""
+
+    def __init__(self, vector: torch.Tensor) -> None:
+        self.changed = Signal()
+        self._vector, self._parked = vector, False
+
+    def report(self) -> Report:
+        """See `Contributor`."""
+        return Report(SAMPLES, 1000.0, parked=self._parked)
+
+    def park(self) -> None:
+        """See `Contributor`."""
+        self._parked = True
+        self.changed.fire()
+
+    def resume(self) -> None:
+        """See `Contributor`."""
+        self._parked = False
+        self.changed.fire()
+
+    def rest(self, *, resting: bool) -> None:
+        """See `Contributor`: there is nothing to leave off."""
+
+    async def seal(self) -> tuple[torch.Tensor | None, int]:
+        """See `Contributor`."""
+        return self._vector, SAMPLES
+
+
+class AveragingPeer:
+    """Session, board, group formation and all-reduce of one peer, as `Member` has them."""
+
+    def __init__(self, session: Session, identity: Identity, vector: torch.Tensor, settings: dict[str, Any]) -> None:
+        self.session, self.step = session, 0
+        self.layout = layout = VectorLayout((vector.numel(),), settings["codec"])
+        self.vector, self.result = vector, torch.zeros_like(vector)
+        self.contributor = FixedContributor(vector)
+        encoded_bytes = layout.encoded_bytes(0, vector.numel())
+        group = GroupSettings(settings["peers"] * SAMPLES, layout.fingerprint, vector.numel(), encoded_bytes, True)
+        surveyor = BoardSurveyor(session.board, session.node)
+        self.formation = GroupFormation(session.node, identity, group, surveyor, self.contributor)
+        self.all_reduce = AllReduce(session.node)
+
+    def publish(self) -> None:
+        """Tell the others at which step this peer is."""
+        progress = Progress(self.step, SAMPLES, 1000.0, "training", self.session.node.network.wall_time())
+        self.session.board.put(progress)
+
+    async def round(self, channel: Channel, receive: Any, profile: cProfile.Profile | None) -> None:
+        """One group and its all-reduce; the second begins when told to."""
+        plan = await self.formation.form(self.step)
+        channel.send(planned_s=time.monotonic(), members=len(plan.members))
+        await receive()
+        local, weight = await self.contributor.seal()
+        if profile is not None:
+            profile.enable()
+        outcome = await self.all_reduce.reduce(plan, self.layout, local, weight, self.result)
+        done_s = time.monotonic()
+        if profile is not None:
+            profile.disable()
+        self.contributor.resume()
+        channel.send(done_s=done_s, lost=len(outcome.lost))
+        self.step += 1
+
+
+def peer(channel: Channel, settings: dict[str, Any]) -> None:
+    """The process of one peer."""
+    torch.set_num_threads(1)
+    asyncio.run(_peer(channel, settings))
+
+
+async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def receive() -> dict[str, Any]:
+        return await loop.run_in_executor(None, channel.receive)
+
+    identity = Identity.ephemeral()
+    entries = [Address(PeerId(e[0]), tuple(e[1])) for e in settings["entries"]]
+    network = await IrohNetwork.open(identity.seed, NetworkSettings(host="127.0.0.1", tcp=not settings["no_tcp"]))
+    upload = RateCap(settings["upload_mbit"] * 1e6 / 8) if settings["upload_mbit"] else None
+    session = Session(network, identity, RUN_ID, SessionSettings(max_upload=upload), entries)
+    await session.start()
+    vector = torch.from_numpy(vector_of(settings["seed"], settings["index"], settings["numel"]))
+    me = AveragingPeer(session, identity, vector, settings)
+    channel.send(address=[session.peer_id, network.address.direct])
+    profile = cProfile.Profile(time.thread_time) if settings["profile"] else None
+    while (command := await receive())["do"] != "exit":
+        if command["do"] == "settle":
+            me.publish()
+            while len(me.formation._surveyor.at(me.step)) < settings["peers"] - 1:
+                await asyncio.sleep(0.01)
+            channel.send(settled=True)
+        elif command["do"] == "round":
+            await me.round(channel, receive, profile)
+        elif command["do"] == "check":
+            channel.send(**compare(me.result, Path(command["mean"])))
+    if profile is not None:
+        profile.dump_stats(Path(settings["profile"]) / f"peer-{settings['index']}.prof")
+    await session.close()
+
+
+def vector_of(seed: int, index: int, numel: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The vector that a peer contributes: independent standard normal numbers."""
+    return np.random.Generator(np.random.SFC64([seed, index])).standard_normal(numel, dtype=np.float32)
+
+
+def compare(result: torch.Tensor, mean_file: Path) -> dict[str, Any]:
+    """How far a result is from the true mean in a file of float32, and its digest."""
+    mean = np.memmap(mean_file, np.float32, "r")
+    largest = squares = mean_squares = 0.0
+    values = result.numpy()
+    for start in range(0, values.size, 1 << 20):
+        true = mean[start : start + (1 << 20)].astype(np.float64)
+        error = values[start : start + (1 << 20)] - true
+        largest = max(largest, float(np.abs(error).max()))
+        squares += float(error @ error)
+        mean_squares += float(true @ true)
+    return {
+        "max_err": largest,
+        "rms_err": (squares / values.size) ** 0.5,
+        "rms_mean": (mean_squares / values.size) ** 0.5,
+        "digest": blake3.blake3(values.data.cast("B")).hexdigest(),
+    }
