@@ -3,7 +3,8 @@
 What is known of the peers moves all the time by a little. A division stays good until the group has other members, or
 a rate differs by more than `MOVED` from what it was made of; only then a new one is solved, on another thread and as
 a rule while the step is still under way. Who should rest takes longer to find out and changes less often: it is asked
-every `RESTING_PERIOD_S`, and counts for the group that it was asked for.
+every `RESTING_PERIOD_S`, about all who could compute, and counts for the group that it was asked for. A leader that has
+not asked yet leaves it as the last plan of the same group had it, so that nobody rests and works by turns.
 
 A member knows from the board much of what its leader knew. It refuses a plan by which a round would take more than
 `UNFAIR_FACTOR` times as long as with equal parts, as far as it can see: no honest leader can be so wrong.
@@ -12,7 +13,7 @@ A member knows from the board much of what its leader knew. It refuses a plan by
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +34,7 @@ MOVED: Final = 0.1
 RESTING_PERIOD_S: Final = 120.0
 REGROUPED_S: Final = 10.0
 """Seconds after which that is asked anew for a group that has other members."""
-RESTING_LIMIT_S: Final = 5.0
+RESTING_LIMIT_S: Final = 1.0
 """Seconds that the solver may take for it."""
 UNFAIR: Final = "unfair"
 UNFAIR_FACTOR: Final = 4.0
@@ -53,6 +54,14 @@ class _Solved:
     division: Division
 
 
+@dataclass(frozen=True)
+class _Resting:
+    """Who rests in the group `order`."""
+
+    order: tuple[PeerId, ...] = ()
+    peers: frozenset[PeerId] = frozenset()
+
+
 class PlanDesk:
     """Makes and checks the plans of one peer."""
 
@@ -60,8 +69,8 @@ class PlanDesk:
         self._node, self._settings, self._surveyor, self._divide = node, settings, surveyor, divide
         self._work = Work(settings.encoded_bytes, settings.target_batch_size, settings.overlapped)
         self._solved: _Solved | None = None
-        self._rest_order: tuple[PeerId, ...] = ()
-        self._resting: frozenset[PeerId] = frozenset()
+        self._asked = _Resting()
+        self._agreed = _Resting()
         self._rested_s = float("-inf")
         self._plans = 0
 
@@ -77,7 +86,7 @@ class PlanDesk:
         now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
         name = f"{run_id}\n{step}\n{self._plans}\n{now}\n" + "\n".join(order)
         needs = PlanNeeds(step, self._settings.numel, self._settings.encoded_bytes)
-        rests = self._resting if set(order) == set(self._rest_order) else frozenset()
+        rests = next((r.peers for r in (self._asked, self._agreed) if r.order == solved.order), frozenset())
         members = [member_of(seats[peer].join) for peer in order]
         return make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
 
@@ -85,10 +94,16 @@ class PlanDesk:
         """Have what `plan` needs at hand for those who have seats now."""
         solved = await self._solve(seats)
         age_s = asyncio.get_running_loop().time() - self._rested_s
-        if age_s > RESTING_PERIOD_S or (solved.order != self._rest_order and age_s > REGROUPED_S):
+        if age_s > RESTING_PERIOD_S or (solved.order != self._asked.order and age_s > REGROUPED_S):
             self._rested_s = asyncio.get_running_loop().time()
-            rests = await asyncio.get_running_loop().run_in_executor(None, self._who_rests, solved.rates)
-            self._rest_order, self._resting = solved.order, frozenset(solved.order[index] for index in rests)
+            rates = self._rates(solved.order, seats, able=True)
+            rests = await asyncio.get_running_loop().run_in_executor(None, self._who_rests, rates)
+            self._asked = _Resting(solved.order, frozenset(solved.order[index] for index in rests))
+
+    def remember(self, plan: Plan) -> None:
+        """Take note of a plan that was agreed on, as a leader or as a member."""
+        ids = [member.peer_id for member in plan.members]
+        self._agreed = _Resting(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
 
     def _who_rests(self, rates: SwarmRates) -> tuple[int, ...]:
         known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
@@ -96,13 +111,17 @@ class PlanDesk:
 
     async def _solve(self, seats: Mapping[PeerId, Seat]) -> _Solved:
         order = tuple(sorted(seats))
-        rates = swarm_rates(order, [_claim(seats[peer]) for peer in order], self._surveyor.links())
+        rates = self._rates(order, seats)
         solved = self._solved
         if solved is None or solved.order != order or _has_moved(solved.rates, rates):
             loop, vector_bytes = asyncio.get_running_loop(), self._work.vector_bytes
             division = await loop.run_in_executor(None, self._divide, rates, vector_bytes)
             solved = self._solved = _Solved(order, rates, division)
         return solved
+
+    def _rates(self, order: Sequence[PeerId], seats: Mapping[PeerId, Seat], *, able: bool = False) -> SwarmRates:
+        claims = [_claim(seats[peer], able=able) for peer in order]
+        return swarm_rates(order, claims, self._surveyor.links())
 
     # ---- the member
 
@@ -129,13 +148,15 @@ class PlanDesk:
             raise RejectedError(why, code=UNFAIR, peer=order[0], round=plan.step, phase="group")
 
 
-def _claim(seat: Seat) -> Claim:
+def _claim(seat: Seat, *, able: bool) -> Claim:
+    """What a member says of itself. It sends what it accumulates, or if only that counts, what it is `able` to."""
     join, report = seat.join, seat.report
+    computes = bool(report.samples or report.micro_batch or (able and report.rate))
     return Claim(
         upload=join.upload,
         download=join.download,
         samples_per_second=report.rate,
-        sends=join.computes and bool(report.samples or report.micro_batch),
+        sends=join.computes and computes,
         aggregates=join.aggregates,
     )
 

@@ -80,6 +80,7 @@ class GroupFormation:
         self._changed = Signal()
         self._merge_into: Address | None = None
         self._tardy: set[PeerId] = set()
+        self._resting = False
         self._desk = PlanDesk(node, settings, surveyor, divide)
         self._permission = Permission(node, surveyor, wait_in_minority=settings.wait_in_minority)
         node.serve(JOIN, self._serve_join)
@@ -138,8 +139,9 @@ class GroupFormation:
                     self._contributor.resume()
                     continue
                 if isinstance(outcome, Plan):
+                    self._desk.remember(outcome)
                     me = [member.peer_id for member in outcome.members].index(self._node.peer_id)
-                    self._contributor.rest(resting=me in outcome.resting)
+                    self._rest(resting=me in outcome.resting)
                     self.view = tuple(member.peer_id for member in outcome.members)
                     self._viewed_s = self._now()
                     self._clients = {member.peer_id for member in outcome.members if not member.aggregates}
@@ -271,7 +273,13 @@ class GroupFormation:
             await asyncio.sleep(PREPARE_PERIOD_S)
             await self._desk.prepare(gathering.everyone())
             if not any(seat.report.micro_batch for seat in gathering.seats.values()):
-                self._contributor.rest(resting=False)  # nobody else computes: those for whom it rested are gone
+                self._rest(resting=False)  # nobody else computes: those for whom it rested are gone
+
+    def _rest(self, *, resting: bool) -> None:
+        self._contributor.rest(resting=resting)
+        if resting != self._resting:
+            self._resting = resting
+            self._node.events.emit("plan.resting", step=self._step, resting=resting)
 
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
