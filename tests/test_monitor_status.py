@@ -14,6 +14,8 @@ from rich.console import Console, RenderableType
 from minga.cli._join import OwnPart
 from minga.cli._views import (
     MAX_ROWS,
+    RESTED,
+    RESTING,
     PlainTrouble,
     headline,
     organiser_lines,
@@ -161,16 +163,21 @@ def drawn(view: RenderableType) -> str:
     return capture.get()
 
 
+def watched(swarm: Swarm, *, age_s: float = 0.0) -> tuple[EventBus, Watcher]:
+    """The events of a peer, which happen `age_s` ago, and who watches it."""
+    now = asyncio.get_running_loop().time()
+    events = EventBus(lambda: now - age_s)
+    swarm.node.network = cast(Any, SimpleNamespace(wall_time=lambda: 1.7e9))
+    session = SimpleNamespace(board=swarm.board, node=swarm.node)
+    spec = RunSpec.from_mapping({"name": "x"})
+    peer = SimpleNamespace(session=session, spec=spec, subscribe=events.subscribe, on_loop=lambda read: read())
+    return events, Watcher(cast(Peer, peer), History(None))
+
+
 @pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind in MEANINGS for field in ("why", "reason")])
 def test_trouble_is_seen_in_every_display(kind: str, field: str) -> None:
     def check(swarm: Swarm) -> None:
-        now = asyncio.get_running_loop().time()
-        events = EventBus(lambda: now - 90.0)
-        swarm.node.network = cast(Any, SimpleNamespace(wall_time=lambda: 1.7e9))
-        session = SimpleNamespace(board=swarm.board, node=swarm.node)
-        spec = RunSpec.from_mapping({"name": "x"})
-        peer = SimpleNamespace(session=session, spec=spec, subscribe=events.subscribe, on_loop=lambda read: read())
-        watcher = Watcher(cast(Peer, peer), History(None))
+        events, watcher = watched(swarm, age_s=90.0)
         events.emit("round.reduced", seconds=1.0)
         assert watcher.look().trouble is None
         events.emit(kind, step=7, **{field: "the disk [b] is\x1b[2J full"})
@@ -184,6 +191,26 @@ def test_trouble_is_seen_in_every_display(kind: str, field: str) -> None:
         events.emit(kind, why="x" * 9000)
         assert next(plain.lines(watcher.look())).count("x" * MAX_REASON_LETTERS) == 1, "reasons are cut"
         assert json.loads(json.dumps(status.to_json()))["trouble"]["kind"] == kind
+
+    in_loop(check)
+
+
+def test_who_rests_sees_why_in_every_display() -> None:
+    def check(swarm: Swarm) -> None:
+        events, watcher = watched(swarm)
+        plain = PlainTrouble()
+        assert "resting" not in drawn(volunteer_view(own_part(watcher.look(), {})))
+        assert not list(plain.lines(watcher.look()))
+        events.emit("plan.resting", step=3, resting=True)
+        status = watcher.look()
+        for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
+            assert RESTING in drawn(view)
+        assert list(plain.lines(status)) == [RESTING]
+        assert not list(plain.lines(status)), "it is said once"
+        assert json.loads(json.dumps(status.to_json()))["resting"] is True
+        events.emit("plan.resting", step=9, resting=False)
+        assert list(plain.lines(watcher.look())) == [RESTED]
+        assert "resting" not in drawn(organiser_view(watcher.look(), {}))
 
     in_loop(check)
 

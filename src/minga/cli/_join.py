@@ -196,7 +196,7 @@ class _Joining:
                 paths=paths,
                 sync_done=self._sync[0],
                 sync_total=self._sync[1],
-                phase=self._phase,
+                phase="resting" if status.resting and self._phase == "training" else self._phase,
                 figures=self.held_out.latest if self.held_out else {},
             )
 

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from minga.monitor._plan_status import PlanStatus
     from minga.monitor._status import PeerStatus, RunStatus
 
+RESTING = (
+    "resting: your upload would cost the others more time than your samples save; nothing to do, "
+    "you are asked again every few minutes"
+)
+RESTED = "no longer resting: this machine computes again"
 MAX_ROWS = 30
 MAX_SHARES = 6
 
@@ -104,23 +109,27 @@ def volunteer_lines(part: OwnPart) -> Iterator[str]:
 
 
 class PlainTrouble:
-    """The trouble of this peer where there is no terminal: each is said once."""
+    """The trouble of this peer, and whether it rests, where there is no terminal: each is said once."""
 
     def __init__(self) -> None:
-        self._said = 0
+        self._said, self._resting = 0, False
 
     def lines(self, status: RunStatus) -> Iterator[str]:
-        """The newest trouble if it was not said yet."""
+        """What was not said yet."""
+        if status.resting != self._resting:
+            self._resting = status.resting
+            yield RESTING if status.resting else RESTED
         if status.trouble is not None and status.trouble.number > self._said:
             self._said = status.trouble.number
             yield f"trouble: {escape(status.trouble.text)}"
 
 
 def _trouble(status: RunStatus) -> list[Text]:
-    if status.trouble is None:
-        return []
-    age = format_duration(status.trouble.age_s)
-    return [Text(f"trouble {age} ago: {status.trouble.text}", style="yellow")]
+    lines = [Text(RESTING)] if status.resting else []
+    if status.trouble is not None:
+        age = format_duration(status.trouble.age_s)
+        lines.append(Text(f"trouble {age} ago: {status.trouble.text}", style="yellow"))
+    return lines
 
 
 def _own(part: OwnPart) -> str:

@@ -45,7 +45,7 @@ class RunStatus:
     `members` take part in rounds (trainers, clients and auxiliaries that are in sync); `averages` says whether at
     least two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of
     the same step. `trouble` is what went wrong last at the peer that looks. `plan` is None while fewer than two take
-    part.
+    part. `resting`: the peer that looks was asked not to compute for now.
     """
 
     name: str
@@ -63,6 +63,7 @@ class RunStatus:
     peers: tuple[PeerStatus, ...]
     trouble: Trouble | None = None
     plan: PlanStatus | None = None
+    resting: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values, digits of floats cut to what is meant."""

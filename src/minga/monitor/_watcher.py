@@ -28,6 +28,7 @@ class Watcher:
         self._peer, self._losses = peer, LossMeter(from_start=from_start)
         self._members: set[PeerId] = set()
         self._lost: set[str] = set()
+        self._resting = False
         self._trouble, self._plan = LastTrouble(), PlanWatch()
         peer.subscribe(self._on_event)
         peer.subscribe(self._trouble.on_event)
@@ -42,13 +43,16 @@ class Watcher:
     def _on_event(self, event: Event) -> None:
         if event.kind == "member.lost":
             self._lost.add(str(event.fields["peer"]))
+        elif event.kind == "plan.resting":
+            self._resting = bool(event.fields["resting"])
 
     def _read(self) -> tuple[LiveRates, float, RunStatus, set[PeerId], dict[str, object] | None]:
         session = self._peer.session
         records = {item.owner: item.payload for item in session.board.items(Metrics)}
         sample = self._losses.update(records)
         status = read_status(session.board, session.node, self._peer.spec, self._losses)
-        status = replace(status, trouble=self._trouble.at(asyncio.get_running_loop().time()))
+        trouble = self._trouble.at(asyncio.get_running_loop().time())
+        status = replace(status, trouble=trouble, resting=self._resting)
         members = {item.owner for item in session.board.items(Progress)}
         fields: dict[str, object] | None = None
         if sample is not None:
