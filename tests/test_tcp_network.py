@@ -148,6 +148,36 @@ def test_one_that_drops_a_finished_stream_does_not_break_the_next() -> None:
     run(main)
 
 
+def test_a_connection_with_a_cancelled_operation_is_not_used_again() -> None:
+    """Where in the stream the other side stands is unknown then, even if what comes next looks like the end."""
+
+    async def cancel(operation: Any) -> None:
+        task = asyncio.ensure_future(operation)
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.wait({task})
+
+    async def main() -> None:
+        async with joined() as pair:
+            near, far = await exchange(pair.outgoing, pair.incoming)
+            far._channel.put(b"\0\0\0\x14" + bytes(10))  # type: ignore[attr-defined]
+            await cancel(near.read_into(memoryview(bytearray(20))))
+            await near.finish()
+            far._channel.put(bytes(10) + b"\0\0\0\x06" + bytes(6))  # type: ignore[attr-defined]
+            await far.finish()
+            await until(lambda: near._channel._arrived.pending > 20)  # type: ignore[attr-defined]
+            await near.reset()
+            assert not lane(pair.outgoing)._mine
+            near, far = await exchange(pair.outgoing, pair.incoming)
+            await cancel(near.write(bytes(64 << 20)))
+            await cancel(near.finish())
+            await near.reset()
+            assert not lane(pair.outgoing)._mine
+            await end(*await exchange(pair.outgoing, pair.incoming))
+
+    run(main)
+
+
 def test_more_streams_than_connections_go_over_iroh() -> None:
     async def main() -> None:
         async with joined() as pair:

@@ -53,7 +53,7 @@ class TcpStream(Stream):
         self._held = b""
         self._prefix = bytearray()
         self._piece_bytes = 0  # what is still to come of the piece that is being read
-        self._wrote = self._finished = self._ended = self._released = False
+        self._wrote = self._finished = self._said_end = self._ended = self._broken = self._released = False
         channel.use(busy=True)
 
     async def write(self, data: Buffer) -> None:
@@ -75,6 +75,7 @@ class TcpStream(Stream):
         if not self._finished:
             self._finished = True
             await self._send(self._take_held() + _END, memoryview(b""))
+            self._said_end = True
             self._release_if_over()
 
     async def read(self, max_bytes: int) -> bytes:
@@ -97,7 +98,9 @@ class TcpStream(Stream):
             if not await self._next_piece():
                 raise ProtocolError("the stream ended early", peer=self._owner.peer_id)
             part = view[: self._piece_bytes]
+            self._broken = True  # if this is cancelled, nobody knows how much of the piece was read
             got = await self._channel.fill(part, self.interrupt, progress)
+            self._broken = False
             if got < part.nbytes:
                 self._fail()
             self._piece_bytes -= got
@@ -110,7 +113,8 @@ class TcpStream(Stream):
         stalled_s = self._channel.stalled_s
         self.interrupt.fire(lambda: self._owner.explain("the stream was reset"))
         unused = self._opened_here and not self._wrote
-        self._release(clean=unused or (self._finished and self._is_end_here()), stalled_s=stalled_s)
+        over = self._said_end and not self._broken and self._is_end_here()
+        self._release(clean=unused or over, stalled_s=stalled_s)
 
     # ---- sending
 
@@ -183,7 +187,7 @@ class TcpStream(Stream):
         self.interrupt.check()
 
     def _release_if_over(self) -> None:
-        if self._finished and self._ended:
+        if self._said_end and self._ended:
             self._release(clean=True)
 
     def _release(self, *, clean: bool, stalled_s: float = 0.0) -> None:
