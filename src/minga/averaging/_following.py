@@ -11,6 +11,7 @@ from minga.averaging._gathering import DIVERGED, OutOfSyncError
 from minga.averaging._messages import FromLeader, Join, Park, Plan, Redirect, Report, Resume, SignedPlan, Update
 from minga.averaging._plans import accept_plan
 from minga.core._errors import RejectedError, RemoteError, SilentError
+from minga.core._racing import racing
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -35,16 +36,11 @@ async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address
             return found.leader if found.leader.peer_id != node.peer_id else None
         return None
 
-    questions = [asyncio.ensure_future(ask(peer)) for peer in peers]
-    try:
-        for answer in asyncio.as_completed(questions):
+    async with racing(map(ask, peers)) as answers:
+        for answer in answers:
             if (leader := await answer) is not None:
                 return leader
-        return None
-    finally:
-        for question in questions:
-            question.cancel()
-        await asyncio.gather(*questions, return_exceptions=True)
+    return None
 
 
 async def follow(

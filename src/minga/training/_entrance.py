@@ -28,7 +28,7 @@ from minga.training._loop_thread import LoopThread
 from minga.training._peer import Peer
 from minga.training._run_files_fetch import fetch_files, fetch_run_spec
 from minga.training._session import Session, SessionSettings
-from minga.training._way_back import Places, WayBack, merged, others_of, own_port
+from minga.training._way_back import MAX_PLACES, Places, WayBack, merged, own_port
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def _enter(
         peer = Peer(thread, started, signed, spec, files, directory, held)
         if way_back is not None:
             way_back.keep_spec(signed)
-            keeping = way_back.keep_places(lambda: _look_around(started))
+            keeping = way_back.keep_places(lambda: _places_of(started))
             thread.ask(lambda: started.node.spawn(keeping))
         return peer
     except BaseException:
@@ -205,6 +205,6 @@ async def _open_network(identity: Identity, settings: NetworkSettings, last_port
     return await IrohNetwork.open(identity.seed, settings)
 
 
-def _look_around(session: Session) -> Places:
-    others = [peer for peer in session.board.owners() if peer != session.peer_id]
-    return Places(own_port(session.node.address), others_of(others, session.board.address_of))
+def _places_of(session: Session) -> Places:
+    living_first = reversed(session.board.addresses())
+    return Places(own_port(session.node.address), tuple(living_first)[:MAX_PLACES])

@@ -18,6 +18,7 @@ from minga.averaging._desk import Divide
 from minga.averaging._planner import divide
 from minga.core._errors import ClosedError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core._events import EventBus
+from minga.core._racing import racing
 from minga.core._run_spec import RunSpec
 from minga.core._schedule import RateCap
 from minga.identity._keys import Identity
@@ -179,19 +180,14 @@ class Session:
         for attempt in range(attempts if self.entries else 0):
             if attempt:
                 await asyncio.sleep(ENTRY_PAUSE_S)
-            knocks = [asyncio.ensure_future(self._knock(entry)) for entry in self.entries]
             errors: list[RemoteError] = []
-            try:
-                for knock in asyncio.as_completed(knocks):
+            async with racing(map(self._knock, self.entries)) as knocks:
+                for knock in knocks:
                     try:
                         await knock
                         return
                     except RemoteError as failure:
                         errors.append(failure)
-            finally:
-                for task in knocks:
-                    task.cancel()
-                await asyncio.gather(*knocks, return_exceptions=True)
             if refused := [failure for failure in errors if isinstance(failure, RejectedError)]:
                 raise refused[0]
             error = errors[-1]

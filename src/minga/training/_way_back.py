@@ -97,12 +97,6 @@ def own_port(address: Address) -> int:
     return int(port) if port.isascii() and port.isdecimal() and int(port) < 65536 else 0
 
 
-def others_of(owners: list[PeerId], address_of: Callable[[PeerId], Address | None]) -> tuple[Address, ...]:
-    """The addresses of those that can be dialled."""
-    known = [address for owner in owners if (address := address_of(owner)) is not None and address.dialable]
-    return tuple(known[:MAX_PLACES])
-
-
 def merged(addresses: Iterable[Address]) -> list[Address]:
     """One address for each peer, with everything that was said of it: it may have moved, or be back where it was."""
     found: dict[PeerId, Address] = {}
