@@ -1,7 +1,7 @@
 """Who should compute gradients, and who should rest because its link slows everybody more than its samples help.
 
-Groups of up to 30 are solved exactly by the programme of `_linear_programme` with binary variables. Above that the
-senders are ranked, once by speed and once by link, and the best prefix of either is taken. A choice counts only if
+The senders are ranked, once by speed and once by link, and the best prefix of either is taken. Groups of up to 30 are
+also solved exactly, by the programme of `_linear_programme` with binary variables. A choice counts only if
 the division that would really be executed is faster with it by `GAIN`: a peer that rests still wants the result, and
 nobody likes to be told to rest for nothing.
 """
@@ -55,8 +55,8 @@ def combined(work: Work, samples_per_second: float, round_s: float) -> float:
 def resting(rates: SwarmRates, work: Work, *, limit_s: float = 30.0) -> tuple[int, ...]:
     """The peers that should not compute gradients for now, in ascending order.
 
-    They go on receiving results, and aggregate. Up to 30 peers the choice is exact (by the bound on rounds; the solver
-    gets `limit_s` seconds), above it is a good one. Takes seconds: keep it off the critical path.
+    They go on receiving results, and aggregate. Up to 30 peers the choice is exact (by the bound on rounds) if the
+    solver gets done in `limit_s` seconds, else it is a good one. Takes seconds: keep it off the critical path.
     """
     senders = [index for index, peer in enumerate(rates.peers) if peer.sends and peer.samples_per_second > 0.0]
     if len(senders) < 2 or not any(peer.aggregates for peer in rates.peers) or not work.vector_bytes > 0.0:
@@ -64,9 +64,9 @@ def resting(rates: SwarmRates, work: Work, *, limit_s: float = 30.0) -> tuple[in
     speed, limit = sum(rates.peers[index].samples_per_second for index in senders), 1.0 - GAIN
     if combined(work, speed, 0.0) >= limit * step_seconds(rates, work):
         return ()  # even rounds that take no time at all would not be worth it
-    choices = (
-        _exact(rates, work, senders, limit_s) if len(rates.peers) <= EXACT_PEERS else _ranked(rates, work, senders)
-    )
+    choices = [*_ranked(rates, work, senders)]
+    if len(rates.peers) <= EXACT_PEERS:
+        choices += _exact(rates, work, senders, limit_s)
     best: tuple[float, tuple[int, ...]] = (limit * step_seconds(rates, work), ())
     for rests in choices:
         best = min(best, (step_seconds(with_resting(rates, rests), work), rests))

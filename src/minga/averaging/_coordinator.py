@@ -33,6 +33,9 @@ class Coordinator:
         """A member reports. If it should have told another one, which it may not reach, that one is told."""
         round = self._round
         coordinator = round.alive()[0]
+        if coordinator in request.lost and coordinator != round.me and await self._gone({coordinator}):
+            round.bury(coordinator, "it does not answer here either")
+            coordinator = round.alive()[0]
         if coordinator == round.me:
             await self.coordinate(sender if request.by is None else request.by, request)
         elif request.by is None:
@@ -80,10 +83,12 @@ class Coordinator:
 
     def _to_revoke(self, sender: int, answering: set[int], slow: set[int]) -> set[int]:
         """Whose work others must take over although they live: between root and relay there is no way around a broken
-        link, and those that are slow in the eyes of this member, or of more than half, hold all up.
+        link; those that are slow in the eyes of this member, or of more than half, hold all up; and some ask for it.
         """
         round = self._round
-        revoked = {member for member in slow if self._slowness.agrees(sender, member)}
+        revoked = {member for member in slow if member == sender or self._slowness.agrees(sender, member)}
+        own = [a for a in round.assignments.values() if a.aggregator == sender]
+        revoked |= {member for member in slow if any(member in assignment.relays for assignment in own)}
         for assignment in round.assignments.values():
             if sender == assignment.aggregator:
                 revoked |= answering & set(assignment.relays)

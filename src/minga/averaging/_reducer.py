@@ -38,9 +38,10 @@ class Reducer:
     def __init__(self, round: Round, assignment: Assignment) -> None:
         self._round, self._assignment = round, assignment
         self._is_relay = assignment.aggregator != round.me
+        children = round.routes.children(assignment, round.me, range(len(round.members)))
         # Who was given up here in this round is not waited for again in a repair.
-        reliable = [member for member in round.alive() if member not in round.unheard]
-        self._absent = round.routes.children(assignment, round.me, reliable)
+        self._away = {child for child in children if child in round.dead or child in round.unheard}
+        self._absent = children - self._away
         self._streams: dict[int, MessageStream] = {}
         self._pending = {index: set(self._absent) for index in assignment.chunks}
         self._weights: dict[int, float] = {}
@@ -48,10 +49,12 @@ class Reducer:
         self._encoded: dict[int, Buffer] = {}
         self._cut_off_s: float | None = None  # since when too few are heard
         self._taken = {round.me}  # who has all results of this assignment
-        self._away: set[int] = set()  # who turned away before
-        self._left: dict[int, tuple[float, str]] = {}  # relays that ended their streams: when and why
+        self._left: dict[int, float] = {}  # relays that ended their streams, and when
+        self.useless_relays: set[int] = set()
+        """Relays from which nothing more comes although they may live; the coordinator should hear of them."""
         self._fan_in = len(self._absent) + 1
         self._ready = round.signal()
+        self._notice_cut_off()
         round.spawn(self._watch(), round.routes.hops(assignment) - {round.me})
         for index in assignment.chunks:  # alone, or with nothing to wait for
             self._finish_if_ready(index)
@@ -62,15 +65,15 @@ class Reducer:
         round = self._round
         if self._is_relay or not round.settled.isdisjoint(round.routes.hops(self._assignment)):
             return True
-        if all(i in self._taken or i in round.settled for i in range(len(round.members))):
-            return True
         return has_quorum({round.members[i] for i in self._taken}, round.members)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether only the coordinator can tell what becomes of what was made here."""
-        broken = self._round.is_broken(self._assignment)
-        return not self.is_final and (broken or not any(self._pending.values()))
+        """Whether only the coordinator can help: a relay is lost, or too few can take what was made here."""
+        if self.is_final or self._cut_off_s is not None:
+            return False
+        waiting = self._absent or self._streams.keys() - self._taken - self._away
+        return self._round.is_broken(self._assignment) or not (waiting or any(self._pending.values()))
 
     async def attend(self, child: int, hello: PartHello, stream: MessageStream) -> None:
         """Serve one child's stream to its end."""
@@ -121,7 +124,7 @@ class Reducer:
                 raise
         except RemoteError as error:
             if self._round.routes.is_relay(self._assignment, child):  # it may know already that others take over
-                self._left[child] = (asyncio.get_running_loop().time(), error.message)
+                self._left[child] = asyncio.get_running_loop().time()
             else:
                 self._drop(child, error.message)
         finally:
@@ -229,18 +232,22 @@ class Reducer:
         if why is not None:
             if any(child in waiting for waiting in self._pending.values()):
                 if round.routes.is_relay(self._assignment, child):
-                    round.bury(child, why)
+                    round.bury(child, why)  # what is heard of it later is of no use
                     return
                 round.node.events.emit("round.sender_dropped", step=round.plan.step, peer=round.members[child], why=why)
                 round.unheard[child] = why
             self._away.add(child)
-            away = self._away | round.unheard.keys()
-            if not has_quorum({peer for i, peer in enumerate(round.members) if i not in away}, round.members):
-                self._cut_off_s = self._cut_off_s or asyncio.get_running_loop().time()
+            self._notice_cut_off()
         for index, waiting in self._pending.items():
             if child in waiting:
                 waiting.discard(child)
                 self._finish_if_ready(index)
+
+    def _notice_cut_off(self) -> None:
+        away = self._away | self._round.unheard.keys()
+        with_us = {peer for i, peer in enumerate(self._round.members) if i not in away}
+        if not has_quorum(with_us, self._round.members):
+            self._cut_off_s = self._cut_off_s or asyncio.get_running_loop().time()
 
     # ---- sending
 
@@ -266,8 +273,10 @@ class Reducer:
             before_s = asyncio.get_running_loop().time() - EXPLAINED_S
             if self._cut_off_s and self._cut_off_s < before_s:
                 round.abort("too few members of the group could be heard to the end")
-            for relay in [relay for relay, (since_s, _) in self._left.items() if since_s < before_s]:
-                self._drop(relay, self._left.pop(relay)[1])
+            self.useless_relays.update(relay for relay, since_s in self._left.items() if since_s < before_s)
             laggards = set().union(*self._pending.values())
             for child, why in patience.given_up(self._absent, self._streams, laggards).items():
-                self._drop(child, why)
+                if round.routes.is_relay(self._assignment, child) and child not in round.dead:
+                    self.useless_relays.add(child)
+                else:
+                    self._drop(child, why)

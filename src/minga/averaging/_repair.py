@@ -66,8 +66,9 @@ class Repairer:
         while not self.is_done and not round.aborted:
             if slow := self._slowness.news():
                 round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
-            if self._orphans() or self._is_unsettled():
-                await self._report()
+            useless = self._useless()
+            if useless or self._orphans():
+                await self._report(tuple(sorted(useless)))
             else:
                 await round.changed.wait(1.0)
                 round.bury_idle()
@@ -86,10 +87,15 @@ class Repairer:
             if not round.have[index] and index not in round.fetching and round.is_broken(assignment)
         )
 
-    def _is_unsettled(self) -> bool:
-        """Whether this root lost members, and the coordinator has not been told yet."""
-        lost_more = not self._round.dead.keys() <= self._round.settled
-        return lost_more and any(reducer.is_stuck for reducer in self._reducers.values())
+    def _useless(self) -> set[int]:
+        """Whose work others should take over, from the point of view of a root: relays', or its own."""
+        round, useless = self._round, set[int]()
+        for key, reducer in self._reducers.items():
+            if not round.is_broken(round.assignments[key]):
+                useless |= reducer.useless_relays
+            if reducer.is_stuck:
+                useless.add(round.me)
+        return useless - round.revoked
 
     def _begin(self, assignments: Iterable[Assignment]) -> None:
         round = self._round
@@ -112,11 +118,9 @@ class Repairer:
         request = Lost(round.plan.round_id, tuple(sorted(round.dead)), slow)
         if coordinator == round.me:
             await self.coordinator.coordinate(round.me, request)
-            round.settled.update(request.lost)
             return
         try:
             await round.node.call(round.members[coordinator], LOST, request, Done, timeout_s=REPAIR_TIMEOUT_S)
-            round.settled.update(request.lost)
         except RejectedError as error:
             round.abort(error.message)
         except RemoteError as error:
