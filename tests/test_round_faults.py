@@ -18,7 +18,7 @@ from minga.averaging._round import RoundOutcome
 
 FAULTS = ("kill", "cut", "cut one way", "stall", "slow link")
 LONGEST_S = 40.0
-"""No single fault may cost more. A round takes a second; with a slow link, up to twenty and one repair after another."""
+"""No single fault may cost more: a round takes a second, with a slow link up to twenty, and repairs come on top."""
 
 
 def any_division(rng: random.Random, count: int) -> Division:
