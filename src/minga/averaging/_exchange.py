@@ -117,19 +117,30 @@ def as_bytes(values: torch.Tensor) -> memoryview:
 
 
 async def _send_local(round: Round, assignment: Assignment, stream: MessageStream) -> None:
-    if round.own is None:
+    if (own := round.own) is None:
         return
     buffer = _buffer(round, assignment)
-    for index in assignment.chunks:
-        chunk = round.chunks[index]
-        source = round.own[index]
-        if chunk.codec.name == "float32":
-            body = as_bytes(source)
-        else:
-            body = buffer[: chunk.encoded_bytes]
-            chunk.codec.encode(source, body, limit=CONTRIBUTION_LIMIT)
-        await stream.send_bulk(body)
-        round.bytes_sent += chunk.encoded_bytes
+    round.turns.begin(assignment.key, len(assignment.chunks))
+    try:
+        for index in assignment.chunks:
+            await round.turns.wait(assignment.key)
+            await _send_own(round, own, index, buffer, stream)
+            round.turns.sent(assignment.key)
+    finally:
+        round.turns.end(assignment.key)
+
+
+async def _send_own(
+    round: Round, own: tuple[torch.Tensor, ...], index: int, buffer: memoryview, stream: MessageStream
+) -> None:
+    chunk, source = round.chunks[index], own[index]
+    if chunk.codec.name == "float32":
+        body = as_bytes(source)
+    else:
+        body = buffer[: chunk.encoded_bytes]
+        chunk.codec.encode(source, body, limit=CONTRIBUTION_LIMIT)
+    await stream.send_bulk(body)
+    round.bytes_sent += chunk.encoded_bytes
 
 
 async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay) -> None:

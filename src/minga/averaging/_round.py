@@ -31,6 +31,7 @@ import torch
 from minga.averaging._layout import Chunk, VectorLayout
 from minga.averaging._messages import Assignment, Plan
 from minga.averaging._routes import Routes
+from minga.averaging._turns import Turns
 from minga.core._errors import UnreachableError
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
@@ -105,6 +106,7 @@ class Round:
         self.changed = Signal()
         self._signals = [self.changed]
         self.bytes_sent = self.bytes_received = 0
+        self.turns = Turns(asyncio.get_running_loop().time, plan.predicted_s or 0.0)
         self.started_s = asyncio.get_running_loop().time()
         self._tasks: dict[asyncio.Task[None], frozenset[int]] = {}
         self._streams: dict[MessageStream, int] = {}

@@ -1,0 +1,72 @@
+"""In which order a member sends the chunks of its vector, where parts differ in size.
+
+Each part goes over a stream of its own, and a line gives all its streams alike. Left alone, small parts would be
+through early and the large part of a fast aggregator would come last: that one would idle at first, and could not make
+up for it later. So the parts advance together: the chunk k of n of a part has its turn at (k + offset) / n of the
+whole, the offsets being spread so that parts of few chunks do not all go at once, and no part gets ahead of the
+slowest by more than `LEAD` of the whole. Parts that do not move at all are not waited for. After the time that the
+plan allows for the round nobody is held back any more, so that it can be seen who is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from minga.core._signal import Signal
+
+LEAD: Final = 0.1
+STUCK_S: Final = 0.5
+STUCK_SHARE: Final = 0.1
+"""A part that has not moved for so many seconds, or this share of the round, is not waited for."""
+GOLDEN: Final = 0.618034
+
+
+@dataclass
+class _Part:
+    chunks: int
+    offset: float
+    sent: int = 0
+    moved_s: float = 0.0
+
+    @property
+    def turn(self) -> float:
+        return (self.sent + self.offset) / self.chunks
+
+
+class Turns:
+    """The parts that one member sends in one round, which is expected to take `seconds` from now by `clock`."""
+
+    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
+        self._clock, self._until_s = clock, clock() + seconds
+        self._stuck_s = max(STUCK_S, STUCK_SHARE * seconds)
+        self._parts: dict[tuple[int, int], _Part] = {}
+        self._moved = Signal()
+
+    def begin(self, key: tuple[int, int], chunks: int) -> None:
+        """A part of so many chunks is to be sent; each name once."""
+        offset = (0.5 + len(self._parts) * GOLDEN) % 1.0
+        self._parts[key] = _Part(chunks, offset, moved_s=self._clock())
+
+    def end(self, key: tuple[int, int]) -> None:
+        """Nothing more is sent of a part, or nobody waits for it."""
+        self._parts.pop(key, None)
+        self._moved.fire()
+
+    def sent(self, key: tuple[int, int]) -> None:
+        """A chunk went out."""
+        part = self._parts[key]
+        part.sent, part.moved_s = part.sent + 1, self._clock()
+        self._moved.fire()
+
+    async def wait(self, key: tuple[int, int]) -> None:
+        """Return when the next chunk of a part may go."""
+        part = self._parts[key]
+        lead = max(LEAD, 2.0 / max(p.chunks for p in self._parts.values()))
+        while (now := self._clock()) < self._until_s:
+            others = [p.turn for p in self._parts.values() if p is not part and now - p.moved_s < self._stuck_s]
+            if part.turn <= min(others, default=part.turn) + lead:
+                break
+            await self._moved.wait(min(self._stuck_s, self._until_s - now))
+        part.moved_s = self._clock()

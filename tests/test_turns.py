@@ -1,0 +1,60 @@
+"""Parts of different size advance together, and nobody is held back without need."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm_tools import virtually
+
+from minga.averaging._turns import Turns
+
+
+async def send_all(sizes: dict[int, int], *, seconds: float, chunk_s: dict[int, float]) -> dict[int, list[float]]:
+    """Send parts of `sizes` chunks, a chunk of part i taking `chunk_s[i]` seconds; returns when each chunk began."""
+    loop = asyncio.get_running_loop()
+    turns, begun = Turns(loop.time, seconds), loop.time()
+    times: dict[int, list[float]] = {part: [] for part in sizes}
+
+    async def send(part: int) -> None:
+        key = (0, part)
+        for _ in range(sizes[part]):
+            await turns.wait(key)
+            times[part].append(loop.time() - begun)
+            await asyncio.sleep(chunk_s[part])
+            turns.sent(key)
+        turns.end(key)
+
+    for part, size in sizes.items():
+        turns.begin((0, part), size)
+    await asyncio.gather(*(send(part) for part in sizes))
+    return times
+
+
+@virtually
+async def test_small_parts_do_not_all_go_first() -> None:
+    sizes = {0: 100, **dict.fromkeys(range(1, 9), 1)}
+    times = await send_all(sizes, seconds=100.0, chunk_s=dict.fromkeys(sizes, 1.0))
+    firsts = sorted(times[part][0] for part in range(1, 9))
+    gaps = [after - before for before, after in zip([0.0, *firsts], [*firsts, 100.0], strict=True)]
+    assert max(gaps) < 30.0, "they are spread over the round"
+    assert times[0][-1] < 100.0, "and cost the large part nothing"
+
+
+@virtually
+async def test_nobody_gets_far_ahead() -> None:
+    times = await send_all({0: 50, 1: 50}, seconds=500.0, chunk_s={0: 1.0, 1: 0.1})
+    assert all(fast >= slow - 6.5 for fast, slow in zip(times[1], times[0], strict=True)), "a tenth of the round"
+
+
+@virtually
+async def test_a_part_that_is_stuck_holds_nobody_back() -> None:
+    times = await send_all({0: 10, 1: 10}, seconds=1000.0, chunk_s={0: 150.0, 1: 0.1})
+    assert times[1][-1] < 150.0
+
+
+@virtually
+async def test_without_a_prediction_and_after_its_time_all_may_go() -> None:
+    free = await send_all({0: 10, 1: 10}, seconds=0.0, chunk_s={0: 1.0, 1: 0.1})
+    assert free[1][-1] < 1.0
+    late = await send_all({0: 100, 1: 100}, seconds=20.0, chunk_s={0: 1.0, 1: 0.1})
+    assert late[1][-1] < 30.0
