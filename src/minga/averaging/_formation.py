@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Collection
 
+from minga.averaging._company import Company
 from minga.averaging._contributor import Contributor
 from minga.averaging._desk import UNFAIR, Divide, PlanDesk
 from minga.averaging._following import JOIN, PROBE, ask_around, follow
@@ -33,9 +33,8 @@ from minga.averaging._messages import Join, Plan, Redirect, Report
 from minga.averaging._permission import Permission
 from minga.averaging._planner import divide
 from minga.averaging._plans import sign_plan
-from minga.averaging._ranking import has_quorum, ranking
+from minga.averaging._ranking import has_quorum
 from minga.averaging._seat import Seat
-from minga.averaging._suspects import Suspects
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._signal import Signal
 from minga.identity._keys import Identity
@@ -48,8 +47,6 @@ AHEAD_PATIENCE_S = 5.0
 STAND_BY_S = 0.25
 PROBE_PERIOD_S = 1.0
 PREPARE_PERIOD_S = 1.0
-RECENT_S = 60.0
-"""Seconds after a round for which its members count for a peer that had to fetch the state."""
 
 
 class GroupFormation:
@@ -64,22 +61,16 @@ class GroupFormation:
         contributor: Contributor,
         divide: Divide = divide,
     ) -> None:
-        self.view: tuple[PeerId, ...] = ()
-        """Members of the last round that this peer took part in, its leader first; empty before the first."""
         self.previous = ""
         """Fingerprint of the reduced vector that led to the present state; empty if that came in another way."""
         self._node, self._identity, self._settings = node, identity, settings
         self._surveyor, self._contributor = surveyor, contributor
-        self._clients: set[PeerId] = set()
         self._step = -1
         self._gathering: Gathering | None = None
         self._following: PeerId | None = None
-        self._origin: tuple[PeerId, ...] = ()  # who was there when this peer took over the state
-        self._viewed_s = -math.inf
-        self._suspects = Suspects(self._now)
+        self._company = Company(node, settings, surveyor)
         self._changed = Signal()
         self._merge_into: Address | None = None
-        self._tardy: set[PeerId] = set()
         self._resting = False
         self._desk = PlanDesk(node, settings, surveyor, divide)
         self._permission = Permission(node, surveyor, wait_in_minority=settings.wait_in_minority)
@@ -87,24 +78,14 @@ class GroupFormation:
         node.serve(PROBE, self._serve_probe)
 
     @property
-    def leader(self) -> PeerId | None:
-        """Whom this peer follows at the moment (itself while it leads)."""
-        return self._node.peer_id if self._gathering is not None else self._following
-
-    @property
-    def _company(self) -> tuple[PeerId, ...]:
-        """Those whom this peer goes with: the view, or before the first round those that it got its state from."""
-        return self.view or self._origin
+    def view(self) -> tuple[PeerId, ...]:
+        """Members of the last round that this peer took part in, its leader first; empty before the first."""
+        return self._company.view
 
     def come_back(self, others: Collection[PeerId]) -> None:
-        """The state was taken over from `others`: what this peer knew of the group is out of date.
-
-        Until it takes part in a round it goes with them, and with those whom it saw in the last minute: else the
-        smaller side of a split could forget that there is a larger one.
-        """
-        recent = self._company if self._now() - self._viewed_s < RECENT_S else ()
-        self._origin = tuple(sorted({*others, *recent, self._node.peer_id}))
-        self.view, self.previous = (), ""
+        """The state was taken over from `others`; see `Company.come_back`."""
+        self._company.come_back(others)
+        self.previous = ""
 
     async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
         """Find the group of `step` and return its plan; `avoid` went silent in the last round and is not asked first.
@@ -112,29 +93,32 @@ class GroupFormation:
         Raises `OutOfSyncError` if the swarm is ahead, and `MinorityError` if the view's majority is out of sight and
         the run spec says to stop then.
         """
-        self._step, self._suspects = step, Suspects(self._now, avoid)
-        self._permission.begin_step(self._company)
+        self._step = step
+        self._company.begin_step(step, avoid)
+        self._permission.begin_step(self._company.everyone)
         self._changed.fire()
-        invited = None if self.view else await self._ask_around()
+        invited = None
+        if not self.view:
+            invited = await ask_around(self._node, self._company.guides(), self._join_message(seats=-1))
         try:
             while True:
-                if self._is_behind():
+                if self._company.is_behind():
                     raise OutOfSyncError("the swarm went on without us", code="behind", round=step)
                 leader, invited = invited, None
                 try:
-                    leader = leader or self._choose_leader()
+                    leader = leader or self._company.choose_leader()
                     outcome = await (self._lead() if leader is None else self._follow(leader))
                 except OutOfSyncError:
                     raise
                 except RejectedError as error:  # it cannot take us right now: ask again a little later
                     if error.code in ("ahead", "layout", "full", UNFAIR) and error.peer:
-                        self._suspects.add(PeerId(error.peer))
+                        self._company.suspects.add(PeerId(error.peer))
                     self._contributor.resume()
                     await self._changed.wait(STAND_BY_S)
                     continue
                 except RemoteError as error:
                     peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else self._node.peer_id
-                    self._suspects.add(peer)
+                    self._company.suspects.add(peer)
                     self._node.events.emit("group.leader_lost", peer=peer, step=step, why=error.message)
                     self._contributor.resume()
                     continue
@@ -142,9 +126,7 @@ class GroupFormation:
                     self._desk.remember(outcome)
                     me = [member.peer_id for member in outcome.members].index(self._node.peer_id)
                     self._rest(resting=me in outcome.resting)
-                    self.view = tuple(member.peer_id for member in outcome.members)
-                    self._viewed_s = self._now()
-                    self._clients = {member.peer_id for member in outcome.members if not member.aggregates}
+                    self._company.take_part(outcome)
                     return outcome
                 self._contributor.resume()
                 invited = outcome
@@ -152,49 +134,11 @@ class GroupFormation:
             self._gathering, self._following = None, None
             self._changed.fire()
 
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def _is_behind(self) -> bool:
-        """Whether most of the swarm, or most of the others whom this peer goes with, are past the step."""
-        known = [peer for peer in self._company if peer != self._node.peer_id]
-        ahead = set(self._surveyor.ahead(self._step))
-        return self._surveyor.is_behind(self._step) or bool(ahead and known and has_quorum(ahead, known))
-
     def _is_due(self, report: Report) -> bool:
         """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked."""
         if report.samples > 2 * self._settings.target_batch_size + report.micro_batch:
             return True
-        return report.parked and has_quorum(set(self._surveyor.alive()), self._company)
-
-    # ---- whom to ask
-
-    def _choose_leader(self) -> Address | None:
-        """The address of the best leader that is not suspected, or None if that is this peer."""
-        me = self._node.peer_id
-        candidates = set(self.view) - self._clients or set(self._surveyor.current(self._step))
-        candidates = candidates & set(self._surveyor.alive()) or candidates
-        if self._settings.aggregates:
-            candidates.add(me)
-        for peer in ranking(self._node.run_id, self._step, candidates - self._suspects.now()):
-            if peer == me:
-                if self._settings.aggregates:
-                    return None
-                continue
-            address = self._surveyor.address(peer)
-            if (address is not None and address.dialable) or self._node.is_connected(peer):
-                return address or Address(peer)
-        if self._settings.aggregates:
-            return None
-        self._suspects.clear()  # a client cannot lead: ask everybody again
-        others = [peer for peer in self._surveyor.current(self._step) if peer != me]
-        if others:
-            return self._surveyor.address(others[0]) or Address(others[0])
-        raise RejectedError("nobody can be reached who could lead", code="stand_by")
-
-    async def _ask_around(self) -> Address | None:
-        peers = sorted(self._surveyor.current(self._step))[:5]
-        return await ask_around(self._node, peers, self._join_message(seats=-1))
+        return report.parked and has_quorum(set(self._surveyor.alive()), self._company.everyone)
 
     # ---- following
 
@@ -207,7 +151,7 @@ class GroupFormation:
             self._following = None
         if isinstance(outcome, Plan):
             self._desk.check(outcome)
-        elif outcome.peer_id in (*self._suspects.now(), self._node.peer_id):
+        elif outcome.peer_id in (*self._company.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code="stand_by", peer=leader.peer_id)
         return outcome
@@ -223,7 +167,7 @@ class GroupFormation:
             upload=rates.upload,
             download=rates.download,
             report=self._contributor.report(),
-            suspects=tuple(sorted(self._suspects.now()))[:64],
+            suspects=tuple(sorted(self._company.suspects.now()))[:64],
             seats=seats,
             previous=self.previous,
         )
@@ -232,10 +176,10 @@ class GroupFormation:
 
     async def _lead(self) -> Plan | Address:
         me = self._node.peer_id
-        own = Seat(self._join_message(), self._contributor.report(), self._now())
-        step, view = self._step, self._company
+        own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
+        step, view = self._step, self._company.everyone
         around = Surroundings(
-            self._expected,
+            self._company.expected,
             self._surveyor.syncing,
             lambda group: self._permission.may_close(step, view, group),
             self._abdicate,
@@ -249,8 +193,7 @@ class GroupFormation:
             leader = await gathering.run()
             if leader is not None:
                 return leader
-            # Who was waited for in vain (it may not reach us) is not waited for again before it joined once.
-            self._tardy = (self._tardy | self._expected()) - set(gathering.everyone())
+            self._company.gave_up_waiting(gathering.everyone())
             plan = await self._desk.plan(self._step, gathering.everyone())
             await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
@@ -262,10 +205,6 @@ class GroupFormation:
                 task.cancel()
             self._gathering = None
             self._changed.fire()
-
-    def _expected(self) -> set[PeerId]:
-        known = (set(self.view) & set(self._surveyor.alive())) | set(self._surveyor.at(self._step))
-        return known - self._suspects.now() - self._tardy - {self._node.peer_id}
 
     async def _prepare(self, gathering: Gathering) -> None:
         """While the step is under way: have a division at hand for those who are there."""
@@ -283,19 +222,18 @@ class GroupFormation:
 
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
-        if self._is_behind():
+        if self._company.is_behind():
             raise OutOfSyncError("the swarm went on without us", code="behind", round=self._step)
-        if self._merge_into is not None and self._merge_into.peer_id not in self._suspects.now():
+        if self._merge_into is not None and self._merge_into.peer_id not in self._company.suspects.now():
             return self._merge_into
         # Newcomers have no view, so two of them may both lead for a moment: the worse in rank steps down.
-        return None if self.view else self._choose_leader()
+        return None if self.view else self._company.choose_leader()
 
     async def _probe_other_leaders(self, gathering: Gathering) -> None:
         """Look for groups of this step that formed without us; the smaller one joins the larger."""
         while True:
             await asyncio.sleep(PROBE_PERIOD_S)
-            strangers = set(self._surveyor.current(self._step)) - set(gathering.everyone()) - self._suspects.now()
-            for peer in sorted(strangers)[:3]:
+            for peer in self._company.strangers(gathering.everyone())[:3]:
                 with contextlib.suppress(RemoteError):
                     found = await self._node.call(peer, PROBE, self._join_message(len(gathering.seats)), Redirect)
                     if found.leader.peer_id not in (peer, self._node.peer_id):
@@ -348,10 +286,10 @@ class GroupFormation:
 
     async def _reach(self, step: int) -> None:
         """Wait until this peer is at `step`, for a while."""
-        deadline = self._now() + AHEAD_PATIENCE_S
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + AHEAD_PATIENCE_S
         while self._step < step:
-            left = deadline - self._now()
-            if left <= 0:
+            if (left := deadline - loop.time()) <= 0:
                 raise RejectedError(f"still at step {self._step}", code="ahead")
             await self._changed.wait(left)
         if step < self._step:
