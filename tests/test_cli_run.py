@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
 from minga.identity._link_body import Entry
 from minga.identity._links import Link
+from minga.training._way_back import Places
 
 
 @pytest.fixture
@@ -39,8 +41,7 @@ def test_host_join_status(spec: str, tmp_path: Path) -> None:
             assert seen["averages"] is True
             assert 0.0 < seen["loss"] < 10.0
             assert {peer["role"] for peer in seen["peers"]} >= {"auxiliary", "trainer", "monitor"}
-            left = {path.name for path in (tmp_path / "status").rglob("*") if path.is_file()}
-            assert not [name for name in left if name.startswith(("places", "run-spec", ".")) or name.endswith(".part")]
+            assert not list((tmp_path / "status").glob("*/*")), "who only looks on keeps nothing"
             last = trainer.latest_step() + 25
             host.end_at(last)
             mine, theirs = trainer.finish(last), host.summary()
@@ -61,6 +62,8 @@ def test_export_and_plot_what_a_run_left_behind(spec: str, tmp_path: Path) -> No
     assert exported.returncode == 0, exported.stderr
     assert last_json(exported.stdout)["step"] == step
     assert (tmp_path / "model" / "model.safetensors").exists()
+    parent = run("export", "--directory", str(tmp_path), "--out", str(tmp_path / "other"))
+    assert f"the folders of 1 run; name one of them, such as {folder}" in parent.stderr
     plot = tmp_path / "loss.png"
     drawn = run("status", "--history", folder, "--plot", str(plot), "--json")
     assert drawn.returncode == 0, drawn.stderr
@@ -79,6 +82,12 @@ def test_restart_gives_the_same_run_and_goes_on(spec: str, tmp_path: Path) -> No
         assert second.wait_for("step.applied")["step"] == step + 1
 
 
+def _places_known(directory: Path) -> int:
+    """How many others a peer that keeps its runs there knows to find again."""
+    notes = [msgspec.msgpack.decode(path.read_bytes(), type=Places) for path in directory.rglob("places-*")]
+    return sum(len(places.others) for places in notes)
+
+
 def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
     # Whoever comes back first goes on, and the old link leads the others to it, though the organiser stays away.
     path = tmp_path / "run.toml"
@@ -93,9 +102,10 @@ def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
             for trainer in (a, b):
                 trainer.wait_for("checkpoint.saved")
                 assert trainer.wait_for("step.applied")["members"] >= 1
-            while not all(list((tmp_path / name).rglob("places-*")) for name in ("a", "b")):
+            deadline = time.monotonic() + 45.0
+            while not all(_places_known(tmp_path / name) == 2 for name in ("a", "b")):
+                assert time.monotonic() < deadline, "it does not note where the others are"
                 time.sleep(0.1)
-            time.sleep(6.0)  # longer than the pause between two notes of where the others are
             for running in (host, a, b):
                 running.process.kill()
                 running.process.wait()

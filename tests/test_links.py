@@ -116,6 +116,9 @@ def test_every_truncation_is_detected() -> None:
         "\u201c{}\u201d",
         "\ufeff{}\u200b",
         "({}),",
+        "minga join {}",
+        "$ minga  JOIN '{}'",
+        "`minga status {}`",
     ],
 )
 def test_dressing_is_taken_off(paste: str) -> None:
@@ -138,6 +141,8 @@ def test_case_and_line_breaks_carry_nothing() -> None:
         ("min", "cut off after 3"),
         ("https://example.org", "begins with minga1"),
         ("join " + str(LINK), "begins with minga1"),
+        ("minga join me", "'mingajoinme' is no link"),
+        ("x" * 100, "'" + "x" * 40 + "…' is no link"),
         (str(LINK) + " please", "bytes too many|cut off|last character"),
         (str(LINK).replace("minga1", "minga2"), "format 2.*update minga"),
         (str(LINK) + str(LINK), "'1', which no link contains"),

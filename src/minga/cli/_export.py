@@ -70,10 +70,12 @@ def _export(source: _Source, out: Path) -> int:
 def _from_disk(directory: Path) -> _Source:
     store = directory / "checkpoints"
     if not store.is_dir():
-        raise ConfigurationError(
-            f"--directory {directory}: no folder named checkpoints in it; name the folder of one run, which "
-            "`minga host` and `minga join` show"
-        )
+        runs = sorted(path.parent for path in directory.glob("*/checkpoints"))
+        hint = "name the folder of one run, which `minga host` and `minga join` show"
+        if runs:
+            count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+            hint = f"it has the folders of {count}; name one of them, such as {runs[-1]}"
+        raise ConfigurationError(f"--directory {directory}: no folder named checkpoints in it; {hint}")
     checkpoint = CheckpointStore(store).load()
     if checkpoint is None:
         raise ConfigurationError(f"--directory {directory}: it has no checkpoint yet")

@@ -42,7 +42,7 @@ def run_status(link: str | None, peer: PeerOptions, options: StatusOptions, cont
         _show_history(options, context.output)
         return
     context.output.say("Looking for the run …")
-    with join(link, peer) as joined:
+    with join(link, peer, with_files=False) as joined:
         wire(context, joined)
         watcher = Watcher(joined, History(None))
         try:

@@ -7,7 +7,8 @@ selects all of it; in capitals it fits the dense alphanumeric mode of QR codes. 
 The body is described in `_link_body.py`; behind it stands its CRC-32, which never misses damage confined to 32
 neighbouring bits: no mistyped character and no two swapped neighbours. Other damage passes once in four billion times.
 
-Case, blanks, line breaks and quotation marks around a link carry no information and are repaired in silence.
+Case, blanks, line breaks and quotation marks around a link carry no information and are repaired in silence, and so is
+the command `minga join` before it.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ PREFIX = "minga"
 FORMAT_VERSION = 1
 MAX_ENTRIES = 8
 MAX_LINK_CHARACTERS = len(f"{PREFIX}{FORMAT_VERSION}") + -(-(MAX_BODY_BYTES + 4) * 8 // 5)
+SHOWN_CHARACTERS = 40
 _CHECKSUM_BYTES = 4
 _COPY_AGAIN = "copy the whole link once more from where it was published"
 _DRESSING = " \t\r\n\"'`<>()[]{}*_,;.\u201c\u201d\u2018\u2019\u00ab\u00bb"
 _INVISIBLE = re.compile("[\\s\u00ad\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]+")
+_COMMAND = re.compile(r"[\W_]*minga\s+[a-z]+\s+(?=[\W_]*minga)", re.ASCII | re.IGNORECASE)
 _HEAD = re.compile(rf"{PREFIX}([0-9])", re.ASCII)
 
 
@@ -102,7 +105,7 @@ def _undress(text: str) -> str:
     if len(text) > 4 * MAX_LINK_CHARACTERS:
         raise LinkError(f"this is {len(text)} characters long, and no link has more than {MAX_LINK_CHARACTERS}")
     # Only ASCII is folded: other alphabets have letters whose small form is an ASCII one.
-    word = _INVISIBLE.sub("", text).strip(_DRESSING)
+    word = _INVISIBLE.sub("", _COMMAND.sub("", text, count=1)).strip(_DRESSING)
     word = "".join(character.lower() if character.isascii() else character for character in word)
     if not word:
         raise LinkError("the link is empty; paste the word that begins with minga1")
@@ -110,9 +113,8 @@ def _undress(text: str) -> str:
     if head is None:
         if word == PREFIX[: len(word)]:
             raise LinkError(f"the link is cut off after {len(word)} characters; {_COPY_AGAIN}")
-        raise LinkError(
-            f"this is no link: a link begins with {PREFIX}{FORMAT_VERSION}, not with {word[:12]!r}; {_COPY_AGAIN}"
-        )
+        shown = word if len(word) <= SHOWN_CHARACTERS else f"{word[:SHOWN_CHARACTERS]}…"
+        raise LinkError(f"{shown!r} is no link, which begins with {PREFIX}{FORMAT_VERSION}; {_COPY_AGAIN}")
     if int(head[1]) != FORMAT_VERSION:
         raise LinkError(
             f"the link has format {head[1]}, and this version of minga reads format {FORMAT_VERSION}: "

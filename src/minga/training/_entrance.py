@@ -78,9 +78,10 @@ class PeerOptions:
         return path
 
 
-def join(link: Link | str, options: PeerOptions | None = None) -> Peer:
+def join(link: Link | str, options: PeerOptions | None = None, *, with_files: bool = True) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
 
+    Who only looks on can do without the files that ship with the run (`with_files`).
     A trainer that has a checkpoint of the run goes on alone if nobody answers any more.
     Raises `LinkError` for a damaged link, `RemoteError` if nobody in it answers or lets this peer in, and
     `ConfigurationError` if this version of minga cannot follow the run spec.
@@ -106,6 +107,8 @@ def join(link: Link | str, options: PeerOptions | None = None) -> Peer:
                 session.node, peers, lambda s, p: found.append(s.verify(link.run_id, link.organiser, peer=p))
             )
             spec = found[-1]
+        if not with_files:
+            return signed, spec, {}
         return signed, spec, await fetch_files(session.node, peers, spec.files, directory / "files")
 
     may_be_alone = (

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -56,7 +57,6 @@ class Peer:
         """Where this peer keeps files and checkpoints of the run."""
         self._thread, self._session, self._signed_spec = thread, session, signed_spec
         self._held_identity = held_identity
-        self._checkpoints = CheckpointStore(directory / "checkpoints", keep=spec.checkpoints.keep)
         self._saving: threading.Thread | None = None
         self._metrics = Metrics(0, 0.0, 0, 0)
         self._closed = False
@@ -143,6 +143,10 @@ class Peer:
         self.close("" if kind is None else kind.__name__)
 
     # ---- for the optimizer
+
+    @cached_property
+    def _checkpoints(self) -> CheckpointStore:
+        return CheckpointStore(self.directory / "checkpoints", keep=self.spec.checkpoints.keep)
 
     def attach(self, replica: Replica) -> TrainerPort:
         """Begin to take part in steps with `replica`; its thread has to serve the port that is returned.
