@@ -6,8 +6,9 @@ a rule while the step is still under way. Who should rest takes longer to find o
 every `RESTING_PERIOD_S`, about all who could compute, and counts for the group that it was asked for. A leader that has
 not asked yet leaves it as the last plan of the same group had it, so that nobody rests and works by turns.
 
-A member knows from the board much of what its leader knew. It refuses a plan by which a round would take more than
-`UNFAIR_FACTOR` times as long as with equal parts, as far as it can see: no honest leader can be so wrong.
+A member knows its own line first-hand, and from the board much of what its leader knew. It refuses a plan that keeps
+it busy for more than `UNFAIR_FACTOR` times as long as the whole round would take with equal parts: no honest leader
+can be so wrong.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from minga.averaging._group import GroupSettings, Surveyor
 from minga.averaging._measured import Claim, swarm_rates
 from minga.averaging._messages import Plan
 from minga.averaging._plans import PlanNeeds, make_plan, member_of
-from minga.averaging._prediction import predict
+from minga.averaging._prediction import Prediction, predict
 from minga.averaging._ranking import ranking
 from minga.averaging._seat import Seat
 from minga.core._errors import RejectedError
 from minga.network._interface import PeerId
+from minga.network._lines import LineRates
 from minga.network._node import Node
 
 MOVED: Final = 0.1
@@ -38,7 +40,7 @@ RESTING_LIMIT_S: Final = 1.0
 """Seconds that the solver may take for it."""
 UNFAIR: Final = "unfair"
 UNFAIR_FACTOR: Final = 4.0
-UNFAIR_S: Final = 2.0
+UNFAIR_S: Final = 10.0
 """Seconds by which an unfair plan must take longer at least: with short rounds all of this is guesswork."""
 
 Divide = Callable[[SwarmRates, float], Division]
@@ -128,24 +130,31 @@ class PlanDesk:
     def check(self, plan: Plan) -> None:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows."""
         order = [member.peer_id for member in plan.members]
-        links, mine = self._surveyor.links(), self._surveyor.rates()
+        links, own = self._surveyor.links(), self._surveyor.rates()
         claims = []
         for member in plan.members:
             known = links.get(member.peer_id)
             claim = Claim(known.upload or None, known.download or None) if known else Claim()
             if member.peer_id == self._node.peer_id:
-                claim = Claim(mine.upload, mine.download)
+                claim = Claim(own.upload, own.download)
             claims.append(Claim(claim.upload, claim.download, aggregates=member.aggregates))
         rates = swarm_rates(order, claims, links)
         if all(peer.upload is None and peer.download is None for peer in rates.peers):
             return
-        vector_bytes = self._work.vector_bytes
-        planned_s = predict(_division_of(plan, self._settings.numel), rates, vector_bytes).seconds
+        vector_bytes, me = self._work.vector_bytes, order.index(self._node.peer_id)
+        mine_s = _busy_s(predict(_division_of(plan, self._settings.numel), rates, vector_bytes), own, me)
         equal_s = predict(_equal_parts(plan), rates, vector_bytes).seconds
-        if planned_s > UNFAIR_FACTOR * equal_s + UNFAIR_S:
-            why = f"its plan takes {planned_s:.0f} s where equal parts take {equal_s:.0f} s, as far as is known here"
+        if mine_s > UNFAIR_FACTOR * equal_s + UNFAIR_S:
+            why = f"its plan keeps this peer busy for {mine_s:.0f} s, where equal parts take all {equal_s:.0f} s"
             self._node.events.emit("plan.refused", peer=order[0], step=plan.step, why=why)
             raise RejectedError(why, code=UNFAIR, peer=order[0], round=plan.step, phase="group")
+
+
+def _busy_s(foreseen: Prediction, own: LineRates, me: int) -> float:
+    """Seconds that this peer sends or receives, whichever is longer, by what it knows of its own line."""
+    up_s = foreseen.upload_bytes[me] / own.upload if own.upload else 0.0
+    down_s = foreseen.download_bytes[me] / own.download if own.download else 0.0
+    return max(up_s, down_s)
 
 
 def _claim(seat: Seat, *, able: bool) -> Claim:

@@ -16,6 +16,8 @@ from minga.network._interface import Buffer
 from minga.network._messages import MessageStream
 
 PART, FETCH = "round.part", "round.fetch"
+LAST_WORDS_S = 1.0
+"""Seconds that a send may still take to return when the result of what it sent has already come."""
 
 
 class Relay(Protocol):
@@ -52,7 +54,8 @@ async def _converse(round: Round, assignment: Assignment, stream: MessageStream,
     task = asyncio.get_running_loop().create_task(sending)
     try:
         await _receive_reduced(round, assignment, stream, relay)
-        if task.done():  # else nobody waits for what is not sent by now
+        await asyncio.wait([task], timeout=LAST_WORDS_S)
+        if task.done():  # else this member was given up, and nobody waits for what is not sent by now
             await stream.finish()
             await stream.receive_end()
     finally:

@@ -1,0 +1,134 @@
+"""Plans at a peer's desk: made once for a group, and refused where they are far too much for this peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swarm_tools import virtually
+
+from minga.averaging._desk import UNFAIR, PlanDesk
+from minga.averaging._division import Division, PartShare, SwarmRates
+from minga.averaging._group import GroupSettings
+from minga.averaging._messages import Join, Member, Part, Plan, Report
+from minga.averaging._planner import divide
+from minga.averaging._seat import Seat
+from minga.core._errors import RejectedError
+from minga.core._events import Event, EventBus
+from minga.network._interface import Address, PeerId
+from minga.network._lines import LineRates
+from minga.network._records import LinkRow, Links, link_key
+
+PEERS = [PeerId(f"{index + 16:x}" * 32) for index in range(12)]
+NUMEL = 1_000_000
+
+
+class Board:
+    """What one peer knows: everybody's rates, confirmed by everybody else."""
+
+    def __init__(self, me: PeerId, upload: Mapping[PeerId, float]) -> None:
+        self._me, self._upload = me, dict(upload)
+
+    def links(self) -> dict[PeerId, Links]:
+        return {
+            peer: Links(
+                int(rate),
+                int(rate),
+                rows=tuple(
+                    LinkRow(link_key(other), *[int(self._upload[other])] * 4, 0, 0, 1000)
+                    for other in self._upload
+                    if other != peer
+                ),
+            )
+            for peer, rate in self._upload.items()
+        }
+
+    def rates(self) -> LineRates:
+        own = self._upload.get(self._me)
+        return LineRates(own, own)
+
+
+class Desk(PlanDesk):
+    """A desk that counts how often it solves, and notes its events."""
+
+    def __init__(self, me: PeerId, upload: Mapping[PeerId, float]) -> None:
+        self.events: list[Event] = []
+        self.solved = 0
+        bus = EventBus(asyncio.get_running_loop().time)
+        bus.subscribe(self.events.append)
+        network = SimpleNamespace(wall_time=lambda: 1.7e9)
+        node: Any = SimpleNamespace(peer_id=me, run_id="run", events=bus, network=network)
+        settings = GroupSettings(100_000, "0" * 32, NUMEL, 4 * NUMEL, aggregates=True)
+        board: Any = Board(me, upload)
+        self.board = board
+        super().__init__(node, settings, board, self._count)
+
+    def _count(self, rates: SwarmRates, vector_bytes: float) -> Division:
+        self.solved += 1
+        return divide(rates, vector_bytes)
+
+
+def seats(rates: Mapping[PeerId, float]) -> dict[PeerId, Seat]:
+    report = Report(100, 10.0, 10, 0.0, 1.0)
+    return {
+        peer: Seat(Join(3, "0" * 32, Address(peer, ("1.2.3.4:5",)), True, True, rate, rate, report), report, 0.0)
+        for peer, rate in rates.items()
+    }
+
+
+def plan_of(shares: Mapping[int, float]) -> Plan:
+    members = tuple(Member(Address(peer, ("1.2.3.4:5",)), True) for peer in PEERS)
+    division = Division(tuple(PartShare(share, root) for root, share in shares.items()))
+    parts, stop = [], 0.0
+    for part in division.parts:
+        stop += part.share
+        parts.append(Part(round(stop * NUMEL), part.root))
+    return Plan("0" * 32, 3, members, tuple(parts), 16384)
+
+
+@virtually
+async def test_a_plan_is_solved_once_while_nothing_moves() -> None:
+    rates = dict.fromkeys(PEERS[:4], 1e6) | {PEERS[3]: 3e6}
+    desk = Desk(PEERS[0], rates)
+    await desk.prepare(seats(rates))
+    first = await desk.plan(3, seats(rates))
+    assert first.members[0].peer_id == PEERS[0]
+    again = await desk.plan(4, seats({peer: rate * 1.05 for peer, rate in rates.items()}))
+    assert desk.solved == 1
+    assert again.round_id != first.round_id
+
+    def largest(plan: Plan) -> PeerId:
+        stops = [0, *(part.stop for part in plan.parts)]
+        sizes = [stop - start for start, stop in pairwise(stops)]
+        return plan.members[plan.parts[sizes.index(max(sizes))].root].peer_id
+
+    assert largest(first) == largest(again) == PEERS[3], "whatever the order of the members"
+    await desk.plan(5, seats(rates | {PEERS[4]: 1e6}))
+    assert desk.solved == 2
+    desk.board._upload[PEERS[3]] = 1e6
+    await desk.plan(6, seats(dict.fromkeys(PEERS[:4], 1e6)))
+    assert desk.solved == 3
+
+
+@virtually
+async def test_who_is_to_do_it_all_refuses() -> None:
+    upload = dict.fromkeys(PEERS, 1e6)  # alone it takes 44 s, equal parts 7 s
+    all_to_one = plan_of({5: 1.0})
+    victim, other = Desk(PEERS[5], upload), Desk(PEERS[6], upload)
+    with pytest.raises(RejectedError, match="busy for 44 s, where equal parts take all 7 s") as caught:
+        victim.check(all_to_one)
+    assert (caught.value.code, caught.value.peer) == (UNFAIR, PEERS[0])
+    assert [event.kind for event in victim.events] == ["plan.refused"]
+    other.check(all_to_one)
+    victim.check(plan_of(dict.fromkeys(range(12), 1 / 12)))
+
+
+@virtually
+async def test_a_fast_peer_may_get_most_of_it_and_unknown_rates_are_no_reason() -> None:
+    Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[5]: 1e7}).check(plan_of({5: 1.0}))
+    Desk(PEERS[5], {}).check(plan_of({5: 1.0}))
+    Desk(PEERS[5], dict.fromkeys(PEERS, 1e8)).check(plan_of({5: 1.0}))  # a matter of fractions of a second
