@@ -250,8 +250,7 @@ class Member:
                 return
             self._formation.come_back(self.surveyor.settled())
             self._at_least, self._diverged_since_s = 0, None
-            seconds = asyncio.get_running_loop().time() - begun
-            self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
+            self._node.events.emit("sync.finished", step=self.step, seconds=asyncio.get_running_loop().time() - begun)
         elif not self._needs_state:  # diverged, from others who have not told their step yet
             await asyncio.sleep(SYNC_PAUSE_S)
         self._needs_state = False
