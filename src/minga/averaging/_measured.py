@@ -31,6 +31,8 @@ DOUBTED = 4
 """One witness in so many may lie without effect."""
 
 SLOW_PERCENT = 50
+ALIKE = 0.25
+"""Rates that differ by no more than this share are taken for the same: two measurements of one line differ as much."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +85,27 @@ def _believed(
     known = [rate for rate in map(_rate, claims) if rate is not None]
     usual = median(known) if known else None
     believed: list[float | None] = []
-    for claim, seen, cap in zip(claims, witnesses, caps, strict=True):
+    for claim, seen in zip(claims, witnesses, strict=True):
         rate = _rate(claim)
         if rate is None:
             rate = usual
         elif usual is not None and rate > usual:
             rate = min(rate, max(usual, LIFT * _shown(seen, len(claims) - 1)))
-        believed.append(_least(rate, _rate(cap)))
-    return believed
+        believed.append(rate)
+    return [_least(rate, _rate(cap)) for rate, cap in zip(_evened(believed), caps, strict=True)]
+
+
+def _evened(rates: Sequence[float | None]) -> list[float | None]:
+    """Give rates that hardly differ the same value, their mean: parts depend on rates so strongly that plans made of
+    the noise in them would be worse than equal parts among equals.
+    """
+    alike: list[list[float]] = []
+    for rate in sorted(rate for rate in rates if rate is not None):
+        if not alike or rate > (1.0 + ALIKE) * alike[-1][0]:
+            alike.append([])
+        alike[-1].append(rate)
+    value = {rate: math.fsum(group) / len(group) for group in alike for rate in group}
+    return [None if rate is None else value[rate] for rate in rates]
 
 
 def _shown(witnesses: Sequence[float], others: int) -> float:
