@@ -14,6 +14,7 @@ import torch
 from reduce_world import Party, World
 from swarm_tools import virtually
 
+from minga.averaging._company import Company
 from minga.averaging._following import JOIN, PROBE
 from minga.averaging._formation import GroupFormation
 from minga.averaging._gathering import OutOfSyncError
@@ -39,13 +40,14 @@ class Sight:
     def __init__(self, world: Camp, me: Member) -> None:
         self.world, self.me = world, me
         self.hidden: set[PeerId] = set()
+        self.also: list[PeerId] = []  # said to be alive
 
     def _others(self) -> list[Member]:
         hidden = self.hidden | {self.me.party.peer_id}
         return [m for m in self.world.members if m.party.peer_id not in hidden and not m.party.network.state.gone]
 
     def alive(self) -> Collection[PeerId]:
-        return [*(m.party.peer_id for m in self._others()), self.me.party.peer_id]
+        return [*(m.party.peer_id for m in self._others()), self.me.party.peer_id, *self.also]
 
     def active(self) -> Collection[PeerId]:
         return [m.party.peer_id for m in self._others()]
@@ -413,6 +415,37 @@ def test_an_endless_chain_of_redirects_does_not_hold_a_peer() -> None:
         assert not isinstance(answer, ProtocolError)
         await camp.until_step(4)
         assert all(party.offences() == [] for party in camp.parties[:3])
+        await camp.close()
+
+    main()
+
+
+def test_a_leader_that_parks_its_members_and_then_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    @virtually
+    async def main() -> None:
+        camp, _, liar = await one_and_a_liar()
+        heard = 0
+
+        async def park_and_hush(peer: PeerId, stream: MessageStream) -> None:
+            nonlocal heard
+            await stream.receive(Join)
+            heard += 1
+            await stream.send(Park())
+            await asyncio.Event().wait()  # pulses go on: it is alive
+
+        liar.node.serve(JOIN, park_and_hush)
+
+        def remember(company: Company, plan: Plan) -> None:
+            take_part(company, plan)
+            company.view = (*company.view, liar.peer_id)
+
+        # Everybody takes it for a member of the last round, and in some steps it is the first in rank.
+        take_part = Company.take_part
+        monkeypatch.setattr(Company, "take_part", remember)
+        for member in camp.members:
+            member.sight.also = [liar.peer_id]
+        await camp.until_step(12, limit_s=600.0)
+        assert heard > 0
         await camp.close()
 
     main()

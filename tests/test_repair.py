@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reduce_world import World
+from reduce_world import ROUND, World
 from swarm_tools import later, virtually
 
 from minga.averaging._all_reduce import RoundAbortedError
+from minga.averaging._coordinator import FREEZE, REPAIR
 from minga.averaging._layout import VectorLayout
+from minga.averaging._messages import MAX_TERM, Freeze, Holding, Repair
 from minga.averaging._round import RoundOutcome, chunk_table, unpack_bitmap
+from minga.core._errors import RemoteError
 
 RATE = 4e5
 LAYOUT = VectorLayout((60_000,), "float32")  # 240 kB: about a second
@@ -66,6 +70,45 @@ def test_a_member_dies_at_any_time(victim: int, when_s: float) -> None:
         assert plausible(results[0], vectors_of(5), {victim})
         assert all(outcome.seconds < 7.0 for outcome in outcomes if isinstance(outcome, RoundOutcome))
         assert all(party.offences() == [] for party in world.parties)
+
+    main()
+
+
+ORDERS: dict[str, tuple[int, msgspec.Struct]] = {
+    "freeze by one behind us in the order": (3, Freeze(ROUND, 1, (), ())),
+    "freeze that buries us": (0, Freeze(ROUND, 1, (1,), ())),
+    "freeze of an absurd term": (0, Freeze(ROUND, MAX_TERM, (), ())),
+    "repair by one behind us in the order": (3, Repair(ROUND, 1, (0,), (), (), ())),
+    "repair that buries us": (0, Repair(ROUND, 1, (1,), (), (), ())),
+    "repair of an absurd term": (0, Repair(ROUND, MAX_TERM, (), (), (), ())),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders_that_nobody_may_give_are_refused_and_the_round_goes_on(order: str) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        giver, message = world.parties[ORDERS[order][0]], ORDERS[order][1]
+        method = FREEZE if isinstance(message, Freeze) else REPAIR
+        refusals: list[RemoteError] = []
+
+        async def give() -> None:
+            try:
+                await giver.node.call(world.parties[1].peer_id, method, message, Holding)
+            except RemoteError as error:
+                refusals.append(error)
+
+        later(0.3, lambda: giver.network.process.run(give()))
+        vectors = vectors_of(4)
+        results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors), [1] * 4)
+        assert len(refusals) == 1
+        assert world.parties[1].offences() == [(giver.peer_id, world.parties[1].offences()[0][1])]
+        assert "not for it to repair" in world.parties[1].offences()[0][1]
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
+        assert all(torch.equal(result, results[0]) for result in results)
+        await world.close()
 
     main()
 

@@ -10,8 +10,20 @@ import math
 import random
 
 import pytest
-from swarm_tools import assert_equal_states, assert_one_group_per_step, make_spec, offences, rounds, virtually
+from swarm_tools import (
+    assert_equal_states,
+    assert_one_group_per_step,
+    grow,
+    later,
+    longest_gap_s,
+    make_spec,
+    offences,
+    rounds,
+    same_step,
+    virtually,
+)
 
+from minga.averaging._ranking import ranking
 from minga.network._virtual import HostSettings
 from minga.simulation._swarm import Swarm, TrainerSettings
 
@@ -131,3 +143,33 @@ def test_two_groups_that_trained_apart_agree_on_one_state() -> None:
             await swarm.close()
 
     main()
+
+
+@pytest.mark.parametrize(("peers", "cut_s", "seed"), [(5, 4.0, 1), (5, 10.0, 2), (7, 4.0, 3)])
+def test_a_leader_that_most_do_not_hear_is_overtaken(peers: int, cut_s: float, seed: int) -> None:
+    """The first in rank is heard by the second only, who follows it while the others ask the second to lead."""
+
+    @virtually
+    async def main() -> Swarm:
+        swarm = Swarm(make_spec(96), seed=seed)
+        grow(swarm, peers, random.Random(seed))
+        try:
+            await swarm.run_until_step(3, limit_s=60)
+            await same_step(swarm)
+            step = max(peer.replica.step for peer in swarm.alive())
+            await asyncio.sleep(0.3)
+            order = ranking(swarm.spec.run_id, step, [peer.network.peer_id for peer in swarm.peers.values()])
+            first, _, *rest = map(swarm.name_of, order)
+            for other in rest:
+                swarm.internet.cut(first, other)
+                later(cut_s, lambda other=other: swarm.internet.restore(first, other))
+            await swarm.run_until_step(step + 3, limit_s=120)
+            await assert_equal_states(swarm)
+        finally:
+            await swarm.close()
+        return swarm
+
+    swarm = main()
+    assert_one_group_per_step(swarm)
+    assert offences(swarm) == []
+    assert longest_gap_s(swarm) < cut_s + 25.0
