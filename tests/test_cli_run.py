@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
+from minga.cli import _exit
 from minga.identity._link_body import Entry
 from minga.identity._links import Link
 from minga.training._way_back import Places
@@ -131,9 +132,20 @@ def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None
             time.sleep(0.5)  # any moment will do
         host.process.send_signal(signal.SIGINT)
         if moment == "running":
-            assert host.summary()["exit_code"] == 130
+            summary = host.summary()
+            assert (summary["exit_code"], summary["step"]) == (130, 0)
         assert host.process.wait(10.0) == 130
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith((".unfinished", ".partial"))]
+
+
+def test_an_interrupted_command_says_what_it_had_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_exit, "done_so_far", [lambda: {"step": 7}, lambda: {"samples": 320}])
+    assert _exit.report_interrupt(json_output=True) == _exit.INTERRUPTED
+    told = capsys.readouterr()
+    assert told.err == "minga: interrupted at step 7, with 320 samples of this machine\n"
+    assert last_json(told.out)["samples"] == 320
 
 
 def test_a_child_on_the_leash_dies_with_its_parent(spec: str, tmp_path: Path) -> None:

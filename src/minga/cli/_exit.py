@@ -28,6 +28,9 @@ EXPLANATION = (
 before_last_line: list[Callable[[], None]] = []
 """Called before the summary of a failure is printed, so that it is the last line of the output."""
 
+done_so_far: list[Callable[[], dict[str, int]]] = []
+"""Asked for what the command has done when it is interrupted: the `step` it got to, its own `samples`."""
+
 
 def code_of(error: BaseException) -> int:
     """The exit code that belongs to an error."""
@@ -82,10 +85,13 @@ def report_usage(error: Any, *, json_output: bool) -> int:
 
 
 def report_interrupt(*, json_output: bool) -> int:
-    """Say that Ctrl-C ended the command."""
-    print("minga: interrupted", file=sys.stderr)
+    """Say that Ctrl-C ended the command, and what it had done."""
+    done = {name: value for tell in done_so_far for name, value in tell().items()}
+    where = f" at step {done['step']}" if "step" in done else ""
+    what = f", with {done['samples']} samples of this machine" if "samples" in done else ""
+    print(f"minga: interrupted{where}{what}", file=sys.stderr)
     if json_output:
-        fields = {"summary": True, "ok": False, "error": "KeyboardInterrupt", "message": "interrupted"}
+        fields = {"summary": True, "ok": False, "error": "KeyboardInterrupt", "message": "interrupted", **done}
         _print_last_line({**fields, "exit_code": INTERRUPTED})
     return INTERRUPTED
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minga.cli._context import Context, collect_again
+from minga.cli._exit import done_so_far
 from minga.cli._prepared import prepared_files
 from minga.cli._session import WorkOptions, apply_threads, wire
 from minga.cli._views import PlainTrouble, organiser_lines, organiser_view
@@ -72,6 +73,7 @@ class _Hosting:
         from minga.recipes._run import RecipeRun
 
         run = RecipeRun(self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch)
+        done_so_far.append(lambda: {"step": run.step})
         held_out = self.held_out = HeldOut(run, self.output, self.history)
         held_out.now()
         collect_again()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minga.cli._context import Context, collect_again
+from minga.cli._exit import done_so_far
 from minga.cli._session import WorkOptions, apply_threads, wire
 from minga.cli._views import PlainTrouble, volunteer_lines, volunteer_view
 from minga.core._errors import ConfigurationError
@@ -86,6 +87,9 @@ class _Joining:
         self._contributed = 0
         self._sync = (0, 0)
         peer.subscribe(self._on_event)
+        done_so_far.append(
+            lambda: {"step": self._step, "steps_contributed": self._contributed, "samples": self._samples}
+        )
 
     def run(self) -> None:
         """Take part, with a display beside."""
