@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
 from benchmarks import _machine, _report
+from benchmarks._albert_model import MATCHMAKING_S, PAPER_TIME_VARYING_PERCENT, SETUPS, Setup, Strategy
+from benchmarks._albert_swarm import Extent, run
 from benchmarks._processes import WorkerError, Workers
+from benchmarks.albert_setups import percentages
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -62,6 +66,27 @@ def test_recovery_survives_one_case() -> None:
 def test_overhead_measures_the_import() -> None:
     _, figures = summary("overhead", "--only", "import")
     assert len(figures["import_s"]) == 3
+
+
+def test_ideal_step_times_of_the_albert_setups() -> None:
+    for setup in SETUPS:
+        assert setup.ideal_s("synchronous", MATCHMAKING_S) == pytest.approx(setup.paper_ideal_s, rel=0.005)
+    percent = percentages({setup.number: setup.ideal_s("synchronous", MATCHMAKING_S) for setup in SETUPS})
+    assert percent[5] == pytest.approx(PAPER_TIME_VARYING_PERCENT, abs=0.5)
+    assert {round(percent[setup.number]) for setup in SETUPS[:4]} == {100, 59, 73}
+    assert [setup.ideal_s("delayed", 0.0) for setup in SETUPS[:4]] == [25.6] * 4
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
+def test_albert_steps_take_what_the_formula_says(strategy: Strategy) -> None:
+    setup = Setup(0, "small", (50.0, 50.0, 25.0, 25.0), 0.0, 0.0)
+    told = run(setup, strategy, Extent(1, 1, 100.0))
+    step_s = fmean(seconds for seconds, _ in told.regular(setup))
+    assert setup.compute_s == pytest.approx(102.4)
+    assert setup.transfer_s == pytest.approx(22.848)
+    assert step_s == pytest.approx(setup.ideal_s(strategy, 0.0), rel=0.1)
+    assert told.all_equal
+    assert told.losses[1] > told.losses[2] > 0.0
 
 
 def test_a_worker_that_fails_is_reported_and_leaves_nothing() -> None:

@@ -262,3 +262,29 @@ def test_scripted_faults_find_the_peers_by_their_roles() -> None:
             await swarm.close()
 
     main()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_peer_that_was_killed_and_comes_back_at_once_takes_part_at_once(seed: int) -> None:
+    """The others' connections to its former self seem open for 30 s yet."""
+
+    @virtually
+    async def main() -> float:
+        swarm = Swarm(make_spec(96), seed=seed, checkpoint_every=2)
+        grow(swarm, 4, random.Random(seed))
+        try:
+            await swarm.run_until_step(4, limit_s=60)
+            swarm.internet.kill("peer-3")
+            await asyncio.sleep(1.0)
+            swarm.restart("peer-3")
+            began = asyncio.get_running_loop().time()
+            await asyncio.sleep(12.0)
+        finally:
+            await swarm.close()
+        assert swarm.log.of("round.aborted") == []
+        return (
+            min(e.event.time for e in swarm.log.of("round.reduced") if e.peer == "peer-3" and e.event.time > began)
+            - began
+        )
+
+    assert main() < 6.0

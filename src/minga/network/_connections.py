@@ -25,13 +25,13 @@ class Connections:
         return len(self._connections)
 
     def live(self, peer: PeerId) -> Connection | None:
-        """The oldest open connection to `peer`."""
+        """The newest open connection to `peer`: of one that was killed and came back, an older one only seems open."""
         known = self._connections.get(peer, [])
         for closed in [connection for connection in known if connection.is_closed]:
             known.remove(closed)
             self._note_traffic(closed)
         if known:
-            return known[0]
+            return known[-1]
         self._connections.pop(peer, None)
         return None
 

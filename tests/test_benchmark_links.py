@@ -1,0 +1,48 @@
+"""The setups of `benchmarks.links` are those of the paper, and what counts as passed is what was meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks._links_setups import GIGABIT, HOME_SCALE, SCALE, setups
+from benchmarks.links import is_ok
+
+
+@pytest.mark.parametrize(
+    ("name", "vectors"),
+    [("A", 1.75), ("B", 9.375), ("C", 5.0), ("D", 5.614), ("home", 50 * SCALE / HOME_SCALE), ("sites", 5.0)],
+)
+def test_the_bounds_are_the_known_ones(name: str, vectors: float) -> None:
+    setup = setups()[name]
+    assert setup.bound_s() == pytest.approx(vectors * 32 * setup.numel / GIGABIT, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "figures", "expected"),
+    [
+        ("A", {"measured_s": 1.15}, True),
+        ("A", {"measured_s": 1.16}, False),
+        ("A", {"correct": False}, False),
+        ("C", {"equal_parts_s": 1.8}, True),
+        ("C", {"equal_parts_s": 1.6}, False),
+        ("D", {"parameter_server_s": 1.1}, True),
+        ("D", {"parameter_server_s": 0.9}, False),
+        ("D", {"equal_parts_s": 0.9}, False),
+        ("home", {"equal_parts_s": 1.5}, False),
+        ("sites", {"flat_s": 4.0, "two_level_s": 2.0}, True),
+        ("sites", {"flat_s": 3.9, "two_level_s": 2.0}, False),
+        ("sites", {"flat_s": 4.0, "two_level_s": None}, False),
+    ],
+)
+def test_what_passes(name: str, figures: dict[str, Any], expected: bool) -> None:
+    usual = {"correct": True, "measured_s": 1.0, "bound_s": 1.0, "equal_parts_s": 3.0, "parameter_server_s": 3.0}
+    assert is_ok(name, usual | figures) is expected
+
+
+def test_five_peers_must_train_three_of_them_as_clients_and_survive() -> None:
+    good = {"peers_trained": 5, "clients": 3, "survived_public_peer_death": True}
+    assert is_ok("nat", good)
+    for name, value in (("peers_trained", 4), ("clients", 2), ("survived_public_peer_death", False)):
+        assert not is_ok("nat", good | {name: value})
