@@ -80,6 +80,14 @@ class AllReduce:
                 del self._rounds[round_id]
                 self._past.append(round_id)
 
+    async def drain(self, limit_s: float) -> None:
+        """Wait, for at most `limit_s` seconds, until nobody takes over results from here any more."""
+        deadline = asyncio.get_running_loop().time() + limit_s
+        while any(repairer.is_serving for _, repairer in self._rounds.values()):
+            if asyncio.get_running_loop().time() >= deadline:
+                return
+            await asyncio.sleep(0.02)
+
     # ---- answering others
 
     async def _expect(self, peer: PeerId, round_id: str) -> tuple[Round, Repairer, int]:

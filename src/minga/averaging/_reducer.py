@@ -75,6 +75,11 @@ class Reducer:
         waiting = self._absent or self._streams.keys() - self._taken - self._away
         return self._round.is_broken(self._assignment) or not (waiting or any(self._pending.values()))
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether somebody is still taking over what was made here."""
+        return not self._round.aborted and bool(self._streams.keys() - self._taken - self._away)
+
     async def attend(self, child: int, hello: PartHello, stream: MessageStream) -> None:
         """Serve one child's stream to its end."""
         if child in self._streams:

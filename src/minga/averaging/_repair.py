@@ -60,6 +60,11 @@ class Repairer:
         """Whether this member has the whole vector, and nobody can make it undone."""
         return self._round.is_complete and all(reducer.is_final for reducer in self._reducers.values())
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether others are still taking over what this member made."""
+        return any(reducer.is_serving for reducer in self._reducers.values())
+
     async def run(self) -> None:
         """Work until this member has the whole vector, or the round is aborted."""
         round = self._round

@@ -118,6 +118,10 @@ class Member:
         """Let the trainer go; its next boundary raises `error`."""
         self._port.close(error)
 
+    async def see_off(self, limit_s: float) -> None:
+        """Before this peer leaves: let others take over what it made in the last round."""
+        await self._all_reduce.drain(limit_s)
+
     async def run(self, step: int = 0) -> None:
         """Live until cancelled; `step` is where the local state stands.
 

@@ -41,6 +41,8 @@ from minga.training._state_server import StateServer
 
 ENTRY_ATTEMPTS = 3
 ENTRY_PAUSE_S = 1.0
+SEE_OFF_S = 0.3
+"""Longest time, in seconds, that others of the last round have to take over what this peer made in it."""
 LEAVE_S = 0.8
 """Longest time, in seconds, that saying goodbye may take."""
 
@@ -151,7 +153,9 @@ class Session:
         return member
 
     async def close(self, reason: str = "") -> None:
-        """Say goodbye and end everything, within `LEAVE_S` seconds."""
+        """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds."""
+        if self.member is not None:
+            await self.member.see_off(SEE_OFF_S)
         if self._life is not None:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
