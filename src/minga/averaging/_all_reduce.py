@@ -72,6 +72,11 @@ class AllReduce:
             raise RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
         return round.outcome()
 
+    def give_up(self, plan: Plan, why: str) -> None:
+        """End the round of this plan with `RoundAbortedError` if it is under way here."""
+        if plan.round_id in self._rounds:
+            self._rounds[plan.round_id][0].abort(why)
+
     def retire(self, result: torch.Tensor | None = None) -> None:
         """End the round that holds its result in this tensor for good; without one, end all."""
         for round_id, (round, _) in list(self._rounds.items()):

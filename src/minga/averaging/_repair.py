@@ -30,6 +30,7 @@ from minga.averaging._reducer import Reducer
 from minga.averaging._round import Round
 from minga.averaging._slowness import Slowness
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.core._racing import racing
 from minga.network._node import CALL_TIMEOUT_S
 
 REPAIR_TIMEOUT_S = 4.0 * CALL_TIMEOUT_S
@@ -73,7 +74,8 @@ class Repairer:
                 round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
             useless = self._useless()
             if useless or self._orphans():
-                await self._report(tuple(sorted(useless)))
+                async with racing([self._report(tuple(sorted(useless))), round.over.wait()]) as ends:
+                    await next(ends)
             else:
                 await round.changed.wait(1.0)
                 round.bury_idle()

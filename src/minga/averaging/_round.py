@@ -102,6 +102,8 @@ class Round:
         """Those of the dead and revoked of whom the coordinator has told, or found out, what becomes of their work."""
         self.unheard: dict[int, str] = {}
         self.aborted: str | None = None
+        self.over = asyncio.Event()
+        """Set when the round is given up."""
         self.fetching: set[int] = set()
         self.changed = Signal()
         self._signals = [self.changed]
@@ -149,6 +151,7 @@ class Round:
     def abort(self, why: str) -> None:
         """Give the round up, unless it already is."""
         self.aborted = self.aborted or why
+        self.over.set()
         for signal in self._signals:
             signal.fire()
 

@@ -25,6 +25,7 @@ from minga.averaging._gathering import OutOfSyncError
 from minga.averaging._group import GroupSettings
 from minga.averaging._messages import Plan
 from minga.averaging._planner import divide
+from minga.averaging._ranking import has_quorum
 from minga.averaging._round import RoundOutcome
 from minga.core._errors import ClosedError, MingaError, RemoteError, RunFinishedError
 from minga.identity._keys import Identity
@@ -41,6 +42,7 @@ from minga.training._synchroniser import Download, Synchroniser
 
 SYNC_RETRY_S = 1.0
 SYNC_PAUSE_S = 0.1
+OVERTAKEN_PERIOD_S = 0.5
 DIVERGED_S = 5.0
 FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished the run stays for the others of its last group."""
@@ -184,12 +186,15 @@ class Member:
             sites=len(plan.sites),
             predicted_s=plan.predicted_s,
         )
+        watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
         try:
             outcome = await self._all_reduce.reduce(plan, self._replica.vector.layout, vector, weight, self._result)
         except RoundAbortedError as error:
             self._node.events.emit("round.aborted", step=self.step, why=error.message)
             await self._port.unseal()
             return
+        finally:
+            watching.cancel()
         self._node.events.emit(
             "round.reduced",
             step=self.step,
@@ -203,6 +208,13 @@ class Member:
             self._node.lines.doubt()
         self._lost = tuple(outcome.lost)
         await self._apply(outcome, weight)
+
+    async def _watch_whether_overtaken(self, plan: Plan) -> None:
+        """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
+        others = [member.peer_id for member in plan.members if member.peer_id != self._node.peer_id]
+        while not others or not has_quorum(set(self.surveyor.ahead(plan.step + 1)), others):
+            await asyncio.sleep(OVERTAKEN_PERIOD_S)
+        self._all_reduce.give_up(plan, "its other members went on without us")
 
     async def _apply(self, outcome: RoundOutcome, weight: int) -> None:
         step = self.step + 1

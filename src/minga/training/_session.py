@@ -223,15 +223,16 @@ class Session:
             )
 
         async def fetch(minimum_step: int, own: StateSnapshot) -> StateSnapshot:
-            state = await download(
-                self.node,
-                self.member.surveyor.donors() if self.member is not None else [],
-                minimum_step=minimum_step,
-                have=own,
-                cache=self.settings.cache,
-                accept=replica.check,
-                progress=note,
-            )
+            with self.state_server.fetching():
+                state = await download(
+                    self.node,
+                    self.member.surveyor.donors() if self.member is not None else [],
+                    minimum_step=minimum_step,
+                    have=own,
+                    cache=self.settings.cache,
+                    accept=replica.check,
+                    progress=note,
+                )
             self.state_server.withdraw()  # what was served before is not what this peer will have
             return state.snapshot
 

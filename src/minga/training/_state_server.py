@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +70,7 @@ class StateServer:
         self._held: tuple[_Held, ...] = ()  # newest first; replaced as a whole, for other threads read it
         self._published_step = -1
         self._waiting: list[int] = []
+        self._is_fetching = False
         self._changed = Signal()
         self._downloads: dict[PeerId, int] = {}
         node.serve(DESCRIBE, self._describe)
@@ -102,6 +103,16 @@ class StateServer:
     def held_bytes(self) -> int:
         """Bytes of the snapshots held in memory."""
         return sum(held.manifest.total_bytes for held in self._held)
+
+    @contextlib.contextmanager
+    def fetching(self) -> Iterator[None]:
+        """This peer fetches the state itself: nobody waits for what it does not have yet; on the loop."""
+        self._is_fetching = True
+        self._changed.fire()
+        try:
+            yield
+        finally:
+            self._is_fetching = False
 
     # ---- inner workings, on the loop
 
@@ -146,7 +157,7 @@ class StateServer:
         deadline = self._loop.time() + BOUNDARY_WAIT_S
         while not (ready := [held for held in self._held if held.snapshot.step >= request.minimum_step]):
             left_s = deadline - self._loop.time()
-            if left_s <= 0:
+            if left_s <= 0 or self._is_fetching:
                 raise RejectedError(f"no state of step {request.minimum_step} or later here", code="not_ready")
             self._waiting.append(request.minimum_step)
             try:
