@@ -20,9 +20,12 @@ from minga.network._interface import PeerId
 CONTEXT = b"minga plan"
 PLANNED_ENDPOINTS = 8
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 1 << 20
-CHUNKS_PER_MEMBER = 32
+CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK = 32, 16
 """A vector goes in so many chunks for each member: until the first is reduced everywhere nothing comes back, and that
-takes one chunk to each of the others, so about one 32nd of the round is lost to it."""
+takes one chunk to each of the others, so about one 32nd of the round is lost to it. In a quick round what is done for
+each chunk costs more than that."""
+
+QUICK_S = 2.0
 
 LONGEST_CHUNKS = MAX_CHUNKS // 2
 """Chunks of a plan at most, leaving room for those that the borders of parts and codecs cut off."""
@@ -55,15 +58,16 @@ def make_plan(
         step=needs.step,
         members=tuple(members),
         parts=tuple(parts),
-        chunk_bytes=_chunk_bytes(needs, len(members)),
+        chunk_bytes=_chunk_bytes(needs, len(members), division.predicted_s),
         sites=division.sites,
         resting=tuple(resting),
         predicted_s=None if division.predicted_s is None else min(division.predicted_s, LONGEST_S),
     )
 
 
-def _chunk_bytes(needs: PlanNeeds, members: int) -> int:
-    best = needs.encoded_bytes // (CHUNKS_PER_MEMBER * members)
+def _chunk_bytes(needs: PlanNeeds, members: int, predicted_s: float | None) -> int:
+    chunks = CHUNKS_IF_QUICK if predicted_s is not None and predicted_s < QUICK_S else CHUNKS_PER_MEMBER
+    best = needs.encoded_bytes // (chunks * members)
     fewest = 4 * needs.numel // LONGEST_CHUNKS + 1
     return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, best), fewest)
 

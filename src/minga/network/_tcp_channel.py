@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from minga.network._fast_bytes import Interrupt
 
-PIECE_BYTES = 128 << 10
+PIECE_BYTES = 256 << 10
 """How much is moved at once; more is not faster."""
 
 TURN_BYTES = 256 << 10
