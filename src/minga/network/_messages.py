@@ -206,9 +206,10 @@ class MessageStream:
                 raise self._explain(error) from error
             self._last_write = self._clockwork.tick
 
-    def _acknowledge(self, receipt: bytes | None) -> None:
-        """Send a receipt, if it is time for one and the last is on its way."""
-        if receipt is not None and (self._receipt_task is None or self._receipt_task.done()):
+    def _count_arrived(self, size: int) -> None:
+        """Count a bulk frame, and send a receipt if it is time for one and the last is on its way."""
+        may_report = self._receipt_task is None or self._receipt_task.done()
+        if (receipt := self.tally.arrived(size, may_report=may_report)) is not None:
             frame = _HEADER.pack(RECEIPT, len(receipt)) + receipt
             self._receipt_task = asyncio.get_running_loop().create_task(self._pulse(frame))
 
@@ -278,7 +279,7 @@ class MessageStream:
             if kind == BULK and target is not None:
                 self.tally.expect()
                 await self._paced.read_into(target)
-                self._acknowledge(self.tally.arrived(length))
+                self._count_arrived(length)
                 return bytearray()
             body = await self._read_exactly(length)
             self._lines.download.charge(length)

@@ -27,7 +27,9 @@ from minga.network._interface import PeerId
 from minga.network._receipts import BulkUse, Span
 
 SLOT_S = 0.1
-SETTLE_S = 1.0
+SETTLE_S = 4.0
+"""Receipts queue behind what their sender has in its buffers: over a slow line that takes seconds."""
+
 LONGEST_SPAN_S = 30.0
 """Of a longer span only the end counts: the slots before are settled."""
 

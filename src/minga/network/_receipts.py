@@ -76,14 +76,14 @@ class Receipts:
         if now - self._last_s > PAUSE_S:
             self._begin_s, self._span_bytes = now, 0
 
-    def arrived(self, size: int, now: float) -> tuple[Span, bytes] | None:
-        """`size` bytes are here; returns the span and the body of the receipt if it is time for one."""
+    def arrived(self, size: int, now: float, *, may_report: bool = True) -> tuple[Span, bytes] | None:
+        """`size` bytes are here; returns the span and the body of the receipt if it is time for one, and allowed."""
         self._received += size
         self._span_bytes += size
         self._last_s = now
         seconds = now - self._begin_s
         due = seconds >= REPORT_S or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
-        if not due or self._span_bytes < SMALLEST_BYTES:
+        if not (due and may_report) or self._span_bytes < SMALLEST_BYTES:
             return None
         span = Span(self._span_bytes, self._begin_s, now)
         times = (round((t - self._first_s) * 1e6) for t in (self._begin_s, now))

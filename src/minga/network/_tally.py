@@ -37,11 +37,11 @@ class BulkTally:
         self._begun_s = self._lines.clock()
         self._receipts.expect(self._begun_s)
 
-    def arrived(self, size: int) -> bytes | None:
-        """A bulk frame has arrived; returns the body of a receipt if it is time for one."""
+    def arrived(self, size: int, *, may_report: bool) -> bytes | None:
+        """A bulk frame has arrived; returns the body of a receipt if it is time for one, and one can be sent."""
         self.has_received, now = True, self._lines.clock()
         self._lines.meter.down.add_total(Span(size, self._begun_s, now), self.use)
-        report = self._receipts.arrived(size, now)
+        report = self._receipts.arrived(size, now, may_report=may_report)
         if report is None:
             return None
         span, receipt = report

@@ -195,7 +195,7 @@ class TlsChannel(asyncio.BufferedProtocol):
         """See `asyncio`."""
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
-            transport.set_write_buffer_limits(high=PIECE_BYTES // 2)
+            transport.set_write_buffer_limits(high=PIECE_BYTES // 4)
             if self.lost is not None:
                 transport.abort()
 
