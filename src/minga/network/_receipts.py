@@ -2,8 +2,8 @@
 
 Theory of operation. How fast bytes go into a stream says little: they may end in buffers of megabytes. So whoever
 receives bulk frames reports every `REPORT_S` seconds of a transfer how many bytes came in which time by its own clock,
-and both sides count the same *span*. The sender places it on its own clock by the fastest receipt of the stream, so
-that a receipt that was held up in a queue shifts nothing, and it knows whether more was waiting to be sent all the
+and both sides count the same *span*. The sender places it on its own clock by when it sent the first frame, since
+receipts may be held up for seconds behind other bytes, and it knows whether more was waiting to be sent all the
 while (it had no gap of `GAP_S` between two frames lately): only then does the span say what the link can carry, and
 not only what was asked of it.
 
@@ -95,6 +95,8 @@ class Receipts:
 
     def hand_over(self, size: int, now: float) -> None:
         """`size` bytes wait to be sent."""
+        if not self._sent:
+            self._offset_s = now
         self._sent += size
         if now - self._idle_since_s > GAP_S:
             self._gap_end_s = now
