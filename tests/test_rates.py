@@ -320,6 +320,20 @@ def test_paths_that_are_slow_themselves_show_nothing_about_the_line() -> None:
     assert bench.path(A)[1] == pytest.approx(0.125, rel=0.02)  # not compared with another slow one
 
 
+@pytest.mark.parametrize("knows_load", [True, False])
+def test_a_slow_path_stays_slow_beside_others_that_have_nothing_to_send(knows_load: bool) -> None:
+    bench = Bench(knows_load=knows_load)
+    for _ in range(3):
+        bench.move({A: 3e6, B: 3e6, C: 5e5}, 2.0)
+        for _ in range(40):
+            bench.move({A: 2e5, B: 2e5}, 0.25, loaded=False)
+            bench.now -= 0.25
+            bench.move({C: 5e5}, 0.25)
+    bench.now += SETTLE_S + 1.0
+    assert bench.path(C)[1] == pytest.approx(1 / 6, rel=0.1)
+    assert bench.path(A)[1] == pytest.approx(1.0, rel=0.1)
+
+
 def test_a_slow_path_that_gets_fast_is_noticed() -> None:
     bench = Bench()
     bench.move({A: 1e6, B: 8e6, C: 8e6}, 3.0)

@@ -2,10 +2,11 @@
 
 Each part goes over a stream of its own, and a line gives all its streams alike. Left alone, small parts would be
 through early and the large part of a fast aggregator would come last: that one would idle at first, and could not make
-up for it later. So the parts advance together: the chunk k of n of a part has its turn at (k + offset) / n of the
-whole, the offsets being spread so that parts of few chunks do not all go at once, and no part gets ahead of the
-slowest by more than `LEAD` of the whole. Parts that do not move at all are not waited for. After the time that the
-plan allows for the round nobody is held back any more, so that it can be seen who is late.
+up for it later. So small parts advance with the large ones: the chunk k of n of a part has its turn at (k + offset) / n
+of the whole, the offsets being spread so that parts of few chunks do not all go at once, and no part gets ahead of one
+that is clearly larger by more than `LEAD` of the whole. Parts that do not move at all are not waited for. Parts of
+about the same size do not wait for each other: which of the paths to them is slow could not be seen then. After the
+time that the plan allows for the round nobody is held back any more, so that it can be seen who is late.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Final
 from minga.core._signal import Signal
 
 LEAD: Final = 0.1
+LARGER: Final = 1.5
+"""Of so many times as many chunks a part has to be to be waited for."""
 STUCK_S: Final = 0.5
 STUCK_SHARE: Final = 0.1
 """A part that has not moved for so many seconds, or this share of the round, is not waited for."""
@@ -65,7 +68,8 @@ class Turns:
         part = self._parts[key]
         lead = max(LEAD, 2.0 / max(p.chunks for p in self._parts.values()))
         while (now := self._clock()) < self._until_s:
-            others = [p.turn for p in self._parts.values() if p is not part and now - p.moved_s < self._stuck_s]
+            larger = [p for p in self._parts.values() if p.chunks > LARGER * part.chunks]
+            others = [p.turn for p in larger if now - p.moved_s < self._stuck_s]
             if part.turn <= min(others, default=part.turn) + lead:
                 break
             await self._moved.wait(min(self._stuck_s, self._until_s - now))

@@ -45,6 +45,9 @@ EXERCISES = 4
 SLOW_SHARE = 0.5
 """A path with less than this share of another's rate at the same time is itself the limit of what goes over it."""
 
+BUSY_SHARE = 0.5
+"""A path that moves less than this share of its rate has nothing to send: who is as slow at that time is not slow."""
+
 MAX_PATHS = 256
 FILLED = 0.9
 
@@ -202,11 +205,12 @@ class DirectionMeter:
             known = self.total.value
             if 2 * moving >= self._breadth or known is None or rate > known:
                 self.total.add(rate, when, loaded=2 * loaded >= self._breadth)
-        for (peer, use), flow in slot.items():
-            if flow.fills:
-                rivals = [f.size for (p, u), f in slot.items() if p != peer and f.fills and u is use]
-                fast = any(p != peer and f.fills and u is use and not self._is_slow(p) for (p, u), f in slot.items())
-                self._add_sample(peer, flow, max(rivals) if fast else None, when)
+        full = {key: flow for key, flow in slot.items() if flow.fills}
+        for use in {use for _, use in full}:
+            fastest = sorted(((f.size, p) for (p, u), f in full.items() if u is use and self._is_busy(p, f)), reverse=True)
+            for (peer, used), flow in full.items():
+                if used is use:
+                    self._add_sample(peer, flow, next((size for size, p in fastest[:2] if p != peer), None), when)
 
     def _add_sample(self, peer: PeerId, flow: _Flow, rival: float | None, when: float) -> None:
         path = self._path(peer)
@@ -214,6 +218,11 @@ class DirectionMeter:
         path.rate.add(flow.size / SLOT_S, when, loaded=flow.is_loaded and is_slow)
         if rival is not None and (flow.is_loaded or not self._knows_load):
             path.share.add(min(1.0, flow.size / rival), when, loaded=True)
+
+    def _is_busy(self, peer: PeerId, flow: _Flow) -> bool:
+        """Whether others can be compared with a flow: its path is not slow, and it moves about what it can."""
+        rate = self._paths[peer].rate.value if peer in self._paths else None
+        return not self._is_slow(peer) and (rate is None or flow.size >= BUSY_SHARE * rate * SLOT_S)
 
     def _is_slow(self, peer: PeerId) -> bool:
         """Whether the path is itself the limit of what goes over it, so that it shows nothing about the line."""
