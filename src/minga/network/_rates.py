@@ -7,7 +7,9 @@ gives a sample of that path, and all its bytes together one of the whole directi
 
 A slot is *loaded* as a whole if more bytes waited for at least half as many peers as were ever served at once in the
 last minutes: one slow receiver alone does not show what the line can do. A path is compared in each slot with the
-fastest other one of the same slot (`share`): only what happened at once can be compared.
+fastest other one of the same slot that has enough to move (`share`): only what happened at once can be compared.
+While some peers have nothing to move and the line is far from full, the others show what their paths can do, and are
+compared with the rest of the line.
 
 Slots in a row make an *exercise*, such as a round. What a path moved in one, divided by the time that the whole
 exercise took, is no peak: it cannot be made higher by serving one peer after the other. Others judge by it what this
@@ -47,6 +49,9 @@ SLOW_SHARE = 0.5
 
 BUSY_SHARE = 0.5
 """A path that moves less than this share of its rate has nothing to send: who is as slow at that time is not slow."""
+
+IDLE_SHARE = 0.5
+"""A line that moves less than this share of what it can, and not with everybody, is not what limits it."""
 
 MAX_PATHS = 256
 FILLED = 0.9
@@ -195,29 +200,39 @@ class DirectionMeter:
         return [(number, seconds) for number, seconds in cover if seconds > 0.0]
 
     def _evaluate(self, slot: _Slot, when: float) -> None:
+        spare = self._evaluate_total(slot, when)
+        full = {key: flow for key, flow in slot.items() if flow.fills}
+        for use in dict.fromkeys(use for _, use in full):
+            flows = {peer: flow for (peer, used), flow in full.items() if used is use}
+            fastest = sorted(((f.size, p) for p, f in flows.items() if self._is_busy(p, f)), reverse=True)[:2]
+            for peer, flow in flows.items():
+                rival = next((size for size, other in fastest if other != peer), 0.0)
+                room = flow.size + spare if spare and use is not BulkUse.PROBED else 0.0
+                self._add_sample(peer, flow, max(rival, room), when)
+
+    def _evaluate_total(self, slot: _Slot, when: float) -> float:
+        """Take in what all moved together; returns the bytes that could have been moved besides, 0 if unknown."""
         own = {key: flow for key, flow in slot.items() if key[1] is not BulkUse.PROBED}
         moving = sum(flow.fills for flow in own.values())
-        if moving:
-            if moving >= self._breadth or when - self._broad_s > BREADTH_MEMORY_S:
-                self._breadth, self._broad_s = moving, when
-            loaded = sum(flow.fills and flow.is_loaded and not self._is_slow(peer) for (peer, _), flow in own.items())
-            rate = slot.total / SLOT_S
-            known = self.total.value
-            if 2 * moving >= self._breadth or known is None or rate > known:
-                self.total.add(rate, when, loaded=2 * loaded >= self._breadth)
-        full = {key: flow for key, flow in slot.items() if flow.fills}
-        for use in {use for _, use in full}:
-            fastest = sorted(((f.size, p) for (p, u), f in full.items() if u is use and self._is_busy(p, f)), reverse=True)
-            for (peer, used), flow in full.items():
-                if used is use:
-                    self._add_sample(peer, flow, next((size for size, p in fastest[:2] if p != peer), None), when)
+        if not moving:
+            return 0.0
+        if moving >= self._breadth or when - self._broad_s > BREADTH_MEMORY_S:
+            self._breadth, self._broad_s = moving, when
+        rate, known = slot.total / SLOT_S, self.total.value
+        if known is not None and moving < self._breadth and rate < IDLE_SHARE * known:
+            return (known - rate) * SLOT_S
+        loaded = sum(flow.fills and flow.is_loaded and not self._is_slow(peer) for (peer, _), flow in own.items())
+        if 2 * moving >= self._breadth or known is None or rate > known:
+            self.total.add(rate, when, loaded=2 * loaded >= self._breadth)
+        return 0.0
 
-    def _add_sample(self, peer: PeerId, flow: _Flow, rival: float | None, when: float) -> None:
+    def _add_sample(self, peer: PeerId, flow: _Flow, possible: float, when: float) -> None:
+        """`possible` is what the path could have moved in the slot if it were as good as others; 0 if unknown."""
         path = self._path(peer)
-        is_slow = rival is not None and flow.size < SLOW_SHARE * rival
+        is_slow = flow.size < SLOW_SHARE * possible
         path.rate.add(flow.size / SLOT_S, when, loaded=flow.is_loaded and is_slow)
-        if rival is not None and (flow.is_loaded or not self._knows_load):
-            path.share.add(min(1.0, flow.size / rival), when, loaded=True)
+        if possible and (flow.is_loaded or not self._knows_load):
+            path.share.add(min(1.0, flow.size / possible), when, loaded=True)
 
     def _is_busy(self, peer: PeerId, flow: _Flow) -> bool:
         """Whether others can be compared with a flow: its path is not slow, and it moves about what it can."""
