@@ -323,7 +323,7 @@ def test_paths_that_are_slow_themselves_show_nothing_about_the_line() -> None:
 def test_paths_that_cannot_fill_a_line_are_slow_even_without_a_fast_one_beside_them() -> None:
     bench = Bench()
     bench.move({A: 3e6, B: 3e6, C: 3e6}, 3.0)
-    bench.move({peer: 6e4 for peer in (D, E)}, 20.0, pause_s=SETTLE_S + 1.0)
+    bench.move(dict.fromkeys((D, E), 60000.0), 20.0, pause_s=SETTLE_S + 1.0)
     assert bench.total == pytest.approx(9e6, rel=0.01)
     for peer in (D, E):
         assert bench.path(peer)[:2] == pytest.approx((6e4, 6e4 / 9e6), rel=0.05)

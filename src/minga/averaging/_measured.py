@@ -31,7 +31,7 @@ DOUBTED = 4
 """One witness in so many may lie without effect."""
 
 SLOW_PERCENT = 50
-ALIKE = 0.25
+ALIKE = 0.5
 """Rates that differ by no more than this share are taken for the same: two measurements of one line differ as much."""
 
 
