@@ -94,10 +94,9 @@ def test_rates_up_down_and_of_a_path_are_kept_within_five_percent() -> None:
     with Lab(hosts, {("a", "c"): 5e6}) as lab:
         wanted = {("a", "b"): 16e6, ("b", "a"): 8e6, ("c", "a"): 24e6, ("a", "c"): 5e6, ("d", "b"): 12e6}
         for (source, target), rate in wanted.items():
-            measured = 0.0
-            for _ in range(3):  # on a busy machine it may be less: then once more
-                measured = max(measured, tcp_rate(lab, source, target))
-                if measured >= 0.95 * rate:
+            for _ in range(3):  # on a busy machine it may be less, or more where the reader had to catch up
+                measured = tcp_rate(lab, source, target)
+                if measured == pytest.approx(rate, rel=0.05):
                     break
             assert measured == pytest.approx(rate, rel=0.05), (source, target)
 

@@ -719,8 +719,12 @@ def test_a_closed_peer_ends_training(host: MakePeer) -> None:
         minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
 
 
+def minga_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("minga")}
+
+
 def test_an_interrupt_while_waiting_loses_nothing(host: MakePeer) -> None:
-    model = small_model()
+    model, others = small_model(), minga_threads()
     peer = host()
     opt = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
     threading.Timer(0.05, _thread.interrupt_main).start()
@@ -729,7 +733,7 @@ def test_an_interrupt_while_waiting_loses_nothing(host: MakePeer) -> None:
     train(opt, model)
     assert opt.finished
     peer.close()
-    assert not any(thread.name.startswith("minga") for thread in threading.enumerate())
+    assert minga_threads() <= others
 
 
 class Interrupted(torch.optim.SGD):
@@ -745,7 +749,7 @@ class Interrupted(torch.optim.SGD):
 
 
 def test_an_interrupt_in_the_middle_of_an_update_ends_the_peer(host: MakePeer) -> None:
-    model = small_model()
+    model, others = small_model(), minga_threads()
     peer = host()
     opt = minga.Optimizer(Interrupted(model.parameters(), lr=0.1), peer, model=model)
     with pytest.raises(KeyboardInterrupt):
@@ -753,7 +757,7 @@ def test_an_interrupt_in_the_middle_of_an_update_ends_the_peer(host: MakePeer) -
     with pytest.raises(minga.ClosedError, match="could not apply"):
         train(opt, model)
     peer.close()
-    assert not any(thread.name.startswith("minga") for thread in threading.enumerate())
+    assert minga_threads() <= others
 
 
 def test_an_error_of_the_torch_optimizer_ends_the_peer(host: MakePeer) -> None:

@@ -39,13 +39,16 @@ class BulkTally:
 
     def arrived(self, size: int, *, may_report: bool) -> bytes | None:
         """A bulk frame has arrived; returns the body of a receipt if it is time for one, and one can be sent."""
-        self.has_received, now = True, self._lines.clock()
-        self._lines.meter.down.add_total(Span(size, self._begun_s, now), self.use)
+        self.has_received, now, down = True, self._lines.clock(), self._lines.meter.down
+        if self.use is BulkUse.PROBE:  # it is over before a report is due
+            down.add_total(Span(size, self._begun_s, now), self.use)
         report = self._receipts.arrived(size, now, may_report=may_report)
         if report is None:
             return None
         span, receipt = report
-        self._lines.meter.down.add(self._peer, span, self.use)
+        down.add(self._peer, span, self.use)
+        if self.use is not BulkUse.PROBE:
+            down.add_total(span, self.use)
         return receipt
 
     def acknowledge(self, receipt: bytes | bytearray) -> None:
