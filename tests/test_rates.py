@@ -20,7 +20,7 @@ from minga.network._interface import PeerId
 from minga.network._link_report import has_moved, is_news, links_of
 from minga.network._messages import RECEIPT
 from minga.network._rates import SETTLE_S, SLOT_S, DirectionMeter
-from minga.network._receipts import GAP_S, REPORT_BYTES, REPORT_S, BulkUse, Receipts, Span
+from minga.network._receipts import FEWEST_FRAMES, GAP_S, REPORT_BYTES, REPORT_S, BulkUse, Receipts, Span
 from minga.network._records import LinkRow, Links, encode_payload, link_key
 
 A, B, C, D, E = (PeerId(letter * 64) for letter in "abcde")
@@ -290,10 +290,16 @@ def test_spans_that_are_told_of_late_count() -> None:
 def test_a_span_waits_until_its_receipt_can_be_sent() -> None:
     receipts = Receipts()
     receipts.expect(0.0)
-    assert receipts.arrived(100_000, 0.3, may_report=False) is None
-    report = receipts.arrived(100_000, 0.6)
+    for number in range(1, FEWEST_FRAMES + 1):
+        assert receipts.arrived(100_000, number, may_report=False) is None
+    report = receipts.arrived(100_000, 5.0)
     assert report is not None
-    assert report[0] == Span(200_000, 0.0, 0.6)
+    assert report[0] == Span(100_000 * (FEWEST_FRAMES + 1), 0.0, 5.0)
+
+
+def test_few_long_frames_make_no_span() -> None:
+    reports = receive(Receipts(), 2 * FEWEST_FRAMES, 16_384, 0.0, 10.0)
+    assert [span.size for span, _ in reports] == [FEWEST_FRAMES * 16_384] * 2
 
 
 def test_one_slow_receiver_alone_does_not_show_what_the_line_can_do() -> None:
@@ -378,7 +384,7 @@ def test_short_transfers_count_for_means() -> None:
     bench = Bench()
     bench.move({A: 1e6}, 1.0)
     bench.meter.note(B, 500_000)
-    bench.now += 5.0
+    bench.now += SETTLE_S + 4.0
     bench.meter.settle()
     assert bench.path(B)[0] is None
     assert bench.path(B)[2] == pytest.approx(500_000, rel=0.15)

@@ -66,7 +66,7 @@ def make_plan(
 
 
 def _chunk_bytes(needs: PlanNeeds, members: int, predicted_s: float | None) -> int:
-    chunks = CHUNKS_IF_QUICK if predicted_s is not None and predicted_s < QUICK_S else CHUNKS_PER_MEMBER
+    chunks = CHUNKS_PER_MEMBER if predicted_s is not None and predicted_s >= QUICK_S else CHUNKS_IF_QUICK
     best = needs.encoded_bytes // (chunks * members)
     fewest = 4 * needs.numel // LONGEST_CHUNKS + 1
     return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, best), fewest)

@@ -29,7 +29,7 @@ from minga.network._interface import PeerId
 from minga.network._receipts import BulkUse, Span
 
 SLOT_S = 0.1
-SETTLE_S = 4.0
+SETTLE_S = 6.0
 """Receipts queue behind what their sender has in its buffers: over a slow line that takes seconds."""
 
 LONGEST_SPAN_S = 30.0

@@ -22,6 +22,11 @@ REPORT_BYTES = 4 << 20
 SHORTEST_S = 0.05
 """A span is reported after `REPORT_S` seconds, or when this many have brought `REPORT_BYTES` bytes."""
 
+FEWEST_FRAMES = 4
+"""Of frames that take longer than `REPORT_S` so many make a span: which of two streams got one more frame through says
+little about which is faster.
+"""
+
 SMALLEST_BYTES = 4 << 10
 PAUSE_S = 0.5
 GAP_S = 0.05
@@ -55,7 +60,7 @@ class Receipts:
     """Both directions of one stream, as far as bulk bytes are concerned. Times are the loop's, in seconds."""
 
     def __init__(self) -> None:
-        self._received = self._reported = self._span_bytes = 0
+        self._received = self._reported = self._span_bytes = self._span_frames = 0
         self._first_s = self._begin_s = self._last_s = -math.inf
         self._sent = self._acknowledged = 0
         self._offset_s, self._latest_s = math.inf, -1.0
@@ -74,20 +79,23 @@ class Receipts:
         if self._first_s == -math.inf:
             self._first_s = now
         if now - self._last_s > PAUSE_S:
-            self._begin_s, self._span_bytes = now, 0
+            self._begin_s, self._span_bytes, self._span_frames = now, 0, 0
 
     def arrived(self, size: int, now: float, *, may_report: bool = True) -> tuple[Span, bytes] | None:
         """`size` bytes are here; returns the span and the body of the receipt if it is time for one, and allowed."""
         self._received += size
         self._span_bytes += size
+        self._span_frames += 1
         self._last_s = now
         seconds = now - self._begin_s
-        due = seconds >= REPORT_S or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
+        due = (seconds >= REPORT_S and self._span_frames >= FEWEST_FRAMES) or (
+            seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES
+        )
         if not (due and may_report) or self._span_bytes < SMALLEST_BYTES:
             return None
         span = Span(self._span_bytes, self._begin_s, now)
         times = (round((t - self._first_s) * 1e6) for t in (self._begin_s, now))
-        self._begin_s, self._span_bytes = now, 0
+        self._begin_s, self._span_bytes, self._span_frames = now, 0, 0
         self._reported += span.size
         return span, _RECEIPT.pack(self._received, span.size, *times)
 
