@@ -20,7 +20,7 @@ from typing import NamedTuple
 REPORT_S = 0.25
 REPORT_BYTES = 4 << 20
 SHORTEST_S = 0.05
-"""A span is reported after `REPORT_S` seconds, or when this many have brought `REPORT_BYTES` bytes."""
+"""A span is reported after `REPORT_S` seconds, or when `SHORTEST_S` seconds have brought `REPORT_BYTES` bytes."""
 
 FEWEST_FRAMES = 4
 """Of frames that take longer than `REPORT_S` so many make a span: which of two streams got one more frame through says
@@ -88,9 +88,8 @@ class Receipts:
         self._span_frames += 1
         self._last_s = now
         seconds = now - self._begin_s
-        due = (seconds >= REPORT_S and self._span_frames >= FEWEST_FRAMES) or (
-            seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES
-        )
+        slow = seconds >= REPORT_S and self._span_frames >= FEWEST_FRAMES
+        due = slow or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
         if not (due and may_report) or self._span_bytes < SMALLEST_BYTES:
             return None
         span = Span(self._span_bytes, self._begin_s, now)
