@@ -262,6 +262,20 @@ async def test_a_request_waits_for_the_next_boundary_and_one_copy_serves_all(swa
 
 
 @virtually
+async def test_whoever_fetches_the_state_itself_lets_nobody_wait_for_it(swarm: Swarm) -> None:
+    donors = [*await swarm.donors(make_snapshot()), swarm.peer(), swarm.peer()]
+    clock = asyncio.get_running_loop().time
+    begun_s = clock()
+    asking = asyncio.create_task(download(swarm.peer().node, [donor.id for donor in donors], minimum_step=5))
+    with donors[1].server.fetching():
+        await asyncio.sleep(1.0)
+        with donors[2].server.fetching():  # it was asked before it began
+            state = await asking
+    assert state.manifest.step == 5
+    assert clock() - begun_s < 10.0
+
+
+@virtually
 async def test_a_donor_that_is_behind_says_so(swarm: Swarm) -> None:
     donors = await swarm.donors(make_snapshot(5))
     with pytest.raises(UnreachableError, match="no state of step 6"):
