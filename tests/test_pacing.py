@@ -16,6 +16,7 @@ from minga.core._schedule import DailyWindow, RateCap
 from minga.network._lines import Lines
 from minga.network._pacing import SMALLEST_PIECE_BYTES, Pacer
 from minga.network._pulse import SILENCE_S
+from minga.network._rates import SETTLE_S
 
 
 def now() -> float:
@@ -151,6 +152,7 @@ async def test_an_upload_cap_holds_over_all_streams() -> None:
     moved = world.peers[0].network.state.ends
     sent = sum(end.bytes_sent for end in moved)
     assert sent / seconds == pytest.approx(1e6, rel=0.05)
+    await asyncio.sleep(SETTLE_S)
     rates = world.peers[0].rates()
     assert (rates.upload_cap, rates.download_cap) == (1e6, None)
     assert rates.upload == pytest.approx(1e6, rel=0.05)
@@ -162,6 +164,7 @@ async def test_an_upload_cap_holds_over_all_streams() -> None:
 async def test_a_download_cap_holds_over_all_streams() -> None:
     world, seconds = await two_way([(None, "8Mbit"), (None, None), (None, None), (None, None)], 2_000_000)
     assert world.peers[0].received / seconds == pytest.approx(1e6, rel=0.05)
+    await asyncio.sleep(SETTLE_S)
     assert world.peers[0].rates().download == pytest.approx(1e6, rel=0.05)
     await world.close()
 
