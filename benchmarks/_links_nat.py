@@ -21,32 +21,14 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
-from benchmarks._processes import ROOT
 from benchmarks._report import emit, note
+from tests.cli_run import SPEC
 from tests.netlab import Host, Lab
 
 STEPS = 5
 PATIENCE_S = 120.0
 FAST, SLOW = 20e6, 8e6
 PUBLIC, HOMES = ("public0", "public1"), ("home0", "home1", "home2")
-
-SPEC = f"""
-name = "five peers, three at home"
-[model]
-max_length = 32
-overrides = {{ hidden_size = 64, num_hidden_layers = 2, intermediate_size = 128, embedding_size = 32 }}
-[data]
-source = "files"
-files = ['{ROOT / "tests" / "data" / "web_genesis.txt"}']
-vocabulary_size = 300
-heldout_fraction = 0.05
-[optimizer]
-name = "adamw"
-warmup_steps = 2
-[training]
-target_batch_size = 512
-stop_after_steps = 100000
-"""
 
 
 class Trainer:

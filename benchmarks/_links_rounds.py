@@ -12,8 +12,6 @@ from benchmarks._processes import Worker, Workers
 from benchmarks._report import emit, note
 from tests.netlab import Lab
 
-MOST_WARMUP = 12
-"""Rounds after which the plans are taken as they are."""
 STABLE, STABLE_ROUNDS = 0.05, 2
 """The plans are stable once so many in a row expect what the one before did, up to this share of the time."""
 

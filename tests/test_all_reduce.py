@@ -293,45 +293,39 @@ def test_a_second_stream_for_one_part_is_refused() -> None:
     main()
 
 
-def test_a_sender_that_is_alive_but_sends_nothing_is_left_out() -> None:
-    @virtually
-    async def main() -> None:
-        world = World(4)
-        await world.start()
-        plan, vectors, idler = world.plan(LAYOUT), vectors_of(LAYOUT, 4), world.parties[3]
+@virtually
+async def test_a_sender_that_is_alive_but_sends_nothing_is_left_out() -> None:
+    world = World(4)
+    await world.start()
+    plan, vectors, idler = world.plan(LAYOUT), vectors_of(LAYOUT, 4), world.parties[3]
 
-        async def greet_only(index: int) -> None:
-            async with idler.node.open(world.parties[index].peer_id, PART) as stream:
-                await say(stream, part=index)
-                await asyncio.sleep(300.0)
+    async def greet_only(index: int) -> None:
+        async with idler.node.open(world.parties[index].peer_id, PART) as stream:
+            await say(stream, part=index)
+            await asyncio.sleep(300.0)
 
-        idling = [idler.network.process.run(greet_only(index)) for index in range(3)]
-        results, outcomes = await world.reduce(plan, LAYOUT, list(vectors), [3, 4, 5, 6], who=[0, 1, 2])
-        assert all(isinstance(outcome, RoundOutcome) and idler.peer_id in outcome.lost for outcome in outcomes)
-        assert torch.allclose(results[0].double(), mean_of(vectors[:3], [3, 4, 5]), atol=0.02)
-        assert asyncio.get_running_loop().time() < 60.0
-        for task in idling:
-            task.cancel()
-        await world.close()
-
-    main()
+    idling = [idler.network.process.run(greet_only(index)) for index in range(3)]
+    results, outcomes = await world.reduce(plan, LAYOUT, list(vectors), [3, 4, 5, 6], who=[0, 1, 2])
+    assert all(isinstance(outcome, RoundOutcome) and idler.peer_id in outcome.lost for outcome in outcomes)
+    assert torch.allclose(results[0].double(), mean_of(vectors[:3], [3, 4, 5]), atol=0.02)
+    assert asyncio.get_running_loop().time() < 60.0
+    for task in idling:
+        task.cancel()
+    await world.close()
 
 
-def test_few_requests_of_one_peer_wait_for_a_plan_at_a_time() -> None:
-    @virtually
-    async def main() -> None:
-        world = World(2)
-        await world.start()
-        requests = [Fetch(f"{number:032x}", (0,)) for number in range(3 * MAX_EXPECTING)]
-        answers = await asyncio.gather(*(_ask(world, world.parties[1], FETCH, request) for request in requests))
-        reasons = [str(answer) for answer in answers]
-        assert sum("too many" in reason for reason in reasons) == 2 * MAX_EXPECTING
-        assert sum("unknown" in reason for reason in reasons) == MAX_EXPECTING
-        assert await _ask(world, world.parties[1], FETCH, requests[0]) is not None  # and later ones may wait again
-        assert not world.parties[0].all_reduce._expecting
-        await world.close()
-
-    main()
+@virtually
+async def test_few_requests_of_one_peer_wait_for_a_plan_at_a_time() -> None:
+    world = World(2)
+    await world.start()
+    requests = [Fetch(f"{number:032x}", (0,)) for number in range(3 * MAX_EXPECTING)]
+    answers = await asyncio.gather(*(_ask(world, world.parties[1], FETCH, request) for request in requests))
+    reasons = [str(answer) for answer in answers]
+    assert sum("too many" in reason for reason in reasons) == 2 * MAX_EXPECTING
+    assert sum("unknown" in reason for reason in reasons) == MAX_EXPECTING
+    assert await _ask(world, world.parties[1], FETCH, requests[0]) is not None  # and later ones may wait again
+    assert not world.parties[0].all_reduce._expecting
+    await world.close()
 
 
 def test_a_round_without_a_quorum_is_given_up() -> None:

@@ -4,228 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 import struct
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from link_world import MB, LinkWorld
 from swarm_tools import virtually
 
 from minga.core._errors import ProtocolError
 from minga.network import _receipts
-from minga.network._estimate import LOW_SAMPLES, ROOM, SAMPLES, Estimate
 from minga.network._interface import PeerId
 from minga.network._link_report import has_moved, is_news, links_of
-from minga.network._messages import RECEIPT
 from minga.network._rates import SETTLE_S, SLOT_S, DirectionMeter
-from minga.network._receipts import FEWEST_FRAMES, GAP_S, REPORT_BYTES, REPORT_S, BulkUse, Receipts, Span
+from minga.network._receipts import BulkUse, Receipts, Span
 from minga.network._records import LinkRow, Links, encode_payload, link_key
 
 A, B, C, D, E = (PeerId(letter * 64) for letter in "abcde")
-
-# ---- one rate
-
-
-def fed(*rates: float, loaded: bool = True) -> Estimate:
-    estimate = Estimate()
-    for index, rate in enumerate(rates):
-        estimate.add(rate, float(index), loaded=loaded)
-    return estimate
-
-
-def test_the_mean_of_even_noise() -> None:
-    rng = random.Random(1)
-    value = fed(*(rng.gauss(100.0, 10.0) for _ in range(SAMPLES))).value
-    assert value == pytest.approx(103.0, rel=0.03)
-
-
-@pytest.mark.parametrize("outlier", [1e-9, 1.0, 1e4, 1e15])
-@pytest.mark.parametrize("loaded", [True, False])
-def test_outliers_do_not_move_it(outlier: float, loaded: bool) -> None:
-    estimate = fed(*[100.0] * SAMPLES)
-    for _ in range(4):
-        estimate.add(outlier, 0.0, loaded=loaded)
-    assert estimate.value == 100.0
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, -math.inf])
-def test_what_is_no_rate_is_ignored(bad: float) -> None:
-    assert fed(bad).value is None
-    assert fed(100.0, bad, bad, bad).value == 100.0
-
-
-def test_absurd_rates_are_cut() -> None:
-    assert fed(1e300).value == 1e15
-
-
-def test_loaded_samples_lower_it_and_others_do_not() -> None:
-    low, high = fed(*[100.0] * SAMPLES), fed(*[100.0] * SAMPLES)
-    for _ in range(SAMPLES):
-        low.add(10.0, 0.0, loaded=True)
-        high.add(10.0, 0.0, loaded=False)
-    assert (low.value, high.value) == (10.0, 100.0)
-    assert not high.doubtful
-
-
-def test_samples_of_either_kind_raise_it() -> None:
-    for loaded in (True, False):
-        estimate = fed(*[100.0] * SAMPLES)
-        for _ in range(SAMPLES):
-            estimate.add(1000.0, 0.0, loaded=loaded)
-        assert estimate.value == 1000.0
-
-
-def test_what_is_never_reached_any_more_is_doubted() -> None:
-    estimate = fed(*[100.0] * SAMPLES)
-    for _ in range(LOW_SAMPLES):
-        estimate.add(10.0, 50.0, loaded=False)
-    assert estimate.value == ROOM * 10.0
-    assert estimate.doubtful
-    estimate.keep_since(40.0)
-    assert not estimate.doubtful
-
-
-def test_an_exercise_outweighs_what_was_before() -> None:
-    estimate = fed(*[100.0] * 20)
-    estimate.keep_since(1000.0)
-    assert estimate.value == 100.0  # nothing newer is known
-    estimate.add(10.0, 1000.0, loaded=True)
-    estimate.keep_since(1000.0)
-    assert estimate.value == 10.0
-    assert estimate.newest_s == 1000.0
-
-
-@given(st.lists(st.tuples(st.floats(), st.booleans()), max_size=80))
-@settings(deadline=None, max_examples=100)
-def test_any_samples_give_a_rate_between_them(samples: list[tuple[float, bool]]) -> None:
-    estimate = Estimate()
-    for rate, loaded in samples:
-        estimate.add(rate, 0.0, loaded=loaded)
-    good = [min(rate, 1e15) for rate, _ in samples if math.isfinite(rate) and rate > 0]
-    assert (estimate.value is None) == (not good)
-    assert estimate.value is None or 0.999 * min(good) <= estimate.value <= 1.001 * max(good)
-
-
-# ---- receipts
-
-
-def receive(receipts: Receipts, frames: int, size: int, begin_s: float, seconds: float) -> list[tuple[Span, bytes]]:
-    """Frames that arrive evenly."""
-    reports = []
-    for index in range(frames):
-        receipts.expect(begin_s + seconds * index / frames)
-        report = receipts.arrived(size, begin_s + seconds * (index + 1) / frames)
-        if report is not None:
-            reports.append(report)
-    return reports
-
-
-def test_both_sides_count_the_same_spans_by_their_own_clocks() -> None:
-    sender, receiver = Receipts(), Receipts()
-    sender.hand_over(100 * 10_000, 1005.0)
-    reports = receive(receiver, 100, 10_000, 5.0, 1.0)
-    assert [span.size for span, _ in reports] == [250_000] * 4
-    spans = [sender.acknowledge(body, 1005.02 + span.end_s - 5.0) for span, body in reports]
-    assert [span.size for span in spans] == [250_000] * 4
-    for span in spans:
-        assert span.end_s - span.begin_s == pytest.approx(0.25)
-    assert [span.loaded for span in spans] == [True, True, True, False]
-    assert receiver.unreported == (0, 0)
-    assert sender.unreported == (0, 0)
-
-
-def test_a_receipt_that_was_held_up_shifts_nothing() -> None:
-    sender, receiver = Receipts(), Receipts()
-    sender.hand_over(2_000_000, 0.0)
-    reports = receive(receiver, 100, 10_000, 0.0, 1.0)
-    delays = [3.0, 0.02, 0.5, 2.0]  # the first was held up, too
-    spans = [sender.acknowledge(body, span.end_s + delay) for (span, body), delay in zip(reports, delays, strict=True)]
-    assert [round(span.end_s, 6) for span in spans] == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_fast_transfers_are_reported_by_bytes_and_slow_ones_by_time() -> None:
-    assert len(receive(Receipts(), 100, REPORT_BYTES // 10, 0.0, 0.6)) == 9
-    assert len(receive(Receipts(), 100, 1000, 0.0, 10 * REPORT_S)) == 10
-    assert receive(Receipts(), 100, 40, 0.0, 10 * REPORT_S) == []  # too few bytes to tell anything
-    assert receive(Receipts(), 100, REPORT_BYTES, 0.0, 0.0) == []  # too fast
-
-
-def test_a_pause_is_no_part_of_a_span() -> None:
-    receipts = Receipts()
-    reports = receive(receipts, 10, 10_000, 0.0, 0.2) + receive(receipts, 30, 10_000, 100.0, 0.3)
-    assert [(span.begin_s, span.size) for span, _ in reports] == [(100.0, 250_000)]
-    assert receipts.unreported == (0, 150_000)
-
-
-@pytest.mark.parametrize("gap_s", [0.01, 0.2])
-def test_gaps_between_frames_are_not_loaded(gap_s: float) -> None:
-    sender, receiver, now = Receipts(), Receipts(), 0.0
-    loaded = []
-    for _ in range(200):
-        sender.hand_over(20_000, now)
-        (reports, now) = (receive(receiver, 1, 20_000, now, 0.03), now + 0.03)
-        sender.hand_over(20_000, now)  # the next is there when the receipt comes, gap or not
-        loaded += [sender.acknowledge(body, now).loaded for _, body in reports]
-        reports = receive(receiver, 1, 20_000, now, 0.03)
-        now += 0.03
-        sender.handed_over(now)
-        now += gap_s
-        loaded += [sender.acknowledge(body, now).loaded for _, body in reports]
-    assert len(loaded) > 20
-    assert any(loaded[3:]) == (gap_s < GAP_S)
-
-
-FORGED = {
-    "more than was sent": (1_000_001, 10_000, 0, 250_000),
-    "a span of more than came": (10_000, 20_000, 0, 250_000),
-    "a tiny span": (10, 10, 0, 250_000),
-    "no time": (10_000, 10_000, 0, 0),
-    "backwards": (10_000, 10_000, 500_000, 250_000),
-    "an hour and more": (10_000, 10_000, 0, 3_700_000_000),
-    "the end of time": (10_000, 10_000, 2**64 - 300_000, 2**64 - 1),
-    "everything": (2**64 - 1, 2**64 - 1, 2**64 - 1, 2**64 - 1),
-}
-
-
-@pytest.mark.parametrize("numbers", FORGED.values(), ids=FORGED.keys())
-def test_forged_receipts_are_refused(numbers: tuple[int, ...]) -> None:
-    sender = Receipts()
-    sender.hand_over(1_000_000, 0.0)
-    if numbers == FORGED["the end of time"]:  # may be true as far as one can see, and does no harm
-        assert sender.acknowledge(struct.pack(">QQQQ", *numbers), 1.0).end_s <= 1.0
-        return
-    with pytest.raises(ValueError, match="a receipt"):
-        sender.acknowledge(struct.pack(">QQQQ", *numbers), 1.0)
-
-
-def test_receipts_do_not_repeat_or_overlap() -> None:
-    sender, receiver = Receipts(), Receipts()
-    sender.hand_over(2_000_000, 0.0)
-    (_, first), (_, second), *_ = receive(receiver, 100, 10_000, 0.0, 1.0)
-    sender.acknowledge(first, 1.0)
-    with pytest.raises(ValueError, match="a receipt"):
-        sender.acknowledge(first, 1.0)
-    sender.acknowledge(second, 1.0)
-
-
-@pytest.mark.parametrize("body", [struct.pack(">QQQQ", 10_000, 10_000, 0, 250_000), b"", bytes(31), bytes(33)])
-def test_receipts_out_of_place_are_an_offence(body: bytes) -> None:
-    @virtually
-    async def main() -> None:
-        world = LinkWorld([(None, None)] * 2)
-        await world.start()
-        one, other = world.peers
-        async with one.node.open(other.peer_id, "test.take", bulk=True) as stream:
-            await stream._stream.write(struct.pack(">BI", RECEIPT, len(body)) + body)
-            with pytest.raises(Exception):  # noqa: B017, PT011
-                await stream.receive_end()
-        assert [e.kind for e in other.log].count("peer.offence") == 1
-        await world.close()
-
-    main()
-
 
 # ---- the meter
 
@@ -285,21 +78,6 @@ def test_spans_that_are_told_of_late_count() -> None:
             bench.meter.add_total(late, BulkUse.WORK)
     bench.now += SETTLE_S - 3.0
     assert bench.total == pytest.approx(2e6, rel=0.01)
-
-
-def test_a_span_waits_until_its_receipt_can_be_sent() -> None:
-    receipts = Receipts()
-    receipts.expect(0.0)
-    for number in range(1, FEWEST_FRAMES + 1):
-        assert receipts.arrived(100_000, number, may_report=False) is None
-    report = receipts.arrived(100_000, 5.0)
-    assert report is not None
-    assert report[0] == Span(100_000 * (FEWEST_FRAMES + 1), 0.0, 5.0)
-
-
-def test_few_long_frames_make_no_span() -> None:
-    reports = receive(Receipts(), 2 * FEWEST_FRAMES, 16_384, 0.0, 10.0)
-    assert [span.size for span, _ in reports] == [FEWEST_FRAMES * 16_384] * 2
 
 
 def test_one_slow_receiver_alone_does_not_show_what_the_line_can_do() -> None:

@@ -69,9 +69,12 @@ class Company:
 
     def is_behind(self) -> bool:
         """Whether most of the swarm, or most of the others whom this peer goes with, are past the step."""
+        return self._surveyor.is_behind(self._step) or self.are_past(self._step)
+
+    def are_past(self, step: int) -> bool:
+        """Whether most of the others whom this peer goes with are past `step`."""
         known = [peer for peer in self.everyone if peer != self._node.peer_id]
-        ahead = set(self._surveyor.ahead(self._step))
-        return self._surveyor.is_behind(self._step) or bool(ahead and known and has_quorum(ahead, known))
+        return bool(known) and has_quorum(set(self._surveyor.ahead(step)), known)
 
     def expected(self) -> set[PeerId]:
         """Who should come to a group that this peer leads."""

@@ -82,6 +82,10 @@ class GroupFormation:
         """Members of the last round that this peer took part in, its leader first; empty before the first."""
         return self._company.view
 
+    def others_are_past(self, step: int) -> bool:
+        """Whether most of the other members of the view are past `step`."""
+        return self._company.are_past(step)
+
     def come_back(self, others: Collection[PeerId]) -> None:
         """The state was taken over from `others`; see `Company.come_back`."""
         self._company.come_back(others)

@@ -26,6 +26,7 @@ takes one chunk to each of the others, so about one 32nd of the round is lost to
 which nothing is known, what is done for each chunk costs more than that."""
 
 QUICK_S = 2.0
+"""A round is quick if it is predicted to take less."""
 
 LONGEST_CHUNKS = MAX_CHUNKS // 2
 """Chunks of a plan at most, leaving room for those that the borders of parts and codecs cut off."""

@@ -25,7 +25,6 @@ from minga.averaging._gathering import OutOfSyncError
 from minga.averaging._group import GroupSettings
 from minga.averaging._messages import Plan
 from minga.averaging._planner import divide
-from minga.averaging._ranking import has_quorum
 from minga.averaging._round import RoundOutcome
 from minga.core._errors import ClosedError, MingaError, RemoteError, RunFinishedError
 from minga.identity._keys import Identity
@@ -211,8 +210,7 @@ class Member:
 
     async def _watch_whether_overtaken(self, plan: Plan) -> None:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
-        others = [member.peer_id for member in plan.members if member.peer_id != self._node.peer_id]
-        while not others or not has_quorum(set(self.surveyor.ahead(plan.step + 1)), others):
+        while not self._formation.others_are_past(plan.step + 1):
             await asyncio.sleep(OVERTAKEN_PERIOD_S)
         self._all_reduce.give_up(plan, "its other members went on without us")
 
