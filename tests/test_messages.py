@@ -52,7 +52,7 @@ class Tape(Stream):
         del self.left[: len(part)]
         return part
 
-    async def read_into(self, target: memoryview, progress: Callable[[], None] | None = None) -> None:
+    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
         self.largest_request = max(self.largest_request, target.nbytes)
         done = 0
         while done < target.nbytes:
@@ -61,6 +61,8 @@ class Tape(Stream):
                 raise ProtocolError("the stream ended early", peer=PEER)
             target[done : done + len(part)] = part
             done += len(part)
+            if progress is not None:
+                progress(len(part))
 
     async def reset(self) -> None:
         self.was_reset = True

@@ -261,9 +261,9 @@ async def test_who_acknowledges_more_than_was_sent_is_found_out() -> None:
         received, span, begin, end = struct.unpack(">QQQQ", report[1])
         return report[0], struct.pack(">QQQQ", 2 * received, 2 * span, begin, end)
 
-    honest = Receipts.arrived
+    honest = Receipts.came
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_receipts.Receipts, "arrived", twice)
+        patch.setattr(_receipts.Receipts, "came", twice)
         with pytest.raises(ProtocolError, match="a receipt for"):
             await world.peers[1].send(liar, 4_000_000)
     await world.close()

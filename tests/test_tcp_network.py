@@ -22,6 +22,7 @@ from minga.network._iroh_connection import IrohConnection
 from minga.network._iroh_settings import NetworkSettings
 from minga.network._iroh_stream import IrohStream
 from minga.network._tcp_certificate import Certificate
+from minga.network._tcp_channel import _Filling
 from minga.network._tcp_dial import MAX_CONTROL_BYTES, Ask, Offer, encode
 from minga.network._tcp_lane import MAX_CHANNELS, TcpLane
 from minga.network._tcp_stream import TcpStream
@@ -475,3 +476,12 @@ def test_a_handshake_that_takes_too_long_is_dropped(monkeypatch: pytest.MonkeyPa
             writer.close()
 
     run(main)
+
+
+def test_what_came_of_a_record_is_told_before_it_can_be_decrypted() -> None:
+    told: list[int] = []
+    filling = _Filling(memoryview(bytearray(20_000)), told.append)
+    for size, came in ((0, 10_000), (16_384, 7_000), (0, 3_500), (3_616, 200)):
+        filling.filled(size, came=came)
+    assert told == [10_000, 7_000, 3_000]
+    assert filling.rest.nbytes == 0

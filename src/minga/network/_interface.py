@@ -72,9 +72,10 @@ class Stream(ABC):
         """Return 1 to `max_bytes` bytes as soon as any are there, or b"" at the end of the stream."""
 
     @abstractmethod
-    async def read_into(self, target: memoryview, progress: Callable[[], None] | None = None) -> None:
-        """Fill `target` (a writable view of bytes) completely, calling `progress` whenever some bytes came.
+    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
+        """Fill `target` (a writable view of bytes) completely; `progress` is told how many bytes came.
 
+        It is told as they come, although some may not be decrypted yet, and of each byte once.
         Raises `ProtocolError` if the stream ends first.
         """
 

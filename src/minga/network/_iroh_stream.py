@@ -81,7 +81,7 @@ class IrohStream(Stream):
         del target[got:]
         return bytes(target)
 
-    async def read_into(self, target: memoryview, progress: Callable[[], None] | None = None) -> None:
+    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
         """Fill `target` completely; see the interface."""
         view = target.cast("B")
         while view.nbytes:
@@ -90,7 +90,7 @@ class IrohStream(Stream):
                 raise ProtocolError("the stream ended early", peer=self._connection.peer_id)
             view = view[got:]
             if progress is not None:
-                progress()
+                progress(got)
             await asyncio.sleep(0)
 
     async def reset(self) -> None:

@@ -70,7 +70,7 @@ class MessageStream:
     ) -> None:
         self.peer = peer
         self.tally = BulkTally(peer, lines)
-        self._lines, self._paced = lines, PacedStream(stream, lines, self._moved)
+        self._lines, self._paced = lines, PacedStream(stream, lines, self._bulk_came)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
         self._trip_tick, self._trip_s = -1, 0.0
         self._write_lock = asyncio.Lock()
@@ -206,14 +206,15 @@ class MessageStream:
                 raise self._explain(error) from error
             self._last_write = self._clockwork.tick
 
-    def _count_arrived(self, size: int) -> None:
-        """Count a bulk frame, and send a receipt if it is time for one and the last is on its way."""
+    def _bulk_came(self, size: int) -> None:
+        """Count bytes of a bulk frame, and send a receipt if it is time for one and the last is on its way."""
+        self._moved(size)
         may_report = self._receipt_task is None or self._receipt_task.done()
-        if (receipt := self.tally.arrived(size, may_report=may_report)) is not None:
+        if size and (receipt := self.tally.came(size, may_report=may_report)) is not None:
             frame = _HEADER.pack(RECEIPT, len(receipt)) + receipt
             self._receipt_task = asyncio.get_running_loop().create_task(self._pulse(frame))
 
-    def _moved(self) -> None:
+    def _moved(self, _: int) -> None:
         self._last_heard = self._last_moved = self._clockwork.tick
 
     async def _send_frame(self, kind: int, body: Buffer) -> None:
@@ -279,7 +280,6 @@ class MessageStream:
             if kind == BULK and target is not None:
                 self.tally.expect()
                 await self._paced.read_into(target)
-                self._count_arrived(length)
                 return bytearray()
             body = await self._read_exactly(length)
             self._lines.download.charge(length)

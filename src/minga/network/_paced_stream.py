@@ -9,12 +9,12 @@ from minga.network._lines import Lines
 
 
 class PacedStream:
-    """Writes to and reads from `stream` as the caps of `lines` allow. `moved` is called whenever bytes came."""
+    """Writes to and reads from `stream` as the caps of `lines` allow. `came` is told of bulk bytes."""
 
-    def __init__(self, stream: Stream, lines: Lines, moved: Callable[[], None]) -> None:
+    def __init__(self, stream: Stream, lines: Lines, came: Callable[[int], None]) -> None:
         self.is_held = False
         """Whether nothing is read because of this side's own cap, so that the other side's silence means nothing."""
-        self._stream, self._lines, self._moved = stream, lines, moved
+        self._stream, self._lines, self._came = stream, lines, came
 
     async def write(self, data: Buffer, *, urgent: bool) -> None:
         """Send all of `data`; what is urgent goes before what is not, on all streams of the node."""
@@ -39,8 +39,8 @@ class PacedStream:
                 await pacer.take(piece.nbytes)
             finally:
                 self.is_held = False
-            self._moved()
-            await self._stream.read_into(piece, self._moved)
+            self._came(0)
+            await self._stream.read_into(piece, self._came)
             target = target[piece.nbytes :]
         if target.nbytes:
-            await self._stream.read_into(target, self._moved)
+            await self._stream.read_into(target, self._came)

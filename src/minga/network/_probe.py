@@ -74,11 +74,13 @@ class Prober:
         await asyncio.sleep(self._random.uniform(0.0, LOOK_S))
         while True:
             await asyncio.sleep(LOOK_S)
+            if self._engaged_with or self._node.lines.meter.is_busy or not self._is_due():
+                continue
             partners = list(self._partners())
+            if not partners:
+                continue
             if len(partners) > MAX_PARTNERS:
                 partners = self._random.sample(partners, MAX_PARTNERS)
-            if not partners or self._engaged_with or self._node.lines.meter.is_busy or not self._is_due():
-                continue
             bytes_before = self._node.traffic()[0]
             if await self.probe(partners):
                 retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S

@@ -1,7 +1,7 @@
 """Receipts: a receiver of bulk bytes tells the sender what has really come.
 
 Theory of operation. How fast bytes go into a stream says little: they may end in buffers of megabytes. So whoever
-receives bulk frames reports every `REPORT_S` seconds of a transfer how many bytes came in which time by its own clock,
+receives bulk bytes reports every `REPORT_S` seconds of a transfer how many bytes came in which time by its own clock,
 and both sides count the same *span*. The sender places it on its own clock by when it sent the first frame, since
 receipts may be held up for seconds behind other bytes, and it knows whether more was waiting to be sent all the
 while (it had no gap of `GAP_S` between two frames lately): only then does the span say what the link can carry, and
@@ -22,12 +22,9 @@ REPORT_BYTES = 4 << 20
 SHORTEST_S = 0.05
 """A span is reported after `REPORT_S` seconds, or when `SHORTEST_S` seconds have brought `REPORT_BYTES` bytes."""
 
-FEWEST_FRAMES = 4
-"""Of frames that take longer than `REPORT_S` so many make a span: which of two streams got one more frame through says
-little about which is faster.
-"""
+SMALLEST_BYTES = 8 << 10
+"""Fewer make no span: which of two streams got one more packet through says little about which is faster."""
 
-SMALLEST_BYTES = 4 << 10
 PAUSE_S = 0.5
 GAP_S = 0.05
 MAX_SPAN_S = 3600.0
@@ -60,7 +57,7 @@ class Receipts:
     """Both directions of one stream, as far as bulk bytes are concerned. Times are the loop's, in seconds."""
 
     def __init__(self) -> None:
-        self._received = self._reported = self._span_bytes = self._span_frames = 0
+        self._received = self._reported = self._span_bytes = 0
         self._first_s = self._begin_s = self._last_s = -math.inf
         self._sent = self._acknowledged = 0
         self._offset_s, self._latest_s = math.inf, -1.0
@@ -79,22 +76,20 @@ class Receipts:
         if self._first_s == -math.inf:
             self._first_s = now
         if now - self._last_s > PAUSE_S:
-            self._begin_s, self._span_bytes, self._span_frames = now, 0, 0
+            self._begin_s, self._span_bytes = now, 0
 
-    def arrived(self, size: int, now: float, *, may_report: bool = True) -> tuple[Span, bytes] | None:
-        """`size` bytes are here; returns the span and the body of the receipt if it is time for one, and allowed."""
+    def came(self, size: int, now: float, *, may_report: bool = True) -> tuple[Span, bytes] | None:
+        """`size` bytes of a frame came; returns the span and the body of the receipt if it is time, and allowed."""
         self._received += size
         self._span_bytes += size
-        self._span_frames += 1
         self._last_s = now
         seconds = now - self._begin_s
-        slow = seconds >= REPORT_S and self._span_frames >= FEWEST_FRAMES
-        due = slow or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
+        due = seconds >= REPORT_S or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
         if not (due and may_report) or self._span_bytes < SMALLEST_BYTES:
             return None
         span = Span(self._span_bytes, self._begin_s, now)
         times = (round((t - self._first_s) * 1e6) for t in (self._begin_s, now))
-        self._begin_s, self._span_bytes, self._span_frames = now, 0, 0
+        self._begin_s, self._span_bytes = now, 0
         self._reported += span.size
         return span, _RECEIPT.pack(self._received, span.size, *times)
 

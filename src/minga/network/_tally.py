@@ -18,7 +18,7 @@ class BulkTally:
         self.use = BulkUse.WORK
         """What the bulk frames of this stream are for; set it before the first."""
         self.has_received = False
-        """Whether any bulk frame came."""
+        """Whether any bulk bytes came."""
         self._closed, self._begun_s = False, 0.0
         self._peer, self._lines, self._receipts = peer, lines, Receipts()
 
@@ -37,12 +37,13 @@ class BulkTally:
         self._begun_s = self._lines.clock()
         self._receipts.expect(self._begun_s)
 
-    def arrived(self, size: int, *, may_report: bool) -> bytes | None:
-        """A bulk frame has arrived; returns the body of a receipt if it is time for one, and one can be sent."""
+    def came(self, size: int, *, may_report: bool) -> bytes | None:
+        """Bytes of a bulk frame came; returns the body of a receipt if it is time for one, and one can be sent."""
         self.has_received, now, down = True, self._lines.clock(), self._lines.meter.down
         if self.use is BulkUse.PROBE:  # it is over before a report is due
             down.add_total(Span(size, self._begun_s, now), self.use)
-        report = self._receipts.arrived(size, now, may_report=may_report)
+            self._begun_s = now
+        report = self._receipts.came(size, now, may_report=may_report)
         if report is None:
             return None
         span, receipt = report

@@ -39,6 +39,27 @@ MAX_UNSENT_BYTES = 4 << 20
 _ABORT_AT_ONCE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 
 
+class _Filling:
+    """Memory that is being filled; `progress` is told of what came although it cannot be decrypted yet.
+
+    A record of 16 KiB is decrypted when all of it is there, which over a slow line takes seconds.
+    """
+
+    def __init__(self, target: memoryview, progress: Callable[[int], None] | None) -> None:
+        self.rest = target
+        self._size, self._progress = target.nbytes, progress
+        self._came = self._told = 0
+
+    def filled(self, size: int, *, came: int = 0) -> None:
+        """So many bytes more are there, after so many encrypted ones came."""
+        self.rest = self.rest[size:]
+        self._came += came
+        told = max(self._size - self.rest.nbytes, min(self._came, self._size))
+        if self._progress is not None and told > self._told:
+            self._progress(told - self._told)
+            self._told = told
+
+
 class TlsChannel(asyncio.BufferedProtocol):
     """A byte channel with one reader and one writer at a time. `secure` makes the TLS object from its two buffers.
 
@@ -61,8 +82,7 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._paused = self._full = False
         self._turn_bytes = 0
-        self._target: memoryview | None = None
-        self._on_progress: Callable[[], None] | None = None
+        self._filling: _Filling | None = None
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
 
@@ -127,22 +147,21 @@ class TlsChannel(asyncio.BufferedProtocol):
         """Wait until something arrived, or the connection is lost."""
         await self._wait_readable(interrupt)
 
-    async def fill(self, target: memoryview, interrupt: Interrupt, progress: Callable[[], None] | None) -> int:
+    async def fill(self, target: memoryview, interrupt: Interrupt, progress: Callable[[int], None] | None) -> int:
         """Fill `target`; returns how much of it was filled: less than all only if the connection is lost.
 
         The bytes are put there as they come, without waking the caller for each piece.
         """
-        rest = target[self.take(target) :]
-        if progress is not None and rest.nbytes < target.nbytes:
-            progress()
-        if not rest.nbytes or self.lost is not None:
-            return target.nbytes - rest.nbytes
-        self._target, self._on_progress = rest, progress
+        filling = _Filling(target, progress)
+        filling.filled(self.take(target))
+        if not filling.rest.nbytes or self.lost is not None:
+            return target.nbytes - filling.rest.nbytes
+        self._filling = filling
         try:
             await self._wait_readable(interrupt)
-            return target.nbytes - self._target.nbytes
+            return target.nbytes - filling.rest.nbytes
         finally:
-            self._target = self._on_progress = None
+            self._filling = None
 
     async def _wait_readable(self, interrupt: Interrupt | None) -> None:
         if self.lost is not None:
@@ -212,11 +231,9 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._arrived.write(memoryview(self._reading_into)[:size])
         self.bytes_received += size
         self._heard_s = self._loop.time()
-        if self._target is not None:
-            self._target = self._target[self.take(self._target) :]
-            if self._on_progress is not None:
-                self._on_progress()
-            if not self._target.nbytes:
+        if self._filling is not None:
+            self._filling.filled(self.take(self._filling.rest), came=size)
+            if not self._filling.rest.nbytes:
                 self._wake()
         elif self._reading is not None:
             self._wake()

@@ -90,7 +90,7 @@ class TcpStream(Stream):
         del target[got:]
         return bytes(target)
 
-    async def read_into(self, target: memoryview, progress: Callable[[], None] | None = None) -> None:
+    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
         """Fill `target` completely; see the interface."""
         view = target.cast("B")
         self.interrupt.check()

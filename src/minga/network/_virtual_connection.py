@@ -226,7 +226,7 @@ class VirtualStream(Stream):
             pass
         return data
 
-    async def read_into(self, target: memoryview, progress: Callable[[], None] | None = None) -> None:
+    async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
         """Fill `target`; see `Stream`."""
         await self._gate()
         view = target.cast("B") if target.nbytes else target
@@ -235,7 +235,7 @@ class VirtualStream(Stream):
             count = self._into.pop_into(view[filled:])
             filled += count
             if count and progress is not None:
-                progress()
+                progress(count)
             if not count and not await self._more():
                 raise ProtocolError(
                     f"the stream ended {view.nbytes - filled} bytes early", peer=self._connection.peer_id
