@@ -149,7 +149,7 @@ class _Rows:
         for capacity, give, send in ((rates.upload, givers, senders), (rates.download, takers, owners)):
             time = (everybody, np.full(rates.count, self.seconds), -self._scaled(capacity))
             self._add([(give, self._give_at, 1.0), (send, self._send_at, 1.0), time], np.zeros(rates.count))
-        limited = rates.limited
+        limited = rates.limited if self._choose else rates.limited & ~self._ample()
         paths = np.flatnonzero(limited)
         place, flat = _places(paths, rates.count**2), limited.ravel()
         give, send = givers * rates.count + takers, senders * rates.count + owners
@@ -159,6 +159,13 @@ class _Rows:
             (place[at[flat[at]]], to[flat[at]], 1.0) for at, to in ((give, self._give_at), (send, self._send_at))
         ]
         self._add([*entries, time], np.zeros(len(paths)))
+
+    def _ample(self) -> BoolArray:
+        """Paths that never bind: an owner's fraction comes from all senders, so it is at most d_j T / senders."""
+        senders = np.sum(self._rates.sends) - self._rates.sends
+        with np.errstate(divide="ignore"):
+            most = self._rates.download / senders
+        return np.asarray(most[:, None] + most[None, :] <= self._rates.limits)
 
     def _conditions(self) -> None:
         """Whoever is chosen to compute sends to all owners."""
