@@ -162,7 +162,7 @@ class _Rows:
 
     def _ample(self) -> BoolArray:
         """Paths that never bind: an owner's fraction comes from all senders, so it is at most d_j T / senders."""
-        senders = np.sum(self._rates.sends) - self._rates.sends
+        senders = np.count_nonzero(self._rates.sends) - self._rates.sends.astype(np.float64)
         with np.errstate(divide="ignore"):
             most = self._rates.download / senders
         return np.asarray(most[:, None] + most[None, :] <= self._rates.limits)
