@@ -39,7 +39,7 @@ class Board:
                 int(rate),
                 int(rate),
                 rows=tuple(
-                    LinkRow(link_key(other), *[int(self._upload[other])] * 4, 0, 0, 1000)
+                    LinkRow(link_key(other), *[int(self._upload[other])] * 4, 0, 1000)
                     for other in self._upload
                     if other != peer
                 ),

@@ -127,7 +127,7 @@ async def test_two_sites_with_slow_paths_between_them_are_seen_as_such() -> None
         assert statistics.median(pairs.values()) == pytest.approx(1 * MB, rel=0.35)
         assert [peer.rates().download for peer in world.peers] == pytest.approx([20 * MB] * 6, rel=0.25)
 
-    check()
+    assert believed(world) == {}  # probes are too short to show it
     for _ in range(3):
         await world.exchange(2_000_000)
         await asyncio.sleep(1.5)

@@ -17,9 +17,9 @@ def receive(receipts: Receipts, frames: int, size: int, begin_s: float, seconds:
     reports = []
     for index in range(frames):
         receipts.expect(begin_s + seconds * index / frames)
-        report = receipts.came(size, begin_s + seconds * (index + 1) / frames)
-        if report is not None:
-            reports.append(report)
+        receipts.came(size, begin_s + seconds * (index + 1) / frames)
+        if (span := receipts.due) is not None:
+            reports.append((span, receipts.report(span)))
     return reports
 
 
@@ -95,10 +95,10 @@ def test_forged_receipts_are_refused(numbers: tuple[int, ...]) -> None:
     sender = Receipts()
     sender.hand_over(1_000_000, 0.0)
     if numbers == FORGED["the end of time"]:  # may be true as far as one can see, and does no harm
-        assert sender.acknowledge(struct.pack(">QQQQ", *numbers), 1.0).end_s <= 1.0
+        assert sender.acknowledge(struct.pack(">QQQQ?", *numbers, False), 1.0).end_s <= 1.0
         return
     with pytest.raises(ValueError, match="a receipt"):
-        sender.acknowledge(struct.pack(">QQQQ", *numbers), 1.0)
+        sender.acknowledge(struct.pack(">QQQQ?", *numbers, False), 1.0)
 
 
 def test_receipts_do_not_repeat_or_overlap() -> None:
@@ -111,7 +111,7 @@ def test_receipts_do_not_repeat_or_overlap() -> None:
     sender.acknowledge(second, 1.0)
 
 
-@pytest.mark.parametrize("body", [struct.pack(">QQQQ", 10_000, 10_000, 0, 250_000), b"", bytes(31), bytes(33)])
+@pytest.mark.parametrize("body", [struct.pack(">QQQQ?", 10_000, 10_000, 0, 250_000, True), b"", bytes(32), bytes(34)])
 def test_receipts_out_of_place_are_an_offence(body: bytes) -> None:
     @virtually
     async def main() -> None:
@@ -131,19 +131,23 @@ def test_receipts_out_of_place_are_an_offence(body: bytes) -> None:
 def test_a_span_waits_until_its_receipt_can_be_sent() -> None:
     receipts = Receipts()
     receipts.expect(0.0)
-    for number in range(1, 5):
-        assert receipts.came(100_000, number, may_report=False) is None
-    report = receipts.came(100_000, 5.0)
-    assert report is not None
-    assert report[0] == Span(500_000, 0.0, 5.0)
+    for number in range(1, 6):
+        receipts.came(100_000, number)
+    assert receipts.due == Span(500_000, 0.0, 5.0)
 
 
 def test_spans_end_within_a_frame_that_takes_long() -> None:
     sender, receiver = Receipts(), Receipts()
     sender.hand_over(60_000, 0.0)
     receiver.expect(0.0)
-    reports = [report for n in range(1, 61) if (report := receiver.came(1_000, 0.1 * n)) is not None]
+    reports = []
+    for number in range(1, 61):
+        receiver.came(1_000, 0.1 * number)
+        if (span := receiver.due) is not None:
+            span = span._replace(room=number > 30)
+            reports.append((span, receiver.report(span)))
     assert [span.size for span, _ in reports] == [9_000] * 6
     spans = [sender.acknowledge(body, span.end_s) for span, body in reports]
     assert [span.loaded for span in spans] == [True] * 6
+    assert [span.room for span in spans] == [False] * 3 + [True] * 3
     assert receiver.unreported == (0, 6_000)

@@ -42,7 +42,7 @@ VALID: list[Payload] = [
     Beat(),
     Left("done"),
     Links(),
-    Links(10**9, 10**6, 0, 10**6, (LinkRow(b"12345678", 1, 2, 3, 4, 5, 6, 7),) * 64),
+    Links(10**9, 10**6, 0, 10**6, (LinkRow(b"12345678", 1, 2, 3, 4, 5, 6),) * 64),
 ]
 
 INVALID: list[Payload] = [
@@ -71,12 +71,12 @@ INVALID: list[Payload] = [
     Links(10**15 + 1),
     Links(0, 1.5),  # type: ignore[arg-type]
     Links(upload_cap=math.nan),  # type: ignore[arg-type]
-    Links(rows=(LinkRow(b"1234567", 1, 2, 3, 4, 5, 6, 7),)),
-    Links(rows=(LinkRow(b"123456789", 1, 2, 3, 4, 5, 6, 7),)),
-    Links(rows=(LinkRow(b"12345678", -1, 2, 3, 4, 5, 6, 7),)),
-    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 101, 6, 7),)),
-    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5, 6, -7),)),
-    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5, 6, 7),) * 65),
+    Links(rows=(LinkRow(b"1234567", 1, 2, 3, 4, 5, 6),)),
+    Links(rows=(LinkRow(b"123456789", 1, 2, 3, 4, 5, 6),)),
+    Links(rows=(LinkRow(b"12345678", -1, 2, 3, 4, 5, 6),)),
+    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 101, 6),)),
+    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5, -6),)),
+    Links(rows=(LinkRow(b"12345678", 1, 2, 3, 4, 5, 6),) * 65),
 ]
 
 

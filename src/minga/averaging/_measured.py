@@ -9,10 +9,10 @@ level times the number of witnesses is what the peer is known to have sent. It c
 a fast newcomer comes to its full share within a few rounds, doubling or tripling its part each time it delivers, while
 a liar stays at `LIFT` times what it really can. The same goes for downloads by what others sent that it acknowledged.
 
-A path counts as slower than its ends only if both ends found so: either says in percent how the path did beside its
-fastest other one at the same moment, and both must have seen less than `SLOW_PERCENT`. Of two rates of one path the
-lower counts. A single liar can therefore slow down what goes to and from itself, as it could by being slow, and cannot
-touch the path between two others.
+A path counts as slower than its ends only if its sender found that it got less than `SLOW_PERCENT` of what both lines
+had room for, and if its receiver never saw more than `AGREE` times that rate come. Of the two rates the lower counts.
+A single liar can therefore slow down what goes to and from itself, as it could by being slow, and cannot touch the path
+between two others.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ DOUBTED = 4
 """One witness in so many may lie without effect."""
 
 SLOW_PERCENT = 50
+AGREE = 2.0
+FASTEST_RATE = 1e15
 ALIKE = 0.5
 """Rates that differ by no more than this share are taken for the same: two measurements of one line differ as much."""
 
@@ -119,18 +121,16 @@ def _pairs(claims: Sequence[Claim], rows: Mapping[tuple[int, int], LinkRow]) -> 
     pairs: dict[tuple[int, int], float] = {}
     for (i, j), ours in rows.items():
         theirs = rows.get((j, i))
-        if theirs is None or not (0 < ours.sent_percent < SLOW_PERCENT and 0 < theirs.received_percent < SLOW_PERCENT):
+        if theirs is None or not (0 < ours.sent_percent < SLOW_PERCENT and 0 < theirs.received <= AGREE * ours.sent):
             continue
-        rates = [rate for rate in (ours.sent, theirs.received) if rate > 0]
-        if rates:
-            pairs[i, j] = float(min(rates))
+        pairs[i, j] = float(min(ours.sent, theirs.received))
     clients = [i for i, claim in enumerate(claims) if not claim.aggregates]
     pairs.update({(i, j): 0.0 for i in clients for j in clients if i != j})
     return pairs
 
 
 def _rate(rate: float | None) -> float | None:
-    return float(rate) if rate is not None and math.isfinite(rate) and rate > 0.0 else None
+    return min(float(rate), FASTEST_RATE) if rate is not None and math.isfinite(rate) and rate > 0.0 else None
 
 
 def _speed(rate: float) -> float:

@@ -37,6 +37,11 @@ class Estimate:
         self._value: float | None = None
 
     @property
+    def samples(self) -> int:
+        """How many samples the estimate rests on."""
+        return len(self._samples)
+
+    @property
     def value(self) -> float | None:
         """The estimate; None before the first sample."""
         return self._value

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minga.core._schedule import RateCap
 from minga.network._pacing import Pacer
-from minga.network._rates import LinkMeter
+from minga.network._rates import IDLE_SHARE, LinkMeter
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,18 @@ class Lines:
         self.doubts = 0
         """How often something took much longer than the rates let expect, since they were probed."""
         self.meter = LinkMeter(clock)
+        self.received_bytes = 0
+        """Bulk bytes that came so far, from anybody."""
         self.upload, self.download = Pacer(upload_cap, wall_time), Pacer(download_cap, wall_time)
 
     def doubt(self) -> None:
         """Something took much longer than the rates let expect; after a few times this peer probes its line anew."""
         self.doubts += 1
+
+    def has_room(self, received_bytes: int, seconds: float) -> bool:
+        """Whether the download is known to carry clearly more than so many bytes in this time."""
+        known = self.meter.down.total.value
+        return known is not None and received_bytes < IDLE_SHARE * known * seconds
 
     def rates(self) -> LineRates:
         """What this peer can send and receive at present, as far as it knows."""

@@ -77,7 +77,7 @@ def is_news(links: Links, before: Links) -> bool:
     rows = any(
         new and not old
         for row in links.rows
-        for new, old in zip(_numbers(row), _numbers(known[row.key]) if row.key in known else (0,) * 6, strict=True)
+        for new, old in zip(_numbers(row), _numbers(known[row.key]) if row.key in known else (0,) * 5, strict=True)
     )
     caps = (links.upload_cap, links.download_cap) != (before.upload_cap, before.download_cap)
     return rows or caps or bool((links.upload and not before.upload) or (links.download and not before.download))
@@ -94,7 +94,7 @@ def has_moved(links: Links, before: Links) -> bool:
 
 
 def _numbers(row: LinkRow) -> tuple[int, ...]:
-    return row.sent, row.received, row.sent_mean, row.received_mean, row.sent_percent, row.received_percent
+    return row.sent, row.received, row.sent_mean, row.received_mean, row.sent_percent
 
 
 def _row(node: Node, peer: PeerId, up: Path | None, down: Path | None) -> LinkRow:
@@ -106,8 +106,7 @@ def _row(node: Node, peer: PeerId, up: Path | None, down: Path | None) -> LinkRo
         _whole(down.rate.value if down else None),
         _whole(up.mean if up else None),
         _whole(down.mean if down else None),
-        _percent(up.share.value if up else None),
-        _percent(down.share.value if down else None),
+        _percent(up.share if up else None),
         min(round((round_trip_s or 0.0) * 1e6), 2**40),
     )
 

@@ -6,10 +6,11 @@ evaluated once `SETTLE_S` have passed, when all receipts that concern it are the
 gives a sample of that path, and all its bytes together one of the whole direction (`minga.network._estimate`).
 
 A slot is *loaded* as a whole if more bytes waited for at least half as many peers as were ever served at once in the
-last minutes: one slow receiver alone does not show what the line can do. A path is compared in each slot with the
-fastest other one of the same slot that has enough to move (`share`): only what happened at once can be compared.
-While some peers have nothing to move and the line is far from full, the others show what their paths can do, and are
-compared with the rest of the line.
+last minutes, or for two whose own lines had room: one slow receiver alone does not show what the line can do.
+
+A path is the limit of what goes over it, and *slow*, if bytes waited for it while the lines at both its ends had room
+(`share`). While one of them is full nothing is learnt about the path: the connections that compete for a line get very
+different parts of it, for as long as they last.
 
 Slots in a row make an *exercise*, such as a round. What a path moved in one, divided by the time that the whole
 exercise took, is no peak: it cannot be made higher by serving one peer after the other. Others judge by it what this
@@ -45,13 +46,16 @@ EXERCISES = 4
 """Of so many exercises the one in which a path moved most counts."""
 
 SLOW_SHARE = 0.5
-"""A path with less than this share of another's rate at the same time is itself the limit of what goes over it."""
+"""A path that gets less than this share of what a line could have moved is itself the limit of what goes over it."""
 
-BUSY_SHARE = 0.5
-"""A path that moves less than this share of its rate has nothing to send: who is as slow at that time is not slow."""
+FEWEST_SHARES = 10
+"""A second in all: what a transfer ends with may be reported late, or never, so that the line seems to have room."""
+
+SURPASSED = 2.0
+"""What showed that a path is slow is void once it carries so many times as much."""
 
 IDLE_SHARE = 0.5
-"""A line that moves less than this share of what it can, and not with everybody, is not what limits it."""
+"""A line that moves less than this share of what it can has room."""
 
 MAX_PATHS = 256
 FILLED = 0.9
@@ -61,13 +65,18 @@ FILLED = 0.9
 class Path:
     """One direction of the way to one peer.
 
-    `rate` is what it can carry, `share` that rate in proportion to the fastest other path's at the same time, and
-    `means` the bytes per second that it moved in whole exercises.
+    `rate` is what it can carry, `shares` that rate in proportion to what the line could have moved at that time if the
+    path had let it, and `means` the bytes per second that it moved in whole exercises.
     """
 
     rate: Estimate = field(default_factory=Estimate)
-    share: Estimate = field(default_factory=Estimate)
+    shares: Estimate = field(default_factory=Estimate)
     means: deque[float] = field(default_factory=lambda: deque(maxlen=EXERCISES))
+
+    @property
+    def share(self) -> float | None:
+        """The share as far as enough has shown it; None before."""
+        return self.shares.value if self.shares.samples >= FEWEST_SHARES else None
 
     @property
     def mean(self) -> float | None:
@@ -77,14 +86,15 @@ class Path:
 
 @dataclass
 class _Flow:
-    """What one peer moved in a slot: bytes, and for how many seconds it was moving, and loaded; and bytes besides
-    whose time is not known.
+    """What one peer moved in a slot: bytes, and for how many seconds it was moving, loaded, and loaded with room on the
+    other side; and bytes besides whose time is not known.
     """
 
     size: float = 0.0
     untimed: float = 0.0
     moving_s: float = 0.0
     loaded_s: float = 0.0
+    open_s: float = 0.0
 
     @property
     def fills(self) -> bool:
@@ -95,6 +105,11 @@ class _Flow:
     def is_loaded(self) -> bool:
         """Whether more was waiting nearly all the time."""
         return self.loaded_s >= FILLED * SLOT_S
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more was waiting that the other side would have taken."""
+        return self.open_s >= FILLED * SLOT_S
 
 
 class _Slot(dict[tuple[PeerId, BulkUse], _Flow]):
@@ -127,13 +142,13 @@ class _Exercise:
 
 
 class DirectionMeter:
-    """One direction of a peer's line. `knows_load`: its spans tell whether more was waiting."""
+    """One direction of a peer's line."""
 
-    def __init__(self, clock: Callable[[], float], *, knows_load: bool) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.total = Estimate()
         self.changes = 0
         """How many slots were evaluated."""
-        self._clock, self._knows_load = clock, knows_load
+        self._clock = clock
         self._paths: BoundedDict[PeerId, Path] = BoundedDict(MAX_PATHS)
         self._slots: dict[int, _Slot] = {}
         self._exercise: _Exercise | None = None
@@ -152,6 +167,7 @@ class DirectionMeter:
             flow.size += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
             flow.moving_s += seconds
             flow.loaded_s += seconds if span.loaded else 0.0
+            flow.open_s += seconds if span.loaded and span.room else 0.0
 
     def note(self, peer: PeerId, size: int) -> None:
         """Count bytes that were moved lately, too few to tell how fast."""
@@ -182,7 +198,7 @@ class DirectionMeter:
     def keep_since(self, when: float) -> None:
         """Forget what is older than loop time `when` wherever something newer is known."""
         self.settle(all_of_them=True)
-        for estimate in (self.total, *(e for path in self._paths.values() for e in (path.rate, path.share))):
+        for estimate in (self.total, *(e for path in self._paths.values() for e in (path.rate, path.shares))):
             estimate.keep_since(when)
 
     def _slot(self, number: int) -> _Slot:
@@ -201,19 +217,14 @@ class DirectionMeter:
 
     def _evaluate(self, slot: _Slot, when: float) -> None:
         spare = self._evaluate_total(slot, when)
-        full = {key: flow for key, flow in slot.items() if flow.fills}
-        for use in dict.fromkeys(use for _, use in full):
-            flows = {peer: flow for (peer, used), flow in full.items() if used is use}
-            fastest = sorted(((f.size, p) for p, f in flows.items() if self._is_busy(p, f)), reverse=True)[:2]
-            for peer, flow in flows.items():
-                rival = next((size for size, other in fastest if other != peer), 0.0)
-                room = flow.size + spare if spare and use is not BulkUse.PROBED else 0.0
-                self._add_sample(peer, flow, max(rival, room), when)
+        for (peer, use), flow in slot.items():
+            if flow.fills:
+                self._evaluate_path(peer, flow, spare if use is BulkUse.WORK else 0.0, when)
 
     def _evaluate_total(self, slot: _Slot, when: float) -> float:
         """Take in what all moved together; returns the bytes that could have been moved besides, 0 if unknown."""
-        own = {key: flow for key, flow in slot.items() if key[1] is not BulkUse.PROBED}
-        moving = sum(flow.fills for flow in own.values())
+        own = {key: flow for key, flow in slot.items() if key[1] is not BulkUse.PROBED and flow.fills}
+        moving = len(own)
         if not moving:
             return 0.0
         if moving >= self._breadth or when - self._broad_s > BREADTH_MEMORY_S:
@@ -221,27 +232,26 @@ class DirectionMeter:
         rate, known = slot.total / SLOT_S, self.total.value
         if known is not None and moving < self._breadth and rate < IDLE_SHARE * known:
             return (known - rate) * SLOT_S
-        loaded = sum(flow.fills and flow.is_loaded and not self._is_slow(peer) for (peer, _), flow in own.items())
-        if 2 * moving >= self._breadth or known is None or rate > known:
-            self.total.add(rate, when, loaded=2 * loaded >= self._breadth)
+        waiting = [flow for (peer, _), flow in own.items() if flow.is_loaded and not self._is_slow(peer)]
+        shows = sum(flow.is_open for flow in waiting) >= 2
+        if shows or 2 * moving >= self._breadth or known is None or rate > known:
+            self.total.add(rate, when, loaded=shows or 2 * len(waiting) >= self._breadth)
         return 0.0
 
-    def _add_sample(self, peer: PeerId, flow: _Flow, possible: float, when: float) -> None:
-        """`possible` is what the path could have moved in the slot if it were as good as others; 0 if unknown."""
-        path = self._path(peer)
-        is_slow = flow.size < SLOW_SHARE * possible
-        path.rate.add(flow.size / SLOT_S, when, loaded=flow.is_loaded and is_slow)
-        if possible and (flow.is_loaded or not self._knows_load):
-            path.share.add(min(1.0, flow.size / possible), when, loaded=True)
-
-    def _is_busy(self, peer: PeerId, flow: _Flow) -> bool:
-        """Whether others can be compared with a flow: its path is not slow, and it moves about what it can."""
-        rate = self._paths[peer].rate.value if peer in self._paths else None
-        return not self._is_slow(peer) and (rate is None or flow.size >= BUSY_SHARE * rate * SLOT_S)
+    def _evaluate_path(self, peer: PeerId, flow: _Flow, spare: float, when: float) -> None:
+        """`spare`: bytes that the line could have moved besides in this slot."""
+        path, rate = self._path(peer), flow.size / SLOT_S
+        share = flow.size / (flow.size + spare)
+        shows = spare > 0.0 and flow.is_open
+        path.rate.add(rate, when, loaded=shows and share < SLOW_SHARE)
+        if shows:
+            path.shares.add(share, when, loaded=True)
+        elif (path.rate.value or 0.0) > SURPASSED * (path.shares.value or math.inf) * (self.total.value or math.inf):
+            path.shares = Estimate()
 
     def _is_slow(self, peer: PeerId) -> bool:
         """Whether the path is itself the limit of what goes over it, so that it shows nothing about the line."""
-        share = self._paths[peer].share.value if peer in self._paths else None
+        share = self._paths[peer].share if peer in self._paths else None
         return share is not None and share < SLOW_SHARE
 
     def _path(self, peer: PeerId) -> Path:
@@ -267,7 +277,7 @@ class LinkMeter:
     """Both directions of a peer's line; `clock` is the loop's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.up, self.down = DirectionMeter(clock, knows_load=True), DirectionMeter(clock, knows_load=False)
+        self.up, self.down = DirectionMeter(clock), DirectionMeter(clock)
         self._clock = clock
         self._worked_s = -math.inf
 

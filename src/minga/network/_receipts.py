@@ -5,7 +5,8 @@ receives bulk bytes reports every `REPORT_S` seconds of a transfer how many byte
 and both sides count the same *span*. The sender places it on its own clock by when it sent the first frame, since
 receipts may be held up for seconds behind other bytes, and it knows whether more was waiting to be sent all the
 while (it had no gap of `GAP_S` between two frames lately): only then does the span say what the link can carry, and
-not only what was asked of it.
+not only what was asked of it. The receiver adds whether its own line had room for more: only then may the path be what
+was slow.
 
 A span that nothing interrupted for `PAUSE_S` includes the short gaps between frames; longer pauses begin a new one.
 """
@@ -29,7 +30,7 @@ PAUSE_S = 0.5
 GAP_S = 0.05
 MAX_SPAN_S = 3600.0
 
-_RECEIPT = struct.Struct(">QQQQ")
+_RECEIPT = struct.Struct(">QQQQ?")
 RECEIPT_BYTES = _RECEIPT.size
 
 
@@ -45,12 +46,16 @@ class BulkUse(enum.Enum):
 
 
 class Span(NamedTuple):
-    """`size` bytes came from loop time `begin_s` to `end_s`; `loaded`: more was waiting all the while."""
+    """`size` bytes came from loop time `begin_s` to `end_s`.
+
+    `loaded`: more was waiting all the while; `room`: the receiver's line could have taken more.
+    """
 
     size: int
     begin_s: float
     end_s: float
     loaded: bool = False
+    room: bool = False
 
 
 class Receipts:
@@ -71,27 +76,35 @@ class Receipts:
 
     # ---- receiving
 
-    def expect(self, now: float) -> None:
-        """A bulk frame begins to arrive."""
+    def expect(self, now: float) -> bool:
+        """A bulk frame begins to arrive; returns whether a span begins with it."""
         if self._first_s == -math.inf:
             self._first_s = now
-        if now - self._last_s > PAUSE_S:
+        if begins := now - self._last_s > PAUSE_S:
             self._begin_s, self._span_bytes = now, 0
+        return begins
 
-    def came(self, size: int, now: float, *, may_report: bool = True) -> tuple[Span, bytes] | None:
-        """`size` bytes of a frame came; returns the span and the body of the receipt if it is time, and allowed."""
+    def came(self, size: int, now: float) -> None:
+        """`size` bytes of a frame came."""
         self._received += size
         self._span_bytes += size
         self._last_s = now
-        seconds = now - self._begin_s
+
+    @property
+    def due(self) -> Span | None:
+        """The span until now, if it is time to report it."""
+        seconds = self._last_s - self._begin_s
         due = seconds >= REPORT_S or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
-        if not (due and may_report) or self._span_bytes < SMALLEST_BYTES:
-            return None
-        span = Span(self._span_bytes, self._begin_s, now)
-        times = (round((t - self._first_s) * 1e6) for t in (self._begin_s, now))
-        self._begin_s, self._span_bytes = now, 0
+        return (
+            Span(self._span_bytes, self._begin_s, self._last_s) if due and self._span_bytes >= SMALLEST_BYTES else None
+        )
+
+    def report(self, span: Span) -> bytes:
+        """The body of a receipt for the span that is due; the next one begins."""
+        self._begin_s, self._span_bytes = span.end_s, 0
         self._reported += span.size
-        return span, _RECEIPT.pack(self._received, span.size, *times)
+        times = (round((t - self._first_s) * 1e6) for t in (span.begin_s, span.end_s))
+        return _RECEIPT.pack(self._received, span.size, *times, span.room)
 
     # ---- sending
 
@@ -110,7 +123,7 @@ class Receipts:
 
     def acknowledge(self, body: bytes | bytearray, now: float) -> Span:
         """The span that a receipt tells of, on this side's clock. Raises `ValueError` if it cannot be true."""
-        received, size, begin_us, end_us = _RECEIPT.unpack(body)
+        received, size, begin_us, end_us, room = _RECEIPT.unpack(body)
         begin_s, end_s = begin_us / 1e6, end_us / 1e6
         if not self._acknowledged + size <= received <= self._sent or size < SMALLEST_BYTES:
             raise ValueError(f"a receipt for {size} bytes, {received} in all, where {self._sent} were sent")
@@ -123,4 +136,4 @@ class Receipts:
         begin_s, end_s = begin_s + self._offset_s, end_s + self._offset_s
         # What arrives now left a while ago: a gap shortly before the span may be one within it.
         loaded = waited_before and self._more_waits and self._gap_end_s < begin_s - PAUSE_S
-        return Span(size, begin_s, end_s, loaded)
+        return Span(size, begin_s, end_s, loaded, room)

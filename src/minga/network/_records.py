@@ -98,8 +98,8 @@ class LinkRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     `sent` and `received` are what the path carries in bytes per second, 0 where unknown, `sent` as the other one
     acknowledged it; `sent_mean` and `received_mean` what it moved in the best of the last rounds, over the whole round.
-    `sent_percent` and `received_percent` compare them with the fastest other path of the owner at the same moments,
-    0 where there was none. `round_trip_us` is in microseconds, 0 where unknown.
+    `sent_percent` compares `sent` with what the owner's line could have sent at those moments, 0 where nothing showed
+    that the path is what was slow. `round_trip_us` is in microseconds, 0 where unknown.
     """
 
     key: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
@@ -108,7 +108,6 @@ class LinkRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     sent_mean: RateNumber
     received_mean: RateNumber
     sent_percent: Percent
-    received_percent: Percent
     round_trip_us: Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 

@@ -20,6 +20,7 @@ class BulkTally:
         self.has_received = False
         """Whether any bulk bytes came."""
         self._closed, self._begun_s = False, 0.0
+        self._line_bytes = 0
         self._peer, self._lines, self._receipts = peer, lines, Receipts()
 
     def sending(self, size: int) -> None:
@@ -35,7 +36,8 @@ class BulkTally:
         """A bulk frame begins to arrive."""
         self._note_work()
         self._begun_s = self._lines.clock()
-        self._receipts.expect(self._begun_s)
+        if self._receipts.expect(self._begun_s):
+            self._line_bytes = self._lines.received_bytes
 
     def came(self, size: int, *, may_report: bool) -> bytes | None:
         """Bytes of a bulk frame came; returns the body of a receipt if it is time for one, and one can be sent."""
@@ -43,14 +45,17 @@ class BulkTally:
         if self.use is BulkUse.PROBE:  # it is over before a report is due
             down.add_total(Span(size, self._begun_s, now), self.use)
             self._begun_s = now
-        report = self._receipts.came(size, now, may_report=may_report)
-        if report is None:
+        self._lines.received_bytes += size
+        self._receipts.came(size, now)
+        span = self._receipts.due if may_report else None
+        if span is None:
             return None
-        span, receipt = report
+        line_bytes, self._line_bytes = self._lines.received_bytes - self._line_bytes, self._lines.received_bytes
+        span = span._replace(room=self._lines.has_room(line_bytes, span.end_s - span.begin_s))
         down.add(self._peer, span, self.use)
         if self.use is not BulkUse.PROBE:
             down.add_total(span, self.use)
-        return receipt
+        return self._receipts.report(span)
 
     def acknowledge(self, receipt: bytes | bytearray) -> None:
         """The other side tells what came. Raises `ProtocolError` if that cannot be true."""
