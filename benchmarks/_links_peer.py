@@ -27,6 +27,7 @@ from minga.averaging._messages import Part, Plan, Report
 from minga.averaging._parts import allocate
 from minga.averaging._seat import Seat
 from minga.core._errors import RemoteError
+from minga.core._events import Event
 from minga.identity._keys import Identity
 from minga.network import _gossip, _link_report, _messages, _pulse
 from minga.network._hello import Role
@@ -54,6 +55,10 @@ CROWDED: dict[ModuleType, dict[str, float]] = {
 """Up to 25 peers share one machine here, which costs it more than what they move: so they give signs of life less
 often than usual, and bear with each other for longer.
 """
+
+
+PROBES_S = 150.0
+"""How long to wait for the own probe: one peer after the other has its turn."""
 
 
 class ReadyContributor(FixedContributor):
@@ -101,6 +106,8 @@ class LinksPeer:
         desk = self.formation._desk
         self._plan, desk.plan = desk.plan, self._make_plan  # type: ignore[method-assign]
         self._check, desk.check = desk.check, self._check_plan  # type: ignore[method-assign]
+        self._probed = asyncio.Event()
+        session.node.events.subscribe(self._on_event)
         session.node.spawn(Prober(session.node, self.surveyor.reachable).run())
         session.node.spawn(LinkReporter(session.node, session.board).run())
 
@@ -112,6 +119,13 @@ class LinksPeer:
                     with contextlib.suppress(RemoteError):
                         await self.session.node.dial(address)
             await asyncio.sleep(0.1)
+
+    async def probe_line(self) -> None:
+        """Wait until this peer's own probe is done, as it is in a run whose first round takes minutes to come."""
+        self.publish()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PROBES_S):
+                await self._probed.wait()
 
     def publish(self) -> None:
         """Tell the others at which step this peer is."""
@@ -144,6 +158,10 @@ class LinksPeer:
         """What this peer has found out about its own line, in bits per second."""
         rates = self.surveyor.rates()
         return {way: rate and round(8 * rate) for way, rate in (("up", rates.upload), ("down", rates.download))}
+
+    def _on_event(self, event: Event) -> None:
+        if event.kind == "links.probed":
+            self._probed.set()
 
     async def _make_plan(self, step: int, seats: Mapping[PeerId, Seat]) -> Plan:
         plan = await self._plan(step, seats)
@@ -203,6 +221,7 @@ async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
     me = LinksPeer(session, identity, settings)
     channel.send(address=[session.peer_id, network.address.direct])
     await me.meet_all()
+    await me.probe_line()
     channel.send(met=True)
     while (command := await receive())["do"] != "exit":
         if command["do"] == "settle":

@@ -48,7 +48,7 @@ class Swarm:
                 answers[host.name] = worker
         for name, worker in answers.items():
             self._ids[name] = worker.receive(120)["address"][0]
-        self._workers.gather(180)
+        self._workers.gather(300)
 
     def round(self, kind: str, within_s: float = 300) -> dict[str, Any]:
         """Let all peers average once with a plan of this kind; one row of figures."""

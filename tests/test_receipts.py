@@ -16,7 +16,7 @@ def receive(receipts: Receipts, frames: int, size: int, begin_s: float, seconds:
     """Frames that arrive evenly."""
     reports = []
     for index in range(frames):
-        receipts.expect(begin_s + seconds * index / frames)
+        receipts.expect(size, begin_s + seconds * index / frames)
         receipts.came(size, begin_s + seconds * (index + 1) / frames)
         if (span := receipts.due) is not None:
             reports.append((span, receipts.report(span)))
@@ -49,7 +49,7 @@ def test_a_receipt_that_was_held_up_shifts_nothing() -> None:
 def test_fast_transfers_are_reported_by_bytes_and_slow_ones_by_time() -> None:
     assert len(receive(Receipts(), 100, REPORT_BYTES // 10, 0.0, 0.6)) == 9
     assert len(receive(Receipts(), 100, 1000, 0.0, 10 * REPORT_S)) == 10
-    assert receive(Receipts(), 100, 40, 0.0, 10 * REPORT_S) == []  # too few bytes to tell anything
+    assert receive(Receipts(), 100, 20, 0.0, 10 * REPORT_S) == []  # too few bytes to tell anything
     assert receive(Receipts(), 100, REPORT_BYTES, 0.0, 0.0) == []  # too fast
 
 
@@ -130,7 +130,7 @@ def test_receipts_out_of_place_are_an_offence(body: bytes) -> None:
 
 def test_a_span_waits_until_its_receipt_can_be_sent() -> None:
     receipts = Receipts()
-    receipts.expect(0.0)
+    receipts.expect(500_000, 0.0)
     for number in range(1, 6):
         receipts.came(100_000, number)
     assert receipts.due == Span(500_000, 0.0, 5.0)
@@ -139,15 +139,28 @@ def test_a_span_waits_until_its_receipt_can_be_sent() -> None:
 def test_spans_end_within_a_frame_that_takes_long() -> None:
     sender, receiver = Receipts(), Receipts()
     sender.hand_over(60_000, 0.0)
-    receiver.expect(0.0)
+    receiver.expect(60_000, 0.0)
     reports = []
     for number in range(1, 61):
         receiver.came(1_000, 0.1 * number)
         if (span := receiver.due) is not None:
             span = span._replace(room=number > 30)
             reports.append((span, receiver.report(span)))
-    assert [span.size for span, _ in reports] == [9_000] * 6
+    assert [span.size for span, _ in reports] == [9_000] * 6 + [6_000]
     spans = [sender.acknowledge(body, span.end_s) for span, body in reports]
-    assert [span.loaded for span in spans] == [True] * 6
-    assert [span.room for span in spans] == [False] * 3 + [True] * 3
-    assert receiver.unreported == (0, 6_000)
+    assert [span.loaded for span in spans] == [True] * 6 + [False]
+    assert [span.room for span in spans] == [False] * 3 + [True] * 4
+    assert receiver.unreported == (0, 0)
+
+
+def test_what_came_before_a_pause_can_be_reported_after_it() -> None:
+    receipts = Receipts()
+    for begin_s in (0.0, 10.0):
+        assert receipts.is_paused(begin_s)
+        receipts.expect(4_000, begin_s)
+        receipts.came(4_000, begin_s + 0.1)
+        assert receipts.due is None  # too soon
+        assert receipts.rest == Span(4_000, begin_s, begin_s + 0.1)
+        receipts.report(receipts.rest)
+        assert receipts.unreported == (0, 0)
+        assert receipts.rest is None

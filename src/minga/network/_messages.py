@@ -37,6 +37,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_REASON_CHARACTERS = 500
 
 PIECE_BYTES = 1 << 14
+MAX_RECEIPTS_BYTES = 1 << 12
+"""Receipts that wait for an earlier write; more are not kept."""
 
 MESSAGE, BULK, REFUSAL, PULSE, RECEIPT = range(5)
 _HEADER = struct.Struct(">BI")
@@ -78,6 +80,7 @@ class MessageStream:
         self._waiting = self._silent = self._finished = self._ended = False
         self._pulse_task: asyncio.Task[None] | None = None
         self._receipt_task: asyncio.Task[None] | None = None
+        self._receipts = bytearray()
         clockwork.add(self)
 
     @property
@@ -209,10 +212,19 @@ class MessageStream:
     def _bulk_came(self, size: int) -> None:
         """Count bytes of a bulk frame, and send a receipt if it is time for one and the last is on its way."""
         self._moved(size)
-        may_report = self._receipt_task is None or self._receipt_task.done()
-        if size and (receipt := self.tally.came(size, may_report=may_report)) is not None:
-            frame = _HEADER.pack(RECEIPT, len(receipt)) + receipt
-            self._receipt_task = asyncio.get_running_loop().create_task(self._pulse(frame))
+        if size:
+            self._send_receipt(self.tally.came(size))
+
+    def _send_receipt(self, receipt: bytes | None) -> None:
+        if receipt is not None and len(self._receipts) < MAX_RECEIPTS_BYTES:
+            self._receipts += _HEADER.pack(RECEIPT, len(receipt)) + receipt
+            if self._receipt_task is None or self._receipt_task.done():
+                self._receipt_task = asyncio.get_running_loop().create_task(self._empty_receipts())
+
+    async def _empty_receipts(self) -> None:
+        while self._receipts and not self._finished:
+            frames, self._receipts = bytes(self._receipts), bytearray()
+            await self._pulse(frames)
 
     def _moved(self, _: int) -> None:
         self._last_heard = self._last_moved = self._clockwork.tick
@@ -278,7 +290,7 @@ class MessageStream:
         self._waiting = True
         try:
             if kind == BULK and target is not None:
-                self.tally.expect()
+                self._send_receipt(self.tally.expect(length))
                 await self._paced.read_into(target)
                 return bytearray()
             body = await self._read_exactly(length)

@@ -7,7 +7,9 @@ over each path is measured by the same bytes. It is repeated when others, or the
 then and when nothing else has shown for long that it still holds.
 
 Nobody is in two probes at once: partners are asked first, and refuse while they are in a probe, or in the middle of
-other bulk traffic. Whoever gets too few of them lets all go and tries again after a random pause. Other bulk traffic
+other bulk traffic. All ask the peer with the lowest id before the others, the *doorkeeper*, so that a swarm whose
+members are all new queues up there and not at everybody. Whoever is turned away, or gets too few partners, lets all go
+and tries again after a random pause; after being turned away a few times it asks another doorkeeper. Other bulk traffic
 ends a probe at once, so that no round waits for one. A partner lets each peer probe it once in `PEER_PERIOD_S` and
 all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most `MAX_PHASE_BYTES` in each direction each time.
 """
@@ -43,6 +45,9 @@ MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
 
 LOOK_S = 0.5
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
+PATIENT_TRIES = 8
+"""Whoever is turned away so many times asks the next doorkeeper."""
+
 SPOILT_BYTES = 64 << 10
 """A probe that ends early after more than this was sent is not tried again for a while."""
 
@@ -63,6 +68,7 @@ class Prober:
         self._served: deque[float] = deque(maxlen=MAX_SERVED)
         self._served_to: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         self._probed_s, self._pause_s = -math.inf, DOUBT_PERIOD_S
+        self._turned_away = 0
         self._phases: set[str] = set()
         node.serve(RESERVE, self._serve_reservation)
         node.serve(SINK, self._serve_sink)
@@ -76,11 +82,8 @@ class Prober:
             await asyncio.sleep(LOOK_S)
             if self._engaged_with or self._node.lines.meter.is_busy or not self._is_due():
                 continue
-            partners = list(self._partners())
-            if not partners:
+            if not (partners := self._chosen()):
                 continue
-            if len(partners) > MAX_PARTNERS:
-                partners = self._random.sample(partners, MAX_PARTNERS)
             bytes_before = self._node.traffic()[0]
             if await self.probe(partners):
                 retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
@@ -92,14 +95,23 @@ class Prober:
                 spoilt_s = min(2.0 * spoilt_s, MAX_AGE_S)
 
     async def probe(self, partners: Sequence[PeerId]) -> bool:
-        """Measure with all of `partners` at once; False if too few were free, or something came in between."""
+        """Measure with all of `partners`, the doorkeeper first, at once; False if too few were free, or something came
+        in between.
+        """
         before, begun = self._node.lines.rates(), asyncio.get_running_loop().time()
-        exercise = _Exercise(len(partners))
+        exercise, loop = _Exercise(len(partners)), asyncio.get_running_loop()
+        tasks = [loop.create_task(self._measure_with(partners[0], exercise))]
+        tasks[0].add_done_callback(lambda _: exercise.answer(admitted=False))
         self._engaged_with = self._node.peer_id
         try:
-            results = await asyncio.gather(*(self._measure_with(p, exercise) for p in partners), return_exceptions=True)
+            if await exercise.admitted:
+                tasks += [loop.create_task(self._measure_with(peer, exercise)) for peer in partners[1:]]
+            results = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             self._engaged_with = None
+            for task in tasks:
+                task.cancel()
+        self._turned_away = 0 if len(tasks) == len(partners) else self._turned_away + 1
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
                 raise result
@@ -110,6 +122,14 @@ class Prober:
         return True
 
     # ---- probing
+
+    def _chosen(self) -> list[PeerId]:
+        """Partners for a probe, the doorkeeper first."""
+        partners = sorted(self._partners())
+        if not partners:
+            return []
+        doorkeeper = partners.pop(self._turned_away // PATIENT_TRIES % len(partners))
+        return [doorkeeper, *self._random.sample(partners, min(len(partners), MAX_PARTNERS - 1))]
 
     def _is_due(self) -> bool:
         now, meter = asyncio.get_running_loop().time(), self._node.lines.meter
@@ -134,6 +154,7 @@ class Prober:
             async with asyncio.timeout(RESERVE_S) as limit, self._node.open(peer, RESERVE) as reservation:
                 await reservation.send(Reserve())
                 await reservation.receive(Ready)
+                exercise.answer(admitted=True)
                 await exercise.ready.wait()
                 limit.reschedule(asyncio.get_running_loop().time() + SERVE_S)
                 if exercise.ready.came < exercise.enough:
@@ -239,6 +260,12 @@ class _Exercise:
     def __init__(self, partners: int) -> None:
         self.enough = math.ceil(ENOUGH * partners)
         self.ready, self.filled = _Gate(partners), _Gate(partners)
+        self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def answer(self, *, admitted: bool) -> None:
+        """The doorkeeper said yes or no; only the first answer counts."""
+        if not self.admitted.done():
+            self.admitted.set_result(admitted)
 
     @contextlib.contextmanager
     def taking_part(self) -> Iterator[None]:

@@ -5,8 +5,8 @@ receiver saw them. They are laid into slots of `SLOT_S` seconds, for each direct
 evaluated once `SETTLE_S` have passed, when all receipts that concern it are there. A slot that a transfer fills
 gives a sample of that path, and all its bytes together one of the whole direction (`minga.network._estimate`).
 
-A slot is *loaded* as a whole if more bytes waited for at least half as many peers as were ever served at once in the
-last minutes, or for two whose own lines had room: one slow receiver alone does not show what the line can do.
+A slot is *loaded* as a whole if more bytes waited for two peers whose own lines had room (for one if there never was
+more than one): one slow receiver alone does not show what the line can do.
 
 A path is the limit of what goes over it, and *slow*, if bytes waited for it while the lines at both its ends had room
 (`share`). While one of them is full nothing is learnt about the path: the connections that compete for a line get very
@@ -232,10 +232,10 @@ class DirectionMeter:
         rate, known = slot.total / SLOT_S, self.total.value
         if known is not None and moving < self._breadth and rate < IDLE_SHARE * known:
             return (known - rate) * SLOT_S
-        waiting = [flow for (peer, _), flow in own.items() if flow.is_loaded and not self._is_slow(peer)]
-        shows = sum(flow.is_open for flow in waiting) >= 2
+        waiting = sum(flow.is_open and not self._is_slow(peer) for (peer, _), flow in own.items())
+        shows = waiting >= min(2, self._breadth)
         if shows or 2 * moving >= self._breadth or known is None or rate > known:
-            self.total.add(rate, when, loaded=shows or 2 * len(waiting) >= self._breadth)
+            self.total.add(rate, when, loaded=shows)
         return 0.0
 
     def _evaluate_path(self, peer: PeerId, flow: _Flow, spare: float, when: float) -> None:

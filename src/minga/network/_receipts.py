@@ -9,6 +9,7 @@ not only what was asked of it. The receiver adds whether its own line had room f
 was slow.
 
 A span that nothing interrupted for `PAUSE_S` includes the short gaps between frames; longer pauses begin a new one.
+Over a slow line spans end with frames where they can, lest most bytes come just before a pause, and are in none.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ REPORT_BYTES = 4 << 20
 SHORTEST_S = 0.05
 """A span is reported after `REPORT_S` seconds, or when `SHORTEST_S` seconds have brought `REPORT_BYTES` bytes."""
 
-SMALLEST_BYTES = 8 << 10
-"""Fewer make no span: which of two streams got one more packet through says little about which is faster."""
+SMALLEST_BYTES = 2 << 10
+USUAL_BYTES = 8 << 10
+"""Fewer make a span only at the end of a frame, and fewer than `SMALLEST_BYTES` none: receipts take bytes, too, and
+which of two streams got one more packet through says little about which is faster.
+"""
 
 PAUSE_S = 0.5
 GAP_S = 0.05
@@ -62,7 +66,7 @@ class Receipts:
     """Both directions of one stream, as far as bulk bytes are concerned. Times are the loop's, in seconds."""
 
     def __init__(self) -> None:
-        self._received = self._reported = self._span_bytes = 0
+        self._received = self._reported = self._span_bytes = self._missing = 0
         self._first_s = self._begin_s = self._last_s = -math.inf
         self._sent = self._acknowledged = 0
         self._offset_s, self._latest_s = math.inf, -1.0
@@ -76,28 +80,38 @@ class Receipts:
 
     # ---- receiving
 
-    def expect(self, now: float) -> bool:
-        """A bulk frame begins to arrive; returns whether a span begins with it."""
+    def is_paused(self, now: float) -> bool:
+        """Whether nothing came for so long that the next frame begins a new span."""
+        return now - self._last_s > PAUSE_S
+
+    def expect(self, size: int, now: float) -> None:
+        """A bulk frame of `size` bytes begins to arrive."""
         if self._first_s == -math.inf:
             self._first_s = now
-        if begins := now - self._last_s > PAUSE_S:
+        if self.is_paused(now):
             self._begin_s, self._span_bytes = now, 0
-        return begins
+        self._missing = size
 
     def came(self, size: int, now: float) -> None:
         """`size` bytes of a frame came."""
         self._received += size
         self._span_bytes += size
+        self._missing -= size
         self._last_s = now
 
     @property
     def due(self) -> Span | None:
         """The span until now, if it is time to report it."""
-        seconds = self._last_s - self._begin_s
+        seconds, least = self._last_s - self._begin_s, USUAL_BYTES if self._missing else SMALLEST_BYTES
         due = seconds >= REPORT_S or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
-        return (
-            Span(self._span_bytes, self._begin_s, self._last_s) if due and self._span_bytes >= SMALLEST_BYTES else None
-        )
+        return self.rest if due and self._span_bytes >= least else None
+
+    @property
+    def rest(self) -> Span | None:
+        """What came since the last report, if it can be reported."""
+        if self._span_bytes < SMALLEST_BYTES or self._last_s - self._begin_s < SHORTEST_S:
+            return None
+        return Span(self._span_bytes, self._begin_s, self._last_s)
 
     def report(self, span: Span) -> bytes:
         """The body of a receipt for the span that is due; the next one begins."""

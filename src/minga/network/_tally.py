@@ -32,26 +32,33 @@ class BulkTally:
         """The bulk frame is on its way."""
         self._receipts.handed_over(self._lines.clock())
 
-    def expect(self) -> None:
-        """A bulk frame begins to arrive."""
+    def expect(self, size: int) -> bytes | None:
+        """A bulk frame of so many bytes begins to arrive; returns a receipt for what came before, as `came` does."""
         self._note_work()
-        self._begun_s = self._lines.clock()
-        if self._receipts.expect(self._begun_s):
+        self._begun_s, receipts = self._lines.clock(), self._receipts
+        receipt = None
+        if receipts.is_paused(self._begun_s):
+            receipt = self._report(receipts.rest)
             self._line_bytes = self._lines.received_bytes
+        receipts.expect(size, self._begun_s)
+        return receipt
 
-    def came(self, size: int, *, may_report: bool) -> bytes | None:
-        """Bytes of a bulk frame came; returns the body of a receipt if it is time for one, and one can be sent."""
-        self.has_received, now, down = True, self._lines.clock(), self._lines.meter.down
+    def came(self, size: int) -> bytes | None:
+        """Bytes of a bulk frame came; returns the body of a receipt if it is time for one."""
+        self.has_received, now = True, self._lines.clock()
         if self.use is BulkUse.PROBE:  # it is over before a report is due
-            down.add_total(Span(size, self._begun_s, now), self.use)
+            self._lines.meter.down.add_total(Span(size, self._begun_s, now), self.use)
             self._begun_s = now
         self._lines.received_bytes += size
         self._receipts.came(size, now)
-        span = self._receipts.due if may_report else None
+        return self._report(self._receipts.due)
+
+    def _report(self, span: Span | None) -> bytes | None:
         if span is None:
             return None
-        line_bytes, self._line_bytes = self._lines.received_bytes - self._line_bytes, self._lines.received_bytes
-        span = span._replace(room=self._lines.has_room(line_bytes, span.end_s - span.begin_s))
+        lines, down = self._lines, self._lines.meter.down
+        line_bytes, self._line_bytes = lines.received_bytes - self._line_bytes, lines.received_bytes
+        span = span._replace(room=lines.has_room(line_bytes, span.end_s - span.begin_s))
         down.add(self._peer, span, self.use)
         if self.use is not BulkUse.PROBE:
             down.add_total(span, self.use)

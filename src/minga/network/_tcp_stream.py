@@ -19,7 +19,8 @@ from minga.network._tcp_channel import PIECE_BYTES, TlsChannel
 
 _LENGTH = struct.Struct(">I")
 _MAX_PIECE_BYTES = 1 << 30
-_FIRST_BYTES = (16 << 10) - _LENGTH.size  # with its length as much as one TLS record holds
+_FIRST_BYTES = 1 << 10
+"""How much of a piece goes into one TLS record with its length: a record cannot be read before all of it is there."""
 _HELD_BYTES = 64
 _END = _LENGTH.pack(0)
 
