@@ -92,7 +92,7 @@ def setups() -> dict[str, Setup]:
         Setup("A", fast, 5, "fast0"),
         Setup("B", slow, 1.5, "slow0"),
         Setup("C", fast + slow, 3, "fast0"),
-        Setup("D", (*slow, server), 2, "aux", frozenset({"aux"})),
+        Setup("D", (*slow, server), 4, "aux", frozenset({"aux"})),
         _home(),
         _sites(),
     ]

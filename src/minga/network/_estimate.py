@@ -14,7 +14,7 @@ from collections import deque
 
 SAMPLES = 32
 FROM_QUANTILE, TO_QUANTILE = 0.4, 0.8
-NEAR = 0.7
+NEAR = 0.8
 """An unloaded sample counts from this share of the estimate on."""
 
 LOW_SAMPLES = 300
