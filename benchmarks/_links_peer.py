@@ -29,7 +29,7 @@ from minga.averaging._seat import Seat
 from minga.core._errors import RemoteError
 from minga.core._events import Event
 from minga.identity._keys import Identity
-from minga.network import _gossip, _link_report, _messages, _pulse
+from minga.network import _gossip, _link_report, _messages, _pulse, _tcp_lane
 from minga.network._hello import Role
 from minga.network._interface import Address, PeerId
 from minga.network._iroh import IrohNetwork
@@ -46,14 +46,15 @@ SAMPLES_PER_SECOND = 1.0
 """So slow that no plan asks anybody to rest: everybody contributes in all rounds."""
 
 CROWDED: dict[ModuleType, dict[str, float]] = {
-    _gossip: {"BEATS_PER_SECOND": 3.0, "EXCHANGE_S": 5.0},
-    _link_report: {"LOOK_S": 5.0, "PERIOD_S": 10.0},
+    _gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 20.0},
+    _link_report: {"LOOK_S": 5.0, "PERIOD_S": 20.0},
     _pulse: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
     _messages: {"PULSE_S": 1.0},
     _patience: {"APPEAR_S": 10.0},
+    _tcp_lane: {"PATIENCE_S": 5.0},
 }
 """Up to 25 peers share one machine here, which costs it more than what they move: so they give signs of life less
-often than usual, and bear with each other for longer. Rounds come every few seconds and not minutes: news are told sooner.
+often than usual, and bear with each other for longer. News of links are told sooner, for rounds come every few seconds and not minutes.
 """
 
 

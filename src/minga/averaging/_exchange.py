@@ -38,6 +38,8 @@ async def exchange(round: Round, assignment: Assignment, relay: Relay | None = N
     parent = round.routes.parent(assignment, round.me)
     if parent is None:
         return
+    if relay is None and round.own is not None:  # before the stream is open, so that small parts know of large ones
+        round.turns.begin(assignment.key, len(assignment.chunks))
     try:
         async with round.node.open(round.members[parent], PART, bulk=True) as stream:
             with round.expecting(parent, stream):
@@ -45,6 +47,8 @@ async def exchange(round: Round, assignment: Assignment, relay: Relay | None = N
     except RemoteError as error:
         if any(not round.have[i] for i in assignment.chunks):
             round.bury(parent, error.message)
+    finally:
+        round.turns.end(assignment.key)
 
 
 async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay | None) -> None:
@@ -123,14 +127,11 @@ async def _send_local(round: Round, assignment: Assignment, stream: MessageStrea
     if (own := round.own) is None:
         return
     buffer = _buffer(round, assignment)
-    round.turns.begin(assignment.key, len(assignment.chunks))
-    try:
-        for index in assignment.chunks:
-            await round.turns.wait(assignment.key)
-            await _send_own(round, own, index, buffer, stream)
-            round.turns.sent(assignment.key)
-    finally:
-        round.turns.end(assignment.key)
+    for index in assignment.chunks:
+        await round.turns.wait(assignment.key)
+        await _send_own(round, own, index, buffer, stream)
+        round.turns.sent(assignment.key)
+    round.turns.end(assignment.key)
 
 
 async def _send_own(

@@ -34,7 +34,7 @@ from minga.network._tcp_stream import TcpStream
 MAX_CHANNELS = 4
 """How many connections each side may have for streams that it opens; what goes beyond that goes over iroh."""
 
-PATIENCE_S = 0.3
+PATIENCE_S = 1.0
 """Seconds that a stream waits for a new connection, besides `PATIENCE_TRIPS` round trips. It takes four of them."""
 PATIENCE_TRIPS = 6
 
