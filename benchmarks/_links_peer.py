@@ -54,7 +54,7 @@ CROWDED: dict[ModuleType, dict[str, float]] = {
     _tcp_lane: {"PATIENCE_S": 5.0},
 }
 """Up to 25 peers share one machine here, which costs it more than what they move: so they give signs of life less
-often than usual, and bear with each other for longer. News of links are told sooner, for rounds come every few seconds and not minutes.
+often than usual, and bear with each other for longer.
 """
 
 

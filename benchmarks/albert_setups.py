@@ -58,8 +58,8 @@ from benchmarks._report import emit, finish, note, parser
 LIMIT = 0.05
 CURVE_LIMIT = 1e-5
 DELAYED_LIMIT = 0.02
-WARM_UP = {"synchronous": 4, "delayed": 1}
-"""Steps until the rates are known well enough; where rounds go on beside computing they have time to spare."""
+WARM_UP = {"synchronous": 4, "delayed": 3}
+"""Steps until the rates are known well enough. A delayed step that follows one with a longer transfer looks short."""
 
 
 @dataclass
