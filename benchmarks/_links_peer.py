@@ -47,7 +47,7 @@ SAMPLES_PER_SECOND = 1.0
 
 CROWDED: dict[ModuleType, dict[str, float]] = {
     _gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 20.0},
-    _link_report: {"LOOK_S": 5.0, "PERIOD_S": 20.0},
+    _link_report: {"LOOK_S": 5.0, "PERIOD_S": 10.0},
     _pulse: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
     _messages: {"PULSE_S": 1.0},
     _patience: {"APPEAR_S": 10.0},

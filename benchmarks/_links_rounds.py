@@ -12,7 +12,7 @@ from benchmarks._processes import Worker, Workers
 from benchmarks._report import emit, note
 from tests.netlab import Lab
 
-STABLE, STABLE_ROUNDS = 0.05, 2
+STABLE, STABLE_ROUNDS = 0.05, 3
 """The plans are stable once so many in a row expect what the one before did, up to this share of the time."""
 
 

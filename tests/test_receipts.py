@@ -164,3 +164,21 @@ def test_what_came_before_a_pause_can_be_reported_after_it() -> None:
         receipts.report(receipts.rest)
         assert receipts.unreported == (0, 0)
         assert receipts.rest is None
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+def test_what_is_sent_as_it_comes_is_not_loaded(waiting: bool) -> None:
+    """Frames of 10 KB every 30 ms over a line that needs 20 ms for one, or 30 ms if it is the limit."""
+    sender, receiver = Receipts(), Receipts()
+    loaded = []
+    for number in range(100):
+        for _ in range(4 if waiting and not number else 1):  # three more are always there
+            sender.hand_over(10_000, 0.03 * number)
+            sender.handed_over(0.03 * number)
+        receiver.expect(10_000, 0.03 * number)
+        for piece in range(1, 5):
+            receiver.came(2_500, 0.03 * number + (0.03 if waiting else 0.02) * piece / 4)
+            if (span := receiver.due) is not None:
+                loaded.append(sender.acknowledge(receiver.report(span), 0.03 * number + 0.05).loaded)
+    assert len(loaded) > 8
+    assert loaded[2:] == [waiting] * (len(loaded) - 2)

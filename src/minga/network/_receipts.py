@@ -4,8 +4,9 @@ Theory of operation. How fast bytes go into a stream says little: they may end i
 receives bulk bytes reports every `REPORT_S` seconds of a transfer how many bytes came in which time by its own clock,
 and both sides count the same *span*. The sender places it on its own clock by when it sent the first frame, since
 receipts may be held up for seconds behind other bytes, and it knows whether more was waiting to be sent all the
-while (it had no gap of `GAP_S` between two frames lately): only then does the span say what the link can carry, and
-not only what was asked of it. The receiver adds whether its own line had room for more: only then may the path be what
+while: at both ends of the span the next frame was there, or the transport did not take the last, and there was no gap
+of `GAP_S` between two frames lately. Only then does the span say what the link can carry, and not only what was asked
+of it. The receiver adds whether its own line had room for more: only then may the path be what
 was slow.
 
 A span that nothing interrupted for `PAUSE_S` includes the short gaps between frames; longer pauses begin a new one.
@@ -17,6 +18,8 @@ from __future__ import annotations
 import enum
 import math
 import struct
+from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
 REPORT_S = 0.25
@@ -29,6 +32,9 @@ USUAL_BYTES = 8 << 10
 """Fewer make a span only at the end of a frame, and fewer than `SMALLEST_BYTES` none: receipts take bytes, too, and
 which of two streams got one more packet through says little about which is faster.
 """
+
+FRAMES = 256
+"""Of so many frames that were sent last it is known when."""
 
 PAUSE_S = 0.5
 GAP_S = 0.05
@@ -62,6 +68,16 @@ class Span(NamedTuple):
     room: bool = False
 
 
+@dataclass
+class _Frame:
+    """A frame of `size` bytes that was handed over, up to byte `stop` of the stream, from `begun_s` to `taken_s`."""
+
+    size: int
+    stop: int
+    begun_s: float
+    taken_s: float = math.inf
+
+
 class Receipts:
     """Both directions of one stream, as far as bulk bytes are concerned. Times are the loop's, in seconds."""
 
@@ -71,6 +87,7 @@ class Receipts:
         self._sent = self._acknowledged = 0
         self._offset_s, self._latest_s = math.inf, -1.0
         self._more_waits = False
+        self._frames: deque[_Frame] = deque(maxlen=FRAMES)
         self._idle_since_s, self._gap_end_s = math.inf, -math.inf
 
     @property
@@ -127,13 +144,23 @@ class Receipts:
         if not self._sent:
             self._offset_s = now
         self._sent += size
+        self._frames.append(_Frame(size, self._sent, now))
         if now - self._idle_since_s > GAP_S:
             self._gap_end_s = now
         self._idle_since_s = math.inf
 
     def handed_over(self, now: float) -> None:
         """The transport took all that waited."""
+        if self._frames:
+            self._frames[-1].taken_s = now
         self._idle_since_s = now
+
+    def _waited(self, received: int, when: float) -> bool:
+        """Whether at that time, when so many bytes had come, more waited than the rest of the last frame."""
+        last = next((frame for frame in reversed(self._frames) if frame.begun_s <= when), None)
+        if last is None or received >= last.stop:
+            return False
+        return last.taken_s > when or last.stop - received >= last.size
 
     def acknowledge(self, body: bytes | bytearray, now: float) -> Span:
         """The span that a receipt tells of, on this side's clock. Raises `ValueError` if it cannot be true."""
@@ -144,10 +171,10 @@ class Receipts:
         if not (self._latest_s <= begin_s and begin_s + 0.99 * SHORTEST_S <= end_s <= begin_s + MAX_SPAN_S):
             raise ValueError(f"a receipt from {begin_s} s to {end_s} s after one until {self._latest_s} s")
         waited_before = self._more_waits or begin_s > self._latest_s
-        self._more_waits = self._sent > received
         self._acknowledged, self._latest_s = received, end_s
         self._offset_s = min(self._offset_s, now - end_s)
         begin_s, end_s = begin_s + self._offset_s, end_s + self._offset_s
+        self._more_waits = self._waited(received, end_s)
         # What arrives now left a while ago: a gap shortly before the span may be one within it.
         loaded = waited_before and self._more_waits and self._gap_end_s < begin_s - PAUSE_S
         return Span(size, begin_s, end_s, loaded, room)
