@@ -12,6 +12,9 @@ from benchmarks._processes import Worker, Workers
 from benchmarks._report import emit, note
 from tests.netlab import Lab
 
+REST_S = 8.0
+"""Pause between these rounds: in a real run it is minutes, and peers that do not know their line can probe it."""
+
 STABLE, STABLE_ROUNDS = 0.05, 3
 """The plans are stable once so many in a row expect what the one before did, up to this share of the time."""
 
@@ -83,6 +86,7 @@ def warm_up(swarm: Swarm, most: int) -> int:
     """Rounds until the plans no longer change: meanwhile the peers measure their links. Returns how many it took."""
     last_s, stable = 0.0, 0
     for number in range(most):
+        time.sleep(REST_S)
         predicted_s = swarm.round("adaptive")["predicted_s"] or 0.0
         same = last_s and abs(predicted_s - last_s) <= STABLE * last_s
         stable, last_s = (stable + 1 if same else 0), predicted_s

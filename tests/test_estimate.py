@@ -81,6 +81,19 @@ def test_an_exercise_outweighs_what_was_before() -> None:
     assert estimate.newest_s == 1000.0
 
 
+def test_what_was_learnt_in_vain_is_forgotten() -> None:
+    estimate = fed(*[100.0] * 20)
+    for _ in range(20):
+        estimate.add(10.0, 1000.0, loaded=True)
+    assert estimate.value != 100.0
+    estimate.forget_since(1000.0)
+    assert estimate.value == 100.0
+    estimate.forget_since(0.0)
+    assert estimate.value is None
+    estimate.add(10.0, 2000.0, loaded=False)
+    assert estimate.value == 10.0
+
+
 @given(st.lists(st.tuples(st.floats(), st.booleans()), max_size=80))
 @settings(deadline=None, max_examples=100)
 def test_any_samples_give_a_rate_between_them(samples: list[tuple[float, bool]]) -> None:

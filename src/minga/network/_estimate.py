@@ -69,6 +69,16 @@ class Estimate:
             self._evaluate()
         self.doubtful = False
 
+    def forget_since(self, when: float) -> None:
+        """Forget what was learnt since loop time `when`; nothing is known if there was nothing before."""
+        older = [sample for sample in self._samples if sample[1] < when]
+        self._samples.clear()
+        self._samples.extend(older)
+        if older:
+            self._evaluate()
+        else:
+            self._value, self.newest_s = None, -math.inf
+
     def _note_low(self, rate: float, when: float) -> None:
         self._low_count += 1
         self._low_peak = max(self._low_peak, rate)

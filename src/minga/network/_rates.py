@@ -198,8 +198,17 @@ class DirectionMeter:
     def keep_since(self, when: float) -> None:
         """Forget what is older than loop time `when` wherever something newer is known."""
         self.settle(all_of_them=True)
-        for estimate in (self.total, *(e for path in self._paths.values() for e in (path.rate, path.shares))):
+        for estimate in self._estimates():
             estimate.keep_since(when)
+
+    def forget_since(self, when: float) -> None:
+        """Forget what was learnt since loop time `when`."""
+        self.settle(all_of_them=True)
+        for estimate in self._estimates():
+            estimate.forget_since(when)
+
+    def _estimates(self) -> list[Estimate]:
+        return [self.total, *(e for path in self._paths.values() for e in (path.rate, path.shares))]
 
     def _slot(self, number: int) -> _Slot:
         return self._slots.setdefault(number, _Slot())
@@ -294,3 +303,8 @@ class LinkMeter:
         """What happened since loop time `when` outweighs everything before."""
         self.up.keep_since(when)
         self.down.keep_since(when)
+
+    def forget_since(self, when: float) -> None:
+        """What happened since loop time `when` says nothing."""
+        self.up.forget_since(when)
+        self.down.forget_since(when)
