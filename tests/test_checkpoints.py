@@ -328,3 +328,15 @@ def test_many_writers_in_one_folder(tmp_path: Path) -> None:
     loaded = store.load()
     assert loaded is not None
     assert loaded.snapshot.step == 3
+
+
+def test_a_lock_that_is_taken_for_a_leftover_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire, tries = FileLock.try_acquire, list[Path]()
+
+    def lose_the_first(path: Path) -> object:
+        tries.append(path)
+        return None if len(tries) == 1 else acquire(path)
+
+    monkeypatch.setattr(FileLock, "try_acquire", lose_the_first)
+    CheckpointStore(tmp_path).save(make_snapshot(1))
+    assert len({path.name for path in tries}) == len(tries) == 2

@@ -66,14 +66,13 @@ class CheckpointStore:
             raise ConfigurationError(f"{bad[0][:60]!r} cannot be the name of a file in a checkpoint")
         manifest = manifest or build_manifest(snapshot)
         final = self.directory / f"step-{manifest.step:09d}-{manifest.digest[:12]}"
-        partial = self.directory / f"{_PARTIAL}{secrets.token_hex(8)}"
         if final.exists():
             if _damage(final) is None:
                 return final  # the same state, saved before or by another peer
             self._set_aside(final)
-        lock: FileLock | None = None
+        partial, lock = None, None
         try:
-            lock = _lock_beside(partial)
+            partial, lock = _reserve(self.directory)
             partial.mkdir()
             write_checkpoint(partial, snapshot, manifest, files)
             try:
@@ -91,8 +90,9 @@ class CheckpointStore:
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
-            _unlock_beside(partial, lock)
+            if partial is not None:
+                shutil.rmtree(partial, ignore_errors=True)
+                _unlock_beside(partial, lock)
         self._prune(final)
         return final
 
@@ -179,13 +179,22 @@ def _lock_path(partial: Path) -> Path:
     return partial.with_name(f"{partial.name}.lock")
 
 
-def _lock_beside(partial: Path) -> FileLock | None:
-    """Lock an unfinished folder, from before it exists; None where the file system has no locks."""
-    path = _lock_path(partial)
-    path.touch(exist_ok=False)
-    with contextlib.suppress(OSError):
-        return FileLock.try_acquire(path)
-    return None
+def _reserve(directory: Path) -> tuple[Path, FileLock | None]:
+    """The name of an unfinished folder, locked from before it exists; without a lock where the file system has none."""
+    while True:
+        partial = directory / f"{_PARTIAL}{secrets.token_hex(8)}"
+        path = _lock_path(partial)
+        path.touch(exist_ok=False)
+        try:
+            lock = FileLock.try_acquire(path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return partial, None
+        if lock is not None and path.exists():
+            return partial, lock
+        # Somebody took the lock file for a leftover in this moment, and removes it: on to another name.
+        _unlock_beside(partial, lock)
 
 
 def _unlock_beside(partial: Path, lock: FileLock | None) -> None:
