@@ -54,9 +54,9 @@ CROWDED: dict[ModuleType, dict[str, float]] = {
     _tcp_lane: {"PATIENCE_S": 5.0},
 }
 """Up to 25 peers share one machine here, which costs it more than what they move: so they give signs of life less
-often than usual, and bear with each other for longer.
+often than usual, and bear with each other for longer. What their links carry they tell more often: rounds follow each
+other within seconds.
 """
-
 
 PROBES_S = 150.0
 """How long to wait for the own probe: one peer after the other has its turn."""

@@ -3,9 +3,9 @@
     python -m benchmarks.links --setup A,B,C,D,home,sites,nat --json
 
 Needs root on Linux with iproute2 and nftables; see `tests/netlab`. The setups are described in `_links_setups` and
-`_links_nat`. Nobody tells the peers how fast their links are: they probe them and watch the traffic, for as many rounds
-as it takes until the plans no longer change (`warmup_rounds`). One line for each round, then the summary, with for each
-setup
+`_links_nat`. Nobody tells the peers how fast their links are: they probe them, at first one after the other for at most
+`PROBES_S`, and watch the traffic, for as many rounds as it takes until the plans no longer change (`warmup_rounds`).
+One line for each round, then the summary, with for each setup
 
     measured_s            median over the rounds of the time from the start signal (all hold the plan) until the last
                           peer has the whole result

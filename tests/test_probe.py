@@ -18,6 +18,7 @@ from minga.averaging._measured import Claim, swarm_rates
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._schedule import RateCap
 from minga.network import _probe, _probe_stream
+from minga.network._interface import PeerId
 from minga.network._link_report import links_of
 from minga.network._messages import MessageStream
 from minga.network._probe import MAX_SERVED, PEER_PERIOD_S, RESERVE, SERVE_S, SERVED_PERIOD_S, SINK, SOURCE
@@ -457,3 +458,33 @@ async def test_a_swarm_measures_itself_while_it_trains() -> None:
 def test_constants_fit_together() -> None:
     assert _probe_stream.FRAME_SIZES[-1] <= MAX_PHASE_BYTES // _probe.MAX_PARTNERS
     assert issubclass(ProtocolError, RemoteError)
+
+
+@virtually
+async def test_new_peers_queue_up_at_the_doorkeeper() -> None:
+    world = LinkWorld([(2.0, 2.0)] * 17)
+    doorkeepers = sorted(peer.peer_id for peer in world.peers)[:2]
+    asked = {peer.peer_id: 0 for peer in world.peers}
+    for peer in world.peers:
+
+        async def count(
+            other: PeerId, stream: MessageStream, here: Peer = peer, serve: Any = peer.prober._serve_reservation
+        ) -> None:
+            asked[here.peer_id] += 1
+            await serve(other, stream)
+
+        peer.node.serve(RESERVE, count)
+    await world.start(probing=True)
+    await until(lambda: all(probed(peer) for peer in world.peers), 120.0)
+    assert max(n for peer_id, n in asked.items() if peer_id not in doorkeepers) < 3 * 17
+    await world.close()
+
+
+@virtually
+async def test_a_doorkeeper_that_always_refuses_is_passed_by() -> None:
+    world = LinkWorld([(2.0, 2.0)] * 8)
+    await world.start(probing=True)
+    min(world.peers, key=lambda peer: peer.peer_id).prober._engaged_with = world.peers[-1].peer_id
+    others = sorted(world.peers, key=lambda peer: peer.peer_id)[1:]
+    await until(lambda: all(probed(peer) for peer in others), 240.0)
+    await world.close()

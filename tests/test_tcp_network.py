@@ -22,8 +22,8 @@ from minga.network._iroh_connection import IrohConnection
 from minga.network._iroh_settings import NetworkSettings
 from minga.network._iroh_stream import IrohStream
 from minga.network._tcp_certificate import Certificate
-from minga.network._tcp_channel import _Filling
 from minga.network._tcp_dial import MAX_CONTROL_BYTES, Ask, Offer, encode
+from minga.network._tcp_filling import Filling
 from minga.network._tcp_lane import MAX_CHANNELS, TcpLane
 from minga.network._tcp_stream import TcpStream
 from minga.testing._bulk_suite import bulk_only
@@ -480,8 +480,30 @@ def test_a_handshake_that_takes_too_long_is_dropped(monkeypatch: pytest.MonkeyPa
 
 def test_what_came_of_a_record_is_told_before_it_can_be_decrypted() -> None:
     told: list[int] = []
-    filling = _Filling(memoryview(bytearray(20_000)), told.append)
+    filling = Filling(memoryview(bytearray(20_000)), told.append)
     for size, came in ((0, 10_000), (16_384, 7_000), (0, 3_500), (3_616, 200)):
         filling.filled(size, came=came)
     assert told == [10_000, 7_000, 3_000]
     assert filling.rest.nbytes == 0
+
+
+def test_the_head_of_a_frame_can_be_read_before_its_body_is_there() -> None:
+    class Channel:
+        def __init__(self) -> None:
+            self.sent, self.lost = list[tuple[int, int]](), None
+
+        def use(self, *, busy: bool) -> None:
+            pass
+
+        async def send(self, first: bytes, rest: memoryview, _: object) -> None:
+            self.sent.append((len(first), rest.nbytes))
+
+    async def main() -> None:
+        channel: Any = Channel()
+        stream = TcpStream(channel, channel, opened_here=True)
+        await stream.write(b"head!")
+        await stream.write(bytes(16_384))
+        assert [first + rest for first, rest in channel.sent] == [4 + 5 + 16_384]
+        assert channel.sent[0][0] < 1_400, "a record that fits into one packet"
+
+    asyncio.run(main())

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from minga.averaging._division import PeerRates, SwarmRates
+from minga.network._estimate import FASTEST_RATE
 from minga.network._interface import PeerId
 from minga.network._records import LinkRow, Links, link_key
 
@@ -32,7 +33,6 @@ DOUBTED = 4
 
 SLOW_PERCENT = 50
 AGREE = 2.0
-FASTEST_RATE = 1e15
 ALIKE = 0.5
 """Rates that differ by no more than this share are taken for the same: two measurements of one line differ as much."""
 

@@ -64,20 +64,18 @@ class Estimate:
         """Forget what is older than loop time `when`, if anything is newer; a doubt is settled."""
         newer = [sample for sample in self._samples if sample[1] >= when]
         if newer:
-            self._samples.clear()
-            self._samples.extend(newer)
-            self._evaluate()
+            self._keep(newer)
         self.doubtful = False
 
     def forget_since(self, when: float) -> None:
         """Forget what was learnt since loop time `when`; nothing is known if there was nothing before."""
-        older = [sample for sample in self._samples if sample[1] < when]
+        self._keep([sample for sample in self._samples if sample[1] < when])
+        self.newest_s = self._samples[-1][1] if self._samples else -math.inf
+
+    def _keep(self, samples: list[tuple[float, float]]) -> None:
         self._samples.clear()
-        self._samples.extend(older)
-        if older:
-            self._evaluate()
-        else:
-            self._value, self.newest_s = None, -math.inf
+        self._samples.extend(samples)
+        self._evaluate()
 
     def _note_low(self, rate: float, when: float) -> None:
         self._low_count += 1
@@ -90,6 +88,9 @@ class Estimate:
 
     def _evaluate(self) -> None:
         rates = sorted(rate for rate, _ in self._samples)
+        if not rates:
+            self._value = None
+            return
         first = int(FROM_QUANTILE * len(rates))
         middle = rates[first : max(first + 1, int(TO_QUANTILE * len(rates)))]
         self._value = math.fsum(middle) / len(middle)

@@ -6,6 +6,7 @@ import asyncio
 import math
 
 from minga.network._board import Board
+from minga.network._estimate import FASTEST_RATE
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.network._rates import Path
@@ -16,7 +17,6 @@ FIRST_PERIOD_S, PERIOD_S = 5.0, 30.0
 """Shortest times between two records: where something became known, and where it only changed."""
 
 CHANGE = 0.1
-_FASTEST = 10**15
 
 
 def links_of(node: Node) -> Links:
@@ -112,7 +112,7 @@ def _row(node: Node, peer: PeerId, up: Path | None, down: Path | None) -> LinkRo
 
 
 def _whole(rate: float | None) -> int:
-    return 0 if rate is None or not math.isfinite(rate) else min(max(1, round(rate)), _FASTEST)
+    return 0 if rate is None or not math.isfinite(rate) else min(max(1, round(rate)), int(FASTEST_RATE))
 
 
 def _percent(share: float | None) -> int:

@@ -28,6 +28,7 @@ from minga.network._interface import Buffer, PeerId, Stream
 from minga.network._lines import Lines
 from minga.network._paced_stream import PacedStream
 from minga.network._pulse import PULSE_S, Clockwork, silence_limit
+from minga.network._receipt_queue import ReceiptQueue
 from minga.network._receipts import RECEIPT_BYTES
 from minga.network._tally import BulkTally
 
@@ -37,8 +38,6 @@ MAX_MESSAGE_BYTES = 1 << 20
 MAX_REASON_CHARACTERS = 500
 
 PIECE_BYTES = 1 << 14
-MAX_RECEIPTS_BYTES = 1 << 12
-"""Receipts that wait for an earlier write; more are not kept."""
 
 MESSAGE, BULK, REFUSAL, PULSE, RECEIPT = range(5)
 _HEADER = struct.Struct(">BI")
@@ -79,8 +78,7 @@ class MessageStream:
         self._last_write = self._last_heard = self._last_moved = clockwork.tick
         self._waiting = self._silent = self._finished = self._ended = False
         self._pulse_task: asyncio.Task[None] | None = None
-        self._receipt_task: asyncio.Task[None] | None = None
-        self._receipts = bytearray()
+        self._receipts = ReceiptQueue(self._pulse)
         clockwork.add(self)
 
     @property
@@ -166,9 +164,9 @@ class MessageStream:
         """
         self._clockwork.remove(self)
         self.tally.close()
-        for task in (self._pulse_task, self._receipt_task):
-            if task is not None:
-                task.cancel()
+        self._receipts.close()
+        if self._pulse_task is not None:
+            self._pulse_task.cancel()
         if not (self._finished and self._ended):
             await self._stream.reset()
 
@@ -210,21 +208,14 @@ class MessageStream:
             self._last_write = self._clockwork.tick
 
     def _bulk_came(self, size: int) -> None:
-        """Count bytes of a bulk frame, and send a receipt if it is time for one and the last is on its way."""
+        """Count bytes of a bulk frame, and send a receipt if it is time for one."""
         self._moved(size)
         if size:
             self._send_receipt(self.tally.came(size))
 
     def _send_receipt(self, receipt: bytes | None) -> None:
-        if receipt is not None and len(self._receipts) < MAX_RECEIPTS_BYTES:
-            self._receipts += _HEADER.pack(RECEIPT, len(receipt)) + receipt
-            if self._receipt_task is None or self._receipt_task.done():
-                self._receipt_task = asyncio.get_running_loop().create_task(self._empty_receipts())
-
-    async def _empty_receipts(self) -> None:
-        while self._receipts and not self._finished:
-            frames, self._receipts = bytes(self._receipts), bytearray()
-            await self._pulse(frames)
+        if receipt is not None:
+            self._receipts.add(_HEADER.pack(RECEIPT, len(receipt)) + receipt)
 
     def _moved(self, _: int) -> None:
         self._last_heard = self._last_moved = self._clockwork.tick

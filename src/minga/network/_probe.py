@@ -104,19 +104,19 @@ class Prober:
         tasks[0].add_done_callback(lambda _: exercise.answer(admitted=False))
         self._engaged_with = self._node.peer_id
         try:
-            if await exercise.admitted:
+            if admitted := await exercise.admitted:
                 tasks += [loop.create_task(self._measure_with(peer, exercise)) for peer in partners[1:]]
             results = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             self._engaged_with = None
             for task in tasks:
                 task.cancel()
-        self._turned_away = 0 if len(tasks) == len(partners) else self._turned_away + 1
+        self._turned_away = 0 if admitted else self._turned_away + 1
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
                 raise result
         if sum(result is None for result in results) < exercise.enough:
-            if len(tasks) == len(partners):  # what went over part of the paths would be taken for all the line can do
+            if admitted:  # what went over part of the paths would be taken for all the line can do
                 self._node.lines.meter.forget_since(begun)
             return False
         self._node.lines.meter.keep_since(begun)

@@ -86,25 +86,19 @@ class Path:
 
 @dataclass
 class _Flow:
-    """What one peer moved in a slot: bytes, and for how many seconds it was moving, loaded, and loaded with room on the
-    other side; and bytes besides whose time is not known.
+    """What one peer moved in a slot: bytes, for how many seconds it was moving, and loaded with room on the other side;
+    and bytes besides whose time is not known.
     """
 
     size: float = 0.0
     untimed: float = 0.0
     moving_s: float = 0.0
-    loaded_s: float = 0.0
     open_s: float = 0.0
 
     @property
     def fills(self) -> bool:
         """Whether it was moving nearly all the time."""
         return self.moving_s >= FILLED * SLOT_S and self.size > 0.0
-
-    @property
-    def is_loaded(self) -> bool:
-        """Whether more was waiting nearly all the time."""
-        return self.loaded_s >= FILLED * SLOT_S
 
     @property
     def is_open(self) -> bool:
@@ -166,7 +160,6 @@ class DirectionMeter:
             flow = self._slot(number).setdefault((peer, use), _Flow())
             flow.size += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
             flow.moving_s += seconds
-            flow.loaded_s += seconds if span.loaded else 0.0
             flow.open_s += seconds if span.loaded and span.room else 0.0
 
     def note(self, peer: PeerId, size: int) -> None:

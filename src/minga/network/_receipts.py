@@ -6,8 +6,7 @@ and both sides count the same *span*. The sender places it on its own clock by w
 receipts may be held up for seconds behind other bytes, and it knows whether more was waiting to be sent all the
 while: at both ends of the span the next frame was there, or the transport did not take the last, and there was no gap
 of `GAP_S` between two frames lately. Only then does the span say what the link can carry, and not only what was asked
-of it. The receiver adds whether its own line had room for more: only then may the path be what
-was slow.
+of it. The receiver adds whether its own line had room for more: only then may the path be what was slow.
 
 A span that nothing interrupted for `PAUSE_S` includes the short gaps between frames; longer pauses begin a new one.
 Over a slow line spans end with frames where they can, lest most bytes come just before a pause, and are in none.
@@ -68,7 +67,7 @@ class Span(NamedTuple):
     room: bool = False
 
 
-@dataclass
+@dataclass(slots=True)
 class _Frame:
     """A frame of `size` bytes that was handed over, up to byte `stop` of the stream, from `begun_s` to `taken_s`."""
 

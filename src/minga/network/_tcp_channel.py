@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 
 from minga.network._fast_bytes import Interrupt
+from minga.network._tcp_filling import Filling
 
 PIECE_BYTES = 256 << 10
 """How much is moved at once; more is not faster."""
@@ -37,27 +38,6 @@ MAX_UNSENT_BYTES = 4 << 20
 """Answers to the other side's TLS that may pile up while it does not read; an honest one never asks for that many."""
 
 _ABORT_AT_ONCE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
-
-
-class _Filling:
-    """Memory that is being filled; `progress` is told of what came although it cannot be decrypted yet.
-
-    A record of 16 KiB is decrypted when all of it is there, which over a slow line takes seconds.
-    """
-
-    def __init__(self, target: memoryview, progress: Callable[[int], None] | None) -> None:
-        self.rest = target
-        self._size, self._progress = target.nbytes, progress
-        self._came = self._told = 0
-
-    def filled(self, size: int, *, came: int = 0) -> None:
-        """So many bytes more are there, after so many encrypted ones came."""
-        self.rest = self.rest[size:]
-        self._came += came
-        told = max(self._size - self.rest.nbytes, min(self._came, self._size))
-        if self._progress is not None and told > self._told:
-            self._progress(told - self._told)
-            self._told = told
 
 
 class TlsChannel(asyncio.BufferedProtocol):
@@ -82,7 +62,7 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._paused = self._full = False
         self._turn_bytes = 0
-        self._filling: _Filling | None = None
+        self._filling: Filling | None = None
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
 
@@ -152,7 +132,7 @@ class TlsChannel(asyncio.BufferedProtocol):
 
         The bytes are put there as they come, without waking the caller for each piece.
         """
-        filling = _Filling(target, progress)
+        filling = Filling(target, progress)
         filling.filled(self.take(target))
         if not filling.rest.nbytes or self.lost is not None:
             return target.nbytes - filling.rest.nbytes

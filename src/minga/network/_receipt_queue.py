@@ -1,0 +1,35 @@
+"""Receipts on their way: they wait for the write before them, and no reader waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+MAX_BYTES = 1 << 12
+"""As much may wait; what comes then is not kept."""
+
+
+class ReceiptQueue:
+    """Frames that `write` sends one after the other, those that wait together."""
+
+    def __init__(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        self._write = write
+        self._waiting = bytearray()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, frame: bytes) -> None:
+        """Send a frame soon."""
+        if len(self._waiting) < MAX_BYTES:
+            self._waiting += frame
+            if self._task is None or self._task.done():
+                self._task = asyncio.get_running_loop().create_task(self._empty())
+
+    def close(self) -> None:
+        """Send nothing more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _empty(self) -> None:
+        while self._waiting:
+            frames, self._waiting = bytes(self._waiting), bytearray()
+            await self._write(frames)

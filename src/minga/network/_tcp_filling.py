@@ -1,0 +1,26 @@
+"""What of the bytes that came over TLS is told before it can be decrypted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class Filling:
+    """Memory that is being filled; `progress` is told of what came although it cannot be decrypted yet.
+
+    A record of 16 KiB is decrypted when all of it is there, which over a slow line takes seconds.
+    """
+
+    def __init__(self, target: memoryview, progress: Callable[[int], None] | None) -> None:
+        self.rest = target
+        self._size, self._progress = target.nbytes, progress
+        self._came = self._told = 0
+
+    def filled(self, size: int, *, came: int = 0) -> None:
+        """So many bytes more are there, after so many encrypted ones came."""
+        self.rest = self.rest[size:]
+        self._came += came
+        told = max(self._size - self.rest.nbytes, min(self._came, self._size))
+        if self._progress is not None and told > self._told:
+            self._progress(told - self._told)
+            self._told = told
