@@ -46,7 +46,7 @@ SAMPLES_PER_SECOND = 1.0
 """So slow that no plan asks anybody to rest: everybody contributes in all rounds."""
 
 CROWDED: dict[ModuleType, dict[str, float]] = {
-    _gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 20.0},
+    _gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 5.0},
     _link_report: {"LOOK_S": 5.0, "PERIOD_S": 10.0},
     _pulse: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
     _messages: {"PULSE_S": 1.0},

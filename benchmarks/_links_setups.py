@@ -15,7 +15,7 @@ from minga.averaging._linear_programme import shortest_round
 from minga.averaging._usable_rates import usable
 from tests.netlab import Host
 
-SCALE = 0.01
+SCALE = 0.04
 GIGABIT = SCALE * 1e9
 HOME_SCALE = 0.2
 """Home links are slow as it is."""
@@ -76,7 +76,7 @@ def _sites() -> Setup:
     hosts = _symmetric("east", 4, 1.0) + _symmetric("west", 4, 1.0)
     sites = tuple(tuple(h.name for h in hosts if h.name.startswith(site)) for site in ("east", "west"))
     across = [(a, b) for here, there in (sites, sites[::-1]) for a in here for b in there]
-    return Setup("sites", hosts, 3, hosts[0].name, paths=dict.fromkeys(across, 0.05 * GIGABIT), sites=sites)
+    return Setup("sites", hosts, 14, hosts[0].name, paths=dict.fromkeys(across, 0.05 * GIGABIT), sites=sites)
 
 
 def setups() -> dict[str, Setup]:
@@ -89,10 +89,10 @@ def setups() -> dict[str, Setup]:
     fast, slow = _symmetric("fast", 8, 1.0), _symmetric("slow", 16, 0.2)
     server = Host("aux", 2.5 * GIGABIT, 2.5 * GIGABIT)
     made = [
-        Setup("A", fast, 5, "fast0"),
-        Setup("B", slow, 1.5, "slow0"),
-        Setup("C", fast + slow, 3, "fast0"),
-        Setup("D", (*slow, server), 4, "aux", frozenset({"aux"})),
+        Setup("A", fast, 24, "fast0"),
+        Setup("B", slow, 8, "slow0"),
+        Setup("C", fast + slow, 14, "fast0"),
+        Setup("D", (*slow, server), 14, "aux", frozenset({"aux"})),
         _home(),
         _sites(),
     ]

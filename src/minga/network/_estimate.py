@@ -10,6 +10,7 @@ estimate, it is lowered towards the highest that was seen, with room above it, a
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 
 SAMPLES = 32
@@ -33,6 +34,7 @@ class Estimate:
         self.newest_s = -math.inf
         """Loop time of the last sample that counted."""
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
+        self._sorted: list[float] = []  # their rates
         self._low_count, self._low_peak = 0, 0.0
         self._value: float | None = None
 
@@ -56,7 +58,10 @@ class Estimate:
             self._note_low(rate, when)
             return
         self._low_count, self._low_peak = 0, 0.0
+        if len(self._samples) == SAMPLES:
+            del self._sorted[bisect_left(self._sorted, self._samples[0][0])]
         self._samples.append((rate, when))
+        insort(self._sorted, rate)
         self.newest_s = when
         self._evaluate()
 
@@ -75,19 +80,18 @@ class Estimate:
     def _keep(self, samples: list[tuple[float, float]]) -> None:
         self._samples.clear()
         self._samples.extend(samples)
+        self._sorted = sorted(rate for rate, _ in samples)
         self._evaluate()
 
     def _note_low(self, rate: float, when: float) -> None:
         self._low_count += 1
         self._low_peak = max(self._low_peak, rate)
         if self._low_count >= LOW_SAMPLES:
-            self._samples.clear()
-            self._samples.append((min(ROOM * self._low_peak, self._value or math.inf), when))
+            self._keep([(min(ROOM * self._low_peak, self._value or math.inf), when)])
             self._low_count, self._low_peak, self.doubtful = 0, 0.0, True
-            self._evaluate()
 
     def _evaluate(self) -> None:
-        rates = sorted(rate for rate, _ in self._samples)
+        rates = self._sorted
         if not rates:
             self._value = None
             return

@@ -2,7 +2,7 @@
 
 Theory of operation. What became new during a short window is sent together, to `FANOUT` random neighbours what is
 urgent or this peer's own, to `ROUTINE_FANOUT` the rest, except to whom it came from; and where the swarm is so small
-that its owner tells all, nobody repeats it. With a fan-out of f a rumour
+that its owner tells all, nobody repeats it. What is large nobody repeats at all. With a fan-out of f a rumour
 reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 % for 6; the exchanges of
 `minga.network._gossip` bring it to the rest. At most one push is under way to each neighbour; what becomes new
 meanwhile waits, older versions making way for newer ones, so a slow neighbour costs neither memory nor the others'
@@ -32,6 +32,8 @@ URGENT_WINDOW_S = 0.02
 PUSH_TIMEOUT_S = 10.0
 
 _URGENT = {KINDS["address"].code, KINDS["left"].code}
+_LARGE = {KINDS["links"].code}
+"""Told by their owners only: each repetition costs a thousand bytes, and they may be some seconds late."""
 
 Key = tuple[PeerId, int]
 """Owner and code of a record."""
@@ -54,6 +56,8 @@ class Pusher:
 
     def add(self, owner: PeerId, code: int, source: PeerId) -> None:
         """Note that a record is new here and came from `source` (this peer for its own)."""
+        if code in _LARGE and owner != self._board.peer_id:
+            return
         self._news[owner, code] = {source}
         now = asyncio.get_running_loop().time()
         due = now + (URGENT_WINDOW_S if code in _URGENT else self.window_s)

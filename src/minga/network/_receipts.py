@@ -21,10 +21,11 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-REPORT_S = 0.25
-REPORT_BYTES = 4 << 20
+REPORT_S, LONGEST_S = 0.25, 1.0
+LEAST_BYTES, REPORT_BYTES = 32 << 10, 4 << 20
 SHORTEST_S = 0.05
-"""A span is reported after `REPORT_S` seconds, or when `SHORTEST_S` seconds have brought `REPORT_BYTES` bytes."""
+"""A span is reported after `REPORT_S` seconds if they brought `LEAST_BYTES`, after `LONGEST_S` in any case, or when
+`SHORTEST_S` seconds have brought `REPORT_BYTES` bytes."""
 
 SMALLEST_BYTES = 2 << 10
 USUAL_BYTES = 8 << 10
@@ -119,7 +120,7 @@ class Receipts:
     def due(self) -> Span | None:
         """The span until now, if it is time to report it."""
         seconds, least = self._last_s - self._begin_s, USUAL_BYTES if self._missing else SMALLEST_BYTES
-        due = seconds >= REPORT_S or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
+        due = seconds >= (REPORT_S if self._span_bytes >= LEAST_BYTES else LONGEST_S) or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
         return self.rest if due and self._span_bytes >= least else None
 
     @property

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from minga.network._fast_bytes import Interrupt
 from minga.network._tcp_filling import Filling
+from minga.network._tcp_low_water import LowWater
 
 PIECE_BYTES = 256 << 10
 """How much is moved at once; more is not faster."""
@@ -33,6 +34,9 @@ TURN_BYTES = 256 << 10
 """How much a writer that never has to wait may send before others have their turn."""
 
 IDLE_BUFFER_BYTES = 4096
+
+MAX_RECORD_BYTES = (16 << 10) + 256 + 5
+"""What TLS makes of 16 KiB at most."""
 
 MAX_UNSENT_BYTES = 4 << 20
 """Answers to the other side's TLS that may pile up while it does not read; an honest one never asks for that many."""
@@ -60,8 +64,10 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._tls = secure(self._arrived, self._unsent)
         self._buffer = self._reading_into = self._idle_buffer = bytearray(IDLE_BUFFER_BYTES)
         self._transport: asyncio.Transport | None = None
+        self._low_water: LowWater | None = None
         self._paused = self._full = False
         self._turn_bytes = 0
+        self._undecrypted_bytes = 0  # at most so many of those that came are of a record that is not complete
         self._filling: Filling | None = None
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
@@ -134,14 +140,16 @@ class TlsChannel(asyncio.BufferedProtocol):
         """
         filling = Filling(target, progress)
         filling.filled(self.take(target))
-        if not filling.rest.nbytes or self.lost is not None:
+        if not filling.rest.nbytes or self.lost is not None or self._low_water is None:
             return target.nbytes - filling.rest.nbytes
         self._filling = filling
+        self._low_water.begin(filling.rest.nbytes - self._undecrypted_bytes)
         try:
             await self._wait_readable(interrupt)
             return target.nbytes - filling.rest.nbytes
         finally:
             self._filling = None
+            self._low_water.end()
 
     async def _wait_readable(self, interrupt: Interrupt | None) -> None:
         if self.lost is not None:
@@ -196,7 +204,7 @@ class TlsChannel(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio`."""
         if isinstance(transport, asyncio.Transport):
-            self._transport = transport
+            self._transport, self._low_water = transport, LowWater(transport)
             transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
             if self.lost is not None:
                 transport.abort()
@@ -210,11 +218,17 @@ class TlsChannel(asyncio.BufferedProtocol):
         """See `asyncio`."""
         self._arrived.write(memoryview(self._reading_into)[:size])
         self.bytes_received += size
+        self._undecrypted_bytes = min(self._undecrypted_bytes + size, MAX_RECORD_BYTES)
         self._heard_s = self._loop.time()
         if self._filling is not None:
-            self._filling.filled(self.take(self._filling.rest), came=size)
+            got = self.take(self._filling.rest)
+            if got:  # a record was completed by what came now
+                self._undecrypted_bytes = min(size, MAX_RECORD_BYTES)
+            self._filling.filled(got, came=size)
             if not self._filling.rest.nbytes:
                 self._wake()
+            elif self._low_water is not None:
+                self._low_water.came(size, self._filling.rest.nbytes - self._undecrypted_bytes)
         elif self._reading is not None:
             self._wake()
         else:
