@@ -176,6 +176,7 @@ async def _receive_reduced(round: Round, assignment: Assignment, stream: Message
         if relay is not None:
             relay.pass_on(index, body)
         round.got(index)
+        round.turns.returned(assignment.key)
 
 
 def _buffer(round: Round, assignment: Assignment) -> memoryview:

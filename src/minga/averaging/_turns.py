@@ -5,8 +5,14 @@ through early and the large part of a fast aggregator would come last: that one 
 up for it later. So small parts advance with the large ones: the chunk k of n of a part has its turn at (k + offset) / n
 of the whole, the offsets being spread so that parts of few chunks do not all go at once, and no part gets ahead of one
 that is clearly larger by more than `LEAD` of the whole. Parts that do not move at all are not waited for. Parts of
-about the same size do not wait for each other: which of the paths to them is slow could not be seen then. After the
-time that the plan allows for the round nobody is held back any more, so that it can be seen who is late.
+about the same size do not wait for each other: which of the paths to them is slow could not be seen then.
+
+Connections that compete for the line of an aggregator get very different shares of it. Left alone, those with large
+ones would be through early, the line would idle while the others finish at their own pace, and results, which need
+everybody's chunk, would come as late as the last. So nobody sends more than a window of chunks beyond the results that
+came back to it: whoever is ahead waits, and leaves the line to those behind.
+
+After the time that the plan allows for the round nobody is held back any more, so that it can be seen who is late.
 """
 
 from __future__ import annotations
@@ -23,6 +29,10 @@ LARGER: Final = 1.5
 STUCK_S: Final = 0.5
 STUCK_SHARE: Final = 0.1
 """A part that has not moved for so many seconds, or this share of the round, is not waited for."""
+WINDOW: Final = 0.125
+LEAST_WINDOW: Final = 8
+"""How far a part may get ahead of its results: this share of it, and at least so many chunks."""
+
 GOLDEN: Final = 0.618034
 
 
@@ -31,11 +41,17 @@ class _Part:
     chunks: int
     offset: float
     sent: int = 0
+    returned: int = 0
     moved_s: float = 0.0
 
     @property
     def turn(self) -> float:
         return (self.sent + self.offset) / self.chunks
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether results have to come back before more is sent."""
+        return self.sent - self.returned >= max(LEAST_WINDOW, WINDOW * self.chunks)
 
 
 class Turns:
@@ -63,6 +79,12 @@ class Turns:
         part.sent, part.moved_s = part.sent + 1, self._clock()
         self._moved.fire()
 
+    def returned(self, key: tuple[int, int]) -> None:
+        """The result of a chunk came back."""
+        if (part := self._parts.get(key)) is not None:
+            part.returned += 1
+            self._moved.fire()
+
     async def wait(self, key: tuple[int, int]) -> None:
         """Return when the next chunk of a part may go."""
         part = self._parts[key]
@@ -70,7 +92,7 @@ class Turns:
         while (now := self._clock()) < self._until_s:
             larger = [p for p in self._parts.values() if p.chunks > LARGER * part.chunks]
             others = [p.turn for p in larger if now - p.moved_s < self._stuck_s]
-            if part.turn <= min(others, default=part.turn) + lead:
+            if not part.is_ahead and part.turn <= min(others, default=part.turn) + lead:
                 break
             await self._moved.wait(min(self._stuck_s, self._until_s - now))
         part.moved_s = self._clock()
