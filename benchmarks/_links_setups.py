@@ -90,9 +90,9 @@ def setups() -> dict[str, Setup]:
     server = Host("aux", 2.5 * GIGABIT, 2.5 * GIGABIT)
     made = [
         Setup("A", fast, 24, "fast0"),
-        Setup("B", slow, 8, "slow0"),
-        Setup("C", fast + slow, 14, "fast0"),
-        Setup("D", (*slow, server), 14, "aux", frozenset({"aux"})),
+        Setup("B", slow, 16, "slow0"),
+        Setup("C", fast + slow, 30, "fast0"),
+        Setup("D", (*slow, server), 28, "aux", frozenset({"aux"})),
         _home(),
         _sites(),
     ]

@@ -15,8 +15,10 @@ from minga.network import _exchange, _gossip, _node, _push, _records
 from minga.network._exchange import Aged, Detail, Page, Push, Summary, Wanted
 from minga.network._gossip import EXCHANGE_METHOD
 from minga.network._interface import PeerId
+from minga.network._owner import Entry
 from minga.network._push import METHOD as PUSH_METHOD
-from minga.network._records import KINDS, Beat, Payload, Progress, Record, Verdict
+from minga.network._push import Pusher
+from minga.network._records import KINDS, Beat, LinkRow, Links, Payload, Progress, Record, Verdict
 from minga.network._virtual import HostSettings
 from minga.simulation import run_virtual
 
@@ -351,6 +353,27 @@ def test_traffic_stays_within_what_the_documentation_says() -> None:
         assert max(swarm.bytes_from.values()) / 10.0 < 1200 * len(swarm.peers)
 
     in_swarm(10, scenario)
+
+
+def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[tuple[PeerId, PeerId]] = []
+    links = Links(1000, 1000, rows=(LinkRow(bytes(8), 1, 1, 1, 1, 1, 1),))
+
+    async def scenario(swarm: Swarm) -> None:
+        writer = swarm.peers[3]
+
+        async def push(self: Pusher, peer: PeerId, entries: list[Entry]) -> None:
+            pushed.extend((self._board.peer_id, peer) for e in entries if e.record.code == KINDS["links"].code)
+            await original(self, peer, entries)
+
+        original = Pusher._push
+        monkeypatch.setattr(Pusher, "_push", push)
+        writer.board.put(links)
+        await swarm.until(lambda: all(p.board.get(writer.peer_id, Links) == links for p in swarm.peers), 20.0)
+        assert len(pushed) == _push.FANOUT
+        assert {sender for sender, _ in pushed} == {writer.peer_id}
+
+    in_swarm(16, scenario)
 
 
 def test_a_slow_neighbour_and_a_flood_of_owners_cost_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

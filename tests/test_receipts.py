@@ -9,7 +9,7 @@ from link_world import LinkWorld
 from swarm_tools import virtually
 
 from minga.network._messages import RECEIPT
-from minga.network._receipts import GAP_S, REPORT_BYTES, REPORT_S, Receipts, Span
+from minga.network._receipts import GAP_S, LEAST_BYTES, LONGEST_S, REPORT_BYTES, REPORT_S, Receipts, Span
 
 
 def receive(receipts: Receipts, frames: int, size: int, begin_s: float, seconds: float) -> list[tuple[Span, bytes]]:
@@ -48,7 +48,8 @@ def test_a_receipt_that_was_held_up_shifts_nothing() -> None:
 
 def test_fast_transfers_are_reported_by_bytes_and_slow_ones_by_time() -> None:
     assert len(receive(Receipts(), 100, REPORT_BYTES // 10, 0.0, 0.6)) == 9
-    assert len(receive(Receipts(), 100, 1000, 0.0, 10 * REPORT_S)) == 10
+    assert len(receive(Receipts(), 100, LEAST_BYTES // 9, 0.0, 10 * REPORT_S)) == 10
+    assert len(receive(Receipts(), 100, LEAST_BYTES // 50, 0.0, 5 * LONGEST_S)) == 5  # slow ones seldom
     assert receive(Receipts(), 100, 20, 0.0, 10 * REPORT_S) == []  # too few bytes to tell anything
     assert receive(Receipts(), 100, REPORT_BYTES, 0.0, 0.0) == []  # too fast
 

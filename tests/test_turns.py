@@ -22,6 +22,7 @@ async def send_all(sizes: dict[int, int], *, seconds: float, chunk_s: dict[int, 
             times[part].append(loop.time() - begun)
             await asyncio.sleep(chunk_s[part])
             turns.sent(key)
+            turns.returned(key)
         turns.end(key)
 
     for part, size in sizes.items():
@@ -64,3 +65,37 @@ async def test_without_a_prediction_and_after_its_time_all_may_go() -> None:
     assert free[1][-1] < 1.0
     late = await send_all({0: 200, 1: 100}, seconds=20.0, chunk_s={0: 1.0, 1: 0.1})
     assert late[1][-1] < 30.0
+
+
+@virtually
+async def test_nobody_gets_far_ahead_of_the_results() -> None:
+    loop = asyncio.get_running_loop()
+    turns, begun, key = Turns(loop.time, 100.0), loop.time(), (0, 0)
+    turns.begin(key, 200)
+    times = []
+
+    async def send() -> None:
+        for _ in range(32):
+            await turns.wait(key)
+            times.append(loop.time() - begun)
+            turns.sent(key)
+
+    sending = asyncio.create_task(send())
+    await asyncio.sleep(10.0)
+    assert len(times) == 30, "a window of 0.15 of the part"
+    turns.returned(key)
+    await asyncio.sleep(0.0)
+    await asyncio.sleep(0.0)
+    assert times[30] == 10.0, "one result, one more chunk"
+    await sending
+    assert times[31] == 100.0, "nobody is held back after the time that the plan allows"
+
+
+@virtually
+async def test_a_part_of_few_chunks_has_no_window() -> None:
+    turns, key = Turns(asyncio.get_running_loop().time, 100.0), (0, 0)
+    turns.begin(key, 8)
+    async with asyncio.timeout(1.0):
+        for _ in range(8):
+            await turns.wait(key)
+            turns.sent(key)

@@ -29,7 +29,7 @@ LARGER: Final = 1.5
 STUCK_S: Final = 0.5
 STUCK_SHARE: Final = 0.1
 """A part that has not moved for so many seconds, or this share of the round, is not waited for."""
-WINDOW: Final = 0.125
+WINDOW: Final = 0.15
 LEAST_WINDOW: Final = 8
 """How far a part may get ahead of its results: this share of it, and at least so many chunks."""
 

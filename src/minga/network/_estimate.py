@@ -18,7 +18,7 @@ FROM_QUANTILE, TO_QUANTILE = 0.4, 0.8
 NEAR = 0.8
 """An unloaded sample counts from this share of the estimate on."""
 
-LOW_SAMPLES = 300
+LOW_SAMPLES = 1200
 """How many samples in a row must be low before they lower the estimate without being loaded."""
 
 ROOM = 1.5
