@@ -31,7 +31,7 @@ class Reader(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self.low_water = LowWater(transport)
 
-    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
+    def get_buffer(self, sizehint: int) -> bytearray:
         return self._buffer
 
     def buffer_updated(self, size: int) -> None:

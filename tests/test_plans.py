@@ -52,6 +52,7 @@ def plan_of(**changes: Any) -> Plan:
         ({"parts": (Part(100, 0, (2,)),), "sites": ((1, 2),)}, {}, "cannot aggregate"),
         ({"parts": (Part(100, 0, (0,)),), "sites": ((1, 2),)}, {}, "not of its site"),
         ({"parts": (Part(1 << 30, 0),), "chunk_bytes": 1024}, {"numel": 1 << 30}, "chunks are too many"),
+        ({"chunk_bytes": 1 << 23}, {}, "chunks are too large"),
     ],
 )
 def test_plans_that_do_not_hold_together(changes: dict[str, Any], arguments: dict[str, Any], flaw: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,11 +15,12 @@ from hypothesis import strategies as st
 from reduce_world import ROUND, World
 from swarm_tools import later, virtually
 
+from minga.averaging import _exchange, _patience
 from minga.averaging._all_reduce import RoundAbortedError
-from minga.averaging._coordinator import FREEZE, REPAIR
+from minga.averaging._coordinator import FREEZE, LOST, REPAIR
 from minga.averaging._layout import VectorLayout
-from minga.averaging._messages import MAX_TERM, Freeze, Holding, Repair
-from minga.averaging._round import RoundOutcome, chunk_table, unpack_bitmap
+from minga.averaging._messages import MAX_TERM, Done, Freeze, Holding, Lost, Repair
+from minga.averaging._round import Round, RoundOutcome, chunk_table, unpack_bitmap
 from minga.core._errors import RemoteError
 
 RATE = 4e5
@@ -108,6 +111,60 @@ def test_orders_that_nobody_may_give_are_refused_and_the_round_goes_on(order: st
         assert "not for it to repair" in world.parties[1].offences()[0][1]
         assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
         assert all(torch.equal(result, results[0]) for result in results)
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("pretended", [1, 2, 999])
+def test_a_member_that_speaks_for_others_takes_nobody_s_work_away(pretended: int) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(5, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        liar, coordinator = world.parties[3], world.parties[0]
+
+        async def lie() -> None:
+            for by in (1, 2, 4, pretended):
+                request = Lost(ROUND, (), (1, 2, 4), by)
+                with contextlib.suppress(RemoteError):
+                    await liar.node.call(coordinator.peer_id, LOST, request, Done)
+
+        later(0.3, lambda: liar.network.process.run(lie()))
+        results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors_of(5)), [1] * 5)
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert not [event for party in world.parties for event in party.log if event.kind == "round.work_taken_over"]
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("stalled", [1, 4])
+def test_a_member_that_stalls_in_mid_round_takes_nobody_else_with_it(
+    stalled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_patience, "STALL_S", 3.0)
+    send_own = _exchange._send_own
+
+    async def stall(round: Round, own: tuple[torch.Tensor, ...], index: int, *arguments: Any) -> None:
+        if round.me == stalled and round.turns._parts[(0, 0)].sent >= 1:
+            await asyncio.sleep(1e6)
+        await send_own(round, own, index, *arguments)
+
+    monkeypatch.setattr(_exchange, "_send_own", stall)
+
+    @virtually
+    async def main() -> None:
+        world = World(5, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        layout = VectorLayout((200_000,), "float32")
+        vectors = [torch.full((200_000,), float(2**i)) for i in range(5)]
+        _, outcomes = await world.reduce(world.plan(layout), layout, vectors, [1] * 5)
+        kept = [outcome for i, outcome in enumerate(outcomes) if i != stalled]
+        assert all(isinstance(outcome, RoundOutcome) for outcome in kept), kept
+        dropped = {e.fields["peer"] for p in world.parties for e in p.log if e.kind == "round.sender_dropped"}
+        assert dropped == {world.parties[stalled].peer_id}
         await world.close()
 
     main()

@@ -37,7 +37,7 @@ class Coordinator:
             round.bury(coordinator, "it does not answer here either")
             coordinator = round.alive()[0]
         if coordinator == round.me:
-            await self.coordinate(sender if request.by is None else request.by, request)
+            await self.coordinate(sender, request)
         elif request.by is None:
             try:
                 await round.node.call(round.members[coordinator], LOST, replace(request, by=sender), Done)
@@ -47,15 +47,23 @@ class Coordinator:
                 return  # if it is gone, this member's own work finds out
 
     async def coordinate(self, sender: int, request: Lost) -> None:
-        """Find out what is left of the work of lost and slow members and spread it among the others."""
+        """Find out what is left of the work of lost and slow members and spread it among the others.
+
+        What `sender` tells for another member is looked into; but nobody's work is taken away for it, unless this
+        member, or more than half of all, find the same.
+        """
         async with self._lock:
             round = self._round
-            if sender in round.dead:
+            if (sender if request.by is None else request.by) in round.dead:
                 raise RejectedError("it was given up in this round", code="given_up")
             known = set(range(len(round.members)))
             accused = (set(request.lost) & known) - self._repaired
             lost = await self._gone(accused - {round.me})
-            revoked = self._to_revoke(sender, accused - lost, set(request.slow) & known)
+            slow = set(request.slow) & known
+            if request.by is None:
+                revoked = self._to_revoke(sender, accused - lost, slow)
+            else:
+                revoked = {member for member in slow - round.revoked if self._slowness.agrees(sender, member)}
             if round.aborted or not (lost or revoked):
                 return
             for member in sorted(lost):

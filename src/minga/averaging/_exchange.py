@@ -56,6 +56,7 @@ async def _converse(round: Round, assignment: Assignment, stream: MessageStream,
     await stream.send(PartHello(round.plan.round_id, assignment.key, weight))
     sending = _send_site(round, assignment, stream, relay) if relay else _send_local(round, assignment, stream)
     task = asyncio.get_running_loop().create_task(sending)
+    task.add_done_callback(lambda _: _abort_if_local(round, task))
     try:
         await _receive_reduced(round, assignment, stream, relay)
         await asyncio.wait([task], timeout=LAST_WORDS_S)
@@ -65,6 +66,16 @@ async def _converse(round: Round, assignment: Assignment, stream: MessageStream,
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _abort_if_local(round: Round, sending: asyncio.Task[None]) -> None:
+    """What went wrong on this side, such as numbers that cannot be encoded, is no fault of the other's: end the round.
+
+    The loss of the stream is noticed by who reads from it.
+    """
+    error = None if sending.cancelled() else sending.exception()
+    if error is not None and not isinstance(error, RemoteError):
+        round.abort(f"this member's part cannot be sent: {error}")
 
 
 async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:

@@ -21,6 +21,7 @@ what it is judged by. scipy's solvers take half a second to import: import this 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -34,6 +35,7 @@ from minga.averaging._usable_rates import BoolArray, FloatArray, UsableRates
 
 GAP: Final = 1e-6
 MOST_SOLVES: Final = 40
+SHORTEST_SOLVE_S: Final = 0.1
 TANGENTS: Final = 8
 Entry = tuple[Indices, Indices, FloatArray | float]
 """Rows, columns and values of some places of a matrix."""
@@ -82,8 +84,12 @@ def best_contributors(
         rows.add_tangent(speeds, float(speed), work, overlapped=overlapped)
     bound = 0.0
     best: tuple[float, BoolArray] = (math.inf, rates.sends)
+    until_s = time.monotonic() + limit_s
     for _ in range(MOST_SOLVES):
-        found = rows.solve(limit_s, relaxed=relaxed)
+        left_s = until_s - time.monotonic()
+        if left_s <= 0.0 and best[0] < math.inf:
+            break
+        found = rows.solve(max(left_s, SHORTEST_SOLVE_S), relaxed=relaxed)
         if found is None:
             return None
         x, least = found

@@ -3,8 +3,9 @@
 Who never opens its stream is given up after `APPEAR_S` and some round trips (plus the time of a dial). Who lags when
 more than half have delivered everything is given up after max(`LAG_S`, 3 * the time that these needed), but not before
 1.5 times what the plan expected the round to take, for a slow link is no fault. Silence is noticed by the stream
-itself; a child that is alive but from which no byte comes for `STALL_S` is given up, too (a relay, which itself waits
-for others, after twice that).
+itself; a child that is alive, and whose turn it is, but to or from which no byte moves for `STALL_S` is given up, too
+(a relay, which itself waits for others, after twice that). It is the turn of those who owe the first chunk that is not
+finished; and once all is finished, of those who have not taken it over.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from minga.averaging._messages import Assignment
-from minga.averaging._round import IDLE_S, Round
+from minga.averaging._round import Round
 from minga.network._messages import MessageStream
 
 APPEAR_S = 2.0
@@ -33,10 +34,10 @@ class Patience:
         self._lag_deadline_s: float | None = None
 
     def given_up(
-        self, absent: Collection[int], streams: Mapping[int, MessageStream], laggards: Collection[int]
+        self, absent: Collection[int], awaited: Mapping[int, MessageStream], laggards: Collection[int]
     ) -> dict[int, str]:
-        """Whom not to wait for any longer, and why: of the `absent`, of those with `streams`, and of the `laggards`
-        (who have not delivered everything).
+        """Whom not to wait for any longer, and why: of the `absent`, of those whose turn it is (the `awaited`, with
+        their streams), and of the `laggards` (who have not delivered everything).
         """
         elapsed_s = asyncio.get_running_loop().time() - self._begun_s
         lost = {
@@ -44,10 +45,10 @@ class Patience:
             for child in sorted(absent)
             if child in self._round.dead or elapsed_s > self._appear_s[child]
         }
-        for child, stream in streams.items():
+        for child, stream in awaited.items():
             stall_s = STALL_S * (2 if self._round.routes.is_relay(self._assignment, child) else 1)
             if stream.idle_s > stall_s:
-                lost[child] = f"nothing came from it for {stall_s:.0f} s"
+                lost[child] = f"nothing moved for {stall_s:.0f} s"
         if self._is_over_for_laggards(elapsed_s, len(laggards)):
             lost.update(dict.fromkeys(sorted(laggards), "it is far slower than the others"))
         return lost
@@ -56,7 +57,7 @@ class Patience:
         if 2 * laggards >= len(self._children):
             self._lag_deadline_s = None
         elif self._lag_deadline_s is None:
-            expected_s = EXPECTED_FACTOR * min(self._round.plan.predicted_s or 0.0, IDLE_S)
+            expected_s = EXPECTED_FACTOR * self._round.expected_s
             self._lag_deadline_s = max(elapsed_s + max(LAG_S, 3.0 * elapsed_s), expected_s)
         return self._lag_deadline_s is not None and elapsed_s > self._lag_deadline_s
 

@@ -118,6 +118,8 @@ def _flaws(plan: Plan, leader: PeerId, step: int, numel: int, me: PeerId) -> Ite
         yield "its parts overlap or are empty"
     if 4 * numel > plan.chunk_bytes * (MAX_CHUNKS - len(plan.parts)):
         yield "its chunks are too many"
+    if plan.chunk_bytes > max(MAX_CHUNK_BYTES, 4 * numel // LONGEST_CHUNKS + 1):
+        yield "its chunks are too large"
     yield from _flaws_of_roles(plan)
 
 

@@ -280,8 +280,16 @@ class Reducer:
                 round.abort("too few members of the group could be heard to the end")
             self.useless_relays.update(relay for relay, since_s in self._left.items() if since_s < before_s)
             laggards = set().union(*self._pending.values())
-            for child, why in patience.given_up(self._absent, self._streams, laggards).items():
+            for child, why in patience.given_up(self._absent, self._awaited(), laggards).items():
                 if round.routes.is_relay(self._assignment, child) and child not in round.dead:
                     self.useless_relays.add(child)
                 else:
                     self._drop(child, why)
+
+    def _awaited(self) -> dict[int, MessageStream]:
+        """The streams of those whose turn it is; see `_patience`."""
+        owing = next((waiting for waiting in self._pending.values() if waiting), None)
+        if owing is None and len(self._encoded) < len(self._assignment.chunks):
+            return {}  # a relay waits for the root
+        waited_for = self._streams.keys() - self._taken - self._away if owing is None else owing
+        return {child: self._streams[child] for child in waited_for if child in self._streams}

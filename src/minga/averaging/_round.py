@@ -108,7 +108,9 @@ class Round:
         self.changed = Signal()
         self._signals = [self.changed]
         self.bytes_sent = self.bytes_received = 0
-        self.turns = Turns(asyncio.get_running_loop().time, plan.predicted_s or 0.0)
+        self.expected_s = min(plan.predicted_s or 0.0, IDLE_S)
+        """How long the plan may make this member wait for what is slow, whatever its leader says."""
+        self.turns = Turns(asyncio.get_running_loop().time, self.expected_s)
         self.started_s = asyncio.get_running_loop().time()
         self._tasks: dict[asyncio.Task[None], frozenset[int]] = {}
         self._streams: dict[MessageStream, int] = {}

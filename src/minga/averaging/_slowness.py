@@ -67,7 +67,7 @@ class Slowness:
         done = [member for member in total if not left[member]]
         for member in done:
             self._done_s.setdefault(member, elapsed_s)
-        too_early = elapsed_s < max(EARLIEST_S, OVERDUE * (round.plan.predicted_s or 0.0))
+        too_early = elapsed_s < max(EARLIEST_S, OVERDUE * round.expected_s)
         if too_early or not done or 2 * len(done) < len(total):
             return ()
         others_rate = sum(total[member] for member in done) / max(self._done_s[member] for member in done)

@@ -10,7 +10,8 @@ about the same size do not wait for each other: which of the paths to them is sl
 Connections that compete for the line of an aggregator get very different shares of it. Left alone, those with large
 ones would be through early, the line would idle while the others finish at their own pace, and results, which need
 everybody's chunk, would come as late as the last. So nobody sends more than a window of chunks beyond the results that
-came back to it: whoever is ahead waits, and leaves the line to those behind.
+came back to it: whoever is ahead waits, and leaves the line to those behind. Where no results come at all nobody waits,
+and relays, which pass on what their sites sent, have no window.
 
 After the time that the plan allows for the round nobody is held back any more, so that it can be seen who is late.
 """
@@ -18,7 +19,7 @@ After the time that the plan allows for the round nobody is held back any more, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from minga.core._signal import Signal
@@ -28,7 +29,8 @@ LARGER: Final = 1.5
 """Of so many times as many chunks a part has to be to be waited for."""
 STUCK_S: Final = 0.5
 STUCK_SHARE: Final = 0.1
-"""A part that has not moved for so many seconds, or this share of the round, is not waited for."""
+MOST_STUCK_S: Final = 5.0
+"""A part that has not moved for this share of the round, within these bounds, is not waited for."""
 WINDOW: Final = 0.15
 LEAST_WINDOW: Final = 8
 """How far a part may get ahead of its results: this share of it, and at least so many chunks."""
@@ -43,10 +45,16 @@ class _Part:
     sent: int = 0
     returned: int = 0
     moved_s: float = 0.0
+    returned_s: float = 0.0
+    changed: Signal = field(default_factory=Signal)
 
     @property
     def turn(self) -> float:
         return (self.sent + self.offset) / self.chunks
+
+    def is_waited_for_by(self, other: _Part) -> bool:
+        """Whether the other part must not get far ahead of this one."""
+        return self.chunks > LARGER * other.chunks
 
     @property
     def is_ahead(self) -> bool:
@@ -59,40 +67,45 @@ class Turns:
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock, self._until_s = clock, clock() + seconds
-        self._stuck_s = max(STUCK_S, STUCK_SHARE * seconds)
+        self._stuck_s = min(max(STUCK_S, STUCK_SHARE * seconds), MOST_STUCK_S)
         self._parts: dict[tuple[int, int], _Part] = {}
-        self._moved = Signal()
 
     def begin(self, key: tuple[int, int], chunks: int) -> None:
         """A part of so many chunks is to be sent; each name once."""
-        offset = (0.5 + len(self._parts) * GOLDEN) % 1.0
-        self._parts[key] = _Part(chunks, offset, moved_s=self._clock())
+        now, offset = self._clock(), (0.5 + len(self._parts) * GOLDEN) % 1.0
+        self._parts[key] = _Part(chunks, offset, moved_s=now, returned_s=now)
 
     def end(self, key: tuple[int, int]) -> None:
         """Nothing more is sent of a part, or nobody waits for it."""
-        self._parts.pop(key, None)
-        self._moved.fire()
+        if (part := self._parts.pop(key, None)) is not None:
+            self._wake_smaller(part)
 
     def sent(self, key: tuple[int, int]) -> None:
         """A chunk went out."""
         part = self._parts[key]
         part.sent, part.moved_s = part.sent + 1, self._clock()
-        self._moved.fire()
+        self._wake_smaller(part)
 
     def returned(self, key: tuple[int, int]) -> None:
         """The result of a chunk came back."""
         if (part := self._parts.get(key)) is not None:
-            part.returned += 1
-            self._moved.fire()
+            part.returned, part.returned_s = part.returned + 1, self._clock()
+            part.changed.fire()
 
     async def wait(self, key: tuple[int, int]) -> None:
         """Return when the next chunk of a part may go."""
         part = self._parts[key]
         lead = max(LEAD, 2.0 / max(p.chunks for p in self._parts.values()))
         while (now := self._clock()) < self._until_s:
-            larger = [p for p in self._parts.values() if p.chunks > LARGER * part.chunks]
+            larger = [p for p in self._parts.values() if p.is_waited_for_by(part)]
             others = [p.turn for p in larger if now - p.moved_s < self._stuck_s]
-            if not part.is_ahead and part.turn <= min(others, default=part.turn) + lead:
+            held = part.is_ahead and now - part.returned_s < self._stuck_s
+            if not held and part.turn <= min(others, default=part.turn) + lead:
                 break
-            await self._moved.wait(min(self._stuck_s, self._until_s - now))
+            await part.changed.wait(min(self._stuck_s, self._until_s - now))
         part.moved_s = self._clock()
+
+    def _wake_smaller(self, moved: _Part) -> None:
+        for part in self._parts.values():
+            if moved.is_waited_for_by(part):
+                part.changed.fire()

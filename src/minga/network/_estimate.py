@@ -32,7 +32,7 @@ class Estimate:
         self.doubtful = False
         """Whether the samples have been lower than the estimate for long."""
         self.newest_s = -math.inf
-        """Loop time of the last sample that counted."""
+        """Loop time of the last sample that was not low."""
         self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
         self._sorted: list[float] = []  # their rates
         self._low_count, self._low_peak = 0, 0.0

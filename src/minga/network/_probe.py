@@ -108,9 +108,10 @@ class Prober:
                 tasks += [loop.create_task(self._measure_with(peer, exercise)) for peer in partners[1:]]
             results = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            self._engaged_with = None
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._engaged_with = None
         self._turned_away = 0 if admitted else self._turned_away + 1
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):

@@ -1,12 +1,13 @@
 """Receipts: a receiver of bulk bytes tells the sender what has really come.
 
 Theory of operation. How fast bytes go into a stream says little: they may end in buffers of megabytes. So whoever
-receives bulk bytes reports every `REPORT_S` seconds of a transfer how many bytes came in which time by its own clock,
-and both sides count the same *span*. The sender places it on its own clock by when it sent the first frame, since
-receipts may be held up for seconds behind other bytes, and it knows whether more was waiting to be sent all the
-while: at both ends of the span the next frame was there, or the transport did not take the last, and there was no gap
-of `GAP_S` between two frames lately. Only then does the span say what the link can carry, and not only what was asked
-of it. The receiver adds whether its own line had room for more: only then may the path be what was slow.
+receives bulk bytes reports a few times a second (of a slow transfer once a second, of a very fast one more often) how
+many bytes came in which time by its own clock, and both sides count the same *span*. The sender places it on its own
+clock by when it sent the first frame, since receipts may be held up for seconds behind other bytes, and it knows
+whether more was waiting to be sent all the while: at both ends of the span the next frame was there, or the transport
+did not take the last, and there was no gap of `GAP_S` between two frames lately. Only then does the span say what the
+link can carry, and not only what was asked of it. The receiver adds whether its own line had room for more: only then
+may the path be what was slow.
 
 A span that nothing interrupted for `PAUSE_S` includes the short gaps between frames; longer pauses begin a new one.
 Over a slow line spans end with frames where they can, lest most bytes come just before a pause, and are in none.
@@ -120,7 +121,9 @@ class Receipts:
     def due(self) -> Span | None:
         """The span until now, if it is time to report it."""
         seconds, least = self._last_s - self._begin_s, USUAL_BYTES if self._missing else SMALLEST_BYTES
-        due = seconds >= (REPORT_S if self._span_bytes >= LEAST_BYTES else LONGEST_S) or (seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES)
+        due = seconds >= (REPORT_S if self._span_bytes >= LEAST_BYTES else LONGEST_S) or (
+            seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES
+        )
         return self.rest if due and self._span_bytes >= least else None
 
     @property

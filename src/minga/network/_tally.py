@@ -17,8 +17,6 @@ class BulkTally:
     def __init__(self, peer: PeerId, lines: Lines) -> None:
         self.use = BulkUse.WORK
         """What the bulk frames of this stream are for; set it before the first."""
-        self.has_received = False
-        """Whether any bulk bytes came."""
         self._closed, self._begun_s = False, 0.0
         self._line_bytes = 0
         self._peer, self._lines, self._receipts = peer, lines, Receipts()
@@ -45,7 +43,7 @@ class BulkTally:
 
     def came(self, size: int) -> bytes | None:
         """Bytes of a bulk frame came; returns the body of a receipt if it is time for one."""
-        self.has_received, now = True, self._lines.clock()
+        now = self._lines.clock()
         if self.use is BulkUse.PROBE:  # it is over before a report is due
             self._lines.meter.down.add_total(Span(size, self._begun_s, now), self.use)
             self._begun_s = now

@@ -101,6 +101,8 @@ class TlsChannel(asyncio.BufferedProtocol):
         """Make ready for large amounts, or free the memory that this takes."""
         self._buffer = bytearray(PIECE_BYTES) if busy else self._idle_buffer
         self._heard_s = self._loop.time()
+        if not busy:  # else nobody would notice when it is lost
+            self._resume()
 
     # ---- reading
 
@@ -115,9 +117,7 @@ class TlsChannel(asyncio.BufferedProtocol):
                     break
                 got += size
         except ssl.SSLWantReadError:
-            if self._paused and self._transport is not None and self.lost is None:
-                self._paused = False
-                self._transport.resume_reading()
+            self._resume()
         except (ssl.SSLError, OSError) as error:
             self._lose(f"TLS failed: {error.strerror or error}")
         if self._unsent.pending:
@@ -285,6 +285,11 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._transport.write(data)
         if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self._lose("it does not read")
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None and self.lost is None:
+            self._paused = False
+            self._transport.resume_reading()
 
     def _wake(self) -> None:
         if self._reading is not None and not self._reading.done():

@@ -175,8 +175,13 @@ class TcpLane:
         asked: asyncio.Future[TlsChannel] = self._loop.create_future()
         self._asked.append(asked)
         await self._host.send_control(encode(Ask()))
-        async with asyncio.timeout(HANDSHAKE_S):
-            return await asked
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                return await asked
+        except BaseException:
+            if asked.done() and not asked.cancelled():  # it came in the same moment
+                self._provide(asked.result())
+            raise
 
     async def _dial(self, offer: Offer, role: int) -> TlsChannel:
         ip = self._host.remote_ip()

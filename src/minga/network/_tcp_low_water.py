@@ -2,8 +2,8 @@
 
 Theory of operation. Over a slow line bytes come packet by packet, and a reader that is woken for each spends more time
 on waking than on what came: with many slow connections that is most of what a round costs. So while a large frame is
-being filled the kernel is told to wait for about as much as comes in `WAKE_S` seconds (the socket option `SO_RCVLOWAT`),
-but never for more than is certain to come. If the line gets slower the reader is woken for whatever there is.
+being filled the kernel is told (by `SO_RCVLOWAT`) to wait for about as much as comes in `WAKE_S` seconds, but never for
+more than is certain to come. If the line gets slower the reader is woken for whatever there is.
 
 Where the option does not exist every packet wakes the reader, and all else stays the same.
 """
