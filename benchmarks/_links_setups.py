@@ -90,7 +90,7 @@ def setups() -> dict[str, Setup]:
     server = Host("aux", 2.5 * GIGABIT, 2.5 * GIGABIT)
     made = [
         Setup("A", fast, 24, "fast0"),
-        Setup("B", slow, 16, "slow0"),
+        Setup("B", slow, 10, "slow0"),
         Setup("C", fast + slow, 30, "fast0"),
         Setup("D", (*slow, server), 28, "aux", frozenset({"aux"})),
         _home(),
