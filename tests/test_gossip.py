@@ -370,7 +370,7 @@ def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pyt
         monkeypatch.setattr(Pusher, "_push", push)
         writer.board.put(links)
         await swarm.until(lambda: all(p.board.get(writer.peer_id, Links) == links for p in swarm.peers), 20.0)
-        assert len(pushed) == _push.FANOUT
+        assert 0 < len(pushed) <= _push.FANOUT
         assert {sender for sender, _ in pushed} == {writer.peer_id}
 
     in_swarm(16, scenario)

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -53,6 +53,7 @@ def test_equals_the_formula(seed, lr, betas, eps, wd, clamp):
             expected[i] = reference_step(
                 expected[i][0], g.astype(float), *expected[i][1:], t, lr, betas, eps, wd, clamp
             )
+            assume(np.linalg.norm(expected[i][0]) > 1e-6)  # at norm 0 the trust ratio jumps: rounding decides
         optimizer.step()
     for parameter, (value, m, v) in zip(parameters, expected, strict=True):
         state = optimizer.state[parameter]

@@ -185,7 +185,8 @@ def test_nothing_is_left_of_an_owner_that_was_killed(name: str) -> None:
         owner.send_signal(getattr(signal, name))
     while any(Path(f"/proc/{pid}/exe").exists() for pid in children):
         time.sleep(0.01)  # until the kernel has delivered it; the test's time limit is the bound
-    assert not set(namespaces) & namespaces_in_use()
+    while set(namespaces) & namespaces_in_use():
+        time.sleep(0.01)  # a process that ends loses its files before its namespaces
 
 
 def namespaces_in_use() -> set[int]:

@@ -1,13 +1,13 @@
 """Receipts: a receiver of bulk bytes tells the sender what has really come.
 
 Theory of operation. How fast bytes go into a stream says little: they may end in buffers of megabytes. So whoever
-receives bulk bytes reports a few times a second (of a slow transfer once a second, of a very fast one more often) how
-many bytes came in which time by its own clock, and both sides count the same *span*. The sender places it on its own
-clock by when it sent the first frame, since receipts may be held up for seconds behind other bytes, and it knows
-whether more was waiting to be sent all the while: at both ends of the span the next frame was there, or the transport
-did not take the last, and there was no gap of `GAP_S` between two frames lately. Only then does the span say what the
-link can carry, and not only what was asked of it. The receiver adds whether its own line had room for more: only then
-may the path be what was slow.
+receives bulk bytes reports a few times a second (of a slow transfer twice, of a very fast one more often) how many
+bytes came in which time by its own clock, and both sides count the same *span*. The sender places it on its own clock
+by when it sent the first frame, since receipts may be held up for seconds behind other bytes, and it knows whether more
+was waiting to be sent all the while: at both ends of the span the next frame was there, or the transport did not take
+the last, and there was no gap of `GAP_S` between two frames lately. Only then does the span say what the link can
+carry, and not only what was asked of it. The receiver adds whether its own line had room for more: only then may the
+path be what was slow.
 
 A span that nothing interrupted for `PAUSE_S` includes the short gaps between frames; longer pauses begin a new one.
 Over a slow line spans end with frames where they can, lest most bytes come just before a pause, and are in none.
@@ -22,7 +22,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-REPORT_S, LONGEST_S = 0.25, 1.0
+REPORT_S, LONGEST_S = 0.25, 0.5
 LEAST_BYTES, REPORT_BYTES = 32 << 10, 4 << 20
 SHORTEST_S = 0.05
 """A span is reported after `REPORT_S` seconds if they brought `LEAST_BYTES`, after `LONGEST_S` in any case, or when
