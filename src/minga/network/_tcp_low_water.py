@@ -20,6 +20,9 @@ SLOWER_S = 0.5
 LEAST_BYTES, MOST_BYTES = 4 << 10, 64 << 10
 """It is not worth while to wait for less; and more at once is not faster."""
 
+FAST_RATE = 2e6
+"""At so many bytes per second they come in large lots anyway."""
+
 
 class LowWater:
     """The low-water mark of one socket."""
@@ -34,7 +37,7 @@ class LowWater:
     def begin(self, missing: int) -> None:
         """A frame is waited for of which `missing` bytes at least have to come."""
         self._woken_s = self._loop.time()
-        if missing >= LEAST_BYTES:
+        if missing >= LEAST_BYTES and self._rate < FAST_RATE:
             self._timer = self._loop.call_later(SLOWER_S, self._look)
             self._set(missing)
 
@@ -55,7 +58,7 @@ class LowWater:
 
     def _set(self, missing: int) -> None:
         mark = min(int(WAKE_S * self._rate), MOST_BYTES, missing)
-        mark = mark if mark >= LEAST_BYTES else 1
+        mark = mark if mark >= LEAST_BYTES and self._rate < FAST_RATE else 1
         if mark == self._mark or (mark > 1 and self._mark <= mark <= 2 * self._mark):
             return
         self._mark = mark
