@@ -215,8 +215,10 @@ def test_a_cancelled_dial_leaves_nothing() -> None:
                     await asyncio.sleep(0)
                 dial.cancel()
                 await asyncio.wait({dial})
-                assert dial.cancelled()
-            assert not dialler._connections
+                if not dial.cancelled():  # on a busy machine it was through before
+                    await dial.result().close()
+            while dialler._connections:
+                await asyncio.sleep(0.01)
             while acceptor._halves:
                 await asyncio.sleep(0.01)
             await join(dialler, acceptor)
