@@ -1,7 +1,7 @@
 """The networks of `benchmarks.links`: the setups of "Distributed Deep Learning in Open Collaborations", and two more.
 
 Rates are those of the paper times `SCALE` (`home`: times `HOME_SCALE`), so that the links and not this machine's
-processors are what a round waits for. Vectors are sized so that a round of the best plan takes several seconds, which
+processors are what a round waits for. Vectors are sized so that a round of the best plan takes many seconds, which
 is long against handshakes, slow start and the bursts of the shaping.
 """
 

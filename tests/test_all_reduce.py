@@ -342,6 +342,25 @@ def test_a_round_without_a_quorum_is_given_up() -> None:
     main()
 
 
+def test_numbers_that_cannot_be_sent_end_the_round_of_their_owner_alone() -> None:
+    @virtually
+    async def main() -> None:
+        world = World(4)
+        await world.start()
+        layout = VectorLayout((4000,), "float16")
+        vectors = [torch.ones(4000) for _ in range(4)]
+        vectors[2][0] = torch.inf  # in the part of member 0
+        begun = asyncio.get_running_loop().time()
+        _, outcomes = await world.reduce(world.plan(layout), layout, vectors, [1] * 4)
+        assert isinstance(outcomes[2], RoundAbortedError)
+        assert "cannot be sent" in str(outcomes[2])
+        assert all(isinstance(outcomes[i], RoundOutcome) for i in (0, 1, 3))
+        assert asyncio.get_running_loop().time() - begun < 10.0, "nobody waits until it is idle for too long"
+        await world.close()
+
+    main()
+
+
 def test_garbage_on_every_method_of_the_service() -> None:
     @virtually
     async def main() -> None:

@@ -140,9 +140,10 @@ def test_a_member_that_speaks_for_others_takes_nobody_s_work_away(pretended: int
     main()
 
 
+@pytest.mark.parametrize("predicted_s", [None, 1e9])
 @pytest.mark.parametrize("stalled", [1, 4])
 def test_a_member_that_stalls_in_mid_round_takes_nobody_else_with_it(
-    stalled: int, monkeypatch: pytest.MonkeyPatch
+    stalled: int, predicted_s: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_patience, "STALL_S", 3.0)
     send_own = _exchange._send_own
@@ -160,7 +161,8 @@ def test_a_member_that_stalls_in_mid_round_takes_nobody_else_with_it(
         await world.start()
         layout = VectorLayout((200_000,), "float32")
         vectors = [torch.full((200_000,), float(2**i)) for i in range(5)]
-        _, outcomes = await world.reduce(world.plan(layout), layout, vectors, [1] * 5)
+        plan = msgspec.structs.replace(world.plan(layout), predicted_s=predicted_s)
+        _, outcomes = await world.reduce(plan, layout, vectors, [1] * 5)
         kept = [outcome for i, outcome in enumerate(outcomes) if i != stalled]
         assert all(isinstance(outcome, RoundOutcome) for outcome in kept), kept
         dropped = {e.fields["peer"] for p in world.parties for e in p.log if e.kind == "round.sender_dropped"}

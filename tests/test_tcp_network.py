@@ -507,3 +507,22 @@ def test_the_head_of_a_frame_can_be_read_before_its_body_is_there() -> None:
         assert channel.sent[0][0] < 1_400, "a record that fits into one packet"
 
     asyncio.run(main())
+
+
+def test_a_connection_that_nobody_uses_is_read_from() -> None:
+    """Else its loss would be noticed by the next who uses it."""
+
+    async def main() -> None:
+        async with joined() as pair:
+            near, far = await exchange(pair.outgoing, pair.incoming)
+            assert isinstance(far, TcpStream)
+            channel = far._channel
+            await near.write(bytes(1 << 20))
+            await until(lambda: channel._paused)
+            scrap = memoryview(bytearray(1 << 20))
+            channel.use(busy=False)
+            assert not channel._paused
+            await far.read_into(scrap)
+            await end(near, far)
+
+    run(main)

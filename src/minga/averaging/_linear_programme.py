@@ -36,6 +36,7 @@ from minga.averaging._usable_rates import BoolArray, FloatArray, UsableRates
 GAP: Final = 1e-6
 MOST_SOLVES: Final = 40
 SHORTEST_SOLVE_S: Final = 0.1
+"""Whatever the limit, the first solve has so much time."""
 TANGENTS: Final = 8
 Entry = tuple[Indices, Indices, FloatArray | float]
 """Rows, columns and values of some places of a matrix."""

@@ -22,7 +22,7 @@ PLANNED_ENDPOINTS = 8
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 1 << 20
 CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK = 16, 8
 """A vector goes in so many chunks for each member: until the first is reduced everywhere nothing comes back, and that
-takes one chunk to each of the others, so about one 32nd of the round is lost to it. In a quick round, or one of
+takes one chunk to each of the others, so about one 16th of the way there is lost to it. In a quick round, or one of
 which nothing is known, what is done for each chunk costs more than that."""
 
 QUICK_S = 2.0

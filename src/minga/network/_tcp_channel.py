@@ -64,7 +64,7 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._tls = secure(self._arrived, self._unsent)
         self._buffer = self._reading_into = self._idle_buffer = bytearray(IDLE_BUFFER_BYTES)
         self._transport: asyncio.Transport | None = None
-        self._low_water: LowWater | None = None
+        self._low_water = LowWater()
         self._paused = self._full = False
         self._turn_bytes = 0
         self._undecrypted_bytes = 0  # at most so many of those that came are of a record that is not complete
@@ -91,7 +91,7 @@ class TlsChannel(asyncio.BufferedProtocol):
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush()
-                await self._wait_readable(None)
+                await self.wait_readable(None)
             else:
                 self._flush()
                 return
@@ -129,10 +129,6 @@ class TlsChannel(asyncio.BufferedProtocol):
         """Whether something may be there to `take`."""
         return bool(self._arrived.pending or self._tls.pending())
 
-    async def wait_readable(self, interrupt: Interrupt) -> None:
-        """Wait until something arrived, or the connection is lost."""
-        await self._wait_readable(interrupt)
-
     async def fill(self, target: memoryview, interrupt: Interrupt, progress: Callable[[int], None] | None) -> int:
         """Fill `target`; returns how much of it was filled: less than all only if the connection is lost.
 
@@ -140,18 +136,19 @@ class TlsChannel(asyncio.BufferedProtocol):
         """
         filling = Filling(target, progress)
         filling.filled(self.take(target))
-        if not filling.rest.nbytes or self.lost is not None or self._low_water is None:
+        if not filling.rest.nbytes or self.lost is not None:
             return target.nbytes - filling.rest.nbytes
         self._filling = filling
         self._low_water.begin(filling.rest.nbytes - self._undecrypted_bytes)
         try:
-            await self._wait_readable(interrupt)
+            await self.wait_readable(interrupt)
             return target.nbytes - filling.rest.nbytes
         finally:
             self._filling = None
             self._low_water.end()
 
-    async def _wait_readable(self, interrupt: Interrupt | None) -> None:
+    async def wait_readable(self, interrupt: Interrupt | None) -> None:
+        """Wait until something arrived, or the connection is lost."""
         if self.lost is not None:
             return
         self._reading, self._waiting_since_s = self._loop.create_future(), self._loop.time()
@@ -204,7 +201,8 @@ class TlsChannel(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio`."""
         if isinstance(transport, asyncio.Transport):
-            self._transport, self._low_water = transport, LowWater(transport)
+            self._transport = transport
+            self._low_water.attach(transport)
             transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
             if self.lost is not None:
                 transport.abort()
@@ -227,7 +225,7 @@ class TlsChannel(asyncio.BufferedProtocol):
             self._filling.filled(got, came=size)
             if not self._filling.rest.nbytes:
                 self._wake()
-            elif self._low_water is not None:
+            else:
                 self._low_water.came(size, self._filling.rest.nbytes - self._undecrypted_bytes)
         elif self._reading is not None:
             self._wake()

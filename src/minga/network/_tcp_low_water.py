@@ -25,14 +25,18 @@ FAST_RATE = 2e6
 
 
 class LowWater:
-    """The low-water mark of one socket."""
+    """The low-water mark of the socket of a transport, from when it is attached."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._socket = transport.get_extra_info("socket")
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._mark, self._rate = 1, 0.0
         self._woken_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        """The connection is made."""
+        self._transport = transport
 
     def begin(self, missing: int) -> None:
         """A frame is waited for of which `missing` bytes at least have to come."""
@@ -61,9 +65,11 @@ class LowWater:
         mark = mark if mark >= LEAST_BYTES and self._rate < FAST_RATE else 1
         if mark == self._mark or (mark > 1 and self._mark <= mark <= 2 * self._mark):
             return
+        if self._transport is None:
+            return
         self._mark = mark
         try:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark)
         except OSError:  # closed by now, or a system without this option
             self._mark = 1
 
@@ -71,6 +77,6 @@ class LowWater:
         """Take what there is if the line got slower."""
         wait_s = self._woken_s + SLOWER_S - self._loop.time()
         if wait_s <= 0.0:
-            self._rate, wait_s = 0.0, SLOWER_S
+            wait_s = SLOWER_S
             self._set(0)
         self._timer = self._loop.call_later(wait_s, self._look)
