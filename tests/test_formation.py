@@ -473,3 +473,29 @@ def test_who_slows_everybody_down_rests_until_it_is_needed() -> None:
         await camp.close()
 
     main()
+
+
+def test_who_rests_in_vain_computes_again() -> None:
+    @virtually
+    async def main() -> None:
+        # The last one says that it computes a hundred times as fast as it does, and so all others should rest.
+        camp = Camp(4, batch=4 * 20, vector_bytes=10_000_000, seed=6, speeds=[(4, 0.2)] * 3 + [(4, 20.0)])
+        camp.tell_rates([1e5] * 3 + [1e7], [1e7] * 4)
+        liar = camp.members[3]
+        report = liar.port.report
+        boast = lambda: msgspec.structs.replace(report(), rate=1e4)  # noqa: E731
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(liar.port, "report", boast)
+            await camp.begin()
+            await camp.until_step(8, limit_s=1200.0)
+            honest = camp.members[:3]
+            for member in honest:
+                told = [e.fields["resting"] for e in member.party.log if e.kind == "plan.resting"]
+                assert told[:2] == [True, False]
+                assert "plan.rested_in_vain" in [e.kind for e in member.party.log]
+                plan, samples = member.plans[-1]
+                assert member.party.peer_id in {plan.members[i].peer_id for i in plan.resting}, "still asked to"
+                assert samples > 0, "and does not"
+        await camp.close()
+
+    main()

@@ -34,6 +34,7 @@ from minga.averaging._permission import Permission
 from minga.averaging._planner import divide
 from minga.averaging._plans import sign_plan
 from minga.averaging._ranking import has_quorum
+from minga.averaging._resting import Resting
 from minga.averaging._seat import Seat
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._signal import Signal
@@ -71,7 +72,7 @@ class GroupFormation:
         self._company = Company(node, settings, surveyor)
         self._changed = Signal()
         self._merge_into: Address | None = None
-        self._resting = False
+        self._resting = Resting(node, contributor)
         self._desk = PlanDesk(node, settings, surveyor, divide)
         self._permission = Permission(node, surveyor, wait_in_minority=settings.wait_in_minority)
         node.serve(JOIN, self._serve_join)
@@ -100,6 +101,7 @@ class GroupFormation:
         self._step = step
         self._company.begin_step(step, avoid)
         self._permission.begin_step(self._company.everyone)
+        self._resting.begin_step(step)
         self._changed.fire()
         invited = None
         if not self.view:
@@ -129,13 +131,14 @@ class GroupFormation:
                 if isinstance(outcome, Plan):
                     self._desk.remember(outcome)
                     me = [member.peer_id for member in outcome.members].index(self._node.peer_id)
-                    self._rest(resting=me in outcome.resting)
+                    self._resting.ask(rest=me in outcome.resting)
                     self._company.take_part(outcome)
                     return outcome
                 self._contributor.resume()
                 invited = outcome
         finally:
             self._gathering, self._following = None, None
+            self._resting.end()
             self._changed.fire()
 
     def _is_due(self, report: Report) -> bool:
@@ -216,13 +219,7 @@ class GroupFormation:
             await asyncio.sleep(PREPARE_PERIOD_S)
             await self._desk.prepare(gathering.everyone())
             if not any(seat.report.micro_batch for seat in gathering.seats.values()):
-                self._rest(resting=False)  # nobody else computes: those for whom it rested are gone
-
-    def _rest(self, *, resting: bool) -> None:
-        self._contributor.rest(resting=resting)
-        if resting != self._resting:
-            self._resting = resting
-            self._node.events.emit("plan.resting", step=self._step, resting=resting)
+                self._resting.ask(rest=False)  # nobody else computes: those for whom it rested are gone
 
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
