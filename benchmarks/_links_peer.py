@@ -175,9 +175,9 @@ class LinksPeer:
         # It is expected to take long, so that no work is taken away from those who are too slow for their part.
         return msgspec.structs.replace(plan, parts=parts, sites=(), resting=(), predicted_s=1e4)
 
-    def _check_plan(self, plan: Plan) -> None:
+    async def _check_plan(self, plan: Plan) -> None:
         if self.kind == "adaptive":
-            self._check(plan)
+            await self._check(plan)
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Swarm:
             self._ids[name] = worker.receive(120)["address"][0]
         self._workers.gather(300)
 
-    def round(self, kind: str, within_s: float = 300) -> dict[str, Any]:
+    def round(self, kind: str, within_s: float = 600) -> dict[str, Any]:
         """Let all peers average once with a plan of this kind; one row of figures."""
         known = self._workers.ask("settle", 60)
         planned = self._workers.ask("round", 120, kind=kind, server=self._ids[self.setup.server])

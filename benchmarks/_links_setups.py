@@ -1,8 +1,9 @@
 """The networks of `benchmarks.links`: the setups of "Distributed Deep Learning in Open Collaborations", and two more.
 
-Rates are those of the paper times `SCALE` (`home`: times `HOME_SCALE`), so that the links and not this machine's
-processors are what a round waits for. Vectors are sized so that a round of the best plan takes many seconds, which
-is long against handshakes, slow start and the bursts of the shaping.
+Rates are those of the paper times one factor for each setup, so that the links and not this machine's processors are
+what a round waits for: `SCALE`, `CROWD_SCALE` for C, which has most peers, and `HOME_SCALE` for home links, which are
+slow as it is. Vectors are sized so that a round of the best plan takes many seconds, which is long against handshakes,
+slow start and the bursts of the shaping.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ from minga.averaging._linear_programme import shortest_round
 from minga.averaging._usable_rates import usable
 from tests.netlab import Host
 
-SCALE = 0.04
+SCALE, CROWD_SCALE, HOME_SCALE = 0.02, 0.01, 0.2
 GIGABIT = SCALE * 1e9
-HOME_SCALE = 0.2
-"""Home links are slow as it is."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ def _bytes(rate: float | None) -> float | None:
     return None if rate is None else rate / 8
 
 
-def _symmetric(prefix: str, count: int, gigabits: float) -> tuple[Host, ...]:
-    rate = gigabits * GIGABIT
+def _symmetric(prefix: str, count: int, gigabits: float, scale: float = SCALE) -> tuple[Host, ...]:
+    rate = gigabits * 1e9 * scale
     return tuple(Host(f"{prefix}{i}", rate, rate) for i in range(count))
 
 
@@ -76,7 +75,7 @@ def _sites() -> Setup:
     hosts = _symmetric("east", 4, 1.0) + _symmetric("west", 4, 1.0)
     sites = tuple(tuple(h.name for h in hosts if h.name.startswith(site)) for site in ("east", "west"))
     across = [(a, b) for here, there in (sites, sites[::-1]) for a in here for b in there]
-    return Setup("sites", hosts, 14, hosts[0].name, paths=dict.fromkeys(across, 0.05 * GIGABIT), sites=sites)
+    return Setup("sites", hosts, 7, hosts[0].name, paths=dict.fromkeys(across, 0.05 * GIGABIT), sites=sites)
 
 
 def setups() -> dict[str, Setup]:
@@ -89,10 +88,10 @@ def setups() -> dict[str, Setup]:
     fast, slow = _symmetric("fast", 8, 1.0), _symmetric("slow", 16, 0.2)
     server = Host("aux", 2.5 * GIGABIT, 2.5 * GIGABIT)
     made = [
-        Setup("A", fast, 24, "fast0"),
-        Setup("B", slow, 10, "slow0"),
-        Setup("C", fast + slow, 30, "fast0"),
-        Setup("D", (*slow, server), 28, "aux", frozenset({"aux"})),
+        Setup("A", fast, 12, "fast0"),
+        Setup("B", slow, 8, "slow0"),
+        Setup("C", _symmetric("fast", 8, 1.0, CROWD_SCALE) + _symmetric("slow", 16, 0.2, CROWD_SCALE), 14, "fast0"),
+        Setup("D", (*slow, server), 24, "aux", frozenset({"aux"})),
         _home(),
         _sites(),
     ]

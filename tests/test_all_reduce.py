@@ -293,25 +293,56 @@ def test_a_second_stream_for_one_part_is_refused() -> None:
     main()
 
 
-@virtually
-async def test_a_sender_that_is_alive_but_sends_nothing_is_left_out() -> None:
-    world = World(4)
-    await world.start()
-    plan, vectors, idler = world.plan(LAYOUT), vectors_of(LAYOUT, 4), world.parties[3]
+@pytest.mark.parametrize("announced", [b"", b"\x01\x00\x00\x10\x00"], ids=["silent", "announces a chunk"])
+def test_a_sender_that_is_alive_but_sends_nothing_is_left_out(announced: bytes) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(4)
+        await world.start()
+        plan, vectors, idler = world.plan(LAYOUT), vectors_of(LAYOUT, 4), world.parties[3]
 
-    async def greet_only(index: int) -> None:
-        async with idler.node.open(world.parties[index].peer_id, PART) as stream:
-            await say(stream, part=index)
+        async def greet_only(index: int) -> None:
+            async with idler.node.open(world.parties[index].peer_id, PART) as stream:
+                await say(stream, part=index)
+                await stream._stream.write(announced)
+                await asyncio.sleep(300.0)
+
+        idling = [idler.network.process.run(greet_only(index)) for index in range(3)]
+        results, outcomes = await world.reduce(plan, LAYOUT, list(vectors), [3, 4, 5, 6], who=[0, 1, 2])
+        assert all(isinstance(outcome, RoundOutcome) and idler.peer_id in outcome.lost for outcome in outcomes)
+        assert torch.allclose(results[0].double(), mean_of(vectors[:3], [3, 4, 5]), atol=0.02)
+        assert asyncio.get_running_loop().time() < 60.0
+        for task in idling:
+            task.cancel()
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("announced", [b"", b"\x01\x00\x00\x10\x00"], ids=["silent", "announces a chunk"])
+def test_an_aggregator_that_takes_everything_and_returns_nothing_is_replaced(announced: bytes) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(4)
+        await world.start()
+        vectors, weights, plan = vectors_of(LAYOUT, 4), [3, 4, 5, 6], world.plan(LAYOUT)
+        idler = world.parties[3]
+
+        async def take(peer: str, stream: MessageStream) -> None:
+            await stream.receive(PartHello)
+            await stream.receive_bulk_into(memoryview(bytearray(2 * (plan.parts[3].stop - plan.parts[2].stop))))
+            await stream._stream.write(announced)
             await asyncio.sleep(300.0)
 
-    idling = [idler.network.process.run(greet_only(index)) for index in range(3)]
-    results, outcomes = await world.reduce(plan, LAYOUT, list(vectors), [3, 4, 5, 6], who=[0, 1, 2])
-    assert all(isinstance(outcome, RoundOutcome) and idler.peer_id in outcome.lost for outcome in outcomes)
-    assert torch.allclose(results[0].double(), mean_of(vectors[:3], [3, 4, 5]), atol=0.02)
-    assert asyncio.get_running_loop().time() < 60.0
-    for task in idling:
-        task.cancel()
-    await world.close()
+        idler.node.serve(PART, take)
+        results, outcomes = await world.reduce(plan, LAYOUT, list(vectors), weights, who=[0, 1, 2])
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert torch.allclose(results[0].double(), mean_of(vectors[:3], weights[:3]), atol=0.02)
+        assert asyncio.get_running_loop().time() < 60.0
+        await world.close()
+
+    main()
 
 
 @virtually

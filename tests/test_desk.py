@@ -120,15 +120,15 @@ async def test_who_is_to_do_it_all_refuses() -> None:
     all_to_one = plan_of({5: 1.0})
     victim, other = Desk(PEERS[5], upload), Desk(PEERS[6], upload)
     with pytest.raises(RejectedError, match="busy for 44 s, where equal parts take all 7 s") as caught:
-        victim.check(all_to_one)
+        await victim.check(all_to_one)
     assert (caught.value.code, caught.value.peer) == (UNFAIR, PEERS[0])
     assert [event.kind for event in victim.events] == ["plan.refused"]
-    other.check(all_to_one)
-    victim.check(plan_of(dict.fromkeys(range(12), 1 / 12)))
+    await other.check(all_to_one)
+    await victim.check(plan_of(dict.fromkeys(range(12), 1 / 12)))
 
 
 @virtually
 async def test_a_fast_peer_may_get_most_of_it_and_unknown_rates_are_no_reason() -> None:
-    Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[5]: 1e7}).check(plan_of({5: 1.0}))
-    Desk(PEERS[5], {}).check(plan_of({5: 1.0}))
-    Desk(PEERS[5], dict.fromkeys(PEERS, 1e8)).check(plan_of({5: 1.0}))  # a matter of fractions of a second
+    await Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[5]: 1e7}).check(plan_of({5: 1.0}))
+    await Desk(PEERS[5], {}).check(plan_of({5: 1.0}))
+    await Desk(PEERS[5], dict.fromkeys(PEERS, 1e8)).check(plan_of({5: 1.0}))  # a matter of fractions of a second

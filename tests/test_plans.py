@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from minga.averaging._division import Division, PartShare, PeerRates, SwarmRates
+from minga.averaging._layout import VectorLayout
 from minga.averaging._messages import MAX_CHUNKS, Member, Part, Plan, SignedPlan
 from minga.averaging._planner import divide
 from minga.averaging._plans import CONTEXT, PlanNeeds, accept_plan, make_plan, sign_plan
+from minga.averaging._round import chunk_table
 from minga.averaging._suspects import Suspects
 from minga.core._errors import ProtocolError
 from minga.identity._keys import Identity
@@ -106,3 +108,18 @@ def test_suspicions_end_and_last_longer_each_time() -> None:
         suspects.add(PEERS[1])
     suspects.clear()
     assert suspects.now() == set()
+
+
+def test_small_parts_go_in_smaller_chunks() -> None:
+    numel = 6_000_000
+    members = tuple(Member(Address(PeerId(f"{i:064x}"), ("1.2.3.4:5",)), True) for i in range(17))
+    parts = (PartShare(0.86, 0), PartShare(0.1, 1), PartShare(0.03, 2), PartShare(0.01, 3))
+    layout = VectorLayout((numel,), "float32")
+
+    def counts(predicted_s: float | None) -> list[int]:
+        plan = make_plan("a name", PlanNeeds(5, numel, 4 * numel), members, Division(parts, predicted_s=predicted_s))
+        _, assignments = chunk_table(layout, plan)
+        return [len(assignment.chunks) for assignment in assignments]
+
+    assert counts(30.0) == [234, 28, 16, 15], "the last in chunks of 16 KiB"
+    assert counts(1.0) == counts(None) == [117, 14, 8, 8]

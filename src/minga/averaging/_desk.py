@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
+from minga.averaging._baselines import equal_parts
 from minga.averaging._compute_choice import Work, resting
 from minga.averaging._division import Division, PartShare, SwarmRates, renumbered
 from minga.averaging._group import GroupSettings, Surveyor
@@ -31,6 +32,7 @@ from minga.core._errors import RejectedError
 from minga.network._interface import PeerId
 from minga.network._lines import LineRates
 from minga.network._node import Node
+from minga.network._records import Links
 
 MOVED: Final = 0.1
 RESTING_PERIOD_S: Final = 120.0
@@ -43,6 +45,7 @@ UNFAIR_FACTOR: Final = 4.0
 UNFAIR_S: Final = 10.0
 """Seconds by which an unfair plan must take longer at least: with short rounds all of this is guesswork."""
 
+Result = TypeVar("Result")
 Divide = Callable[[SwarmRates, float], Division]
 """From the rates of a group, and the bytes of the vector as encoded, to who reduces what."""
 
@@ -98,8 +101,8 @@ class PlanDesk:
         age_s = asyncio.get_running_loop().time() - self._rested_s
         if age_s > RESTING_PERIOD_S or (solved.order != self._asked.order and age_s > REGROUPED_S):
             self._rested_s = asyncio.get_running_loop().time()
-            rates = self._rates(solved.order, seats, able=True)
-            rests = await asyncio.get_running_loop().run_in_executor(None, self._who_rests, rates)
+            rates = await self._rates(solved.order, seats, able=True)
+            rests = await _aside(self._who_rests, rates)
             self._asked = _Resting(solved.order, frozenset(solved.order[index] for index in rests))
 
     def remember(self, plan: Plan) -> None:
@@ -113,41 +116,52 @@ class PlanDesk:
 
     async def _solve(self, seats: Mapping[PeerId, Seat]) -> _Solved:
         order = tuple(sorted(seats))
-        rates = self._rates(order, seats)
+        rates = await self._rates(order, seats)
         solved = self._solved
         if solved is None or solved.order != order or _has_moved(solved.rates, rates):
-            loop, vector_bytes = asyncio.get_running_loop(), self._work.vector_bytes
-            division = await loop.run_in_executor(None, self._divide, rates, vector_bytes)
+            division = await _aside(self._divide, rates, self._work.vector_bytes)
             solved = self._solved = _Solved(order, rates, division)
         return solved
 
-    def _rates(self, order: Sequence[PeerId], seats: Mapping[PeerId, Seat], *, able: bool = False) -> SwarmRates:
+    async def _rates(self, order: Sequence[PeerId], seats: Mapping[PeerId, Seat], *, able: bool = False) -> SwarmRates:
         claims = [_claim(seats[peer], able=able) for peer in order]
-        return swarm_rates(order, claims, self._surveyor.links())
+        return await _aside(swarm_rates, order, claims, dict(self._surveyor.links()))
 
     # ---- the member
 
-    def check(self, plan: Plan) -> None:
+    async def check(self, plan: Plan) -> None:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows."""
-        order = [member.peer_id for member in plan.members]
-        links, own = self._surveyor.links(), self._surveyor.rates()
-        claims = []
-        for member in plan.members:
-            known = links.get(member.peer_id)
-            claim = Claim(known.upload or None, known.download or None) if known else Claim()
-            if member.peer_id == self._node.peer_id:
-                claim = Claim(own.upload, own.download)
-            claims.append(Claim(claim.upload, claim.download, aggregates=member.aggregates))
-        rates = swarm_rates(order, claims, links)
-        if all(peer.upload is None and peer.download is None for peer in rates.peers):
-            return
-        vector_bytes, me = self._work.vector_bytes, order.index(self._node.peer_id)
-        mine_s = _busy_s(predict(_division_of(plan, self._settings.numel), rates, vector_bytes), own, me)
-        equal_s = predict(_equal_parts(plan), rates, vector_bytes).seconds
-        if mine_s > UNFAIR_FACTOR * equal_s + UNFAIR_S:
-            why = f"its plan keeps this peer busy for {mine_s:.0f} s, where equal parts take all {equal_s:.0f} s"
-            self._node.events.emit("plan.refused", peer=order[0], step=plan.step, why=why)
-            raise RejectedError(why, code=UNFAIR, peer=order[0], round=plan.step, phase="group")
+        links, own = dict(self._surveyor.links()), self._surveyor.rates()
+        me = [member.peer_id for member in plan.members].index(self._node.peer_id)
+        why = await _aside(_unfairness, plan, links, own, me, self._work.vector_bytes)
+        if why is not None:
+            leader = plan.members[0].peer_id
+            self._node.events.emit("plan.refused", peer=leader, step=plan.step, why=why)
+            raise RejectedError(why, code=UNFAIR, peer=leader, round=plan.step, phase="group")
+
+
+async def _aside(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Do it on another thread: with many members it takes tens of milliseconds, in which no packet would be read."""
+    return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+
+
+def _unfairness(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: int, vector_bytes: float) -> str | None:
+    """Why a plan is unfair to its member number `me`, which knows `own` of its line and `links` of all; None if not."""
+    order = [member.peer_id for member in plan.members]
+    claims = []
+    for index, member in enumerate(plan.members):
+        known = links.get(member.peer_id)
+        line = LineRates(known.upload or None, known.download or None) if known else LineRates(None, None)
+        line = own if index == me else line
+        claims.append(Claim(line.upload, line.download, aggregates=member.aggregates))
+    rates = swarm_rates(order, claims, links)
+    if all(peer.upload is None and peer.download is None for peer in rates.peers):
+        return None
+    mine_s = _busy_s(predict(_division_of(plan), rates, vector_bytes), own, me)
+    equal_s = predict(equal_parts(rates), rates, vector_bytes).seconds
+    if mine_s <= UNFAIR_FACTOR * equal_s + UNFAIR_S:
+        return None
+    return f"its plan keeps this peer busy for {mine_s:.0f} s, where equal parts take all {equal_s:.0f} s"
 
 
 def _busy_s(foreseen: Prediction, own: LineRates, me: int) -> float:
@@ -170,17 +184,13 @@ def _claim(seat: Seat, *, able: bool) -> Claim:
     )
 
 
-def _division_of(plan: Plan, numel: int) -> Division:
+def _division_of(plan: Plan) -> Division:
+    numel = plan.parts[-1].stop
     starts = (0, *(part.stop for part in plan.parts))
     parts = zip(plan.parts, starts, strict=False)
     return Division(
         tuple(PartShare((part.stop - start) / numel, part.root, part.relays) for part, start in parts), plan.sites
     )
-
-
-def _equal_parts(plan: Plan) -> Division:
-    roots = [index for index, member in enumerate(plan.members) if member.aggregates]
-    return Division(tuple(PartShare(1.0 / len(roots), root) for root in roots))
 
 
 def _has_moved(before: SwarmRates, after: SwarmRates) -> bool:

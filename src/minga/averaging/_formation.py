@@ -157,7 +157,7 @@ class GroupFormation:
         finally:
             self._following = None
         if isinstance(outcome, Plan):
-            self._desk.check(outcome)
+            await self._desk.check(outcome)
         elif outcome.peer_id in (*self._company.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code="stand_by", peer=leader.peer_id)

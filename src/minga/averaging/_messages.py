@@ -120,10 +120,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
     """Who reduces what in one round.
 
     `members` starts with the leader, the others follow in the order in which they take over from it. `parts` cover the
-    vector from element 0 on and go in chunks of about `chunk_bytes` encoded bytes. `sites` are the groups of members
-    that reduce among themselves first. `resting` members are asked not to compute until a later plan does not name
-    them: their uploads would cost the others more time than their samples save. `predicted_s` is what the leader
-    expects the round to take, None if it knows no rates.
+    vector from element 0 on and go in chunks of about `chunk_bytes` encoded bytes; small ones go in smaller chunks, so
+    that each goes in about `part_chunks` of them at least. `sites` are the groups of members that reduce among
+    themselves first. `resting` members are asked not to compute until a later plan does not name them: their uploads
+    would cost the others more time than their samples save. `predicted_s` is what the leader expects the round to
+    take, None if it knows no rates.
     """
 
     round_id: RoundId
@@ -131,6 +132,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
     parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
     chunk_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)]
+    part_chunks: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     sites: Annotated[
         tuple[Annotated[tuple[Index, ...], msgspec.Meta(min_length=2, max_length=MAX_MEMBERS)], ...],
         msgspec.Meta(max_length=MAX_SITES),

@@ -23,7 +23,10 @@ MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 1 << 20
 CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK = 16, 8
 """A vector goes in so many chunks for each member: until the first is reduced everywhere nothing comes back, and that
 takes one chunk to each of the others, so about one 16th of the way there is lost to it. In a quick round, or one of
-which nothing is known, what is done for each chunk costs more than that."""
+which nothing is known, what is done for each chunk costs more than that.
+
+Each part goes in as many chunks at least. A root sends each result to everybody at once; with chunks as large as those
+of large parts that would fill its line for so long that its own chunks would come late everywhere else."""
 
 QUICK_S = 2.0
 """A round is quick if it is predicted to take less."""
@@ -48,6 +51,8 @@ def make_plan(
 
     `name` is a text that no other round of the run has.
     """
+    is_quick = division.predicted_s is None or division.predicted_s < QUICK_S
+    chunks = CHUNKS_IF_QUICK if is_quick else CHUNKS_PER_MEMBER
     sizes = allocate(needs.numel, [part.share for part in division.parts])
     parts, stop = [], 0
     for size, share in zip(sizes, division.parts, strict=True):
@@ -59,18 +64,22 @@ def make_plan(
         step=needs.step,
         members=tuple(members),
         parts=tuple(parts),
-        chunk_bytes=_chunk_bytes(needs, len(members), division.predicted_s),
+        chunk_bytes=_chunk_bytes(needs, chunks * len(members)),
+        part_chunks=max(1, min(chunks, LONGEST_CHUNKS // (2 * len(parts)))),
         sites=division.sites,
         resting=tuple(resting),
         predicted_s=None if division.predicted_s is None else min(division.predicted_s, LONGEST_S),
     )
 
 
-def _chunk_bytes(needs: PlanNeeds, members: int, predicted_s: float | None) -> int:
-    chunks = CHUNKS_PER_MEMBER if predicted_s is not None and predicted_s >= QUICK_S else CHUNKS_IF_QUICK
-    best = needs.encoded_bytes // (chunks * members)
+def _chunk_bytes(needs: PlanNeeds, chunks: int) -> int:
     fewest = 4 * needs.numel // LONGEST_CHUNKS + 1
-    return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, best), fewest)
+    return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, needs.encoded_bytes // chunks), fewest)
+
+
+def chunk_bytes_of(plan: Plan, part_bytes: int) -> int:
+    """How many encoded bytes a chunk has, about, in a part of `part_bytes`."""
+    return min(plan.chunk_bytes, max(MIN_CHUNK_BYTES, part_bytes // plan.part_chunks))
 
 
 def member_of(join: Join) -> Member:
@@ -116,7 +125,7 @@ def _flaws(plan: Plan, leader: PeerId, step: int, numel: int, me: PeerId) -> Ite
         yield "its parts do not cover the vector"
     if plan.parts[0].stop <= 0 or any(after.stop <= before.stop for before, after in pairwise(plan.parts)):
         yield "its parts overlap or are empty"
-    if 4 * numel > plan.chunk_bytes * (MAX_CHUNKS - len(plan.parts)):
+    if 4 * numel > plan.chunk_bytes * (MAX_CHUNKS - len(plan.parts) * (1 + plan.part_chunks)):
         yield "its chunks are too many"
     if plan.chunk_bytes > max(MAX_CHUNK_BYTES, 4 * numel // LONGEST_CHUNKS + 1):
         yield "its chunks are too large"

@@ -30,6 +30,7 @@ import torch
 
 from minga.averaging._layout import Chunk, VectorLayout
 from minga.averaging._messages import Assignment, Plan
+from minga.averaging._plans import chunk_bytes_of
 from minga.averaging._routes import Routes
 from minga.averaging._turns import Turns
 from minga.core._errors import UnreachableError
@@ -229,7 +230,8 @@ def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[Ass
     assignments: list[Assignment] = []
     start = 0
     for number, part in enumerate(plan.parts):
-        pieces = layout.chunks(start, part.stop, plan.chunk_bytes)
+        size = chunk_bytes_of(plan, layout.encoded_bytes(start, part.stop))
+        pieces = layout.chunks(start, part.stop, size)
         numbers = tuple(range(len(chunks), len(chunks) + len(pieces)))
         assignments.append(Assignment((0, number), part.root, numbers, part.relays))
         chunks.extend(pieces)

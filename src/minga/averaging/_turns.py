@@ -24,14 +24,14 @@ from typing import Final
 
 from minga.core._signal import Signal
 
-LEAD: Final = 0.1
+LEAD: Final = 0.04
 LARGER: Final = 1.5
 """Of so many times as many chunks a part has to be to be waited for."""
 STUCK_S: Final = 0.5
 STUCK_SHARE: Final = 0.1
 MOST_STUCK_S: Final = 5.0
 """A part that has not moved for this share of the round, within these bounds, is not waited for."""
-WINDOW: Final = 0.15
+WINDOW: Final = 0.12
 LEAST_WINDOW: Final = 8
 """How far a part may get ahead of its results: this share of it, and at least so many chunks."""
 
@@ -72,7 +72,7 @@ class Turns:
 
     def begin(self, key: tuple[int, int], chunks: int) -> None:
         """A part of so many chunks is to be sent; each name once."""
-        now, offset = self._clock(), (0.5 + len(self._parts) * GOLDEN) % 1.0
+        now, offset = self._clock(), (0.5 + key[1] * GOLDEN) % 1.0  # the same for all members
         self._parts[key] = _Part(chunks, offset, moved_s=now, returned_s=now)
 
     def end(self, key: tuple[int, int]) -> None:

@@ -42,7 +42,7 @@ MAX_STREAMS = 512
 PATH_AGE_S = 0.25
 """How old the round-trip time and kind of path may get before they are looked up anew, which takes a while."""
 
-ASK_PERIOD_S = 0.1
+ASK_PERIOD_S = 0.5
 """Seconds between two questions whether a connection is gone; when one is lost, that is told without asking."""
 
 
