@@ -61,7 +61,7 @@ class Desk(PlanDesk):
         bus = EventBus(asyncio.get_running_loop().time)
         bus.subscribe(self.events.append)
         network = SimpleNamespace(wall_time=lambda: 1.7e9)
-        node: Any = SimpleNamespace(peer_id=me, run_id="run", events=bus, network=network)
+        node: Any = SimpleNamespace(peer_id=me, run_id="run", events=bus, network=network, spawn=asyncio.ensure_future)
         settings = GroupSettings(100_000, "0" * 32, NUMEL, 4 * NUMEL, aggregates=True)
         board: Any = Board(me, upload)
         self.board = board

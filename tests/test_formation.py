@@ -470,6 +470,7 @@ def test_who_slows_everybody_down_rests_until_it_is_needed() -> None:
         assert resting.plans[-1][1] >= 4 * 4 * 20, "it computes alone now"
         told = [(m, e.fields["resting"]) for m in camp.members for e in m.party.log if e.kind == "plan.resting"]
         assert told == [(resting, True), (resting, False)]
+        assert not [e for e in resting.party.log if e.kind == "plan.rested_in_vain"]
         await camp.close()
 
     main()

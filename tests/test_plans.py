@@ -22,6 +22,7 @@ LEADER = Identity.from_seed(bytes(32))
 PEERS = [LEADER.peer_id, PeerId(f"{1:064x}"), PeerId(f"{2:064x}")]
 MEMBERS = tuple(Member(Address(peer, ("10.0.0.1:1",)), peer != PEERS[2]) for peer in PEERS)
 ARGUMENTS: dict[str, Any] = {"leader": LEADER.peer_id, "step": 5, "numel": 100, "me": PEERS[1]}
+PARTS = tuple(Part(stop, 0) for stop in range(1, 4097))
 
 
 def plan_of(**changes: Any) -> Plan:
@@ -55,6 +56,8 @@ def plan_of(**changes: Any) -> Plan:
         ({"parts": (Part(100, 0, (0,)),), "sites": ((1, 2),)}, {}, "not of its site"),
         ({"parts": (Part(1 << 30, 0),), "chunk_bytes": 1024}, {"numel": 1 << 30}, "chunks are too many"),
         ({"chunk_bytes": 1 << 23}, {}, "chunks are too large"),
+        ({"parts": PARTS, "part_chunks": 64}, {"numel": 4096}, "chunks are too many"),
+        ({"parts": tuple(Part(i, 0, (0,)) for i in range(1, 101)), "sites": ((0, 1),)}, {}, "too many parts"),
     ],
 )
 def test_plans_that_do_not_hold_together(changes: dict[str, Any], arguments: dict[str, Any], flaw: str) -> None:
@@ -123,3 +126,11 @@ def test_small_parts_go_in_smaller_chunks() -> None:
 
     assert counts(30.0) == [234, 28, 16, 15], "the last in chunks of 16 KiB"
     assert counts(1.0) == counts(None) == [117, 14, 8, 8]
+
+
+@pytest.mark.parametrize("count", [17, 1000, 4096])
+def test_a_plan_of_many_parts_is_accepted(count: int) -> None:
+    division = Division(tuple(PartShare(1.0 / count, 0) for _ in range(count)), predicted_s=100.0)
+    plan = make_plan("a name", PlanNeeds(5, 1 << 33, 1 << 35), MEMBERS, division)
+    assert len(plan.parts) == count
+    assert accept_plan(sign_plan(plan, LEADER), **{**ARGUMENTS, "numel": 1 << 33}) == plan

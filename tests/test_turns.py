@@ -9,7 +9,9 @@ from swarm_tools import virtually
 from minga.averaging._turns import Turns
 
 
-async def send_all(sizes: dict[int, int], *, seconds: float, chunk_s: dict[int, float]) -> dict[int, list[float]]:
+async def send_all(
+    sizes: dict[int, int], *, seconds: float, chunk_s: dict[int, float], chunk_bytes: dict[int, int] | None = None
+) -> dict[int, list[float]]:
     """Send parts of `sizes` chunks, a chunk of part i taking `chunk_s[i]` seconds; returns when each chunk began."""
     loop = asyncio.get_running_loop()
     turns, begun = Turns(loop.time, seconds), loop.time()
@@ -26,7 +28,7 @@ async def send_all(sizes: dict[int, int], *, seconds: float, chunk_s: dict[int, 
         turns.end(key)
 
     for part, size in sizes.items():
-        turns.begin((0, part), size)
+        turns.begin((0, part), size, size * (chunk_bytes or {}).get(part, 1000))
     await asyncio.gather(*(send(part) for part in sizes))
     return times
 
@@ -62,6 +64,15 @@ async def test_parts_alike_do_not_wait_for_each_other() -> None:
 
 
 @virtually
+async def test_it_is_the_bytes_that_make_a_part_larger_and_not_the_chunks() -> None:
+    sizes, chunk_s = {0: 20, 1: 20}, {0: 1.0, 1: 0.1}
+    apart = await send_all(sizes, seconds=500.0, chunk_s=chunk_s, chunk_bytes={0: 3000, 1: 1000})
+    assert apart[1][-1] > 15.0
+    alike = await send_all(sizes, seconds=500.0, chunk_s=chunk_s)
+    assert alike[1][-1] < 3.0
+
+
+@virtually
 async def test_a_part_that_is_stuck_holds_nobody_back() -> None:
     times = await send_all({0: 10, 1: 5}, seconds=1000.0, chunk_s={0: 150.0, 1: 0.1})
     assert times[1][-1] < 150.0
@@ -79,7 +90,7 @@ async def test_without_a_prediction_and_after_its_time_all_may_go() -> None:
 async def test_nobody_gets_far_ahead_of_the_results() -> None:
     loop = asyncio.get_running_loop()
     turns, begun, key = Turns(loop.time, 100.0), loop.time(), (0, 0)
-    turns.begin(key, 200)
+    turns.begin(key, 200, 200_000)
     times = []
 
     async def send() -> None:
@@ -101,7 +112,7 @@ async def test_nobody_gets_far_ahead_of_the_results() -> None:
 @virtually
 async def test_a_part_of_few_chunks_has_no_window() -> None:
     turns, key = Turns(asyncio.get_running_loop().time, 100.0), (0, 0)
-    turns.begin(key, 8)
+    turns.begin(key, 8, 8_000)
     async with asyncio.timeout(1.0):
         for _ in range(8):
             await turns.wait(key)

@@ -100,10 +100,13 @@ class PlanDesk:
         solved = await self._solve(seats)
         age_s = asyncio.get_running_loop().time() - self._rested_s
         if age_s > RESTING_PERIOD_S or (solved.order != self._asked.order and age_s > REGROUPED_S):
-            self._rested_s = asyncio.get_running_loop().time()
             rates = await self._rates(solved.order, seats, able=True)
-            rests = await _aside(self._who_rests, rates)
-            self._asked = _Resting(solved.order, frozenset(solved.order[index] for index in rests))
+            self._rested_s = asyncio.get_running_loop().time()
+            self._node.spawn(self._ask_who_rests(solved.order, rates))  # it goes on if the group closes meanwhile
+
+    async def _ask_who_rests(self, order: tuple[PeerId, ...], rates: SwarmRates) -> None:
+        rests = await _aside(self._who_rests, rates)
+        self._asked = _Resting(order, frozenset(order[index] for index in rests))
 
     def remember(self, plan: Plan) -> None:
         """Take note of a plan that was agreed on, as a leader or as a member."""

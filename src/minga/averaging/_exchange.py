@@ -39,7 +39,8 @@ async def exchange(round: Round, assignment: Assignment, relay: Relay | None = N
     if parent is None:
         return
     if relay is None and round.own is not None:  # before the stream is open, so that small parts know of large ones
-        round.turns.begin(assignment.key, len(assignment.chunks))
+        size = sum(round.chunks[index].encoded_bytes for index in assignment.chunks)
+        round.turns.begin(assignment.key, len(assignment.chunks), size)
     try:
         async with round.node.open(round.members[parent], PART, bulk=True) as stream:
             with round.expecting(parent, stream):

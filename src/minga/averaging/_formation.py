@@ -104,9 +104,9 @@ class GroupFormation:
         self._resting.begin_step(step)
         self._changed.fire()
         invited = None
-        if not self.view:
-            invited = await ask_around(self._node, self._company.guides(), self._join_message(seats=-1))
         try:
+            if not self.view:
+                invited = await ask_around(self._node, self._company.guides(), self._join_message(seats=-1))
             while True:
                 if self._company.is_behind():
                     raise OutOfSyncError("the swarm went on without us", code="behind", round=step)
@@ -218,8 +218,8 @@ class GroupFormation:
         while True:
             await asyncio.sleep(PREPARE_PERIOD_S)
             await self._desk.prepare(gathering.everyone())
-            if not any(seat.report.micro_batch for seat in gathering.seats.values()):
-                self._resting.ask(rest=False)  # nobody else computes: those for whom it rested are gone
+            if not any(seat.report.micro_batch or seat.report.samples for seat in gathering.seats.values()):
+                self._resting.break_off()  # nobody else computes: those for whom it rested are gone
 
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""

@@ -120,11 +120,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
     """Who reduces what in one round.
 
     `members` starts with the leader, the others follow in the order in which they take over from it. `parts` cover the
-    vector from element 0 on and go in chunks of about `chunk_bytes` encoded bytes; small ones go in smaller chunks, so
-    that each goes in about `part_chunks` of them at least. `sites` are the groups of members that reduce among
-    themselves first. `resting` members are asked not to compute until a later plan does not name them: their uploads
-    would cost the others more time than their samples save. `predicted_s` is what the leader expects the round to
-    take, None if it knows no rates.
+    vector from element 0 on and go in chunks of about `chunk_bytes` encoded bytes; small parts go in smaller chunks
+    (none below 16 KiB), so that each has about `part_chunks` of them at least. `sites` are the groups of members that
+    reduce among themselves first. `resting` members are asked not to compute until a later plan does not name them:
+    their uploads would cost the others more time than their samples save. `predicted_s` is what the leader expects the
+    round to take, None if it knows no rates.
     """
 
     round_id: RoundId

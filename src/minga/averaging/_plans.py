@@ -12,6 +12,7 @@ from blake3 import blake3
 from minga.averaging._division import Division
 from minga.averaging._messages import LONGEST_S, MAX_CHUNKS, Join, Member, Part, Plan, SignedPlan
 from minga.averaging._parts import allocate
+from minga.averaging._two_level import most_ways
 from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError
 from minga.identity._keys import Identity, verify
@@ -25,8 +26,9 @@ CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK = 16, 8
 takes one chunk to each of the others, so about one 16th of the way there is lost to it. In a quick round, or one of
 which nothing is known, what is done for each chunk costs more than that.
 
-Each part goes in as many chunks at least. A root sends each result to everybody at once; with chunks as large as those
-of large parts that would fill its line for so long that its own chunks would come late everywhere else."""
+A part goes in at least this number of chunks itself, none of which gets smaller than `MIN_CHUNK_BYTES` for that. A root
+sends each result to everybody at once; with chunks as large as those of large parts that would fill its line for so
+long that its own chunks would come late everywhere else."""
 
 QUICK_S = 2.0
 """A round is quick if it is predicted to take less."""
@@ -137,6 +139,8 @@ def _flaws_of_roles(plan: Plan) -> Iterator[str]:
     on_sites = [index for site in plan.sites for index in site]
     if any(index not in known for index in (*on_sites, *plan.resting)):
         yield "it names a member that it does not have"
+    if plan.sites and len(plan.parts) > most_ways(len(plan.members)):
+        yield "it has too many parts for two levels"
     if len(set(on_sites)) != len(on_sites):
         yield "a member is on two sites, or twice on one"
     for part in plan.parts:

@@ -26,7 +26,7 @@ from minga.core._signal import Signal
 
 LEAD: Final = 0.04
 LARGER: Final = 1.5
-"""Of so many times as many chunks a part has to be to be waited for."""
+"""How many times as large a part has to be to be waited for."""
 STUCK_S: Final = 0.5
 STUCK_SHARE: Final = 0.1
 MOST_STUCK_S: Final = 5.0
@@ -41,6 +41,7 @@ GOLDEN: Final = 0.618034
 @dataclass
 class _Part:
     chunks: int
+    size: int
     offset: float
     sent: int = 0
     returned: int = 0
@@ -54,7 +55,7 @@ class _Part:
 
     def is_waited_for_by(self, other: _Part) -> bool:
         """Whether the other part must not get far ahead of this one."""
-        return self.chunks > LARGER * other.chunks
+        return self.size > LARGER * other.size
 
     @property
     def is_ahead(self) -> bool:
@@ -70,10 +71,10 @@ class Turns:
         self._stuck_s = min(max(STUCK_S, STUCK_SHARE * seconds), MOST_STUCK_S)
         self._parts: dict[tuple[int, int], _Part] = {}
 
-    def begin(self, key: tuple[int, int], chunks: int) -> None:
-        """A part of so many chunks is to be sent; each name once."""
+    def begin(self, key: tuple[int, int], chunks: int, size: int) -> None:
+        """A part of so many chunks, which take `size` bytes together, is to be sent; each name once."""
         now, offset = self._clock(), (0.5 + key[1] * GOLDEN) % 1.0  # the same for all members
-        self._parts[key] = _Part(chunks, offset, moved_s=now, returned_s=now)
+        self._parts[key] = _Part(chunks, size, offset, moved_s=now, returned_s=now)
 
     def end(self, key: tuple[int, int]) -> None:
         """Nothing more is sent of a part, or nobody waits for it."""

@@ -20,6 +20,11 @@ WAYS_PER_PEER: Final = 4
 """At most 64 ways, or 4 for each peer if that is more: each is one more pair of streams for everybody."""
 
 
+def most_ways(peers: int) -> int:
+    """How many parts a division of two levels has at most, for so many peers."""
+    return max(LEAST_WAYS, WAYS_PER_PEER * peers)
+
+
 def two_level_shares(rates: UsableRates, sites: Partition) -> tuple[list[Way], FloatArray] | None:
     """The ways worth using through `sites`, and their shares; None if there is no way that reaches everybody."""
     from minga.averaging._share_programme import best_shares
@@ -43,7 +48,7 @@ def _ways(rates: UsableRates, sites: Partition) -> list[Way]:
     places = [(peer, place) for members in able for place, peer in enumerate(members)]
     alone = sorted(peer for peer in outside if rates.aggregates[peer])
     places += [(peer, place) for place, peer in enumerate(alone)]
-    most = max(LEAST_WAYS, WAYS_PER_PEER * rates.count)
+    most = most_ways(rates.count)
     turns = min(max(len(members) for members in able), max(1, most // len(places)))
     ways = [
         Way(root, tuple(root if root in members else members[(place + turn) % len(members)] for members in able))
