@@ -14,9 +14,10 @@ from minga.core._errors import ProtocolError
 from minga.network import _receipts
 from minga.network._interface import PeerId
 from minga.network._link_report import has_moved, is_news, links_of
-from minga.network._rates import SETTLE_S, SLOT_S, DirectionMeter
+from minga.network._rates import SETTLE_S, DirectionMeter
 from minga.network._receipts import BulkUse, Receipts, Span
 from minga.network._records import LinkRow, Links, encode_payload, link_key
+from minga.network._slots import SLOT_S
 
 A, B, C, D, E = (PeerId(letter * 64) for letter in "abcde")
 
@@ -79,6 +80,21 @@ def test_spans_that_are_told_of_late_count() -> None:
             bench.meter.add_total(late, BulkUse.WORK)
     bench.now += SETTLE_S - 3.0
     assert bench.total == pytest.approx(2e6, rel=0.01)
+
+
+def test_what_is_read_in_lumps_makes_no_line_faster() -> None:
+    bench = Bench()
+    for _ in range(300):
+        begin_s, bench.now = bench.now, bench.now + 0.4
+        for peer, span in (
+            (A, Span(40_000, begin_s, bench.now)),
+            (B, Span(120_000, bench.now - 0.05, bench.now)),  # all that came meanwhile
+        ):
+            bench.meter.add(peer, span, BulkUse.WORK)
+            bench.meter.add_total(span, BulkUse.WORK)
+    bench.now += SETTLE_S + 1.0
+    bench.meter.settle()
+    assert bench.total == pytest.approx(4e5, rel=0.25)
 
 
 def test_one_slow_receiver_alone_does_not_show_what_the_line_can_do() -> None:

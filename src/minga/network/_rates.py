@@ -28,8 +28,8 @@ from minga.network._bounded import BoundedDict
 from minga.network._estimate import Estimate
 from minga.network._interface import PeerId
 from minga.network._receipts import BulkUse, Span
+from minga.network._slots import BUSY_S, SLOT_S, Exercise, Flow, Run, Slot
 
-SLOT_S = 0.1
 SETTLE_S = 6.0
 """Receipts queue behind what their sender has in its buffers: over a slow line that takes seconds."""
 
@@ -39,9 +39,7 @@ LONGEST_SPAN_S = 30.0
 SHORTEST_S = 1e-3
 """Bytes that came at once, out of a buffer, are taken to have come in this time."""
 
-BUSY_S = 0.5
 BREADTH_MEMORY_S = 600.0
-LONGEST_EXERCISE_S = 30.0
 EXERCISES = 4
 """Of so many exercises the one in which a path moved most counts."""
 
@@ -58,7 +56,6 @@ IDLE_SHARE = 0.5
 """A line that moves less than this share of what it can has room."""
 
 MAX_PATHS = 256
-FILLED = 0.9
 
 
 @dataclass
@@ -84,57 +81,6 @@ class Path:
         return max(self.means, default=None)
 
 
-@dataclass
-class _Flow:
-    """What one peer moved in a slot: bytes, for how many seconds it was moving, and loaded with room on the other side;
-    and bytes besides whose time is not known.
-    """
-
-    size: float = 0.0
-    untimed: float = 0.0
-    moving_s: float = 0.0
-    open_s: float = 0.0
-
-    @property
-    def fills(self) -> bool:
-        """Whether it was moving nearly all the time."""
-        return self.moving_s >= FILLED * SLOT_S and self.size > 0.0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more was waiting that the other side would have taken."""
-        return self.open_s >= FILLED * SLOT_S
-
-
-class _Slot(dict[tuple[PeerId, BulkUse], _Flow]):
-    """What each peer moved, and all bytes together that say something about the line."""
-
-    total = 0.0
-
-
-class _Exercise:
-    """Bytes by peer from one slot to another, both included."""
-
-    def __init__(self, number: int) -> None:
-        self.first = self.last = number
-        self.sizes: dict[PeerId, float] = {}
-
-    def is_over(self, number: int) -> bool:
-        """Whether a slot of this number is no part of it."""
-        return (number - self.last) * SLOT_S > BUSY_S or (number - self.first) * SLOT_S >= LONGEST_EXERCISE_S
-
-    def add(self, number: int, slot: _Slot) -> None:
-        """Take in a later slot."""
-        self.last = number
-        for (peer, use), flow in slot.items():
-            if use is BulkUse.WORK:
-                self.sizes[peer] = self.sizes.get(peer, 0.0) + flow.size + flow.untimed
-
-    def means(self) -> dict[PeerId, float]:
-        """What each peer moved, in bytes per second of the whole exercise."""
-        return {peer: size / ((self.last + 1 - self.first) * SLOT_S) for peer, size in self.sizes.items()}
-
-
 class DirectionMeter:
     """One direction of a peer's line."""
 
@@ -144,10 +90,11 @@ class DirectionMeter:
         """How many slots were evaluated."""
         self._clock = clock
         self._paths: BoundedDict[PeerId, Path] = BoundedDict(MAX_PATHS)
-        self._slots: dict[int, _Slot] = {}
-        self._exercise: _Exercise | None = None
+        self._slots: dict[int, Slot] = {}
+        self._exercise: Exercise | None = None
         self._settled = self._horizon = -math.inf
         self._breadth, self._broad_s = 0, -math.inf
+        self._run = Run()
 
     def add_total(self, span: Span, use: BulkUse) -> None:
         """Count what was moved to or from anybody, by spans that may be shorter than those given to `add`."""
@@ -157,7 +104,7 @@ class DirectionMeter:
     def add(self, peer: PeerId, span: Span, use: BulkUse) -> None:
         """Count what was moved to or from `peer`; does not count for the total."""
         for number, seconds in self._cover(span):
-            flow = self._slot(number).setdefault((peer, use), _Flow())
+            flow = self._slot(number).setdefault((peer, use), Flow())
             flow.size += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
             flow.moving_s += seconds
             flow.open_s += seconds if span.loaded and span.room else 0.0
@@ -166,7 +113,7 @@ class DirectionMeter:
         """Count bytes that were moved lately, too few to tell how fast."""
         number = math.floor(self._clock() / SLOT_S)
         if size and number > self._settled:
-            self._slot(number).setdefault((peer, BulkUse.WORK), _Flow()).untimed += size
+            self._slot(number).setdefault((peer, BulkUse.WORK), Flow()).untimed += size
 
     def settle(self, *, all_of_them: bool = False) -> None:
         """Evaluate the slots that are complete, or (after an exercise) all that there are."""
@@ -176,7 +123,7 @@ class DirectionMeter:
         self._horizon = horizon
         while self._slots and ((number := min(self._slots)) < horizon or all_of_them):
             slot = self._slots.pop(number)
-            self._evaluate(slot, (number + 1) * SLOT_S)
+            self._evaluate(slot, number)
             self._note_exercise(number, slot)
             self._settled = number
             self.changes += 1
@@ -203,8 +150,8 @@ class DirectionMeter:
     def _estimates(self) -> list[Estimate]:
         return [self.total, *(e for path in self._paths.values() for e in (path.rate, path.shares))]
 
-    def _slot(self, number: int) -> _Slot:
-        return self._slots.setdefault(number, _Slot())
+    def _slot(self, number: int) -> Slot:
+        return self._slots.setdefault(number, Slot())
 
     def _cover(self, span: Span) -> list[tuple[int, float]]:
         """The open slots that a span touches, and for how many seconds; none for one that cannot be."""
@@ -217,13 +164,14 @@ class DirectionMeter:
         cover = [(n, min(end_s, (n + 1) * SLOT_S) - max(begin_s, n * SLOT_S)) for n in slots if n > self._settled]
         return [(number, seconds) for number, seconds in cover if seconds > 0.0]
 
-    def _evaluate(self, slot: _Slot, when: float) -> None:
-        spare = self._evaluate_total(slot, when)
+    def _evaluate(self, slot: Slot, number: int) -> None:
+        when = (number + 1) * SLOT_S
+        spare = self._evaluate_total(slot, number, when)
         for (peer, use), flow in slot.items():
             if flow.fills:
                 self._evaluate_path(peer, flow, spare if use is BulkUse.WORK else 0.0, when)
 
-    def _evaluate_total(self, slot: _Slot, when: float) -> float:
+    def _evaluate_total(self, slot: Slot, number: int, when: float) -> float:
         """Take in what all moved together; returns the bytes that could have been moved besides, 0 if unknown."""
         own = {key: flow for key, flow in slot.items() if key[1] is not BulkUse.PROBED and flow.fills}
         moving = len(own)
@@ -236,11 +184,12 @@ class DirectionMeter:
             return (known - rate) * SLOT_S
         waiting = sum(flow.is_open and not self._is_slow(peer) for (peer, _), flow in own.items())
         shows = waiting >= min(2, self._breadth)
-        if shows or 2 * moving >= self._breadth or known is None or rate > known:
-            self.total.add(rate, when, loaded=shows)
+        smooth = self._run.mean(number, slot.total, loaded=shows) / SLOT_S
+        if shows or 2 * moving >= self._breadth or known is None or smooth > known:
+            self.total.add(smooth, when, loaded=shows)
         return 0.0
 
-    def _evaluate_path(self, peer: PeerId, flow: _Flow, spare: float, when: float) -> None:
+    def _evaluate_path(self, peer: PeerId, flow: Flow, spare: float, when: float) -> None:
         """`spare`: bytes that the line could have moved besides in this slot."""
         path, rate = self._path(peer), flow.size / SLOT_S
         share = flow.size / (flow.size + spare)
@@ -261,15 +210,15 @@ class DirectionMeter:
         self._paths[peer] = path  # used last: to the end
         return path
 
-    def _note_exercise(self, number: int, slot: _Slot) -> None:
+    def _note_exercise(self, number: int, slot: Slot) -> None:
         if not any(use is BulkUse.WORK for _, use in slot):
             return
         if self._exercise is not None and self._exercise.is_over(number):
             self._end_exercise(self._exercise)
-        self._exercise = self._exercise or _Exercise(number)
+        self._exercise = self._exercise or Exercise(number)
         self._exercise.add(number, slot)
 
-    def _end_exercise(self, exercise: _Exercise) -> None:
+    def _end_exercise(self, exercise: Exercise) -> None:
         self._exercise = None
         for peer, mean in exercise.means().items():
             self._path(peer).means.append(mean)
