@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections import deque
 
 SAMPLES = 32
-FROM_QUANTILE, TO_QUANTILE = 0.4, 0.8
+FROM_QUANTILE, TO_QUANTILE = 0.5, 0.9
 NEAR = 0.8
 """An unloaded sample counts from this share of the estimate on."""
 
