@@ -15,6 +15,7 @@ from tests.netlab import Lab
 REST_S = 8.0
 """Pause between these rounds: in a real run it is minutes, and peers that do not know their line can probe it."""
 
+LONGEST_ROUND_S = 600.0
 STABLE, STABLE_ROUNDS = 0.05, 3
 """The plans are stable once so many in a row expect what the one before did, up to this share of the time."""
 
@@ -53,13 +54,13 @@ class Swarm:
             self._ids[name] = worker.receive(120)["address"][0]
         self._workers.gather(300)
 
-    def round(self, kind: str, within_s: float = 600) -> dict[str, Any]:
+    def round(self, kind: str) -> dict[str, Any]:
         """Let all peers average once with a plan of this kind; one row of figures."""
         known = self._workers.ask("settle", 60)
         planned = self._workers.ask("round", 120, kind=kind, server=self._ids[self.setup.server])
         machine, cpu = _machine.machine_time(), self._workers.cpu_s()
         started_s = time.monotonic()
-        done = self._workers.ask("go", within_s)
+        done = self._workers.ask("go", LONGEST_ROUND_S)
         seconds = max(d["done_s"] for d in done) - started_s
         machine_done, cpu_done = _machine.machine_time(), self._workers.cpu_s()
         shares = planned[0]["shares"]

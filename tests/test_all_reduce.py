@@ -293,7 +293,10 @@ def test_a_second_stream_for_one_part_is_refused() -> None:
     main()
 
 
-@pytest.mark.parametrize("announced", [b"", b"\x01\x00\x00\x10\x00"], ids=["silent", "announces a chunk"])
+idling = pytest.mark.parametrize("announced", [b"", b"\x01\x00\x00\x10\x00"], ids=["silent", "announces a chunk"])
+
+
+@idling
 def test_a_sender_that_is_alive_but_sends_nothing_is_left_out(announced: bytes) -> None:
     @virtually
     async def main() -> None:
@@ -307,19 +310,19 @@ def test_a_sender_that_is_alive_but_sends_nothing_is_left_out(announced: bytes) 
                 await stream._stream.write(announced)
                 await asyncio.sleep(300.0)
 
-        idling = [idler.network.process.run(greet_only(index)) for index in range(3)]
+        tasks = [idler.network.process.run(greet_only(index)) for index in range(3)]
         results, outcomes = await world.reduce(plan, LAYOUT, list(vectors), [3, 4, 5, 6], who=[0, 1, 2])
         assert all(isinstance(outcome, RoundOutcome) and idler.peer_id in outcome.lost for outcome in outcomes)
         assert torch.allclose(results[0].double(), mean_of(vectors[:3], [3, 4, 5]), atol=0.02)
         assert asyncio.get_running_loop().time() < 60.0
-        for task in idling:
+        for task in tasks:
             task.cancel()
         await world.close()
 
     main()
 
 
-@pytest.mark.parametrize("announced", [b"", b"\x01\x00\x00\x10\x00"], ids=["silent", "announces a chunk"])
+@idling
 def test_an_aggregator_that_takes_everything_and_returns_nothing_is_replaced(announced: bytes) -> None:
     @virtually
     async def main() -> None:

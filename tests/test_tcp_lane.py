@@ -16,7 +16,6 @@ from minga.network._tcp_dial import DIALLED_OPENS, Ask, Offer, decode, encode
 from minga.network._tcp_lane import TcpLane
 
 PEER = PeerId("b" * 64)
-Loop = asyncio.AbstractEventLoop
 
 
 class Channel:

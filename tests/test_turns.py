@@ -54,7 +54,9 @@ async def test_all_members_send_the_chunks_of_a_part_at_the_same_time() -> None:
 @virtually
 async def test_no_small_part_gets_far_ahead_of_a_large_one() -> None:
     times = await send_all({0: 50, 1: 25}, seconds=500.0, chunk_s={0: 1.0, 1: 0.1})
-    assert all(fast >= slow - 3.5 for fast, slow in zip(times[1], times[0][::2], strict=True)), "a 20th of the round"
+    assert all(fast >= slow - 3.5 for fast, slow in zip(times[1], times[0][::2], strict=True)), (
+        "a 25th of the round, and a chunk"
+    )
 
 
 @virtually

@@ -154,7 +154,7 @@ def _unfairness(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: i
     claims = []
     for index, member in enumerate(plan.members):
         known = links.get(member.peer_id)
-        line = LineRates(known.upload or None, known.download or None) if known else LineRates(None, None)
+        line = LineRates(known.upload or None, known.download or None) if known else LineRates()
         line = own if index == me else line
         claims.append(Claim(line.upload, line.download, aggregates=member.aggregates))
     rates = swarm_rates(order, claims, links)

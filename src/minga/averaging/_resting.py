@@ -15,6 +15,7 @@ from statistics import median
 from typing import Final
 
 from minga.averaging._contributor import Contributor
+from minga.core._setback import Setback
 from minga.network._node import Node
 
 FAR_LONGER: Final = 3.0
@@ -31,9 +32,8 @@ UNKNOWN_STEP_S: Final = 60.0
 """Taken for the usual step of a peer that never computed in a whole one."""
 
 UNWILLING_S: Final = 600.0
-UNWILLING_STEPS: Final = 20
 LONGEST_UNWILLING_S: Final = 86_400.0
-"""How long a peer that rested in vain does not rest: so many seconds or usual steps, whichever is longer, at first."""
+"""Seconds for which a peer that rested in vain does not rest, the first time and at most."""
 
 
 class Resting:
@@ -47,8 +47,7 @@ class Resting:
         self._last: deque[float] | None = None
         self._computed: deque[float] = deque(maxlen=STEPS)
         self._rested: deque[float] = deque(maxlen=STEPS)
-        self._times_in_vain = 0
-        self._unwilling_until_s = float("-inf")
+        self._unwilling = Setback(UNWILLING_S, LONGEST_UNWILLING_S)
         self._watch: asyncio.TimerHandle | None = None
 
     @property
@@ -82,7 +81,7 @@ class Resting:
 
     def ask(self, *, rest: bool) -> None:
         """Rest in the next step, or compute, as a plan asks for it."""
-        rest = rest and asyncio.get_running_loop().time() >= self._unwilling_until_s
+        rest = rest and not self._unwilling.is_on
         self._contributor.rest(resting=rest)
         if rest != self._rests:
             self._rests = rest
@@ -97,12 +96,7 @@ class Resting:
             self.ask(rest=False)
 
     def _give_up(self, seen: str) -> None:
-        first_s = max(UNWILLING_S, UNWILLING_STEPS * self.usual_s)
-        pause_s = min(first_s * 2.0**self._times_in_vain, LONGEST_UNWILLING_S)
-        self._times_in_vain += 1
-        self._unwilling_until_s = asyncio.get_running_loop().time() + pause_s
-        why = (
-            f"this peer rested, and {seen}, where {self.usual_s:.1f} s were usual: it computes for {pause_s:.0f} s now"
-        )
+        self._unwilling.suffer()
+        why = f"this peer rested, and {seen}, where {self.usual_s:.1f} s were usual"
         self._node.events.emit("plan.rested_in_vain", step=self._step, why=why)
         self.break_off()

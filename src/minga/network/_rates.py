@@ -3,7 +3,7 @@
 Theory of operation. Every transfer tells its spans (`minga.network._receipts`): so many bytes in such a time, as the
 receiver saw them. They are laid into slots of `SLOT_S` seconds, for each direction and each other peer; a slot is
 evaluated once `SETTLE_S` have passed, when all receipts that concern it are there. A slot that a transfer fills
-gives a sample of that path, and all its bytes together one of the whole direction (`minga.network._estimate`).
+gives a sample of that path, and all bytes of it and the slots before one of the direction (`minga.network._estimate`).
 
 A slot is *loaded* as a whole if more bytes waited for two peers whose own lines had room (for one if there never was
 more than one): one slow receiver alone does not show what the line can do.

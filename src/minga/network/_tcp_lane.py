@@ -23,12 +23,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from minga.core._errors import MingaError, RemoteError
+from minga.core._setback import Setback
 from minga.network._interface import PeerId
 from minga.network._tcp_channel import TlsChannel
 from minga.network._tcp_dial import DIALLED_OPENS, DIALLER_OPENS, WELCOME, Ask, Control, Offer, decode, dial, encode
 from minga.network._tcp_host import LaneHost
 from minga.network._tcp_listener import HANDSHAKE_S, TcpListener
-from minga.network._tcp_setback import Setback
 from minga.network._tcp_stream import TcpStream
 
 MAX_CHANNELS = 4
@@ -39,6 +39,7 @@ PATIENCE_S = 1.0
 PATIENCE_TRIPS = 6
 
 IDLE_S = 120.0
+OFF_S, LONGEST_OFF_S = 30.0, 1920.0
 
 STALL_S = 1.0
 """Seconds of silence, besides four round trips, after which it is the way that is blamed for a stream's end."""
@@ -64,7 +65,7 @@ class TcpLane:
         self._asked: deque[asyncio.Future[TlsChannel]] = deque()
         self._making = self._answering = 0
         self._late = False  # whether making a connection takes longer than streams are to wait
-        self._setback, self._cannot_answer = Setback(), Setback()
+        self._setback, self._cannot_answer = Setback(OFF_S, LONGEST_OFF_S), Setback(OFF_S, LONGEST_OFF_S)
         self._past_traffic = (0, 0)
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-FIRST_S = 30.0
-LONGEST_S = 1920.0
-
 
 class Setback:
-    """Lasts `FIRST_S` seconds of the running loop, and each time twice as long until it is overcome."""
+    """Lasts `first_s` seconds of the running loop, and each time twice as long, up to `longest_s`, until overcome."""
 
-    def __init__(self) -> None:
-        self._until_s, self._next_s = float("-inf"), FIRST_S
+    def __init__(self, first_s: float, longest_s: float) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._until_s, self._next_s = float("-inf"), first_s
 
     @property
     def is_on(self) -> bool:
@@ -23,8 +21,8 @@ class Setback:
         """It failed; what fails while a setback lasts is the same failure."""
         if not self.is_on:
             self._until_s = asyncio.get_running_loop().time() + self._next_s
-            self._next_s = min(2 * self._next_s, LONGEST_S)
+            self._next_s = min(2 * self._next_s, self._longest_s)
 
     def overcome(self) -> None:
         """It worked."""
-        self._next_s = FIRST_S
+        self._next_s = self._first_s
