@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.network._estimate import LOW_SAMPLES, ROOM, SAMPLES, Estimate
+from minga.network._estimate import LOW_SAMPLES, ROOM, SLOTS, Estimate
 
 
 def fed(*rates: float, loaded: bool = True) -> Estimate:
@@ -21,14 +21,14 @@ def fed(*rates: float, loaded: bool = True) -> Estimate:
 
 def test_the_mean_of_even_noise() -> None:
     rng = random.Random(1)
-    value = fed(*(rng.gauss(100.0, 10.0) for _ in range(SAMPLES))).value
+    value = fed(*(rng.gauss(100.0, 10.0) for _ in range(SLOTS))).value
     assert value == pytest.approx(103.0, rel=0.03)
 
 
 @pytest.mark.parametrize("outlier", [1e-9, 1.0, 1e4, 1e15])
 @pytest.mark.parametrize("loaded", [True, False])
 def test_outliers_do_not_move_it(outlier: float, loaded: bool) -> None:
-    estimate = fed(*[100.0] * SAMPLES)
+    estimate = fed(*[100.0] * SLOTS)
     for _ in range(4):
         estimate.add(outlier, 0.0, loaded=loaded)
     assert estimate.value == 100.0
@@ -45,8 +45,8 @@ def test_absurd_rates_are_cut() -> None:
 
 
 def test_loaded_samples_lower_it_and_others_do_not() -> None:
-    low, high = fed(*[100.0] * SAMPLES), fed(*[100.0] * SAMPLES)
-    for _ in range(SAMPLES):
+    low, high = fed(*[100.0] * SLOTS), fed(*[100.0] * SLOTS)
+    for _ in range(SLOTS):
         low.add(10.0, 0.0, loaded=True)
         high.add(10.0, 0.0, loaded=False)
     assert (low.value, high.value) == (10.0, 100.0)
@@ -55,14 +55,14 @@ def test_loaded_samples_lower_it_and_others_do_not() -> None:
 
 def test_samples_of_either_kind_raise_it() -> None:
     for loaded in (True, False):
-        estimate = fed(*[100.0] * SAMPLES)
-        for _ in range(SAMPLES):
+        estimate = fed(*[100.0] * SLOTS)
+        for _ in range(SLOTS):
             estimate.add(1000.0, 0.0, loaded=loaded)
         assert estimate.value == 1000.0
 
 
 def test_what_is_never_reached_any_more_is_doubted() -> None:
-    estimate = fed(*[100.0] * SAMPLES)
+    estimate = fed(*[100.0] * SLOTS)
     for _ in range(LOW_SAMPLES):
         estimate.add(10.0, 50.0, loaded=False)
     assert estimate.value == ROOM * 10.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import struct
 
 import pytest
@@ -95,6 +96,25 @@ def test_what_is_read_in_lumps_makes_no_line_faster() -> None:
     bench.now += SETTLE_S + 1.0
     bench.meter.settle()
     assert bench.total == pytest.approx(4e5, rel=0.25)
+
+
+def test_small_transfers_beside_a_large_one_make_no_line_faster() -> None:
+    bench, generator = Bench(), random.Random(7)
+    line, peers = 5e5, (B, C, D, E)
+    bench.move(dict.fromkeys((A, *peers), line / 5), 10.0)
+    for _ in range(240):
+        begin_s, bench.now = bench.now, bench.now + 0.25
+        lump = 24_000 if generator.random() < 0.6 else 0  # read in a moment, but under way all the time
+        large = Span(int(0.25 * line - 0.6 * 24_000), begin_s, bench.now, loaded=True, room=True)
+        spans = [(A, large)]
+        if lump:
+            spans.append((generator.choice(peers), Span(lump, bench.now - 0.15, bench.now, loaded=True, room=True)))
+        for peer, span in spans:
+            bench.meter.add(peer, span, BulkUse.WORK)
+            bench.meter.add_total(span, BulkUse.WORK)
+    bench.now += SETTLE_S + 1.0
+    bench.meter.settle()
+    assert bench.total == pytest.approx(line, rel=0.05)
 
 
 def test_one_slow_receiver_alone_does_not_show_what_the_line_can_do() -> None:

@@ -10,31 +10,35 @@ estimate, it is lowered towards the highest that was seen, with room above it, a
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
 
-SAMPLES = 32
-FROM_QUANTILE, TO_QUANTILE = 0.5, 0.9
+SLOTS = 32
+"""What is kept are the last samples that take so many slots, or more where these moved little."""
+
+MOST_SAMPLES = 64
+FROM_TENTH, TO_TENTH = 4, 8
 NEAR = 0.8
 """An unloaded sample counts from this share of the estimate on."""
 
 LOW_SAMPLES = 1200
-"""How many samples in a row must be low before they lower the estimate without being loaded."""
+"""How many slots in a row must be low before they lower the estimate without being loaded."""
 
 ROOM = 1.5
 FASTEST_RATE = 1e15
 
 
 class Estimate:
-    """A rate in bytes per second."""
+    """A rate in bytes per second. What is kept moved at least `amount`, in bytes per second times slots."""
 
-    def __init__(self) -> None:
+    def __init__(self, amount: float = 0.0) -> None:
         self.doubtful = False
         """Whether the samples have been lower than the estimate for long."""
         self.newest_s = -math.inf
         """Loop time of the last sample that was not low."""
-        self._samples: deque[tuple[float, float]] = deque(maxlen=SAMPLES)
-        self._sorted: list[float] = []  # their rates
+        self._samples: deque[tuple[float, int, float]] = deque()  # rate, slots, time
+        self._sorted: list[tuple[float, int]] = []  # their rates and slots
+        self._least_amount = amount
         self._low_count, self._low_peak = 0, 0.0
         self._value: float | None = None
 
@@ -48,53 +52,62 @@ class Estimate:
         """The estimate; None before the first sample."""
         return self._value
 
-    def add(self, rate: float, when: float, *, loaded: bool) -> None:
-        """Take in one sample, taken at loop time `when`; what is no positive number is ignored."""
+    def add(self, rate: float, when: float, *, loaded: bool, count: int = 1) -> None:
+        """Take in a sample of `count` slots, taken at loop time `when`; what is no positive number is ignored."""
         if not (math.isfinite(rate) and rate > 0.0):
             return
         rate = min(rate, FASTEST_RATE)
         is_low = self._value is not None and rate < NEAR * self._value
         if is_low and not loaded:
-            self._note_low(rate, when)
+            self._note_low(rate, when, count)
             return
         self._low_count, self._low_peak = 0, 0.0
-        if len(self._samples) == SAMPLES:
-            del self._sorted[bisect_left(self._sorted, self._samples[0][0])]
-        self._samples.append((rate, when))
-        insort(self._sorted, rate)
+        self._samples.append((rate, count, when))
+        insort(self._sorted, (rate, count))
+        self._forget_oldest()
         self.newest_s = when
         self._evaluate()
 
     def keep_since(self, when: float) -> None:
         """Forget what is older than loop time `when`, if anything is newer; a doubt is settled."""
-        newer = [sample for sample in self._samples if sample[1] >= when]
+        newer = [sample for sample in self._samples if sample[-1] >= when]
         if newer:
             self._keep(newer)
         self.doubtful = False
 
     def forget_since(self, when: float) -> None:
         """Forget what was learnt since loop time `when`; nothing is known if there was nothing before."""
-        self._keep([sample for sample in self._samples if sample[1] < when])
-        self.newest_s = self._samples[-1][1] if self._samples else -math.inf
+        self._keep([sample for sample in self._samples if sample[-1] < when])
+        self.newest_s = self._samples[-1][-1] if self._samples else -math.inf
 
-    def _keep(self, samples: list[tuple[float, float]]) -> None:
+    def _keep(self, samples: list[tuple[float, int, float]]) -> None:
         self._samples.clear()
         self._samples.extend(samples)
-        self._sorted = sorted(rate for rate, _ in samples)
+        self._sorted = sorted(sample[:2] for sample in samples)
         self._evaluate()
 
-    def _note_low(self, rate: float, when: float) -> None:
-        self._low_count += 1
+    def _note_low(self, rate: float, when: float, count: int) -> None:
+        self._low_count += count
         self._low_peak = max(self._low_peak, rate)
         if self._low_count >= LOW_SAMPLES:
-            self._keep([(min(ROOM * self._low_peak, self._value or math.inf), when)])
+            self._keep([(min(ROOM * self._low_peak, self._value or math.inf), 1, when)])
             self._low_count, self._low_peak, self.doubtful = 0, 0.0, True
 
+    def _forget_oldest(self) -> None:
+        slots, amount = SLOTS, self._least_amount
+        for number, (rate, count, _) in enumerate(reversed(self._samples)):
+            if (slots <= 0 and amount <= 0.0) or number >= MOST_SAMPLES:
+                for _ in range(len(self._samples) - number):
+                    self._sorted.remove(self._samples.popleft()[:2])
+                return
+            slots, amount = slots - count, amount - rate * count
+
     def _evaluate(self) -> None:
-        rates = self._sorted
-        if not rates:
-            self._value = None
-            return
-        first = int(FROM_QUANTILE * len(rates))
-        middle = rates[first : max(first + 1, int(TO_QUANTILE * len(rates)))]
-        self._value = math.fsum(middle) / len(middle)
+        slots = sum(count for _, count in self._sorted)
+        first, last = FROM_TENTH * slots, TO_TENTH * slots
+        before, total = 0, 0.0
+        for rate, count in self._sorted:
+            after = before + 10 * count
+            total += rate * max(0, min(after, last) - max(before, first))
+            before = after
+        self._value = total / (last - first) if slots else None

@@ -25,10 +25,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from minga.network._bounded import BoundedDict
-from minga.network._estimate import Estimate
+from minga.network._estimate import NEAR, Estimate
 from minga.network._interface import PeerId
 from minga.network._receipts import BulkUse, Span
-from minga.network._slots import BUSY_S, SLOT_S, Exercise, Flow, Run, Slot
+from minga.network._slots import BUSY_S, MEMORY_BYTES, SLOT_S, Exercise, Flow, Run, Slot, Stretch, Use
 
 SETTLE_S = 6.0
 """Receipts queue behind what their sender has in its buffers: over a slow line that takes seconds."""
@@ -85,7 +85,7 @@ class DirectionMeter:
     """One direction of a peer's line."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.total = Estimate()
+        self.total = Estimate(MEMORY_BYTES / SLOT_S)
         self.changes = 0
         """How many slots were evaluated."""
         self._clock = clock
@@ -127,6 +127,8 @@ class DirectionMeter:
             self._note_exercise(number, slot)
             self._settled = number
             self.changes += 1
+        if all_of_them:
+            self._end_run()
         if self._exercise is not None and self._exercise.is_over(horizon):
             self._end_exercise(self._exercise)
 
@@ -183,11 +185,25 @@ class DirectionMeter:
         if known is not None and moving < self._breadth and rate < IDLE_SHARE * known:
             return (known - rate) * SLOT_S
         waiting = sum(flow.is_open and not self._is_slow(peer) for (peer, _), flow in own.items())
-        shows = waiting >= min(2, self._breadth)
-        smooth = self._run.mean(number, slot.total, loaded=shows) / SLOT_S
-        if shows or 2 * moving >= self._breadth or known is None or smooth > known:
-            self.total.add(smooth, when, loaded=shows)
+        if waiting:
+            use = Use.SEVERAL_WAIT if waiting >= min(2, self._breadth) else Use.ONE_WAITS
+        else:
+            use = Use.BROAD if 2 * moving >= self._breadth else Use.LITTLE
+        for stretch in self._run.add(number, slot.total, use):
+            self._take_in(stretch)
         return 0.0
+
+    def _end_run(self) -> None:
+        for stretch in self._run.end():
+            self._take_in(stretch)
+
+    def _take_in(self, stretch: Stretch) -> None:
+        known = self.total.value
+        loaded = stretch.use is Use.SEVERAL_WAIT
+        if known is not None and stretch.use is Use.ONE_WAITS:  # rather the line than a path that is as fast
+            loaded = stretch.rate >= NEAR * known
+        if loaded or stretch.use is Use.BROAD or known is None or stretch.rate > known:
+            self.total.add(stretch.rate, stretch.end_s, loaded=loaded, count=stretch.slots)
 
     def _evaluate_path(self, peer: PeerId, flow: Flow, spare: float, when: float) -> None:
         """`spare`: bytes that the line could have moved besides in this slot."""
@@ -220,6 +236,7 @@ class DirectionMeter:
 
     def _end_exercise(self, exercise: Exercise) -> None:
         self._exercise = None
+        self._end_run()
         for peer, mean in exercise.means().items():
             self._path(peer).means.append(mean)
 

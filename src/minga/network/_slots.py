@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections import deque
+import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from minga.network._interface import PeerId
 from minga.network._receipts import BulkUse
@@ -13,7 +14,11 @@ SLOT_S = 0.1
 FILLED = 0.9
 """The share of a slot for which whoever fills it was moving."""
 
-RUN_SLOTS = 5
+FEWEST_SLOTS, RUN_SLOTS, MOST_SLOTS = 3, 5, 30
+FEWEST_BYTES, RUN_BYTES = 1 << 18, 1 << 20
+MEMORY_BYTES = 8 << 20
+"""What a line carries is judged by the last 3 seconds of work, or by the last that moved so many bytes."""
+
 BUSY_S = 0.5
 """Seconds of silence that end an exercise."""
 
@@ -48,24 +53,60 @@ class Slot(dict[tuple[PeerId, BulkUse], Flow]):
     total = 0.0
 
 
+class Use(enum.IntEnum):
+    """What the traffic of a slot can show about the line, more and more: nothing, or only that it carries that much;
+    as much as half of the peers that this line ever moved bytes with at once can take; all that it carries, unless a
+    single path is the limit; all that it carries.
+    """
+
+    LITTLE = 0
+    BROAD = 1
+    ONE_WAITS = 2
+    SEVERAL_WAIT = 3
+
+
+class Stretch(NamedTuple):
+    """Slots in a row taken together: bytes per second, how many they are, loop time at their end, and what their
+    traffic shows, in the median.
+    """
+
+    rate: float
+    slots: int
+    end_s: float
+    use: Use
+
+
 class Run:
-    """Slots in a row that are loaded, or not: the latest `RUN_SLOTS` of them are taken together.
+    """Slots in a row, cut into stretches of at least `RUN_SLOTS` slots and `RUN_BYTES` bytes, or `MOST_SLOTS` slots.
 
     What came while this process was at something else counts for the slot in which it was read. Few bytes fit into a
-    slot of a slow line, so that this alone would make rates of half as much again out of nothing.
+    slot of a slow line, so that this alone would make rates of half as much again out of nothing; and stretches that
+    overlapped would all be wrong together.
     """
 
     def __init__(self) -> None:
-        self._totals: deque[float] = deque(maxlen=RUN_SLOTS)
-        self._next, self._loaded = 0, False
+        self._size = 0.0
+        self._uses: list[Use] = []
+        self._next, self._waits = 0, False
 
-    def mean(self, number: int, total: float, *, loaded: bool) -> float:
-        """Take in the slot of this number; returns the mean of the run's latest slots."""
-        if (number, loaded) != (self._next, self._loaded):
-            self._totals.clear()
-        self._totals.append(total)
-        self._next, self._loaded = number + 1, loaded
-        return math.fsum(self._totals) / len(self._totals)
+    def add(self, number: int, size: float, use: Use) -> Iterator[Stretch]:
+        """Take in the slot of this number; tells of the stretches that it ends. Loaded slots and others are apart."""
+        waits = use >= Use.ONE_WAITS
+        if (number, waits) != (self._next, self._waits):
+            yield from self.end()
+        self._next, self._waits = number + 1, waits
+        self._size += size
+        self._uses.append(use)
+        if len(self._uses) >= (RUN_SLOTS if self._size >= RUN_BYTES else MOST_SLOTS):
+            yield from self.end()
+
+    def end(self) -> Iterator[Stretch]:
+        """Nothing more comes for now: tells of what is left, if it is enough to tell anything."""
+        size, uses = self._size, self._uses
+        self._size, self._uses = 0.0, []
+        if len(uses) >= FEWEST_SLOTS or size >= FEWEST_BYTES:
+            usual = sorted(uses)[len(uses) // 2]
+            yield Stretch(size / (len(uses) * SLOT_S), len(uses), self._next * SLOT_S, usual)
 
 
 class Exercise:
