@@ -119,12 +119,20 @@ async def test_who_is_to_do_it_all_refuses() -> None:
     upload = dict.fromkeys(PEERS, 1e6)  # alone it takes 44 s, equal parts 7 s
     all_to_one = plan_of({5: 1.0})
     victim, other = Desk(PEERS[5], upload), Desk(PEERS[6], upload)
-    with pytest.raises(RejectedError, match="busy for 44 s, where equal parts take all 7 s") as caught:
+    with pytest.raises(RejectedError, match="busy for 44 s, where equal parts take most 7 s") as caught:
         await victim.check(all_to_one)
     assert (caught.value.code, caught.value.peer) == (UNFAIR, PEERS[0])
     assert [event.kind for event in victim.events] == ["plan.refused"]
     await other.check(all_to_one)
     await victim.check(plan_of(dict.fromkeys(range(12), 1 / 12)))
+
+
+@virtually
+async def test_no_peer_makes_a_plan_fair_by_saying_that_it_is_slow_itself() -> None:
+    for liar in (0, 3):
+        victim = Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[liar]: 1.0})
+        with pytest.raises(RejectedError, match="keeps this peer busy for 4. s"):
+            await victim.check(plan_of({5: 1.0}))
 
 
 @virtually

@@ -16,7 +16,7 @@ from swarm_tools import virtually
 
 from minga.averaging._company import Company
 from minga.averaging._following import JOIN, PROBE
-from minga.averaging._formation import GroupFormation
+from minga.averaging._formation import PATIENT_TRIES, GroupFormation
 from minga.averaging._gathering import OutOfSyncError
 from minga.averaging._group import GroupSettings
 from minga.averaging._messages import FromLeader, Join, Park, Part, Plan, Redirect, Report, SignedPlan, Update
@@ -64,6 +64,9 @@ class Sight:
     def is_behind(self, step: int) -> bool:
         ahead = sum(1 for m in self._others() if m.step > step)
         return ahead > 0 and 2 * ahead >= len(self._others()) + 1
+
+    def averaging(self, step: int) -> Collection[PeerId]:
+        return ()
 
     def syncing(self, patience_s: float) -> Collection[PeerId]:
         return []
@@ -446,6 +449,44 @@ def test_a_leader_that_parks_its_members_and_then_says_nothing_is_given_up(monke
             member.sight.also = [liar.peer_id]
         await camp.until_step(12, limit_s=600.0)
         assert heard > 0
+        await camp.close()
+
+    main()
+
+
+@pytest.mark.parametrize("answer", ["not now", "ask another"])
+def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Company.take_part
+
+    @virtually
+    async def main() -> None:
+        camp, _, liar = await one_and_a_liar()
+        asked = 0
+
+        async def serve(peer: PeerId, stream: MessageStream) -> None:
+            nonlocal asked
+            await stream.receive(Join)
+            asked += 1
+            if answer == "not now":
+                raise RejectedError("not now", code="stand_by")
+            others = [member.party for member in camp.members if member.party.peer_id != peer]
+            await stream.send(Redirect(others[asked % len(others)].network.address))
+            await stream.finish()
+            await stream.drain()
+
+        liar.node.serve(JOIN, serve)
+
+        def remember(company: Company, plan: Plan) -> None:
+            original(company, plan)
+            company.view = (*company.view, liar.peer_id)
+
+        monkeypatch.setattr(Company, "take_part", remember)
+        for member in camp.members:
+            member.sight.also = [liar.peer_id]
+        await camp.until_step(25)
+        assert asked > PATIENT_TRIES
         await camp.close()
 
     main()

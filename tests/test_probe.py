@@ -21,7 +21,7 @@ from minga.network import _probe, _probe_stream
 from minga.network._interface import PeerId
 from minga.network._link_report import links_of
 from minga.network._messages import MessageStream
-from minga.network._probe import MAX_SERVED, PEER_PERIOD_S, RESERVE, SERVE_S, SERVED_PERIOD_S, SINK, SOURCE
+from minga.network._probe import MAX_SERVED, PEER_PERIOD_S, RESERVE, RESERVE_S, SERVE_S, SERVED_PERIOD_S, SINK, SOURCE
 from minga.network._probe_stream import MAX_PHASE_BYTES, PHASE_S, Batch, Ready, Reserve, Wanted
 from minga.network._receipts import BulkUse
 from minga.network._records import Links
@@ -487,4 +487,49 @@ async def test_a_doorkeeper_that_always_refuses_is_passed_by() -> None:
     min(world.peers, key=lambda peer: peer.peer_id).prober._engaged_with = world.peers[-1].peer_id
     others = sorted(world.peers, key=lambda peer: peer.peer_id)[1:]
     await until(lambda: all(probed(peer) for peer in others), 240.0)
+    await world.close()
+
+
+@virtually
+async def test_a_doorkeeper_that_admits_and_then_breaks_off_is_done_without() -> None:
+    world = LinkWorld([(5.0, 5.0)] * 5)
+    await world.start()
+    liar, *others = sorted(world.peers, key=lambda peer: peer.peer_id)
+
+    async def admit(_: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Reserve)
+        await stream.send(Ready())
+        await asyncio.sleep(3.0)
+        raise RejectedError("after all not", code="busy")
+
+    liar.node.serve(RESERVE, admit)
+    for peer in others:
+        peer.network.process.run(peer.prober.run())
+    await until(lambda: all(probed(peer) for peer in others), 900.0)
+    assert [peer.rates().upload for peer in others] == pytest.approx([5 * MB] * 4, rel=0.1)
+    await world.close()
+
+
+@virtually
+async def test_who_reserves_and_never_probes_keeps_nobody_from_probing() -> None:
+    world = LinkWorld([(5.0, 5.0)] * 4)
+    await world.start()
+    liar, *victims = world.peers
+
+    async def hold(victim: Peer) -> None:
+        while True:
+            with contextlib.suppress(RemoteError):
+                async with liar.node.open(victim.peer_id, RESERVE) as stream:
+                    await stream.send(Reserve())
+                    await stream.receive(Ready)
+                    await asyncio.sleep(0.95 * RESERVE_S)
+                    await stream.finish()
+            await asyncio.sleep(0.02)
+
+    for victim in victims:
+        liar.network.process.run(hold(victim))
+    await asyncio.sleep(1.0)
+    for victim in victims:
+        victim.network.process.run(victim.prober.run())
+    await until(lambda: all(probed(victim) for victim in victims), 600.0)
     await world.close()

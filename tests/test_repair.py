@@ -20,6 +20,7 @@ from minga.averaging._all_reduce import RoundAbortedError
 from minga.averaging._coordinator import FREEZE, LOST, REPAIR
 from minga.averaging._layout import VectorLayout
 from minga.averaging._messages import MAX_TERM, Done, Freeze, Holding, Lost, Repair
+from minga.averaging._repair import Repairer
 from minga.averaging._round import Round, RoundOutcome, chunk_table, unpack_bitmap
 from minga.core._errors import RemoteError
 
@@ -111,6 +112,38 @@ def test_orders_that_nobody_may_give_are_refused_and_the_round_goes_on(order: st
         assert "not for it to repair" in world.parties[1].offences()[0][1]
         assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
         assert all(torch.equal(result, results[0]) for result in results)
+        await world.close()
+
+    main()
+
+
+def test_a_coordinator_that_revokes_everybody_ends_the_round_and_keeps_nobody_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original, reports = Repairer._report, 0
+
+    async def report(repairer: Repairer, slow: tuple[int, ...] = ()) -> None:
+        nonlocal reports
+        reports += 1
+        assert reports < 1000, "it asks again and again without a pause"
+        await original(repairer, slow)
+
+    monkeypatch.setattr(Repairer, "_report", report)
+
+    @virtually
+    async def main() -> None:
+        world = World(5, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        liar, *others = world.parties
+
+        async def lie() -> None:
+            for other in others:
+                with contextlib.suppress(RemoteError):
+                    await liar.node.call(other.peer_id, FREEZE, Freeze(ROUND, 1, (), tuple(range(5))), Holding)
+
+        later(0.3, lambda: liar.network.process.run(lie()))
+        async with asyncio.timeout(60.0):
+            await world.reduce(world.plan(LAYOUT), LAYOUT, vectors_of(5), [1] * 5)
         await world.close()
 
     main()

@@ -18,6 +18,11 @@ RECENT_S = 60.0
 """Seconds after a round for which its members count for a peer that had to fetch the state."""
 
 MOST_ASKED = 5
+UNFORESEEN_S = 60.0
+"""How long a round may take of which nothing was foreseen."""
+
+LATE = 1.5
+"""Those who are still at work are waited for until the round took so many times as long as foreseen."""
 
 
 class Company:
@@ -30,7 +35,7 @@ class Company:
         self._step = -1
         self._clients: set[PeerId] = set()
         self._origin: tuple[PeerId, ...] = ()  # who was there when this peer took over the state
-        self._viewed_s = -math.inf
+        self._viewed_s, self._foreseen_s = -math.inf, 0.0
         self._tardy: set[PeerId] = set()
         self.suspects = Suspects(_now)
 
@@ -49,6 +54,7 @@ class Company:
         """This peer has a plan, whose members are the next view."""
         self.view = tuple(member.peer_id for member in plan.members)
         self._viewed_s = _now()
+        self._foreseen_s = UNFORESEEN_S if plan.predicted_s is None else LATE * plan.predicted_s
         self._clients = {member.peer_id for member in plan.members if not member.aggregates}
 
     def come_back(self, others: Collection[PeerId]) -> None:
@@ -80,6 +86,12 @@ class Company:
         """Who should come to a group that this peer leads."""
         known = (set(self.view) & set(self._surveyor.alive())) | set(self._surveyor.at(self._step))
         return known - self.suspects.now() - self._tardy - {self._node.peer_id}
+
+    def at_work(self) -> set[PeerId]:
+        """Those of them who still receive what this peer has: its last round may end much later for them."""
+        if _now() > self._viewed_s + self._foreseen_s:
+            return set()
+        return self.expected() & set(self.view) & set(self._surveyor.averaging(self._step - 1))
 
     def strangers(self, present: Collection[PeerId]) -> list[PeerId]:
         """Others at this step, not suspected, who could lead a group without those who are `present` here."""

@@ -69,7 +69,7 @@ class Coordinator:
             for member in sorted(lost):
                 round.bury(member, "it does not answer the coordinator either")
             for member in sorted(revoked):
-                round.revoke(member)
+                round.revoke(member, max(round.term, round.promised) + 1)
             await self._repair()
             self._repaired |= lost
             round.settled |= lost | revoked
@@ -155,8 +155,7 @@ class Coordinator:
         held: dict[int, list[int]] = {}
         orphans: list[int] = []
         for index in range(len(round.chunks)):
-            hops = round.routes.hops(bringing[index])
-            if hops <= holdings.keys() and hops.isdisjoint(round.revoked):
+            if round.routes.hops(bringing[index]) <= holdings.keys() and not round.is_broken(bringing[index]):
                 continue
             holders_of = [i for i, have in maps.items() if have[index]]
             if not holders_of:

@@ -161,10 +161,32 @@ def _unfairness(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: i
     if all(peer.upload is None and peer.download is None for peer in rates.peers):
         return None
     mine_s = _busy_s(predict(_division_of(plan), rates, vector_bytes), own, me)
-    equal_s = predict(equal_parts(rates), rates, vector_bytes).seconds
-    if mine_s <= UNFAIR_FACTOR * equal_s + UNFAIR_S:
+    usual_s = _usual_s(rates, vector_bytes)
+    if mine_s <= UNFAIR_FACTOR * usual_s + UNFAIR_S:
         return None
-    return f"its plan keeps this peer busy for {mine_s:.0f} s, where equal parts take all {equal_s:.0f} s"
+    return f"its plan keeps this peer busy for {mine_s:.0f} s, where equal parts take most {usual_s:.0f} s"
+
+
+def _usual_s(rates: SwarmRates, vector_bytes: float) -> float:
+    """Seconds for which equal parts keep three quarters of the peers busy at most, each of them by its line and three
+    quarters of its paths: however slow a few liars say that they are, nothing becomes fair by it.
+    """
+    foreseen, count = predict(equal_parts(rates), rates, vector_bytes), len(rates.peers)
+    path_s: list[list[float]] = [[] for _ in rates.peers]
+    for (one, _), rate in rates.pairs.items():
+        path_s[one].append(2.0 * vector_bytes / count / rate if rate else 0.0)
+    busy_s = []
+    for index, peer in enumerate(rates.peers):
+        up_s = foreseen.upload_bytes[index] / peer.upload if peer.upload else 0.0
+        down_s = foreseen.download_bytes[index] / peer.download if peer.download else 0.0
+        fast = [0.0] * max(1, count - 1 - len(path_s[index]))
+        if peer.upload or peer.download:
+            busy_s.append(max(up_s, down_s, _third_quartile([*fast, *path_s[index]])))
+    return _third_quartile(busy_s)
+
+
+def _third_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[(3 * (len(values) - 1)) // 4]
 
 
 def _busy_s(foreseen: Prediction, own: LineRates, me: int) -> float:

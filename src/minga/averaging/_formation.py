@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Collection
 
 from minga.averaging._company import Company
@@ -36,7 +37,7 @@ from minga.averaging._plans import sign_plan
 from minga.averaging._ranking import has_quorum
 from minga.averaging._resting import Resting
 from minga.averaging._seat import Seat
-from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.core._errors import ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core._signal import Signal
 from minga.identity._keys import Identity
 from minga.network._interface import Address, PeerId
@@ -48,6 +49,8 @@ AHEAD_PATIENCE_S = 5.0
 STAND_BY_S = 0.25
 PROBE_PERIOD_S = 1.0
 PREPARE_PERIOD_S = 1.0
+PATIENT_TRIES = 20
+"""Whoever should lead and neither takes us nor refuses us for good so many times in a step is no leader."""
 
 
 class GroupFormation:
@@ -103,7 +106,7 @@ class GroupFormation:
         self._permission.begin_step(self._company.everyone)
         self._resting.begin_step(step)
         self._changed.fire()
-        invited = None
+        invited, tries = None, Counter[PeerId]()
         try:
             if not self.view:
                 invited = await ask_around(self._node, self._company.guides(), self._join_message(seats=-1))
@@ -113,6 +116,7 @@ class GroupFormation:
                 leader, invited = invited, None
                 try:
                     leader = leader or self._company.choose_leader()
+                    self._try(leader, tries)
                     outcome = await (self._lead() if leader is None else self._follow(leader))
                 except OutOfSyncError:
                     raise
@@ -140,6 +144,14 @@ class GroupFormation:
             self._gathering, self._following = None, None
             self._resting.end()
             self._changed.fire()
+
+    def _try(self, leader: Address | None, tries: Counter[PeerId]) -> None:
+        """Count that a leader is asked; raises `SilentError` if that was in vain too often."""
+        if leader is not None:
+            tries[leader.peer_id] += 1
+            if tries[leader.peer_id] > PATIENT_TRIES:
+                tries[leader.peer_id] = 0
+                raise SilentError("it neither leads nor says who does", peer=leader.peer_id)
 
     def _is_due(self, report: Report) -> bool:
         """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked."""
@@ -190,6 +202,7 @@ class GroupFormation:
             self._surveyor.syncing,
             lambda group: self._permission.may_close(step, view, group),
             self._abdicate,
+            self._company.at_work,
         )
         gathering = Gathering(self._step, me, own, self._contributor, self._settings.target_batch_size, around)
         self._gathering, self._merge_into = gathering, None

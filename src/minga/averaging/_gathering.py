@@ -30,7 +30,8 @@ from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 
 JOIN_GRACE_S = 1.5
-"""Seconds that a full step waits for members of the last round that are alive but have not joined yet."""
+"""Seconds that a full step waits for members of the last round that are alive but have not joined yet, counted from
+the end of that round where they are still at it."""
 
 HOLD_S = 10.0
 """How long a full step waits for a newcomer that is fetching state; longer where the step itself took longer.
@@ -64,6 +65,8 @@ class Surroundings:
     """Whether these members may take the step without the others, as far as one can see."""
     abdicate: Callable[[], Address | None]
     """Somebody else who leads this step after all, or None."""
+    at_work: Callable[[], Collection[PeerId]] = tuple
+    """Those of the expected whose last round still runs: they are waited for as long as that was foreseen."""
 
 
 @dataclass
@@ -179,7 +182,9 @@ class Gathering:
     async def _everyone_present(self) -> bool:
         """Wait a little for members of the last round that live but have not joined; False if the step emptied."""
         deadline = _now() + JOIN_GRACE_S
-        while set(self.around.expected()) - set(self.everyone()) and _now() < deadline:
+        while (missing := set(self.around.expected()) - set(self.everyone())) and _now() < deadline:
+            if missing.intersection(self.around.at_work()):
+                deadline = _now() + JOIN_GRACE_S
             await self.changed.wait(min(0.1, deadline - _now()))
         return self._is_full()
 

@@ -23,6 +23,9 @@ class Surveyor(Protocol):
     def at(self, step: int) -> Collection[PeerId]:
         """Other living members, not syncing, that are at `step`."""
 
+    def averaging(self, step: int) -> Collection[PeerId]:
+        """Other living members whose round of `step` still runs."""
+
     def current(self, step: int) -> Collection[PeerId]:
         """Those of them that could lead: they can be dialled, or are connected anyway."""
 

@@ -35,6 +35,7 @@ from minga.network._node import CALL_TIMEOUT_S
 
 REPAIR_TIMEOUT_S = 4.0 * CALL_TIMEOUT_S
 """Seconds for a coordinator to mend the round: it asks and tells all members, some of whom may not answer in time."""
+REPORT_PAUSE_S = 0.25
 TERMS_AHEAD = 64
 """By how much a coordinator's term may exceed what a member has seen: it asks again after each refusal."""
 
@@ -76,6 +77,9 @@ class Repairer:
             if useless or self._orphans():
                 async with racing([self._report(tuple(sorted(useless))), round.over.wait()]) as ends:
                     await next(ends)
+                if self._orphans():  # nobody can help at present
+                    await round.changed.wait(REPORT_PAUSE_S)
+                    round.bury_idle()
             else:
                 await round.changed.wait(1.0)
                 round.bury_idle()
@@ -146,7 +150,7 @@ class Repairer:
         if request.term <= round.promised:
             raise RejectedError(f"a repair of term {round.promised} is under way", code="term")
         round.promised = request.term
-        self._give_up(request.dead, request.revoked)
+        self._give_up(request.dead, request.revoked, request.term)
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
         return Holding(round.bitmap(), round.term, added)
 
@@ -158,7 +162,7 @@ class Repairer:
         if repair.term <= round.term or repair.term < round.promised:
             return
         round.term = round.promised = repair.term
-        self._give_up(repair.dead, repair.revoked)
+        self._give_up(repair.dead, repair.revoked, repair.term)
         fresh = [a for a in repair.assignments if a.key not in round.assignments and is_valid(round, a, repair.term)]
         round.assignments.update({a.key: a for a in fresh})
         self._begin(fresh)
@@ -166,7 +170,7 @@ class Repairer:
             if holder != round.me and holder < len(round.members) and exist(round, chunks):
                 round.spawn(fetch(round, holder, chunks), frozenset({holder}))
 
-    def _give_up(self, dead: Iterable[int], revoked: Iterable[int]) -> None:
+    def _give_up(self, dead: Iterable[int], revoked: Iterable[int], term: int) -> None:
         known = range(len(self._round.members))
         self._round.settled.update(set(dead).intersection(known), set(revoked).intersection(known))
         for member in dead:
@@ -174,7 +178,7 @@ class Repairer:
                 self._round.bury(member, "given up by the coordinator")
         for member in revoked:
             if member in known:
-                self._round.revoke(member)
+                self._round.revoke(member, term)
 
     def _check_order(self, sender: int, term: int, dead: Iterable[int]) -> None:
         """The coordinator is the first of the living in the order of the plan, and counts its repairs one by one."""

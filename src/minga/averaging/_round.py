@@ -99,6 +99,7 @@ class Round:
         self.dead: dict[int, str] = {}
         self.revoked: set[int] = set()
         """Members that are with us, but whose work as root or relay others take over."""
+        self._revoked_before: dict[int, int] = {}
         self.settled: set[int] = set()
         """Those of the dead and revoked of whom the coordinator has told, or found out, what becomes of their work."""
         self.unheard: dict[int, str] = {}
@@ -137,10 +138,11 @@ class Round:
             )
             self._end_tasks_of(member)
 
-    def revoke(self, member: int) -> None:
-        """Take no more from the assignments that go through a member; it may be this one."""
+    def revoke(self, member: int, term: int) -> None:
+        """Take no more from the assignments of earlier terms that go through a member; it may be this one."""
         if member not in self.revoked:
             self.revoked.add(member)
+            self._revoked_before[member] = term
             self.node.events.emit(
                 "round.work_taken_over", step=self.plan.step, peer=self.members[member], round=self.plan.round_id
             )
@@ -148,8 +150,8 @@ class Round:
 
     def is_broken(self, assignment: Assignment) -> bool:
         """Whether a member that the assignment goes through is gone or revoked: no more of its chunks get finished."""
-        hops = self.routes.hops(assignment)
-        return any(hop in hops for hop in self.dead) or not self.revoked.isdisjoint(hops)
+        hops, term = self.routes.hops(assignment), assignment.key[0]
+        return any(hop in self.dead or term < self._revoked_before.get(hop, 0) for hop in hops)
 
     def abort(self, why: str) -> None:
         """Give the round up, unless it already is."""

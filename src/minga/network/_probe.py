@@ -46,7 +46,13 @@ MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
 LOOK_S = 0.5
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
 PATIENT_TRIES = 8
-"""Whoever is turned away so many times asks the next doorkeeper."""
+"""Whoever is turned away so many times asks the next doorkeeper, and partners that failed so often are left out."""
+
+BROKEN_OFF_TRIES = 4
+"""A partner that accepts and then breaks off counts for so many that refuse: it costs bytes."""
+
+MAX_FRUITLESS = 10
+"""How often a peer may ask within `PEER_PERIOD_S` and then not probe; each time nobody else can."""
 
 SPOILT_BYTES = 64 << 10
 """A probe that ends early after more than this was sent is not tried again for a while."""
@@ -69,6 +75,8 @@ class Prober:
         self._served_to: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         self._probed_s, self._pause_s = -math.inf, DOUBT_PERIOD_S
         self._turned_away = 0
+        self._failures: BoundedDict[PeerId, int] = BoundedDict(MAX_PEERS)
+        self._fruitless: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_PEERS)
         self._phases: set[str] = set()
         node.serve(RESERVE, self._serve_reservation)
         node.serve(SINK, self._serve_sink)
@@ -112,7 +120,8 @@ class Prober:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._engaged_with = None
-        self._turned_away = 0 if admitted else self._turned_away + 1
+        self._turned_away = 0 if results[0] is None else self._turned_away + 1
+        self._note_unwilling(partners, results, exercise)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
                 raise result
@@ -120,17 +129,30 @@ class Prober:
             if admitted:  # what went over part of the paths would be taken for all the line can do
                 self._node.lines.meter.forget_since(begun)
             return False
+        self._failures.clear()
         self._node.lines.meter.keep_since(begun)
         self._note_result(before.upload, before.download)
         return True
 
     # ---- probing
 
+    def _note_unwilling(
+        self, partners: Sequence[PeerId], results: Sequence[BaseException | None], exercise: _Exercise
+    ) -> None:
+        """Count who failed time and again where others did not: a probe can do without them."""
+        for peer, result in zip(partners, results, strict=False):  # after the doorkeeper's no there is one only
+            if result is not None and not (isinstance(result, RejectedError) and result.peer is None):  # that is us
+                tries = BROKEN_OFF_TRIES if peer in exercise.accepted else 1
+                self._failures[peer] = self._failures.get(peer, 0) + tries
+
     def _chosen(self) -> list[PeerId]:
         """Partners for a probe, the doorkeeper first."""
-        partners = sorted(self._partners())
+        able = sorted(self._partners())
+        partners = [peer for peer in able if self._failures.get(peer, 0) < PATIENT_TRIES] or able
         if not partners:
             return []
+        if partners is able:
+            self._failures.clear()
         doorkeeper = partners.pop(self._turned_away // PATIENT_TRIES % len(partners))
         return [doorkeeper, *self._random.sample(partners, min(len(partners), MAX_PARTNERS - 1))]
 
@@ -158,6 +180,7 @@ class Prober:
                 await reservation.send(Reserve())
                 await reservation.receive(Ready)
                 exercise.answer(admitted=True)
+                exercise.accepted.add(peer)
                 await exercise.ready.wait()
                 limit.reschedule(asyncio.get_running_loop().time() + SERVE_S)
                 if exercise.ready.came < exercise.enough:
@@ -189,6 +212,10 @@ class Prober:
             self._served.popleft()
         if self._engaged_with is not None or self._node.lines.meter.is_busy:
             raise RejectedError("this peer is in a probe or a transfer already", code="busy")
+        fruitless = self._fruitless.get(peer) or deque[float](maxlen=MAX_FRUITLESS)
+        self._fruitless[peer] = fruitless
+        if len(fruitless) == MAX_FRUITLESS and now - fruitless[0] < PEER_PERIOD_S:
+            raise RejectedError("this peer was asked in vain often enough of late", code="often")
         if len(self._served) == MAX_SERVED or now - self._served_to.get(peer, -math.inf) < PEER_PERIOD_S:
             raise RejectedError("this peer was probed often enough of late", code="often")
         self._engaged_with = peer
@@ -203,6 +230,8 @@ class Prober:
             if asyncio.get_running_loop().time() - now > RESERVE_S or self._phases:
                 self._served.append(now)
                 self._served_to[peer] = now
+            else:
+                fruitless.append(now)
             self._phases.clear()
 
     async def _serve_sink(self, peer: PeerId, stream: MessageStream) -> None:
@@ -262,6 +291,7 @@ class _Exercise:
 
     def __init__(self, partners: int) -> None:
         self.enough = math.ceil(ENOUGH * partners)
+        self.accepted: set[PeerId] = set()
         self.ready, self.filled = _Gate(partners), _Gate(partners)
         self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 

@@ -39,6 +39,10 @@ class BoardSurveyor:
         """Other active members at `step`."""
         return [peer for peer, progress in self.active().items() if progress.step == step]
 
+    def averaging(self, step: int) -> list[PeerId]:
+        """Other active members whose round of `step` still runs."""
+        return [peer for peer, p in self.active().items() if p.step == step and p.status == "averaging"]
+
     def current(self, step: int) -> list[PeerId]:
         """Other members at `step` that could lead: they can be dialled, or are connected anyway."""
         return [
