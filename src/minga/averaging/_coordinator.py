@@ -129,6 +129,8 @@ class Coordinator:
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
         holdings = {round.me: Holding(round.bitmap(), round.term, added)}
         round.promised = term
+        for member in sorted(round.revoked):  # as all others do: whatever was given to them before is given anew
+            round.revoke(member, term)
 
         async def ask(member: int) -> None:
             try:

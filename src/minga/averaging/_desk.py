@@ -14,6 +14,7 @@ can be so wrong.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -186,7 +187,7 @@ def _usual_s(rates: SwarmRates, vector_bytes: float) -> float:
 
 
 def _third_quartile(values: Sequence[float]) -> float:
-    return sorted(values)[(3 * (len(values) - 1)) // 4]
+    return sorted(values)[math.ceil(0.75 * (len(values) - 1))]
 
 
 def _busy_s(foreseen: Prediction, own: LineRates, me: int) -> float:

@@ -142,10 +142,11 @@ class Round:
         """Take no more from the assignments of earlier terms that go through a member; it may be this one."""
         if member not in self.revoked:
             self.revoked.add(member)
-            self._revoked_before[member] = term
             self.node.events.emit(
                 "round.work_taken_over", step=self.plan.step, peer=self.members[member], round=self.plan.round_id
             )
+        if term > self._revoked_before.get(member, 0):
+            self._revoked_before[member] = term
             self._end_tasks_of(member)
 
     def is_broken(self, assignment: Assignment) -> bool:

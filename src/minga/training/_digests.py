@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
+from minga.network._interface import PeerId
 from minga.network._records import StateInfo
 
 HISTORY = 16
@@ -27,18 +27,19 @@ class DigestHistory:
         """Forget all: the state was replaced."""
         self._own.clear()
 
-    def is_minority(self, others: Iterable[StateInfo]) -> bool:
+    def is_minority(self, others: Iterable[tuple[PeerId, StateInfo]], me: PeerId) -> bool:
         """Whether, at the newest step that can be compared, another digest outvotes this peer's.
 
-        Between equally many the smaller digest counts as the right one, so that of two peers exactly one gives way.
+        Between equally many the one counts as right that the peer with the lowest id has: of two halves exactly one
+        gives way, and in the next step it is the same one, where digests would be others.
         """
-        votes: Mapping[int, Counter[str]] = {step: Counter({own: 1}) for step, own in self._own.items()}
-        for state in others:
+        votes = {step: {own: [me]} for step, own in self._own.items()}
+        for peer, state in others:
             if state.step in votes:
-                votes[state.step][state.digest] += 1
-        compared = [step for step, counter in votes.items() if sum(counter.values()) > 1]
+                votes[state.step].setdefault(state.digest, []).append(peer)
+        compared = [step for step, voters in votes.items() if len(voters) > 1 or len(voters[self._own[step]]) > 1]
         if not compared:
             return False
-        counter = votes[max(compared)]
-        winner = min(counter, key=lambda digest: (-counter[digest], digest))
-        return winner != self._own[max(compared)]
+        step = max(compared)
+        winner = min(votes[step], key=lambda digest: (-len(votes[step][digest]), min(votes[step][digest])))
+        return winner != self._own[step]
