@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
+from minga import cli
 from minga.cli import _exit
 from minga.identity._link_body import Entry
 from minga.identity._links import Link
@@ -207,3 +208,17 @@ def test_doctor_finds_the_way_and_tells_another_run_from_nobody(spec: str, tmp_p
         summary = last_json(run("doctor", str(other), "--json").stdout)
         assert summary["failed"] == "entry by organiser"
         assert "another run" in summary["detail"]
+
+
+def test_an_error_that_an_interrupt_turned_into_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise ImportError("initialisation of a module failed")
+
+    monkeypatch.setattr(cli, "_invoke", fail)
+    with pytest.raises(ImportError):
+        cli._run([])
+    monkeypatch.setattr(_exit, "interrupts", [int(signal.SIGINT)])
+    assert cli._run([]) == _exit.INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err

@@ -39,6 +39,8 @@ def _run(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _exit.OK
     except BaseException as error:
+        if _exit.interrupts:  # in the middle of an import, say, which makes an error of its own of it
+            return _exit.report_interrupt(json_output=json_output)
         if type(error).__name__ == "Terminated":
             return _exit.TERMINATED
         if _exit.is_expected(error):

@@ -28,6 +28,9 @@ EXPLANATION = (
 before_last_line: list[Callable[[], None]] = []
 """Called before the summary of a failure is printed, so that it is the last line of the output."""
 
+interrupts: list[int] = []
+"""The numbers of the signals by which this process was interrupted."""
+
 done_so_far: list[Callable[[], dict[str, int]]] = []
 """Asked for what the command has done when it is interrupted: the `step` it got to, its own `samples`."""
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from minga.cli._exit import INTERRUPTED, TERMINATED
+from minga.cli._exit import INTERRUPTED, TERMINATED, interrupts
 
 PATIENCE_S = 0.25
 DEADLINE_S = 0.8
@@ -38,7 +38,7 @@ class Interruption:
         self._sending.setblocking(False)
         self._code = INTERRUPTED
         signal.set_wakeup_fd(self._sending.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, _interrupt)
         with contextlib.suppress(AttributeError, ValueError):
             signal.signal(signal.SIGTERM, _terminate)
         threading.Thread(target=self._watch, args=(receiving,), name="minga-interrupt", daemon=True).start()
@@ -76,6 +76,11 @@ class Interruption:
 
     def _end(self) -> None:
         os._exit(self._code)  # without flushing: whoever reads the other end of a pipe may have stopped
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> None:
+    interrupts.append(signal_number)
+    signal.default_int_handler(signal_number, frame)
 
 
 def _terminate(signal_number: int, frame: FrameType | None) -> None:
