@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.network._estimate import LOW_SAMPLES, ROOM, SLOTS, Estimate
+from minga.network._estimate import LOW_SLOTS, ROOM, SLOTS, Estimate
 
 
 def fed(*rates: float, loaded: bool = True) -> Estimate:
@@ -63,7 +63,7 @@ def test_samples_of_either_kind_raise_it() -> None:
 
 def test_what_is_never_reached_any_more_is_doubted() -> None:
     estimate = fed(*[100.0] * SLOTS)
-    for _ in range(LOW_SAMPLES):
+    for _ in range(LOW_SLOTS):
         estimate.add(10.0, 50.0, loaded=False)
     assert estimate.value == ROOM * 10.0
     assert estimate.doubtful

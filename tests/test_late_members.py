@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from swarm_tools import make_spec, pull, vector_replica, virtually
 
+from minga.averaging._company import UNFORESEEN_S, Company
+from minga.averaging._messages import Member, Part, Plan
+from minga.averaging._round import IDLE_S, LATE
+from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings
 from minga.simulation._swarm import Swarm, TrainerSettings
 
@@ -44,5 +50,24 @@ def test_nobody_falls_out_because_its_line_is_slow(
         assert {logged.event.fields["members"] for logged in late} == {count}
         assert not [logged for logged in swarm.log.of("member.out_of_sync") if logged.event.time > begun]
         await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize(("foreseen_s", "waits_s"), [(None, UNFORESEEN_S), (10.0, LATE * 10.0), (1e9, LATE * IDLE_S)])
+def test_nobody_is_waited_for_for_ever_whatever_a_plan_foresees(foreseen_s: float | None, waits_s: float) -> None:
+    me, other = PeerId("a" * 64), PeerId("b" * 64)
+
+    @virtually
+    async def main() -> None:
+        sight: Any = SimpleNamespace(alive=lambda: [me, other], at=lambda step: [], averaging=lambda step: [other])
+        company = Company(SimpleNamespace(peer_id=me), SimpleNamespace(), sight)  # type: ignore[arg-type]
+        members = tuple(Member(Address(peer), True) for peer in (me, other))
+        company.take_part(Plan("0" * 32, 4, members, (Part(10, 0),), 1 << 16, 1, predicted_s=foreseen_s))
+        company.begin_step(5, ())
+        await asyncio.sleep(0.99 * waits_s)
+        assert company.at_work() == {other}
+        await asyncio.sleep(0.02 * waits_s)
+        assert company.at_work() == set()
 
     main()

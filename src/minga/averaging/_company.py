@@ -9,6 +9,7 @@ from collections.abc import Collection
 from minga.averaging._group import GroupSettings, Surveyor
 from minga.averaging._messages import Plan
 from minga.averaging._ranking import has_quorum, ranking
+from minga.averaging._round import IDLE_S, LATE
 from minga.averaging._suspects import Suspects
 from minga.core._errors import RejectedError
 from minga.network._interface import Address, PeerId
@@ -19,10 +20,7 @@ RECENT_S = 60.0
 
 MOST_ASKED = 5
 UNFORESEEN_S = 60.0
-"""How long a round may take of which nothing was foreseen."""
-
-LATE = 1.5
-"""Those who are still at work are waited for until the round took so many times as long as foreseen."""
+"""How long those who are still at work are waited for in a round of which nothing was foreseen."""
 
 
 class Company:
@@ -54,7 +52,7 @@ class Company:
         """This peer has a plan, whose members are the next view."""
         self.view = tuple(member.peer_id for member in plan.members)
         self._viewed_s = _now()
-        self._foreseen_s = UNFORESEEN_S if plan.predicted_s is None else LATE * plan.predicted_s
+        self._foreseen_s = UNFORESEEN_S if plan.predicted_s is None else LATE * min(plan.predicted_s, IDLE_S)
         self._clients = {member.peer_id for member in plan.members if not member.aggregates}
 
     def come_back(self, others: Collection[PeerId]) -> None:
@@ -88,7 +86,9 @@ class Company:
         return known - self.suspects.now() - self._tardy - {self._node.peer_id}
 
     def at_work(self) -> set[PeerId]:
-        """Those of them who still receive what this peer has: its last round may end much later for them."""
+        """Those of them whose last round still runs, as it may for long after it ended for who reduces; but not longer
+        than was foreseen, whatever its leader foresaw.
+        """
         if _now() > self._viewed_s + self._foreseen_s:
             return set()
         return self.expected() & set(self.view) & set(self._surveyor.averaging(self._step - 1))

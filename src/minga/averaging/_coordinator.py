@@ -69,7 +69,7 @@ class Coordinator:
             for member in sorted(lost):
                 round.bury(member, "it does not answer the coordinator either")
             for member in sorted(revoked):
-                round.revoke(member, max(round.term, round.promised) + 1)
+                round.revoke(member, round.next_term)
             await self._repair()
             self._repaired |= lost
             round.settled |= lost | revoked
@@ -77,7 +77,7 @@ class Coordinator:
     async def _repair(self) -> None:
         round = self._round
         while not round.aborted:
-            term = max(round.term, round.promised) + 1
+            term = round.next_term
             if term > MAX_TERM:
                 round.abort("it took too many repairs")
                 return

@@ -183,6 +183,5 @@ class Repairer:
     def _check_order(self, sender: int, term: int, dead: Iterable[int]) -> None:
         """The coordinator is the first of the living in the order of the plan, and counts its repairs one by one."""
         round = self._round
-        known = max(round.term, round.promised)
-        if sender > round.me or round.me in dead or term > known + TERMS_AHEAD:
+        if sender > round.me or round.me in dead or term >= round.next_term + TERMS_AHEAD:
             raise ProtocolError("it is not for it to repair this round", peer=round.members[sender], phase="repair")

@@ -118,6 +118,11 @@ class Round:
         self._streams: dict[MessageStream, int] = {}
 
     @property
+    def next_term(self) -> int:
+        """The lowest term that no repair has had, as far as this member heard."""
+        return max(self.term, self.promised) + 1
+
+    @property
     def is_complete(self) -> bool:
         """Whether this member has the whole reduced vector."""
         return self.missing == 0

@@ -21,7 +21,7 @@ FROM_TENTH, TO_TENTH = 4, 8
 NEAR = 0.8
 """An unloaded sample counts from this share of the estimate on."""
 
-LOW_SAMPLES = 1200
+LOW_SLOTS = 1200
 """How many slots in a row must be low before they lower the estimate without being loaded."""
 
 ROOM = 1.5
@@ -89,7 +89,7 @@ class Estimate:
     def _note_low(self, rate: float, when: float, count: int) -> None:
         self._low_count += count
         self._low_peak = max(self._low_peak, rate)
-        if self._low_count >= LOW_SAMPLES:
+        if self._low_count >= LOW_SLOTS:
             self._keep([(min(ROOM * self._low_peak, self._value or math.inf), 1, when)])
             self._low_count, self._low_peak, self.doubtful = 0, 0.0, True
 

@@ -3,10 +3,12 @@
 Theory of operation. Every transfer tells its spans (`minga.network._receipts`): so many bytes in such a time, as the
 receiver saw them. They are laid into slots of `SLOT_S` seconds, for each direction and each other peer; a slot is
 evaluated once `SETTLE_S` have passed, when all receipts that concern it are there. A slot that a transfer fills
-gives a sample of that path, and all bytes of it and the slots before one of the direction (`minga.network._estimate`).
+gives a sample of that path (`minga.network._estimate`), and all bytes of some slots in a row, a *stretch*, one of the
+direction.
 
 A slot is *loaded* as a whole if more bytes waited for two peers whose own lines had room (for one if there never was
-more than one): one slow receiver alone does not show what the line can do.
+more than one, or if it gets about what the line is known to carry): one slow receiver alone does not show what the
+line can do.
 
 A path is the limit of what goes over it, and *slow*, if bytes waited for it while the lines at both its ends had room
 (`share`). While one of them is full nothing is learnt about the path: the connections that compete for a line get very
