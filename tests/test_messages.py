@@ -21,7 +21,7 @@ from minga.network._hello import Call, Hello
 from minga.network._interface import Address, Buffer, PeerId, Stream
 from minga.network._lines import Lines
 from minga.network._messages import MAX_MESSAGE_BYTES, MessageStream, Refusal
-from minga.network._pulse import PULSE_S, Clockwork, silence_limit
+from minga.network._pulse import LEAST_TICKS, MOST_TICKS, PULSE_S, STREAMS_PER_TICK, Clockwork, silence_limit
 from minga.network._reachability import DialMe
 
 PEER = PeerId("ab" * 32)
@@ -73,9 +73,13 @@ def lines() -> Lines:
     return Lines(asyncio.get_running_loop().time, lambda: 0.0)
 
 
-def stream_of(recorded: bytes, **options: Any) -> tuple[MessageStream, Tape]:
+def stream_of(recorded: bytes, *, clockwork: Clockwork | None = None, **options: Any) -> tuple[MessageStream, Tape]:
     tape = Tape(recorded, **options)
-    return MessageStream(tape, PEER, Clockwork(), lambda: None, lines()), tape
+    return MessageStream(tape, PEER, clockwork or Clockwork(), lambda: None, lines()), tape
+
+
+def pulse(ticks: int = LEAST_TICKS) -> bytes:
+    return b"\x03" + ticks.to_bytes(4, "big")
 
 
 def a_join() -> Join:
@@ -147,7 +151,8 @@ def test_any_value_in_any_field_gives_a_message_or_an_error(data: st.DataObject)
         (frame(0, b"", 0xFFFFFFFF), "exceeds"),
         (frame(2, b"", 0xFFFFFFFF), "exceeds"),
         (frame(1, b"1234"), "where no bulk frame was due"),
-        (frame(3, b"1234"), "unknown frame kind 3"),
+        (pulse(0), "unknown frame kind 3"),
+        (pulse(MOST_TICKS + 1), "unknown frame kind 3"),
         (frame(77, b""), "unknown frame kind 77"),
         (frame(0, b"\xc1"), "malformed"),
         (frame(0, b""), "malformed"),
@@ -183,11 +188,11 @@ def test_bulk_frames_must_have_the_length_that_is_due(body: bytes) -> None:
 @virtually
 async def test_refusals_pulses_and_the_end() -> None:
     refusal = frame(2, msgspec.msgpack.encode({"code": "full", "reason": "no seat is free"}))
-    stream, _ = stream_of(frame(3, b"") * 3 + refusal)
+    stream, _ = stream_of(pulse() * 3 + refusal)
     with pytest.raises(RejectedError, match="no seat is free") as caught:
         await stream.receive(Report)
     assert (caught.value.code, caught.value.peer) == ("full", PEER)
-    stream, _ = stream_of(frame(3, b"") + frame(0, msgspec.msgpack.encode(Report(3))) + frame(3, b""))
+    stream, _ = stream_of(pulse() + frame(0, msgspec.msgpack.encode(Report(3))) + pulse())
     assert await stream.receive(Report) == Report(3)
     await stream.receive_end()
     stream, _ = stream_of(frame(0, b"\x80"))
@@ -207,14 +212,36 @@ async def test_a_silent_peer_is_given_up_by_ticks_of_the_own_clock() -> None:
     waited = asyncio.get_running_loop().time() - begun
     assert waited == pytest.approx((silence_limit(0.1) + 1) * PULSE_S, abs=PULSE_S)
     assert tape.was_reset
-    assert tape.written.count(frame(3, b"")) >= 4  # and all the while it gave signs of life itself
-    await clockwork.close()
+    assert tape.written.count(pulse()) >= 4  # and all the while it gave signs of life itself
+    clockwork.close()
 
 
 def test_silence_limits_grow_with_the_link_but_not_without_end() -> None:
     assert silence_limit(None) * PULSE_S == 1.5
     assert silence_limit(0.5) * PULSE_S == 3.5
     assert silence_limit(1e9) * PULSE_S == 9.5
+    assert silence_limit(None, MOST_TICKS) * PULSE_S == 6.0
+
+
+@virtually
+async def test_whoever_has_many_streams_pulses_rarely_and_is_not_given_up_for_that() -> None:
+    clockwork = Clockwork()
+    crowd = [stream_of(b"", clockwork=clockwork, ends=False) for _ in range(10 * STREAMS_PER_TICK)]
+    clockwork.start()
+    await asyncio.sleep(60.0)
+    clockwork.close()
+    for _, tape in crowd:
+        assert tape.written.count(pulse(10)) == tape.written.count(b"\x03") == pytest.approx(60.0 / 10 / PULSE_S, abs=2)
+
+    clockwork = Clockwork()
+    stream, tape = stream_of(pulse(10), clockwork=clockwork, ends=False)
+    clockwork.start()
+    begun = asyncio.get_running_loop().time()
+    with pytest.raises(SilentError):
+        await stream.receive(Report)
+    assert asyncio.get_running_loop().time() - begun == pytest.approx((6 + 8 + 1) * PULSE_S, abs=PULSE_S)
+    assert tape.written.count(pulse(10)) >= 1  # the side with fewer streams follows
+    clockwork.close()
 
 
 @pytest.mark.parametrize(

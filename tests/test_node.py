@@ -312,7 +312,7 @@ async def test_signs_of_life_are_no_hello() -> None:
     await stream.send_bulk(b"")  # opens the stream
     mute = await first.network.connect(second.network.address)
     pulsing = first.node._wrap(await mute.open_stream(), mute)
-    await pulsing._write(b"\x03\0\0\0\0")
+    await pulsing._write(b"\x03\0\0\0\x02")
     await asyncio.sleep(_reception.HELLO_TIMEOUT_S - 1.0)
     assert connection.is_closed
     assert not mute.is_closed

@@ -15,9 +15,11 @@ from minga.core._racing import racing
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
+from minga.network._pulse import LEAST_TICKS, PULSE_S
 
 JOIN, PROBE = "group.join", "group.probe"
 UPDATE_PERIOD_S = 0.25
+LEAST_PAUSE_S = LEAST_TICKS * PULSE_S
 WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
 """Seconds after which a plan that is due is overdue, and twice the time of the step so far: a leader may hold a full
@@ -103,13 +105,15 @@ async def _watch(stream: MessageStream, contributor: Contributor, is_due: Callab
 
 
 async def _send_updates(stream: MessageStream, contributor: Contributor) -> None:
-    """Tell the leader of each change, at once if this peer parked or paused, else every `UPDATE_PERIOD_S`."""
+    """Tell the leader of each change: at once if this peer parked or paused, else every `UPDATE_PERIOD_S`, or as often
+    as it would send signs of life, which is more rarely in a large group.
+    """
     loop, sent, due_s = asyncio.get_running_loop(), Report(), -1.0
     while True:
         report = contributor.report()
         urgent = due_s < 0 or (report.parked, not report.micro_batch) != (sent.parked, not sent.micro_batch)
         if urgent or (report.samples != sent.samples and loop.time() >= due_s - 1e-3):
             await stream.send(Update(report))
-            sent, due_s = report, loop.time() + UPDATE_PERIOD_S
+            sent, due_s = report, loop.time() + max(UPDATE_PERIOD_S, stream.pause_s - LEAST_PAUSE_S)
         else:
             await contributor.changed.wait(None if report.samples == sent.samples else due_s - loop.time())

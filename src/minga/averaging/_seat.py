@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from minga.averaging._messages import Join, Report
 from minga.network._messages import MessageStream
+from minga.network._pulse import LEAST_TICKS, PULSE_S
 
 LONGEST_ROUND_TRIP_S = 8.0
 QUIET_S = 0.5
@@ -33,7 +34,12 @@ class Seat:
     @property
     def is_quiet(self) -> bool:
         """Whether nothing was heard of it for longer than two pulses and a round trip take."""
-        return self.stream is not None and self.stream.quiet_s > QUIET_S + self.round_trip_s
+        return self.stream is not None and self.stream.quiet_s > QUIET_S + self.round_trip_s + self._longer_pause_s
+
+    @property
+    def _longer_pause_s(self) -> float:
+        """Seconds by which it is quiet for longer than in a small group."""
+        return max(0.0, self.stream.pause_s - LEAST_TICKS * PULSE_S) if self.stream is not None else 0.0
 
     def samples_at(self, now_s: float, grace_s: float) -> float:
         """Samples this member will have once it parked, if it is told to at `now_s`.
@@ -44,7 +50,7 @@ class Seat:
         if report.parked or not report.micro_batch or report.micro_batch_s <= 0:
             return report.samples
         busy_s = report.busy_s + (now_s - self.reported_at_s)
-        if busy_s > 3 * report.micro_batch_s + 1.0:  # it does something else at the moment
+        if busy_s > 3 * report.micro_batch_s + 1.0 + self._longer_pause_s:  # it does something else at the moment
             return report.samples
         finished, current_s = divmod(busy_s + self.round_trip_s, report.micro_batch_s)
         in_time = report.micro_batch_s - current_s <= grace_s

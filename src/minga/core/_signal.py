@@ -15,14 +15,22 @@ class Signal:
         """Wake all who wait."""
         waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            _wake(waiter)
 
     async def wait(self, timeout_s: float | None = None) -> None:
         """Wait for the next `fire`, or until `timeout_s` seconds of loop time passed."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._waiters[waiter] = None
+        timer = None if timeout_s is None else loop.call_later(max(0.0, timeout_s), _wake, waiter)
         try:
-            await asyncio.wait([waiter], timeout=timeout_s)
+            await waiter
         finally:
             self._waiters.pop(waiter, None)
+            if timer is not None:
+                timer.cancel()
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

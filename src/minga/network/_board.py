@@ -190,9 +190,10 @@ class Board(Changes):
             self.events.emit("board.stalled", seconds=slept)
         self._detector.beat_s = max(beat_s, 0.98 * self._detector.beat_s)  # others may see a smaller swarm later
         now = self.now()
-        silent = [p for p in self._alive if p != self.peer_id and not self._detector.is_alive(p, now)]
-        for peer in sorted(silent):
-            self._review(peer)
+        if self._detector.may_have_died(now):
+            silent = [p for p in self._alive if p != self.peer_id and not self._detector.is_alive(p, now)]
+            for peer in sorted(silent):
+                self._review(peer)
 
     def beat(self, beat_s: float) -> float:
         """Renew own records that are due and, if nothing was signed for `beat_s`, sign a beat.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
+from minga.core._signal import Signal
 from minga.network._interface import PeerId
 
 Listener = Callable[[PeerId, str | None], None]
@@ -17,7 +17,7 @@ class Changes:
     def __init__(self) -> None:
         self.generation = 0
         self._listeners: list[Listener] = []
-        self._bell = asyncio.Event()
+        self._bell = Signal()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with each change from now on; returns the function that ends this."""
@@ -32,7 +32,6 @@ class Changes:
 
     def _notify(self, peer: PeerId, name: str | None) -> None:
         self.generation += 1
-        self._bell.set()
-        self._bell = asyncio.Event()
+        self._bell.fire()
         for listener in list(self._listeners):
             listener(peer, name)

@@ -47,7 +47,9 @@ from minga.network._records import KINDS_BY_CODE, Left, Verdict
 
 EXCHANGE_METHOD = "board.exchange"
 EXCHANGE_S = 1.0
-"""Mean seconds between two exchanges that a peer begins."""
+EXCHANGES_PER_SECOND = 50.0
+"""A peer begins an exchange every `EXCHANGE_S` seconds, and in a large swarm not so many are begun in all: an exchange
+takes as long as there are peers to tell of."""
 
 EXCHANGE_TIMEOUT_S = 30.0
 MAX_EXCHANGES_SERVED = 4
@@ -57,7 +59,7 @@ RUMOUR_WINDOWS = 2.0
 """Windows of the rumours after which a record should have come to nearly everybody."""
 
 MIN_BEAT_S = 0.5
-BEATS_PER_SECOND = 50.0
+BEATS_PER_SECOND = 25.0
 """Beats per second in the whole swarm, at most, once it is large."""
 
 MIN_NEIGHBOURS = 8
@@ -211,7 +213,8 @@ class Gossip:
 
     async def _exchange_forever(self) -> None:
         while True:
-            await asyncio.sleep(EXCHANGE_S * self._generator.uniform(0.8, 1.2))
+            period_s = max(EXCHANGE_S, self._board.alive_count / EXCHANGES_PER_SECOND)
+            await asyncio.sleep(period_s * self._generator.uniform(0.8, 1.2))
             neighbours = self._node.connected()
             living = [peer for peer in neighbours if self._board.is_alive(peer)]
             silent = [peer for peer in neighbours if not self._board.is_alive(peer)]

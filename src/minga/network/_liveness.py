@@ -23,6 +23,7 @@ starved accuses nobody when it wakes up.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable
@@ -74,46 +75,66 @@ class AwakeClock:
 class _Beats:
     """What is known about the beats of one owner; all times in seconds of the awake clock."""
 
-    __slots__ = ("arrived", "connection_lost", "counted", "deadline", "deviation", "excesses", "mean", "seen")
+    __slots__ = (
+        "arrived",
+        "connection_lost",
+        "counted",
+        "deadline",
+        "deviation",
+        "excesses",
+        "mean",
+        "seen",
+        "squares",
+        "total",
+    )
 
     def __init__(self, now: float, age_s: float, beat_s: float) -> None:
         self.seen = now  # when the newest version came
         self.arrived = self.counted = now - age_s  # when it would have come on a quick path
         self.connection_lost = False
         # Two made-up intervals stand for what is not known yet: some patience, which real ones soon wash out.
-        self.excesses = deque((-0.1 * beat_s, 0.6 * beat_s), maxlen=WINDOW_BEATS)
+        self.excesses = deque((-0.1 * beat_s, 0.6 * beat_s))
+        self.total, self.squares = sum(self.excesses), sum(excess * excess for excess in self.excesses)
         self.update(beat_s)
 
     def count(self, beat_s: float) -> None:
         """Remember by how much the interval that ended just now exceeds the plan; ignore those of a quick series."""
         interval = self.seen - self.counted  # all the silence there was, including how long the beat took to come
         if interval >= 0.5 * beat_s:
-            self.excesses.append(min(interval, self.patience(ALIVE_BELOW_PHI)) - beat_s)
+            excess = min(interval, self.patience(ALIVE_BELOW_PHI)) - beat_s
+            oldest = self.excesses.popleft() if len(self.excesses) == WINDOW_BEATS else 0.0
+            self.excesses.append(excess)
+            self.total += excess - oldest
+            self.squares += excess * excess - oldest * oldest
             self.counted = self.arrived
 
     def update(self, beat_s: float) -> None:
         """Derive mean, deviation and deadline anew."""
-        size = len(self.excesses)
-        mean = sum(self.excesses) / size
-        variance = sum((excess - mean) ** 2 for excess in self.excesses) / size
+        mean = self.total / len(self.excesses)
+        variance = max(0.0, self.squares / len(self.excesses) - mean * mean)
         self.mean = beat_s + max(mean, 0.0)
         self.deviation = max(math.sqrt(variance), MIN_DEVIATION_S + MIN_DEVIATION_BEATS * beat_s)
         self.set_deadline()
 
     def set_deadline(self) -> None:
         """When suspicion will reach the threshold."""
-        self.deadline = self.arrived + self.patience(
-            ALIVE_BELOW_PHI - (LOST_CONNECTION_PHI if self.connection_lost else 0.0)
-        )
+        phi = ALIVE_BELOW_PHI - (LOST_CONNECTION_PHI if self.connection_lost else 0.0)
+        self.deadline = self.arrived + self.patience(phi)
 
     def patience(self, phi: float) -> float:
         """Seconds of silence that make this much suspicion: the inverse of the formula above."""
-        return self.mean + self.deviation * math.log(10.0**phi - 1.0) / _SLOPE
+        return self.mean + self.deviation * _deviations(phi)
 
     def phi(self, now: float) -> float:
         x = _SLOPE * (now - self.arrived - self.mean) / self.deviation
         log_1_exp = x if x > 30.0 else math.log1p(math.exp(x))
         return log_1_exp / math.log(10.0) + (LOST_CONNECTION_PHI if self.connection_lost else 0.0)
+
+
+@functools.cache
+def _deviations(phi: float) -> float:
+    """How many deviations beyond the mean a silence has to be for this much suspicion."""
+    return math.log(10.0**phi - 1.0) / _SLOPE
 
 
 class FailureDetector:
@@ -126,6 +147,7 @@ class FailureDetector:
     def __init__(self, beat_s: float = 0.5) -> None:
         self._beat_s = beat_s
         self._beats: dict[PeerId, _Beats] = {}
+        self._look_at = -math.inf  # before then nobody can count as dead who counts as alive now
 
     @property
     def beat_s(self) -> float:
@@ -145,7 +167,8 @@ class FailureDetector:
         age_s = min(max(age_s, 0.0), MAX_AGE_S)
         beats = self._beats.get(peer)
         if beats is None:
-            self._beats[peer] = _Beats(now, age_s, self._beat_s)
+            beats = self._beats[peer] = _Beats(now, age_s, self._beat_s)
+            self._look_at = min(self._look_at, beats.deadline)
             return
         beats.seen = now
         if now - age_s > beats.arrived:
@@ -153,6 +176,7 @@ class FailureDetector:
             beats.connection_lost = False
             beats.count(self._beat_s)
             beats.update(self._beat_s)
+            self._look_at = min(self._look_at, beats.deadline)
 
     def heard_again(self, peer: PeerId, now: float, age_s: float) -> None:
         """The newest version came once more, with an age of its own.
@@ -171,10 +195,19 @@ class FailureDetector:
         if beats is not None:
             beats.connection_lost = True
             beats.set_deadline()
+            self._look_at = min(self._look_at, beats.deadline)
 
     def forget(self, peer: PeerId) -> None:
         """Drop all that is known about `peer`."""
         self._beats.pop(peer, None)
+
+    def may_have_died(self, now: float) -> bool:
+        """Whether it is worth asking `is_alive` of those that were alive when this was asked last."""
+        if now < self._look_at:
+            return False
+        later = [beats.deadline for beats in self._beats.values() if beats.deadline > now]
+        self._look_at = min(later, default=-math.inf)
+        return True
 
     def is_alive(self, peer: PeerId, now: float) -> bool:
         """Whether suspicion about `peer` is below `ALIVE_BELOW_PHI`; unknown peers are not alive."""

@@ -5,7 +5,7 @@ A frame is one byte of kind, four bytes of length (big-endian) and that many byt
     MESSAGE   msgpack of one `msgspec` struct, at most MAX_MESSAGE_BYTES
     BULK      raw bytes (tensor chunks), whose exact length the receiver knows beforehand
     REFUSAL   msgpack of a `Refusal`: the other side understood and says no
-    PULSE     empty: still alive, nothing to say
+    PULSE     still alive, nothing to say; instead of a length, ticks until the next one, see `minga.network._pulse`
     RECEIPT   how many bulk bytes came and when, see `minga.network._receipts`
 
 Nothing is allocated before the length was checked, and nothing that arrives is used before it was decoded into the
@@ -27,7 +27,7 @@ from minga.core._errors import ProtocolError, RejectedError, RemoteError, Silent
 from minga.network._interface import Buffer, PeerId, Stream
 from minga.network._lines import Lines
 from minga.network._paced_stream import PacedStream
-from minga.network._pulse import PULSE_S, Clockwork, silence_limit
+from minga.network._pulse import LEAST_TICKS, MOST_TICKS, PULSE_S, Clockwork, silence_limit
 from minga.network._receipt_queue import ReceiptQueue
 from minga.network._receipts import RECEIPT_BYTES
 from minga.network._tally import BulkTally
@@ -41,8 +41,6 @@ PIECE_BYTES = 1 << 14
 
 MESSAGE, BULK, REFUSAL, PULSE, RECEIPT = range(5)
 _HEADER = struct.Struct(">BI")
-_SIZES = {PULSE: 0, RECEIPT: RECEIPT_BYTES}
-_PULSE_FRAME = _HEADER.pack(PULSE, 0)
 
 T = TypeVar("T")
 
@@ -76,9 +74,10 @@ class MessageStream:
         self._trip_tick, self._trip_s = -1, 0.0
         self._write_lock = asyncio.Lock()
         self._last_write = self._last_heard = self._last_moved = clockwork.tick
+        self._pause_ticks = self._far_pause_ticks = LEAST_TICKS  # as this side, and the other, said last
         self._waiting = self._silent = self._finished = self._ended = False
         self._pulse_task: asyncio.Task[None] | None = None
-        self._receipts = ReceiptQueue(self._pulse)
+        self._receipts = ReceiptQueue(self._write_aside)
         clockwork.add(self)
 
     @property
@@ -92,6 +91,11 @@ class MessageStream:
     def quiet_s(self) -> float:
         """Seconds since anything came, pulses too; 0 while nobody receives here, for then nothing is noticed."""
         return (self._clockwork.tick - self._last_heard) * PULSE_S if self._waiting else 0.0
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds for which either side is quiet when it has nothing to say."""
+        return max(self._pause_ticks, self._far_pause_ticks) * PULSE_S
 
     @property
     def idle_s(self) -> float:
@@ -178,16 +182,19 @@ class MessageStream:
     # ---- inner workings
 
     def on_tick(self, tick: int) -> None:
-        """Called by the clockwork: pulse if nothing was written since the last tick; give up on a silent peer."""
-        if not self._finished and self._last_write < tick - 1 and not self._write_lock.locked():
-            self._pulse_task = asyncio.get_running_loop().create_task(self._pulse())
+        """Called by the clockwork: pulse if nothing was written for a while; give up on a silent peer."""
+        if not self._finished and tick - self._last_write >= self._pause_ticks and not self._write_lock.locked():
+            self._pause_ticks = max(self._clockwork.pause_ticks, self._far_pause_ticks)
+            frame = _HEADER.pack(PULSE, self._pause_ticks)
+            self._pulse_task = asyncio.get_running_loop().create_task(self._write_aside(frame))
         quiet = tick - self._last_heard if self._waiting and not self._paced.is_held else 0
-        if quiet > silence_limit(None) and quiet > silence_limit(self._round_trip_s()):
+        pause = self._far_pause_ticks
+        if quiet > silence_limit(None, pause) and quiet > silence_limit(self._round_trip_s(), pause):
             self._silent = True
             self._clockwork.remove(self)
             self._pulse_task = asyncio.get_running_loop().create_task(self._stream.reset())
 
-    async def _pulse(self, frame: bytes = _PULSE_FRAME) -> None:
+    async def _write_aside(self, frame: bytes) -> None:
         try:
             await self._write(frame)
         except RemoteError:
@@ -257,12 +264,14 @@ class MessageStream:
                     raise ProtocolError("the stream ended early", peer=self.peer)
                 rest = await self._read_exactly(_HEADER.size - len(first)) if len(first) < _HEADER.size else b""
                 kind, length = _HEADER.unpack(first + rest)
-                if kind > RECEIPT or (kind in _SIZES and length != _SIZES[kind]):
-                    raise ProtocolError(f"unknown frame kind {kind}", peer=self.peer)
-                if kind == RECEIPT:
+                if kind == PULSE and LEAST_TICKS <= length <= MOST_TICKS:
+                    self._far_pause_ticks = length
+                elif kind == RECEIPT and length == RECEIPT_BYTES:
                     self.tally.acknowledge(await self._read_exactly(length))
-                elif kind != PULSE:
+                elif kind in (MESSAGE, BULK, REFUSAL):
                     return kind, length
+                else:
+                    raise ProtocolError(f"unknown frame kind {kind}", peer=self.peer)
         except UnreachableError as error:
             raise self._explain(error) from error
         finally:

@@ -224,7 +224,7 @@ class Node:
     async def close(self) -> None:
         """Stop everything and close the network; may be called twice."""
         self._closed = True
-        await self.clockwork.close()
+        self.clockwork.close()
         for task in [*self._tasks, *self._dialling.values()]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._dialling.values(), return_exceptions=True)

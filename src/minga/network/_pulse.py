@@ -1,8 +1,10 @@
 """Signs of life on open streams.
 
 Theory of operation. A peer that is killed, stopped or cut off says nothing, and nothing is also what a healthy peer
-says while it computes. So every open message stream carries an empty *pulse* frame every `PULSE_S` seconds in which
-nothing else was written, and whoever waits for a frame gives up once nothing at all came for `silence_limit` ticks.
+says while it computes. So every open message stream carries a *pulse* frame whenever nothing else was written for some
+ticks, and whoever waits for a frame gives up once nothing at all came for `silence_limit` ticks. Each pulse says after
+how many ticks the next one comes at the latest: `LEAST_TICKS`, or more where a peer has so many streams open, as the
+leader of a large group has, that it would do little else. The side with fewer streams follows the one with more.
 
 Time is counted in ticks of this peer's own clockwork, not in seconds: if this process was stopped or starved, its
 ticks stop too, and upon waking it does not accuse everyone else of having been silent.
@@ -14,18 +16,29 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Final, Protocol
 
-PULSE_S = 0.25
-"""Seconds between two pulses on an otherwise quiet stream."""
+PULSE_S: Final = 0.25
+"""Seconds of a tick."""
 
-SILENCE_S = 1.5
+LEAST_TICKS: Final = 2
+MOST_TICKS: Final = 20
+"""Ticks from one pulse to the next."""
+
+STREAMS_PER_TICK: Final = 16
+"""A peer with more than so many streams for each tick makes longer pauses."""
+
+SILENCE_S: Final = 1.5
 """Seconds of complete silence on an idle link of no length after which a peer counts as gone."""
 
 
-def silence_limit(round_trip_s: float | None) -> int:
-    """How many ticks of silence to bear: `SILENCE_S` plus four round trips, which covers a lost and resent pulse."""
-    return math.ceil((SILENCE_S + 4.0 * min(round_trip_s or 0.0, 2.0)) / PULSE_S)
+def silence_limit(round_trip_s: float | None, pause_ticks: int = LEAST_TICKS) -> int:
+    """How many ticks of silence to bear of a peer that makes pauses of `pause_ticks` ticks.
+
+    `SILENCE_S` plus four round trips, which covers a lost and resent pulse, and what the pause is longer than usual.
+    """
+    usual = math.ceil((SILENCE_S + 4.0 * min(round_trip_s or 0.0, 2.0)) / PULSE_S)
+    return usual + max(0, pause_ticks - LEAST_TICKS)
 
 
 class Pulsed(Protocol):
@@ -52,11 +65,16 @@ class Clockwork:
     def __init__(self) -> None:
         self.tick = 0
         self._pulsed: dict[Pulsed, None] = {}  # a dict keeps the order, so that simulated runs repeat exactly
-        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def pause_ticks(self) -> int:
+        """How many ticks a stream may be quiet, with as many streams as there are now."""
+        return min(max(LEAST_TICKS, len(self._pulsed) // STREAMS_PER_TICK), MOST_TICKS)
 
     def start(self) -> None:
         """Begin ticking on the running loop."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="minga-clockwork")
+        self._timer = asyncio.get_running_loop().call_later(PULSE_S, self._advance)
 
     def add(self, pulsed: Pulsed) -> None:
         """Drive `pulsed` until it is removed."""
@@ -77,17 +95,14 @@ class Clockwork:
             finally:
                 self.remove(alarm)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop ticking."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(PULSE_S)
-            self.tick += 1
-            for pulsed in list(self._pulsed):
-                pulsed.on_tick(self.tick)
+    def _advance(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PULSE_S, self._advance)
+        self.tick += 1
+        for pulsed in list(self._pulsed):
+            pulsed.on_tick(self.tick)

@@ -26,9 +26,12 @@ from minga.network._records import KINDS
 METHOD = "board.push"
 FANOUT = 6
 ROUTINE_FANOUT = 3
-MIN_WINDOW_S = 0.1
-MAX_WINDOW_S = 0.4
-URGENT_WINDOW_S = 0.02
+MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 2.0
+WINDOW_PER_PEER_S = 0.01
+MIN_URGENT_S, MAX_URGENT_S = 0.02, 0.5
+URGENT_PER_PEER_S = 0.002
+"""How long news are collected: the larger the swarm, the more there are, and a push costs more than what it tells."""
+
 PUSH_TIMEOUT_S = 10.0
 
 _URGENT = {KINDS["address"].code, KINDS["left"].code}
@@ -51,8 +54,13 @@ class Pusher:
 
     @property
     def window_s(self) -> float:
-        """Seconds for which routine news are collected: 2 ms for each living peer, within bounds."""
-        return min(max(MIN_WINDOW_S, 0.002 * self._board.alive_count), MAX_WINDOW_S)
+        """Seconds for which routine news are collected."""
+        return min(max(MIN_WINDOW_S, WINDOW_PER_PEER_S * self._board.alive_count), MAX_WINDOW_S)
+
+    @property
+    def urgent_s(self) -> float:
+        """The same for what is urgent."""
+        return min(max(MIN_URGENT_S, URGENT_PER_PEER_S * self._board.alive_count), MAX_URGENT_S)
 
     def add(self, owner: PeerId, code: int, source: PeerId) -> None:
         """Note that a record is new here and came from `source` (this peer for its own)."""
@@ -60,7 +68,7 @@ class Pusher:
             return
         self._news[owner, code] = {source}
         now = asyncio.get_running_loop().time()
-        due = now + (URGENT_WINDOW_S if code in _URGENT else self.window_s)
+        due = now + (self.urgent_s if code in _URGENT else self.window_s)
         if self._flush_at is None or due < self._flush_at - 0.001:
             if self._timer is not None:
                 self._timer.cancel()

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
@@ -36,11 +37,11 @@ class VirtualProcess:
         self.adopt(task)
         return task
 
-    def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Count a task among those that end when the process is killed."""
+    def adopt(self, task: asyncio.Task[Any], then: Callable[[asyncio.Task[Any]], None] | None = None) -> None:
+        """Count a task among those that end when the process is killed; `then` is called when it is done."""
         if task not in self.tasks:
             self.tasks[task] = None
-            task.add_done_callback(self._forget, context=_NO_PROCESS)
+            task.add_done_callback(functools.partial(self._forget, then), context=NO_PROCESS)
 
     def stop(self) -> None:
         """Let nothing of this process run from now on."""
@@ -63,8 +64,10 @@ class VirtualProcess:
         for task in list(self.tasks):
             task.cancel()
 
-    def _forget(self, task: asyncio.Task[Any]) -> None:
+    def _forget(self, then: Callable[[asyncio.Task[Any]], None] | None, task: asyncio.Task[Any]) -> None:
         self.tasks.pop(task, None)
+        if then is not None:
+            then(task)
         if self.killed and not task.cancelled():
             task.exception()  # that clean-up fails after death is nobody's mistake, and not to be reported
 
@@ -74,4 +77,5 @@ CURRENT_PROCESS: contextvars.ContextVar[VirtualProcess | None] = contextvars.Con
 )
 """The process that the running code belongs to; None for the simulation itself."""
 
-_NO_PROCESS = contextvars.Context()
+NO_PROCESS: Final = contextvars.Context()
+"""For callbacks that belong to the simulation, although a process asks for them."""

@@ -19,17 +19,23 @@ import asyncio
 import contextvars
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
 
 from minga.core._errors import LocalError
-from minga.network._virtual_process import CURRENT_PROCESS, VirtualProcess
+from minga.network._virtual_process import CURRENT_PROCESS, NO_PROCESS, VirtualProcess
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-CLOCK_RESOLUTION_S = 1e-9
+RESOLUTION_S = 1e-9
+"""Timers that are due within so much of each other fire in one turn, so that rounding does not part them."""
+
 MAX_TASKS_NAMED = 20
+MOST_CANCELLED = 100
+"""Cancelled timers are left where they are until there are so many, and they are most."""
+
 LAST_WORDS_S = 3600.0
 """Virtual seconds that cancelled tasks may take to clean up."""
 
@@ -54,59 +60,41 @@ class _Task(asyncio.Task[Any]):
 
 
 class _Handle(asyncio.Handle):
-    """A callback that is set aside while its process is stopped."""
+    """A callback; made without what the base class does for its debug mode, which would cost more than all else."""
 
     __slots__ = ()
+    _callback: Callable[..., object]
+    _args: tuple[Any, ...]
     _context: contextvars.Context
-    _loop: VirtualTimeLoop
 
-    def _run(self) -> None:
-        process = self._context.get(CURRENT_PROCESS)
-        if process is not None and process.stopped:
-            self._loop.park(process, self)
-        else:
-            super()._run()
+    def __init__(
+        self, callback: Any, args: tuple[Any, ...], loop: VirtualTimeLoop, context: contextvars.Context | None
+    ) -> None:
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled, self._repr, self._source_traceback = False, None, None
 
 
 class _TimerHandle(asyncio.TimerHandle):
-    """A timer that is set aside while its process is stopped."""
+    """The same at a time."""
 
-    __slots__ = ("_serial",)
+    __slots__ = ()
+    _callback: Callable[..., object]
+    _args: tuple[Any, ...]
     _context: contextvars.Context
-    _loop: VirtualTimeLoop
-    _when: float
 
     def __init__(
-        self, serial: int, when: float, callback: Any, args: Any, loop: Any, context: contextvars.Context | None
+        self,
+        when: float,
+        callback: Any,
+        args: tuple[Any, ...],
+        loop: VirtualTimeLoop,
+        context: contextvars.Context | None,
     ) -> None:
-        super().__init__(when, callback, args, loop, context)
-        self._serial = serial
-        self._scheduled = True  # it goes straight into the loop's queue
-
-    def __lt__(self, other: object) -> bool:
-        # Timers of the same moment fire in the order in which they were set.
-        if isinstance(other, _TimerHandle):
-            return (self._when, self._serial) < (other._when, other._serial)
-        return NotImplemented
-
-    def _run(self) -> None:
-        process = self._context.get(CURRENT_PROCESS)
-        if process is not None and process.stopped:
-            self._loop.park(process, self)
-        else:
-            super()._run()
-
-
-class _Jump:
-    """Stands where the base class expects a selector: instead of waiting for sockets it moves the clock."""
-
-    def __init__(self, jump: Callable[[float | None], None]) -> None:
-        self._jump = jump
-
-    def select(self, timeout: float | None) -> list[object]:
-        if timeout is None or timeout > 0:
-            self._jump(timeout)
-        return []
+        self._context = contextvars.copy_context() if context is None else context
+        self._loop, self._callback, self._args = loop, callback, args
+        self._cancelled, self._repr, self._source_traceback = False, None, None
+        self._when, self._scheduled = when, True
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
@@ -116,15 +104,16 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     would run longer than that. Raises `DeadlockError` when nothing is ready and no timer is left.
     """
 
-    _ready: Any
-    _scheduled: list[asyncio.TimerHandle]
+    _ready: deque[_Handle | _TimerHandle]
+    _scheduled: list[tuple[float, int, _TimerHandle]]
+    _stopping: bool
+    _timer_cancelled_count: int
 
     def __init__(self, *, start: float = 0.0, limit_s: float | None = None) -> None:
         super().__init__()
         self._now = start
         self._end = None if limit_s is None else start + limit_s
-        self._clock_resolution = CLOCK_RESOLUTION_S  # the base class takes the machine's, which is 16 ms on Windows
-        self._selector = _Jump(self._jump)
+        self._selector = None  # nothing is ever waited for
         self._pending: dict[asyncio.Task[Any], None] = {}
         self._processes: dict[VirtualProcess, None] = {}
         self._serial = 0
@@ -140,10 +129,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         options = {key: value for key, value in options.items() if value is not None}
         task = _Task(coro, serial=self._serial, loop=self, **options)
         self._pending[task] = None
-        task.add_done_callback(self._forget)
         process = options["context"].get(CURRENT_PROCESS) if "context" in options else CURRENT_PROCESS.get()
         if process is not None:
-            process.adopt(task)
+            process.adopt(task, then=self._forget)
+        else:
+            task.add_done_callback(self._forget, context=NO_PROCESS)
         return task
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
@@ -168,8 +158,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Run a callback when the virtual clock reaches `when`."""
         self._check_closed()  # type: ignore[attr-defined]
         self._serial += 1
-        timer = _TimerHandle(self._serial, when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)
+        timer = _TimerHandle(when, callback, args, self, context)
+        # Timers of the same moment fire in the order in which they were set.
+        heapq.heappush(self._scheduled, (when, self._serial, timer))
         return timer
 
     def call_later(
@@ -198,7 +189,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             self.call_soon(_settle, future.set_result, future, result)
         return future
 
-    def park(self, process: VirtualProcess, handle: asyncio.Handle) -> None:
+    def park(self, process: VirtualProcess, handle: _Handle | _TimerHandle) -> None:
         """Set a callback aside until its process continues."""
         self._processes[process] = None
         process.parked.append(lambda: None if handle.cancelled() else self._ready.append(handle))
@@ -217,15 +208,54 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                     message = "an error while a simulation ended"
                     self.call_exception_handler({"message": message, "exception": error, "task": task})
 
-    def _jump(self, timeout: float | None) -> None:
-        when = math.inf if timeout is None else self._scheduled[0].when()
+    def _run_once(self) -> None:
+        """One turn: what is ready, or else what is due at the next moment at which anything is.
+
+        The base class does the same with a selector, with timers that compare themselves, and with a method call for
+        each callback, at several times the cost; a simulation does hardly anything else.
+        """
+        timers, ready = self._scheduled, self._ready
+        self._drop_cancelled()
+        if not ready and not self._stopping:
+            self._jump()
+        until = self._now + max(RESOLUTION_S, 2.0 * math.ulp(self._now))
+        while timers and timers[0][0] < until:
+            timer = heapq.heappop(timers)[2]
+            timer._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            process = handle._context.get(CURRENT_PROCESS)
+            if process is not None and process.stopped:
+                self.park(process, handle)
+                continue
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                message = f"an error in the callback {handle._callback!r}"
+                self.call_exception_handler({"message": message, "exception": error, "handle": handle})
+
+    def _drop_cancelled(self) -> None:
+        timers = self._scheduled
+        if self._timer_cancelled_count > MOST_CANCELLED and 2 * self._timer_cancelled_count > len(timers):
+            timers[:] = [entry for entry in timers if not entry[2]._cancelled]
+            heapq.heapify(timers)
+            self._timer_cancelled_count = 0
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)[2]._scheduled = False
+            self._timer_cancelled_count -= 1
+
+    def _jump(self) -> None:
+        when = self._scheduled[0][0] if self._scheduled else math.inf
         if when == math.inf:
             raise DeadlockError(f"at {self._now:.6f} s nothing can ever happen again:{self._describe()}")
         if self._end is not None and when > self._end:
             raise VirtualTimeLimitError(f"not done at {self._end:.6f} s of virtual time:{self._describe()}")
-        self._now = when
-        # The base class runs what is due before now + resolution, which must be later than now.
-        self._clock_resolution = max(CLOCK_RESOLUTION_S, 2 * math.ulp(when))
+        self._now = max(self._now, when)
 
     def _describe(self) -> str:
         tasks = list(self._pending)
@@ -233,9 +263,6 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         if len(tasks) > MAX_TASKS_NAMED:
             lines.append(f"and {len(tasks) - MAX_TASKS_NAMED} more tasks")
         return "".join(f"\n  {line}" for line in lines)
-
-    def _process_events(self, event_list: list[object]) -> None:
-        """There are no sockets, hence no events of theirs."""
 
     def _write_to_self(self) -> None:
         """There is no selector to wake up."""
