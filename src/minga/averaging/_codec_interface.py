@@ -32,8 +32,8 @@ def is_finite(tensor: torch.Tensor, limit: float = FLOAT32_MAX) -> bool:
 
 
 def largest_magnitude(tensor: torch.Tensor) -> float:
-    """Return the largest magnitude, 0 for no elements, NaN if there is any NaN."""
-    if tensor.numel() == 0:
+    """Return the largest magnitude, 0 for no elements (or none with a number), NaN if there is any NaN."""
+    if tensor.numel() == 0 or tensor.is_meta:
         return 0.0
     low, high = torch.aminmax(tensor.detach())
     return float(max(-low.item(), high.item()))  # both are NaN if any element is
@@ -43,7 +43,8 @@ class Codec(ABC):
     """One way to turn float32 slices into bytes; see the module for the formats. Instances may be shared by threads.
 
     Vectors are contiguous 1-D float32 CPU tensors; buffers are contiguous bytes, writable where they are written to
-    (read-only sources are copied once), or 1-D uint8 CPU tensors.
+    (read-only sources are copied once), or 1-D uint8 CPU tensors. Of a vector on the device `meta`, which goes with
+    hollow bytes, only sizes are checked: it has no numbers.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Codec(ABC):
                 f"{source.numel()} elements take {self.encoded_bytes(source.numel())} bytes as {self.name}; "
                 f"the target has {raw.numel()}"
             )
-        if source.numel():
+        if source.numel() and _has_numbers(source, raw):
             self._encode(source.detach(), raw, limit)
 
     def decode(self, source: Buffer, target: torch.Tensor, *, limit: float = FLOAT32_MAX) -> None:
@@ -81,7 +82,7 @@ class Codec(ABC):
         is not what an encoder can produce, or holds NaN, infinity or a magnitude above `limit`.
         """
         raw = self._checked(source, target, limit)
-        if raw.numel():
+        if raw.numel() and _has_numbers(target, raw):
             self._decode(raw, target.detach())
 
     def decode_add(
@@ -95,7 +96,7 @@ class Codec(ABC):
         if not abs(weight) <= WEIGHT_LIMIT:
             raise ValueError(f"weight {weight} is not a number within +-{WEIGHT_LIMIT:.0f}")
         raw = self._checked(source, accumulator, limit)
-        if raw.numel():
+        if raw.numel() and _has_numbers(accumulator, raw):
             self._decode_add(raw, accumulator.detach(), weight)
 
     def _checked(self, source: Buffer, target: torch.Tensor, limit: float) -> torch.Tensor:
@@ -106,7 +107,7 @@ class Codec(ABC):
                 f"{raw.numel()} bytes instead of the {self.encoded_bytes(target.numel())} that "
                 f"{target.numel()} elements take as {self.name}"
             )
-        if raw.numel():
+        if raw.numel() and _has_numbers(target, raw):
             self._check(raw, target.numel(), limit)
         return raw
 
@@ -127,11 +128,19 @@ class Codec(ABC):
 
 
 def _require_vector(tensor: torch.Tensor) -> None:
-    if tensor.dtype != torch.float32 or tensor.dim() != 1 or not tensor.is_contiguous() or tensor.device.type != "cpu":
+    here = tensor.device.type in ("cpu", "meta")
+    if tensor.dtype != torch.float32 or tensor.dim() != 1 or not tensor.is_contiguous() or not here:
         raise ValueError(
             f"codecs take contiguous 1-D float32 CPU tensors, not {tensor.dtype} {tuple(tensor.shape)} on "
             f"{tensor.device}{'' if tensor.is_contiguous() else ', not contiguous'}"
         )
+
+
+def _has_numbers(vector: torch.Tensor, raw: torch.Tensor) -> bool:
+    """Whether there is anything to compute. Raises `InvalidEncodingError` if only one of both has content."""
+    if vector.is_meta != raw.is_meta:
+        raise InvalidEncodingError("a vector without numbers goes with bytes without content, and only with them")
+    return not vector.is_meta
 
 
 def require_magnitude(largest: float, limit: float) -> None:

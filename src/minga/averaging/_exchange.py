@@ -11,6 +11,7 @@ from minga.averaging._codecs import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging._layout import Chunk
 from minga.averaging._messages import Assignment, ChunkWeight, Fetch, PartHello
 from minga.averaging._round import Round
+from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.network._interface import Buffer
 from minga.network._messages import MessageStream
@@ -100,8 +101,7 @@ async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
 async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: MessageStream) -> None:
     await stream.send(Fetch(round.plan.round_id, wanted))
     for index in wanted:
-        chunk = round.chunks[index]
-        values = torch.empty(chunk.stop - chunk.start, dtype=torch.float32)
+        values = torch.empty_like(round.reduced[index])
         view = as_bytes(values)
         await stream.receive_bulk_into(view)
         round.bytes_received += view.nbytes
@@ -125,11 +125,6 @@ async def serve_fetch(round: Round, stream: MessageStream, request: Fetch) -> No
         view = as_bytes(round.reduced[index])
         await stream.send_bulk(view)
         round.bytes_sent += view.nbytes
-
-
-def as_bytes(values: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor as a writable view of bytes, without a copy."""
-    return memoryview(values.numpy()).cast("B")  # type: ignore[arg-type]  # numpy arrays are buffers at run time
 
 
 # ---- sending
@@ -181,7 +176,7 @@ async def _receive_reduced(round: Round, assignment: Assignment, stream: Message
             await stream.receive_bulk_into(body)
             _require_finite(target, stream)
         else:
-            body = buffer[: chunk.encoded_bytes] if relay is None else memoryview(bytearray(chunk.encoded_bytes))
+            body = buffer[: chunk.encoded_bytes] if relay is None else round.buffer(chunk.encoded_bytes)
             await stream.receive_bulk_into(body)
             _decode(chunk, body, target, stream)
         round.bytes_received += chunk.encoded_bytes
@@ -194,7 +189,7 @@ async def _receive_reduced(round: Round, assignment: Assignment, stream: Message
 def _buffer(round: Round, assignment: Assignment) -> memoryview:
     """Memory for one encoded chunk after the other; float32 needs none."""
     sizes = (c.encoded_bytes for i in assignment.chunks if (c := round.chunks[i]).codec.name != "float32")
-    return memoryview(bytearray(max(sizes, default=0)))
+    return round.buffer(max(sizes, default=0))
 
 
 def _decode(chunk: Chunk, body: memoryview, target: torch.Tensor, stream: MessageStream) -> None:

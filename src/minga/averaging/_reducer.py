@@ -19,11 +19,11 @@ import asyncio
 import torch
 
 from minga.averaging._codecs import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, is_finite
-from minga.averaging._exchange import as_bytes
 from minga.averaging._messages import Assignment, ChunkWeight, PartHello
 from minga.averaging._patience import Patience
 from minga.averaging._ranking import has_quorum
 from minga.averaging._round import Round
+from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
 from minga.network._interface import Buffer
 from minga.network._messages import MessageStream
@@ -141,7 +141,7 @@ class Reducer:
     async def _receive(self, child: int, weight: int | None, stream: MessageStream) -> None:
         """Take the child's chunks; one without a weight of its own is a relay and tells it with each chunk."""
         round = self._round
-        buffer = memoryview(bytearray(max(round.chunks[index].encoded_bytes for index in self._assignment.chunks)))
+        buffer = round.buffer(max(round.chunks[index].encoded_bytes for index in self._assignment.chunks))
         for index in self._assignment.chunks:
             chunk = round.chunks[index]
             samples = weight if weight is not None else (await stream.receive(ChunkWeight)).weight
@@ -217,8 +217,8 @@ class Reducer:
             if not is_finite(values, limit):
                 raise NonFiniteError("the chunk cannot be sent")
             return as_bytes(values)
-        body = bytearray(chunk.encoded_bytes)
-        chunk.codec.encode(values, memoryview(body), limit=limit)
+        body = self._round.buffer(chunk.encoded_bytes)
+        chunk.codec.encode(values, body, limit=limit)
         if not self._is_relay:
             chunk.codec.decode(body, values)
         return body

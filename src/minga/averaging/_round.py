@@ -33,6 +33,7 @@ from minga.averaging._messages import Assignment, Plan
 from minga.averaging._plans import chunk_bytes_of
 from minga.averaging._routes import Routes
 from minga.averaging._turns import Turns
+from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import UnreachableError
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
@@ -133,6 +134,10 @@ class Round:
             self.have[index] = True
             self.missing -= 1
             self.changed.fire()
+
+    def buffer(self, size: int) -> memoryview:
+        """New memory for `size` encoded bytes; hollow where the vectors have no numbers."""
+        return as_bytes(torch.empty(size, dtype=torch.uint8, device=self.result.device))
 
     def bury(self, member: int, why: str) -> None:
         """Regard a member as gone for the rest of the round; tasks that need it end."""

@@ -1,5 +1,8 @@
 """Bytes as tensors and back, without copies where the machine allows it.
 
+A tensor on the device `meta` has a size and no numbers; its bytes are hollow (see `minga.network._hollow`), and the
+other way round. That is how a simulated model takes part of which only the size is known.
+
 Wire order is little-endian. On a little-endian machine an aligned buffer is used in place; otherwise the bytes are
 reordered or realigned through a copy of the size of the buffer.
 """
@@ -11,6 +14,8 @@ import threading
 from typing import Final
 
 import torch
+
+from minga.network._hollow import hollow, is_hollow
 
 Buffer = bytes | bytearray | memoryview | torch.Tensor
 
@@ -44,10 +49,12 @@ def bytes_of(buffer: Buffer, *, writable: bool) -> torch.Tensor:
     if isinstance(buffer, torch.Tensor):
         if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_contiguous():
             raise ValueError("a tensor used as a buffer must be contiguous, 1-D and of type uint8")
-        if buffer.device.type != "cpu":
+        if buffer.device.type not in ("cpu", "meta"):
             raise ValueError("a tensor used as a buffer must be in CPU memory")
         return buffer
     view = memoryview(buffer)
+    if is_hollow(view):
+        return torch.empty(view.nbytes, dtype=torch.uint8, device="meta")
     if not view.c_contiguous:
         raise ValueError("the buffer is not contiguous")
     if view.readonly:
@@ -57,6 +64,14 @@ def bytes_of(buffer: Buffer, *, writable: bool) -> torch.Tensor:
     if view.nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def as_bytes(values: torch.Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor as a writable view of bytes, without a copy; hollow bytes for `meta`."""
+    if values.is_meta:
+        return hollow(values.nbytes)
+    view = memoryview(values.numpy())  # type: ignore[arg-type]  # numpy arrays are buffers at run time
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def _usable_in_place(raw: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from minga.network._hollow import byte_view
 from minga.network._interface import Buffer, Stream
 from minga.network._lines import Lines
 
@@ -22,7 +23,7 @@ class PacedStream:
         if pacer.rate is None:
             await self._stream.write(data)
             return
-        view = memoryview(data).cast("B")
+        view = byte_view(data)
         while view.nbytes:
             piece = view[: pacer.piece_bytes]
             await pacer.take(piece.nbytes, urgent=urgent)

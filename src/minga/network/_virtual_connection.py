@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from minga.core._errors import ClosedError, MingaError, ProtocolError, UnreachableError
+from minga.network._hollow import byte_view, is_hollow
 from minga.network._interface import Buffer, Connection, LinkFacts, PeerId, Stream
 from minga.network._virtual_paths import Host, Paths
 from minga.network._virtual_pipe import SEND_BUFFER_BYTES, Pipe
@@ -203,7 +204,7 @@ class VirtualStream(Stream):
         if out.finished:
             raise ValueError("write after finish")
         if memoryview(data).nbytes:
-            out.put(data if isinstance(data, bytes) else bytes(data))
+            out.put(data if isinstance(data, bytes) or is_hollow(data) else bytes(data))
         while out.unsent > SEND_BUFFER_BYTES:
             await out.wait_writable()
             await self._gate()
@@ -229,10 +230,13 @@ class VirtualStream(Stream):
     async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
         """Fill `target`; see `Stream`."""
         await self._gate()
-        view = target.cast("B") if target.nbytes else target
+        view = byte_view(target)
         filled = 0
         while filled < view.nbytes:
-            count = self._into.pop_into(view[filled:])
+            try:
+                count = self._into.pop_into(view[filled:])
+            except ValueError as error:
+                raise ProtocolError(str(error), peer=self._connection.peer_id) from error
             filled += count
             if count and progress is not None:
                 progress(count)

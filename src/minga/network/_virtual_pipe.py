@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from minga.core._errors import MingaError
+from minga.network._hollow import fill, is_hollow
+from minga.network._interface import Buffer
 from minga.network._virtual_link import Link, Quantum, take_pieces
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ class Pipe:
 
     # ---- the writer's end
 
-    def put(self, data: bytes) -> None:
-        """Queue bytes, which nobody may change afterwards."""
+    def put(self, data: Buffer) -> None:
+        """Queue bytes, which nobody may change afterwards, or hollow ones."""
         self._queue.append(memoryview(data))
         self.unsent += len(data)
         self._source.host.up.offer(self)
@@ -83,7 +85,7 @@ class Pipe:
     # ---- the reader's end
 
     def pop(self, max_bytes: int) -> bytes:
-        """Take up to `max_bytes` of what is there: b"" if nothing is."""
+        """Take up to `max_bytes` of what is there: b"" if nothing is, zeros for what is hollow."""
         if not self._buffer:
             return b""
         piece = self._buffer[0]
@@ -93,17 +95,20 @@ class Pipe:
         else:
             self._buffer.popleft()
         self._consumed(len(piece))
-        return bytes(piece)
+        return bytes(len(piece)) if is_hollow(piece) else bytes(piece)
 
     def pop_into(self, target: memoryview) -> int:
-        """Move what is there, as far as it fits, to the front of `target`; returns how much it was."""
+        """Move what is there, as far as it fits, to the front of `target`; returns how much it was.
+
+        Raises `ValueError` if that is hollow and `target` is not.
+        """
         filled = 0
         while self._buffer and filled < len(target):
             piece = self._buffer.popleft()
             if len(piece) > (room := len(target) - filled):
                 self._buffer.appendleft(piece[room:])
                 piece = piece[:room]
-            target[filled : filled + len(piece)] = piece
+            fill(target[filled : filled + len(piece)], piece)
             filled += len(piece)
         self._consumed(filled)
         return filled

@@ -28,6 +28,7 @@ from minga.simulation._fault_driver import FaultDriver, VirtualFaults
 from minga.simulation._faults import parse_faults
 from minga.training._port import TrainerPort
 from minga.training._replica import Replica
+from minga.training._replica_interface import ReplicaInterface
 from minga.training._session import Session, SessionSettings
 from minga.training._snapshot import StateSnapshot
 from minga.training._work import Work
@@ -79,7 +80,12 @@ class SimulatedPeer:
     """One peer of a swarm: a host, a session, and a coroutine that trains. `settings` is None without a trainer."""
 
     def __init__(
-        self, name: str, network: VirtualNetwork, session: Session, replica: Replica, settings: TrainerSettings | None
+        self,
+        name: str,
+        network: VirtualNetwork,
+        session: Session,
+        replica: ReplicaInterface,
+        settings: TrainerSettings | None,
     ) -> None:
         self.name, self.network, self.session, self.replica = name, network, session, replica
         self.settings = settings
@@ -123,7 +129,7 @@ class SimulatedPeer:
             gradient(self, micro_batch)
             if port.add(self._accumulate, micro_batch):
                 self.samples_done += micro_batch
-            self.replica.optimizer.zero_grad()
+            self.replica.zero_grad()
             await self._serve(port, lambda: True, checkpoint_every)
 
     def _accumulate(self, vector: torch.Tensor) -> bool:
@@ -157,7 +163,7 @@ class Swarm:
         spec: RunSpec,
         *,
         seed: int = 0,
-        make_replica: Callable[[RunSpec], Replica] | None = None,
+        make_replica: Callable[[RunSpec], ReplicaInterface] | None = None,
         gradient: Callable[[SimulatedPeer, int], None] | None = None,
         checkpoint_every: int | None = None,
         divide: Divide = divide,
@@ -298,6 +304,8 @@ def small_replica(spec: RunSpec) -> Replica:
 def pull_to_target(peer: SimulatedPeer, samples: int) -> None:
     """The gradient of the distance to a random target that is the same for equal peer and count."""
     generator = torch.Generator().manual_seed(peer.samples_done * 1_000_003 + int(peer.network.peer_id[:8], 16))
+    if not isinstance(peer.replica, Replica):
+        raise ConfigurationError("a ghost model has no parameters to pull: give the swarm a gradient of its own")
     for parameter in peer.replica.vector.parameters():
         target = torch.randn(parameter.shape, generator=generator) / samples**0.5
         parameter.grad = parameter.detach() - target

@@ -15,6 +15,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+import torch
+
+from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import RemoteError, SilentError, StateMismatchError
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
@@ -47,12 +50,17 @@ def drop_donor(node: Node, donor: PeerId, error: RemoteError) -> None:
 class ChunkFetch:
     """Fetches the chunks `missing` of `manifest`; `on_chunk(index, data)` gets each once, verified.
 
+    Memory is taken on `device`, which is "meta" for a state without content.
+
     `data` is valid only until the callback returns. `received_bytes` counts what came from each donor, `failed` tells
     why donors dropped out.
     """
 
-    def __init__(self, node: Node, manifest: Manifest, missing: Sequence[int], on_chunk: OnChunk) -> None:
+    def __init__(
+        self, node: Node, manifest: Manifest, missing: Sequence[int], on_chunk: OnChunk, device: torch.device
+    ) -> None:
         self._node, self._manifest, self._on_chunk = node, manifest, on_chunk
+        self._device = device
         self._queue = deque(missing)
         self._missing = set(missing)
         self._arriving: set[int] = set()
@@ -95,7 +103,7 @@ class ChunkFetch:
 
     async def _pull(self, donor: PeerId, stream: MessageStream) -> None:
         clock = asyncio.get_running_loop().time
-        scratch = memoryview(bytearray(CHUNK_BYTES))
+        scratch = as_bytes(torch.empty(CHUNK_BYTES, dtype=torch.uint8, device=self._device))
         pending: deque[int] = deque()
         chunk_s = FIRST_CHUNK_S
         last = clock()

@@ -5,6 +5,9 @@ tensors, the scalars and the BLAKE3 of every chunk. The BLAKE3 of the manifest's
 digest*: 32 bytes that stand for all of the state. Whoever knows the digest can take the manifest from anybody, and
 whoever has the manifest can take each chunk from anybody, without trusting them. Two peers find out what differs
 between them by comparing manifests.
+
+Bytes without content (see `minga.network._hollow`) are hashed by what stands for it: the state's scalars and the place
+of the chunk.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.core._decoding import DECODING_ERRORS
+from minga.network._hollow import is_hollow
 from minga.training._scalars import Json, canonical_json, parse_canonical_json
 from minga.training._snapshot import ALIGNMENT_BYTES, DTYPES, StateSnapshot, TensorEntry, layout_bytes, padded
 
@@ -79,7 +83,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 
     def verify_chunk(self, index: int, data: memoryview) -> bool:
         """Whether `data` is chunk `index`."""
-        return data.nbytes == self.chunk_size(index) and blake3(data).digest() == self.chunk_hash(index)
+        if data.nbytes != self.chunk_size(index):
+            return False
+        found = _hollow_hash(self.scalars_json, index) if is_hollow(data) else blake3(data).digest()
+        return found == self.chunk_hash(index)
 
     def diff(self, own: Manifest | None) -> list[int]:
         """Indices of the chunks that a holder of the state `own` lacks, in order."""
@@ -125,7 +132,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 
 def build_manifest(snapshot: StateSnapshot) -> Manifest:
     """Hash a snapshot: about 0.3 s per GB of state and core. Raises `ValueError` if the state breaks a bound."""
-    return manifest_of(snapshot.step, snapshot.tensors, snapshot.scalars, [snapshot.bytes_view])
+    if not is_hollow(snapshot.bytes_view):
+        return manifest_of(snapshot.step, snapshot.tensors, snapshot.scalars, [snapshot.bytes_view])
+    total_bytes, scalars_json = layout_bytes(snapshot.tensors), canonical_json(snapshot.scalars)
+    hashes = b"".join(_hollow_hash(scalars_json, index) for index in range(-(-total_bytes // CHUNK_BYTES)))
+    return _checked(Manifest(FORMAT, snapshot.step, total_bytes, snapshot.tensors, scalars_json, hashes))
 
 
 def manifest_of(
@@ -134,9 +145,18 @@ def manifest_of(
     """The manifest of a state whose bytes come in `pieces` of any size, in order and with the gaps filled."""
     total_bytes = layout_bytes(tensors)
     hashes = hash_chunks(pieces, parallel=total_bytes >= _PARALLEL_BYTES)
-    manifest = Manifest(FORMAT, step, total_bytes, tensors, canonical_json(scalars), hashes)
+    return _checked(Manifest(FORMAT, step, total_bytes, tensors, canonical_json(scalars), hashes))
+
+
+def _checked(manifest: Manifest) -> Manifest:
     manifest.check()
     return manifest
+
+
+def _hollow_hash(scalars_json: bytes, index: int) -> bytes:
+    """What stands for the BLAKE3 of a chunk without content, 32 bytes."""
+    digest: bytes = blake3(b"minga hollow chunk %d of " % index + scalars_json).digest()
+    return digest
 
 
 def hash_chunks(pieces: Iterable[memoryview], *, parallel: bool = False) -> bytes:

@@ -10,7 +10,7 @@ from minga.averaging._all_reduce import AllReduce
 from minga.averaging._layout import VectorLayout
 from minga.averaging._messages import Plan
 from minga.training._port import TrainerPort
-from minga.training._replica import Replica
+from minga.training._replica_interface import ReplicaInterface
 
 
 class ParameterAverage:
@@ -19,7 +19,7 @@ class ParameterAverage:
     The group and its parts are those of that step, so that nothing has to be agreed on.
     """
 
-    def __init__(self, all_reduce: AllReduce, replica: Replica, port: TrainerPort) -> None:
+    def __init__(self, all_reduce: AllReduce, replica: ReplicaInterface, port: TrainerPort) -> None:
         self._all_reduce, self._replica, self._port = all_reduce, replica, port
         self._mean: torch.Tensor | None = None
 

@@ -6,8 +6,10 @@ import inspect
 from typing import Final
 
 import torch
+from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec import RunSpec
 from minga.training._buffers import SharedBuffers
@@ -70,9 +72,17 @@ class Replica:
     def fail(self, error: BaseException) -> None:
         """This peer ends with `error`: so must its other processes."""
 
+    def zero_grad(self) -> None:
+        """Forget the present gradients."""
+        self.optimizer.zero_grad()
+
+    def fingerprint(self, mean: torch.Tensor, round_id: str) -> str:  # noqa: ARG002  (the numbers say it all)
+        """32 hexadecimal digits by which peers tell whether they apply the same numbers; about 1 ms for each 4 MB."""
+        return blake3(as_bytes(mean)).hexdigest(length=16)
+
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to global step `step`: gradients from `mean`, clipping, scheduler."""
-        self.optimizer.zero_grad()  # of parameters that are not in the vector, too
+        self.zero_grad()  # of parameters that are not in the vector, too
         self.vector.load(mean)
         if self.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.vector.parameters(), self.max_grad_norm)
@@ -82,7 +92,7 @@ class Replica:
                 self.scheduler.step()
             finally:
                 self._schedule_at = self._epoch()
-        self.optimizer.zero_grad()
+        self.zero_grad()
         self.step = step
 
     def read_values(self) -> torch.Tensor:
@@ -102,7 +112,7 @@ class Replica:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
         self._state.restore(snapshot)
         self._buffers.rebase()
-        self.optimizer.zero_grad()
+        self.zero_grad()
         self.step = snapshot.step
         self._schedule_at = self._epoch()
 

@@ -34,7 +34,7 @@ from minga.network._reachability import Reachability
 from minga.network._records import AddressInfo
 from minga.training._member import Member, MemberSettings
 from minga.training._port import TrainerPort
-from minga.training._replica import Replica
+from minga.training._replica_interface import ReplicaInterface
 from minga.training._snapshot import StateSnapshot
 from minga.training._state_download import SyncProgress, download
 from minga.training._state_server import StateServer
@@ -125,7 +125,7 @@ class Session:
         address = self.node.address
         self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
 
-    def attach(self, spec: RunSpec, replica: Replica, port: TrainerPort) -> Member:
+    def attach(self, spec: RunSpec, replica: ReplicaInterface, port: TrainerPort) -> Member:
         """Begin to take part in steps with a trainer behind `port`."""
         settings = MemberSettings(
             target_batch_size=spec.training.target_batch_size,
@@ -215,7 +215,7 @@ class Session:
             logger.exception("this peer's member of the run failed")
             self.events.emit("member.failed", why=traceback.format_exception_only(error)[-1].strip())
 
-    def _downloader(self, replica: Replica) -> Callable[[int, StateSnapshot], Awaitable[StateSnapshot]]:
+    def _downloader(self, replica: ReplicaInterface) -> Callable[[int, StateSnapshot], Awaitable[StateSnapshot]]:
         def note(progress: SyncProgress) -> None:
             self.sync_progress = progress
             self.events.emit(

@@ -15,6 +15,7 @@ from functools import cached_property
 import msgspec
 import torch
 
+from minga.averaging._wire_tensors import as_bytes
 from minga.training._scalars import Json
 
 ALIGNMENT_BYTES = 16
@@ -70,7 +71,8 @@ def layout_bytes(tensors: Sequence[TensorEntry]) -> int:
 class StateSnapshot:
     """An immutable training state after global step `step`, on the CPU.
 
-    `buffer` is a flat uint8 tensor of `layout_bytes(tensors)` bytes; `scalars` are JSON values.
+    `buffer` is a flat uint8 tensor of `layout_bytes(tensors)` bytes, on the device `meta` if only its size is known;
+    `scalars` are JSON values.
     """
 
     step: int
@@ -80,8 +82,8 @@ class StateSnapshot:
 
     @cached_property
     def bytes_view(self) -> memoryview:
-        """The buffer as a memoryview of bytes, not copied."""
-        return self.buffer.numpy().data
+        """The buffer as a memoryview of bytes, not copied; a hollow one has no content."""
+        return as_bytes(self.buffer)
 
     def named_tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
         """Each entry with its tensor, a view into the buffer."""

@@ -19,7 +19,9 @@ from pathlib import Path
 
 import torch
 
+from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import RemoteError, StorageError
+from minga.network._hollow import fill
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.training._chunk_fetch import ChunkFetch
@@ -67,9 +69,10 @@ async def download(
 ) -> DownloadedState:
     """Download the state after step `minimum_step` or later that most of `donors` publish.
 
-    `have` is this peer's own state, `cache` a folder for verified chunks. `accept` may refuse a manifest, by raising,
-    before memory is taken for its state: pass `TrainingState.check`. Raises `UnreachableError` with the reason of each
-    donor if the state could not be had from them, `StorageError` if memory does not suffice, and what `accept` raises.
+    `have` is this peer's own state (without content, if the one to come has none), `cache` a folder for verified
+    chunks. `accept` may refuse a manifest, by raising, before memory is taken for its state: pass
+    `TrainingState.check`. Raises `UnreachableError` with the reason of each donor if the state could not be had from
+    them, `StorageError` if memory does not suffice, and what `accept` raises.
     Chunks that arrived stay in the cache; trying again is up to the caller.
     """
     asked = Donors(node, donors, expect_digest)
@@ -77,7 +80,8 @@ async def download(
     manifest, supporters = await asked.fetch_manifest()
     if accept is not None:
         accept(manifest)
-    work = _Download(node, manifest, DownloadCache(cache, manifest, node.events), progress)
+    device = torch.device("cpu") if have is None else have.buffer.device
+    work = _Download(node, manifest, DownloadCache(cache, manifest, node.events), progress, device)
     return await work.run(asked, supporters, have)
 
 
@@ -90,13 +94,14 @@ class _Download:
         manifest: Manifest,
         cache: DownloadCache,
         progress: Callable[[SyncProgress], None] | None,
+        device: torch.device,
     ) -> None:
         self._node, self._manifest, self._cache, self._progress = node, manifest, cache, progress
         try:
-            self._buffer = torch.empty(manifest.total_bytes, dtype=torch.uint8)
+            self._buffer = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=device)
         except RuntimeError as error:
             raise StorageError(f"no memory for a state of {manifest.total_bytes >> 20} MiB") from error
-        self._target: memoryview = self._buffer.numpy().data
+        self._target = as_bytes(self._buffer)
         self._done_bytes = self._done_chunks = self._reused_bytes = 0
         self._received_bytes: dict[PeerId, int] = {}
 
@@ -106,7 +111,7 @@ class _Download:
         try:
             missing = await self._cache.fill(missing, self._chunk)
             self._count_reused(missing)
-            fetch = ChunkFetch(self._node, manifest, missing, self._store)
+            fetch = ChunkFetch(self._node, manifest, missing, self._store, self._buffer.device)
             self._received_bytes = fetch.received_bytes
             self._tell()
             await fetch.run(supporters)
@@ -142,7 +147,7 @@ class _Download:
             if place is None:
                 missing.append(index)
             else:
-                self._chunk(index)[:] = have.bytes_view[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES]
+                fill(self._chunk(index), have.bytes_view[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES])
         return missing
 
     def _count_reused(self, missing: list[int]) -> None:
@@ -151,7 +156,7 @@ class _Download:
         self._done_bytes, self._done_chunks = self._reused_bytes, manifest.chunk_count - len(missing)
 
     async def _store(self, index: int, data: memoryview) -> None:
-        self._chunk(index)[:] = data
+        fill(self._chunk(index), data)
         self._done_bytes += data.nbytes
         self._done_chunks += 1
         await self._cache.write(index, self._chunk(index))

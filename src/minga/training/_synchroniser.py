@@ -9,7 +9,7 @@ from minga.network._interface import PeerId
 from minga.network._records import StateInfo
 from minga.training._digests import DigestHistory
 from minga.training._port import TrainerPort
-from minga.training._replica import Replica
+from minga.training._replica_interface import ReplicaInterface
 from minga.training._snapshot import StateSnapshot
 
 Download = Callable[[int, StateSnapshot], Awaitable[StateSnapshot]]
@@ -22,7 +22,7 @@ class Synchroniser:
     what differs from `have`; it raises a `RemoteError` if nobody can serve it.
     """
 
-    def __init__(self, board: Board, replica: Replica, port: TrainerPort, download: Download) -> None:
+    def __init__(self, board: Board, replica: ReplicaInterface, port: TrainerPort, download: Download) -> None:
         self._board, self._replica, self._port, self._download = board, replica, port, download
         self._digests = DigestHistory()
 
