@@ -13,6 +13,9 @@ equal programs with equal seeds do equal things at equal times. Four things see 
 Code that iterates over other sets, or draws from unseeded random numbers, brings its own disorder.
 """
 
+# The loop reads what its own handles hold without a call for each.
+# ruff: noqa: SLF001
+
 from __future__ import annotations
 
 import asyncio
