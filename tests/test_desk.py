@@ -120,11 +120,11 @@ async def test_who_is_to_do_it_all_refuses() -> None:
     all_to_one = plan_of({5: 1.0})
     victim, other = Desk(PEERS[5], upload), Desk(PEERS[6], upload)
     with pytest.raises(RejectedError, match="busy for 44 s, where equal parts take most 7 s") as caught:
-        await victim.check(all_to_one)
+        victim.check(all_to_one)
     assert (caught.value.code, caught.value.peer) == (UNFAIR, PEERS[0])
     assert [event.kind for event in victim.events] == ["plan.refused"]
-    await other.check(all_to_one)
-    await victim.check(plan_of(dict.fromkeys(range(12), 1 / 12)))
+    other.check(all_to_one)
+    victim.check(plan_of(dict.fromkeys(range(12), 1 / 12)))
 
 
 @virtually
@@ -132,11 +132,11 @@ async def test_no_peer_makes_a_plan_fair_by_saying_that_it_is_slow_itself() -> N
     for liar in (0, 3):
         victim = Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[liar]: 1.0})
         with pytest.raises(RejectedError, match=r"keeps this peer busy for 4\d s"):
-            await victim.check(plan_of({5: 1.0}))
+            victim.check(plan_of({5: 1.0}))
 
 
 @virtually
 async def test_a_fast_peer_may_get_most_of_it_and_unknown_rates_are_no_reason() -> None:
-    await Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[5]: 1e7}).check(plan_of({5: 1.0}))
-    await Desk(PEERS[5], {}).check(plan_of({5: 1.0}))
-    await Desk(PEERS[5], dict.fromkeys(PEERS, 1e8)).check(plan_of({5: 1.0}))  # a matter of fractions of a second
+    Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[5]: 1e7}).check(plan_of({5: 1.0}))
+    Desk(PEERS[5], {}).check(plan_of({5: 1.0}))
+    Desk(PEERS[5], dict.fromkeys(PEERS, 1e8)).check(plan_of({5: 1.0}))  # a matter of fractions of a second

@@ -6,34 +6,28 @@ a rule while the step is still under way. Who should rest takes longer to find o
 every `RESTING_PERIOD_S`, about all who could compute, and counts for the group that it was asked for. A leader that has
 not asked yet leaves it as the last plan of the same group had it, so that nobody rests and works by turns.
 
-A member knows its own line first-hand, and from the board much of what its leader knew. It refuses a plan that keeps
-it busy for more than `UNFAIR_FACTOR` times as long as the whole round would take with equal parts: no honest leader
-can be so wrong.
+A member refuses a plan that is unfair to it, see `_fairness`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from minga.averaging._baselines import equal_parts
 from minga.averaging._compute_choice import Work, resting
-from minga.averaging._division import Division, PartShare, SwarmRates, renumbered
+from minga.averaging._division import Division, SwarmRates, renumbered
+from minga.averaging._fairness import unfairness
 from minga.averaging._group import GroupSettings, Surveyor
 from minga.averaging._measured import Claim, swarm_rates
 from minga.averaging._messages import Plan
 from minga.averaging._plans import PlanNeeds, make_plan, member_of
-from minga.averaging._prediction import Prediction, predict
 from minga.averaging._ranking import ranking
 from minga.averaging._seat import Seat
 from minga.core._errors import RejectedError
 from minga.network._interface import PeerId
-from minga.network._lines import LineRates
 from minga.network._node import Node
-from minga.network._records import Links
 
 MOVED: Final = 0.1
 RESTING_PERIOD_S: Final = 120.0
@@ -42,9 +36,6 @@ REGROUPED_S: Final = 10.0
 RESTING_LIMIT_S: Final = 1.0
 """Seconds that the solver may take for it."""
 UNFAIR: Final = "unfair"
-UNFAIR_FACTOR: Final = 4.0
-UNFAIR_S: Final = 10.0
-"""Seconds by which an unfair plan must take longer at least: with short rounds all of this is guesswork."""
 
 Result = TypeVar("Result")
 Divide = Callable[[SwarmRates, float], Division]
@@ -133,11 +124,11 @@ class PlanDesk:
 
     # ---- the member
 
-    async def check(self, plan: Plan) -> None:
+    def check(self, plan: Plan) -> None:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows."""
         links, own = dict(self._surveyor.links()), self._surveyor.rates()
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
-        why = await _aside(_unfairness, plan, links, own, me, self._work.vector_bytes)
+        why = unfairness(plan, links, own, me, self._work.vector_bytes)
         if why is not None:
             leader = plan.members[0].peer_id
             self._node.events.emit("plan.refused", peer=leader, step=plan.step, why=why)
@@ -147,54 +138,6 @@ class PlanDesk:
 async def _aside(work: Callable[..., Result], *arguments: Any) -> Result:
     """Do it on another thread: with many members it takes tens of milliseconds, in which no packet would be read."""
     return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
-
-
-def _unfairness(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: int, vector_bytes: float) -> str | None:
-    """Why a plan is unfair to its member number `me`, which knows `own` of its line and `links` of all; None if not."""
-    order = [member.peer_id for member in plan.members]
-    claims = []
-    for index, member in enumerate(plan.members):
-        known = links.get(member.peer_id)
-        line = LineRates(known.upload or None, known.download or None) if known else LineRates()
-        line = own if index == me else line
-        claims.append(Claim(line.upload, line.download, aggregates=member.aggregates))
-    rates = swarm_rates(order, claims, links)
-    if all(peer.upload is None and peer.download is None for peer in rates.peers):
-        return None
-    mine_s = _busy_s(predict(_division_of(plan), rates, vector_bytes), own, me)
-    usual_s = _usual_s(rates, vector_bytes)
-    if mine_s <= UNFAIR_FACTOR * usual_s + UNFAIR_S:
-        return None
-    return f"its plan keeps this peer busy for {mine_s:.0f} s, where equal parts take most {usual_s:.0f} s"
-
-
-def _usual_s(rates: SwarmRates, vector_bytes: float) -> float:
-    """Seconds for which equal parts keep three quarters of the peers busy at most, each of them by its line and three
-    quarters of its paths: however slow a few liars say that they are, nothing becomes fair by it.
-    """
-    foreseen, count = predict(equal_parts(rates), rates, vector_bytes), len(rates.peers)
-    path_s: list[list[float]] = [[] for _ in rates.peers]
-    for (one, _), rate in rates.pairs.items():
-        path_s[one].append(2.0 * vector_bytes / count / rate if rate else 0.0)
-    busy_s = []
-    for index, peer in enumerate(rates.peers):
-        up_s = foreseen.upload_bytes[index] / peer.upload if peer.upload else 0.0
-        down_s = foreseen.download_bytes[index] / peer.download if peer.download else 0.0
-        fast = [0.0] * max(1, count - 1 - len(path_s[index]))
-        if peer.upload or peer.download:
-            busy_s.append(max(up_s, down_s, _third_quartile([*fast, *path_s[index]])))
-    return _third_quartile(busy_s)
-
-
-def _third_quartile(values: Sequence[float]) -> float:
-    return sorted(values)[math.ceil(0.75 * (len(values) - 1))]
-
-
-def _busy_s(foreseen: Prediction, own: LineRates, me: int) -> float:
-    """Seconds that this peer sends or receives, whichever is longer, by what it knows of its own line."""
-    up_s = foreseen.upload_bytes[me] / own.upload if own.upload else 0.0
-    down_s = foreseen.download_bytes[me] / own.download if own.download else 0.0
-    return max(up_s, down_s)
 
 
 def _claim(seat: Seat, *, able: bool) -> Claim:
@@ -207,15 +150,6 @@ def _claim(seat: Seat, *, able: bool) -> Claim:
         samples_per_second=report.rate,
         sends=join.computes and computes,
         aggregates=join.aggregates,
-    )
-
-
-def _division_of(plan: Plan) -> Division:
-    numel = plan.parts[-1].stop
-    starts = (0, *(part.stop for part in plan.parts))
-    parts = zip(plan.parts, starts, strict=False)
-    return Division(
-        tuple(PartShare((part.stop - start) / numel, part.root, part.relays) for part, start in parts), plan.sites
     )
 
 

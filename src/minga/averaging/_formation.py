@@ -169,7 +169,7 @@ class GroupFormation:
         finally:
             self._following = None
         if isinstance(outcome, Plan):
-            await self._desk.check(outcome)
+            self._desk.check(outcome)
         elif outcome.peer_id in (*self._company.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code="stand_by", peer=leader.peer_id)

@@ -2,7 +2,7 @@
 
 The flat division (`_flat_division`) is always there; where paths between peers are slower than their ends, divisions of
 two levels (`_two_level`) are tried, and one is taken if it is predicted to be faster by `TWO_LEVEL_GAIN`: it costs one
-more hop, and a site's mean is encoded once more.
+more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels (`_large_groups`).
 
 The same rates give the same division, whatever the order of the peers is (ties aside): they are sorted first.
 """
@@ -18,6 +18,7 @@ import numpy as np
 
 from minga.averaging._division import Division, PartShare, SwarmRates, renumbered
 from minga.averaging._flat_division import LARGEST_PROGRAMME, flat_shares
+from minga.averaging._large_groups import LARGE, large_group_ways
 from minga.averaging._loads import Indices, Way
 from minga.averaging._parts import NoAggregatorError
 from minga.averaging._prediction import predict_usable
@@ -59,6 +60,8 @@ def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MI
 
 
 def _best(rates: UsableRates, vector_bytes: float, least: float) -> Division:
+    if rates.count > LARGE and (large := _large(rates, vector_bytes)) is not None:
+        return large
     flat = [Way(root) for root in range(rates.count)]
     best = _timed(Division(_parts(flat, flat_shares(rates), least)), rates, vector_bytes)
     slow = rates.limited & (rates.limits > 0.0)
@@ -69,6 +72,16 @@ def _best(rates: UsableRates, vector_bytes: float, least: float) -> Division:
         tried = _two_level(rates, sites, vector_bytes, least)
         if tried is not None and tried.predicted_s is not None and tried.predicted_s <= allowed_s:
             best, allowed_s = tried, tried.predicted_s * (1.0 - 1e-6)
+    return best
+
+
+def _large(rates: UsableRates, vector_bytes: float) -> Division | None:
+    """The division of a large group, with as few relays as will do."""
+    best: Division | None = None
+    for sites, ways, shares in large_group_ways(rates):
+        tried = _timed(Division(_parts(ways, shares, 0.0), sites), rates, vector_bytes)
+        if best is None or (tried.predicted_s or 0.0) < (best.predicted_s or 0.0) * (1.0 - TWO_LEVEL_GAIN):
+            best = tried
     return best
 
 

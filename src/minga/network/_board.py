@@ -22,6 +22,8 @@ from minga.network._records import (
     KINDS,
     KINDS_BY_CODE,
     KINDS_BY_TYPE,
+    MAX_TTL_S,
+    TTL_BEATS,
     TTL_S,
     AddressInfo,
     Beat,
@@ -79,6 +81,7 @@ class Board(Changes):
         self._publishers: list[Callable[[Record], None]] = []
         self._last_signed = self.now()
         self._superseded = False
+        self._ttl_s = TTL_S
 
     # ---- reading
 
@@ -202,7 +205,8 @@ class Board(Changes):
         """
         if self.store.own.has_left or not self.store.own.entries:
             return beat_s
-        renew_before = (self._wall_time() + TTL_S * 2.0 / 3.0) * 1000.0
+        self._ttl_s = min(max(TTL_S, TTL_BEATS * beat_s), MAX_TTL_S)
+        renew_before = (self._wall_time() + self._ttl_s * 2.0 / 3.0) * 1000.0
         for code, entry in sorted(self.store.own.entries.items()):
             due = self._superseded or entry.record.expires <= renew_before
             if due and code != _BEAT and entry.payload is not None:
@@ -239,7 +243,8 @@ class Board(Changes):
     def _sign(self, code: int, encoded: bytes, payload: Payload | None) -> None:
         wall_ms, own = int(self._wall_time() * 1000.0), self.store.own
         version = max(own.newest + 1, wall_ms)
-        record = _records.make_record(self._signer, self.run_id, code, version, wall_ms + int(TTL_S * 1000.0), encoded)
+        expires = wall_ms + int(self._ttl_s * 1000.0)
+        record = _records.make_record(self._signer, self.run_id, code, version, expires, encoded)
         before = own.entries.get(code)
         self._last_signed = self.now()
         own.store(Entry(record, payload, self._last_signed))
@@ -257,7 +262,7 @@ class Board(Changes):
         if record.version > owner.newest:
             self._detector.heard(peer, now, age_s)
         before = owner.entries.get(record.code)
-        owner.store(Entry(record, payload, now - min(max(age_s, 0.0), TTL_S)))
+        owner.store(Entry(record, payload, now - min(max(age_s, 0.0), MAX_TTL_S)))
         self._tell(peer, record.code, before, record)
         self._review(peer)
 

@@ -96,16 +96,12 @@ def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
     packed = summary.owners
     if len(packed) % _ITEM_BYTES:
         raise ProtocolError(f"a summary of {len(packed)} bytes", peer=peer)
-    items = (packed[i : i + _ITEM_BYTES] for i in range(0, len(packed), _ITEM_BYTES))
-    theirs = {item[:PREFIX_BYTES]: item[PREFIX_BYTES:] for item in items}
+    theirs = {packed[i : i + _ITEM_BYTES] for i in range(0, len(packed), _ITEM_BYTES)}
     known = _known(board)
-    held = [
-        Held(prefix, list(owner.versions()))
-        for prefix, owner in known.items()
-        if theirs.get(prefix) != owner.fingerprint
-    ]
-    held += [Held(prefix, []) for prefix in theirs if prefix not in known]
-    return Detail(held)
+    ours = {prefix + owner.fingerprint: owner for prefix, owner in known.items()}
+    held = [Held(owner.prefix, list(owner.versions())) for item, owner in ours.items() if item not in theirs]
+    prefixes = sorted({item[:PREFIX_BYTES] for item in theirs - ours.keys()} - known.keys())
+    return Detail(held + [Held(prefix, []) for prefix in prefixes])
 
 
 def compare(board: Board, theirs: Detail, before: float) -> tuple[list[Entry], list[Wanted]]:
@@ -165,4 +161,4 @@ def _may_pass(entry: Entry, before: float) -> bool:
 
 def _known(board: Board) -> dict[bytes, Owner]:
     owners = board.store.owners
-    return {owners[peer].prefix: owners[peer] for peer in sorted(owners) if owners[peer].entries}
+    return {owner.prefix: owner for _, owner in sorted(owners.items()) if owner.entries}

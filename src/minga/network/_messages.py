@@ -68,11 +68,12 @@ class MessageStream:
         lines: Lines,
     ) -> None:
         self.peer = peer
-        self.tally = BulkTally(peer, lines)
+        self.tally = BulkTally(peer, lines, lambda: clockwork.pause_ticks / LEAST_TICKS)
         self._lines, self._paced = lines, PacedStream(stream, lines, self._bulk_came)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
         self._trip_tick, self._trip_s = -1, 0.0
         self._write_lock = asyncio.Lock()
+        self._announced = b""
         self._last_write = self._last_heard = self._last_moved = clockwork.tick
         self._pause_ticks = self._far_pause_ticks = LEAST_TICKS  # as this side, and the other, said last
         self._waiting = self._silent = self._finished = self._ended = False
@@ -104,6 +105,11 @@ class MessageStream:
 
     # ---- sending
 
+    def announce(self, message: msgspec.Struct) -> None:
+        """Let a message go together with the next frame, or before this side waits for one."""
+        body = msgspec.msgpack.encode(message)
+        self._announced = _HEADER.pack(MESSAGE, len(body)) + body
+
     async def send(self, message: msgspec.Struct) -> None:
         """Send one message."""
         await self._send_frame(MESSAGE, msgspec.msgpack.encode(message))
@@ -125,6 +131,8 @@ class MessageStream:
             if not self._finished:
                 self._finished = True
                 try:
+                    if self._announced:
+                        await self._paced.write(self._announced, urgent=True)
                     await self._stream.finish()
                 except UnreachableError as error:
                     raise self._explain(error) from error
@@ -207,6 +215,9 @@ class MessageStream:
         async with self._write_lock:
             if self._finished:
                 return
+            if self._announced:
+                first, *rest = buffers or (b"",)
+                buffers, self._announced = (self._announced + bytes(first), *rest), b""
             try:
                 for buffer in buffers:
                     await self._paced.write(buffer, urgent=urgent)
@@ -252,6 +263,8 @@ class MessageStream:
 
     async def _next_header(self, *, end_allowed: bool = False) -> tuple[int, int] | None:
         """Kind and length of the next frame that is no pulse; None at the end of the stream if that is allowed."""
+        if self._announced:
+            await self._write()
         self._waiting, self._last_heard = True, self._clockwork.tick
         try:
             while True:

@@ -123,7 +123,7 @@ class Node:
         connection = await self.connection(peer)
         stream = self._wrap(await connection.open_stream(bulk=bulk), connection)
         try:
-            await stream.send(Call(method))
+            stream.announce(Call(method))
             yield stream
         except ProtocolError as error:
             self.offend(peer, str(error))

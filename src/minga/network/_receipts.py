@@ -83,6 +83,8 @@ class Receipts:
     """Both directions of one stream, as far as bulk bytes are concerned. Times are the loop's, in seconds."""
 
     def __init__(self) -> None:
+        self.rarity = 1.0
+        """By what factor times between two reports are longer than usual."""
         self._received = self._reported = self._span_bytes = self._missing = 0
         self._first_s = self._begin_s = self._last_s = -math.inf
         self._sent = self._acknowledged = 0
@@ -121,7 +123,7 @@ class Receipts:
     def due(self) -> Span | None:
         """The span until now, if it is time to report it."""
         seconds, least = self._last_s - self._begin_s, USUAL_BYTES if self._missing else SMALLEST_BYTES
-        due = seconds >= (REPORT_S if self._span_bytes >= LEAST_BYTES else LONGEST_S) or (
+        due = seconds >= self.rarity * (REPORT_S if self._span_bytes >= LEAST_BYTES else LONGEST_S) or (
             seconds >= SHORTEST_S and self._span_bytes >= REPORT_BYTES
         )
         return self.rest if due and self._span_bytes >= least else None

@@ -13,6 +13,7 @@ past than that, is ignored. Both are a matter of clocks and not counted as a bre
 from __future__ import annotations
 
 import enum
+import functools
 from typing import Annotated, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -23,14 +24,15 @@ from minga.identity._keys import verify
 from minga.network._hello import Role
 from minga.network._interface import Endpoints, PeerId, RelayUrl
 
-TTL_S = 60.0
-"""Seconds for which a record is valid; its owner renews it after a third of that."""
+TTL_S, TTL_BEATS = 60.0, 24.0
+"""Seconds for which a record is valid, or beats, if that is longer; its owner renews it after a third of that."""
 
-MAX_TTL_S = 120.0
+MAX_TTL_S = 3600.0
 CLOCK_SKEW_S = 120.0
 """How wrong, in seconds, the clock of a peer may be."""
 
 MAX_PAYLOAD_BYTES = 4096
+_REMEMBERED = 4096  # records that were checked lately, by any of the peers in this process: a simulation has many
 MAX_LINK_ROWS = 64
 SIGNING_CONTEXT = b"minga/record/1"
 
@@ -249,6 +251,7 @@ def make_record(signer: Signer, run_id: str, code: int, version: int, expires: i
     return msgspec.structs.replace(unsigned, signature=signature)
 
 
+@functools.lru_cache(maxsize=_REMEMBERED)
 def is_genuine(record: Record, run_id: str) -> bool:
     """Whether the owner's key signed the record, for this run."""
     return verify(record.owner, record.signature, signed_bytes(run_id, record), context=SIGNING_CONTEXT)
@@ -271,6 +274,7 @@ def check_dates(record: Record, now_ms: float) -> Verdict:
     return Verdict.EXPIRED if record.expires < now_ms - CLOCK_SKEW_S * 1000.0 else Verdict.NEW
 
 
+@functools.lru_cache(maxsize=_REMEMBERED)
 def open_payload(record: Record) -> Payload | None:
     """The payload as the struct of the record's name; None for a retraction. Raises `ValueError` if it does not fit.
 

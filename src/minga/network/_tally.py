@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from minga.core._errors import ProtocolError
 from minga.network._interface import PeerId
 from minga.network._lines import Lines
@@ -12,14 +14,18 @@ MAX_UNREPORTED_BYTES = REPORT_BYTES
 
 
 class BulkTally:
-    """What was sent to and received from `peer` over one stream."""
+    """What was sent to and received from `peer` over one stream.
 
-    def __init__(self, peer: PeerId, lines: Lines) -> None:
+    `rarity` says how many times as rare as usual receipts should be: with many streams they would fill the line.
+    """
+
+    def __init__(self, peer: PeerId, lines: Lines, rarity: Callable[[], float] = lambda: 1.0) -> None:
         self.use = BulkUse.WORK
         """What the bulk frames of this stream are for; set it before the first."""
         self._closed, self._begun_s = False, 0.0
         self._line_bytes = 0
         self._peer, self._lines, self._receipts = peer, lines, Receipts()
+        self._rarity = rarity
 
     def sending(self, size: int) -> None:
         """A bulk frame waits to be sent."""
@@ -38,6 +44,7 @@ class BulkTally:
         if receipts.is_paused(self._begun_s):
             receipt = self._report(receipts.rest)
             self._line_bytes = self._lines.received_bytes
+        receipts.rarity = self._rarity()
         receipts.expect(size, self._begun_s)
         return receipt
 

@@ -2,8 +2,9 @@
 
 Theory of operation. A link serves the pipes that have something to carry in turn, one quantum each, so that
 concurrent transfers share its rate evenly, and one that is limited elsewhere leaves its share to the others. A quantum
-is what the link carries in `QUANTUM_S`, within bounds: short enough for fairness, and long enough that the cost of a
-simulated second does not grow with the rate. A pipe that had nothing to carry for a whole turn comes first when it has
+is what the link carries in `QUANTUM_S`, or in less where so many pipes wait that their turns would come more rarely
+than every `TURN_S`, within bounds: short enough for fairness, and long enough that the cost of a simulated second does
+not grow with the rate. A pipe that had nothing to carry for a whole turn comes first when it has
 (as with fq_codel), or else small messages would wait for a quantum of every transfer, where packets are much shorter.
 Work is planned up to `AHEAD_S` in advance, which saves most timers of small messages; the moments of departure and
 arrival stay exact.
@@ -18,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-QUANTUM_S = 0.02
+QUANTUM_S, TURN_S = 0.02, 0.5
 MIN_QUANTUM_BYTES = 1200
 MAX_QUANTUM_BYTES = 256 << 10
 AHEAD_S = 0.001
@@ -119,7 +120,8 @@ class Link:
     def _quantum_bytes(self) -> int:
         if self.rate is None:
             return MAX_QUANTUM_BYTES
-        return int(min(max(self.rate * QUANTUM_S, MIN_QUANTUM_BYTES), MAX_QUANTUM_BYTES))
+        seconds = min(QUANTUM_S, TURN_S / (1 + len(self._queued)))
+        return int(min(max(self.rate * seconds, MIN_QUANTUM_BYTES), MAX_QUANTUM_BYTES))
 
     def _serve(self) -> None:
         self._timer = None
