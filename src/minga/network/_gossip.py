@@ -63,7 +63,7 @@ BEATS_PER_SECOND = 25.0
 """Beats per second in the whole swarm, at most, once it is large."""
 
 MIN_NEIGHBOURS = 8
-SWEEP_S = 5.0
+SWEEP_TICKS = 20
 FIRST_RETRY_S = 2.0
 LAST_RETRY_S = 20.0
 MIN_LAST_RETRY_S = 4.0
@@ -106,7 +106,7 @@ class Gossip:
         self._node.serve(EXCHANGE_METHOD, self._serve_exchange)
         self._node.events.subscribe(self._on_event)
         self._board.publish_to(lambda record: self._pusher.add(record.owner, record.code, record.owner))
-        self._node.spawn(self._watch_forever())
+        self._node.clockwork.add(self)
         self._node.spawn(self._beat_forever())
         self._node.spawn(self._exchange_forever())
 
@@ -196,15 +196,11 @@ class Gossip:
         if event.kind == "peer.disconnected":
             self._board.connection_lost(PeerId(str(event.fields["peer"])))
 
-    async def _watch_forever(self) -> None:
-        ticks_to_sweep = sweep_every = int(SWEEP_S / self._board.now.period_s)
-        while True:
-            await asyncio.sleep(self._board.now.period_s)
-            self._board.watch(self.beat_s)
-            ticks_to_sweep -= 1
-            if not ticks_to_sweep:
-                ticks_to_sweep = sweep_every
-                self._board.sweep()
+    def on_tick(self, tick: int) -> None:
+        """Called by the node's clockwork: see who fell silent."""
+        self._board.watch(self.beat_s)
+        if tick % SWEEP_TICKS == 0:
+            self._board.sweep()
 
     async def _beat_forever(self) -> None:
         while True:

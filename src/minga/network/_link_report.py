@@ -12,7 +12,7 @@ from minga.network._node import Node
 from minga.network._rates import Path
 from minga.network._records import MAX_LINK_ROWS, LinkRow, Links, link_key
 
-LOOK_S = 1.0
+LOOK_S = 2.5
 FIRST_PERIOD_S, PERIOD_S = 5.0, 30.0
 """Shortest times between two records: where something became known, and where it only changed."""
 

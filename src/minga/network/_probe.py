@@ -8,7 +8,8 @@ then and when nothing else has shown for long that it still holds.
 
 Nobody is in two probes at once: partners are asked first, and refuse while they are in a probe, or in the middle of
 other bulk traffic. All ask the peer with the lowest id before the others, the *doorkeeper*, so that a swarm whose
-members are all new queues up there and not at everybody. Whoever is turned away, or gets too few partners, lets all go
+members are all new queues up there and not at everybody; a large swarm falls into circles of some `CIRCLE` peers, each
+with a doorkeeper of its own. Whoever is turned away, or gets too few partners, lets all go
 and tries again after a random pause; after being turned away a few times it asks another doorkeeper. Other bulk traffic
 ends a probe at once, so that no round waits for one. A partner lets each peer probe it once in `PEER_PERIOD_S` and
 all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most `MAX_PHASE_BYTES` in each direction each time.
@@ -35,6 +36,7 @@ from minga.network._receipts import BulkUse
 
 RESERVE, SINK, SOURCE = "links.probe", "links.sink", "links.source"
 MAX_PARTNERS = 16
+CIRCLE = 32
 ENOUGH = 0.85
 """The share of the partners without whom a probe shows nothing."""
 
@@ -43,7 +45,7 @@ SERVE_S = 10.0
 PEER_PERIOD_S = 30.0
 MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
 
-LOOK_S = 0.5
+LOOK_S, LATER_LOOK_S = 0.5, 5.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
 PATIENT_TRIES = 8
 """Whoever is turned away so many times asks the next doorkeeper, and partners that failed so often are left out."""
@@ -87,7 +89,7 @@ class Prober:
         retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
         await asyncio.sleep(self._random.uniform(0.0, LOOK_S))
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_S if self._probed_s == -math.inf else LATER_LOOK_S)
             if self._engaged_with or self._node.lines.meter.is_busy or not self._is_due():
                 continue
             if not (partners := self._chosen()):
@@ -147,7 +149,7 @@ class Prober:
 
     def _chosen(self) -> list[PeerId]:
         """Partners for a probe, the doorkeeper first."""
-        able = sorted(self._partners())
+        able = self._circle(self._partners())
         partners = [peer for peer in able if self._failures.get(peer, 0) < PATIENT_TRIES] or able
         if not partners:
             return []
@@ -155,6 +157,12 @@ class Prober:
             self._failures.clear()
         doorkeeper = partners.pop(self._turned_away // PATIENT_TRIES % len(partners))
         return [doorkeeper, *self._random.sample(partners, min(len(partners), MAX_PARTNERS - 1))]
+
+    def _circle(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Those of `peers` who queue up at the same doorkeeper as this one, in order: all, in a swarm of usual size."""
+        circles = 1 << max(0, (len(peers) // CIRCLE).bit_length() - 1)
+        own = int(self._node.peer_id[:8], 16) % circles
+        return sorted(peer for peer in peers if int(peer[:8], 16) % circles == own)
 
     def _is_due(self) -> bool:
         now, meter = asyncio.get_running_loop().time(), self._node.lines.meter

@@ -65,7 +65,7 @@ class Clockwork:
     def __init__(self) -> None:
         self.tick = 0
         self._pulsed: dict[Pulsed, None] = {}  # a dict keeps the order, so that simulated runs repeat exactly
-        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def pause_ticks(self) -> int:
@@ -74,7 +74,7 @@ class Clockwork:
 
     def start(self) -> None:
         """Begin ticking on the running loop."""
-        self._timer = asyncio.get_running_loop().call_later(PULSE_S, self._advance)
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="minga-clockwork")
 
     def add(self, pulsed: Pulsed) -> None:
         """Drive `pulsed` until it is removed."""
@@ -97,12 +97,13 @@ class Clockwork:
 
     def close(self) -> None:
         """Stop ticking."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
-    def _advance(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(PULSE_S, self._advance)
-        self.tick += 1
-        for pulsed in list(self._pulsed):
-            pulsed.on_tick(self.tick)
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(PULSE_S)
+            self.tick += 1
+            for pulsed in list(self._pulsed):
+                pulsed.on_tick(self.tick)

@@ -26,8 +26,8 @@ from minga.network._records import KINDS
 METHOD = "board.push"
 FANOUT = 6
 ROUTINE_FANOUT = 3
-MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 2.0
-WINDOW_PER_PEER_S = 0.01
+MIN_WINDOW_S, MAX_WINDOW_S = 0.1, 5.0
+WINDOW_PER_PEER_S, USUAL_PEERS = 0.02, 12
 MIN_URGENT_S, MAX_URGENT_S = 0.02, 0.5
 URGENT_PER_PEER_S = 0.002
 """How long news are collected: the larger the swarm, the more there are, and a push costs more than what it tells."""
@@ -55,7 +55,8 @@ class Pusher:
     @property
     def window_s(self) -> float:
         """Seconds for which routine news are collected."""
-        return min(max(MIN_WINDOW_S, WINDOW_PER_PEER_S * self._board.alive_count), MAX_WINDOW_S)
+        more = WINDOW_PER_PEER_S * max(0, self._board.alive_count - USUAL_PEERS)
+        return min(MIN_WINDOW_S + more, MAX_WINDOW_S)
 
     @property
     def urgent_s(self) -> float:

@@ -79,6 +79,10 @@ class Clock:
         """Seconds by the running loop."""
         return self.loop.time()
 
+    def soon(self, callback: Callable[..., object], *args: object) -> asyncio.Handle:
+        """Call back in the next turn of the loop: what is written in this turn travels together."""
+        return self.loop.call_soon(callback, *args, context=self._context)
+
     def at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
         """Call back at loop time `when`, whatever process is running now."""
         return self.loop.call_at(when, callback, *args, context=self._context)
@@ -95,7 +99,7 @@ class Link:
         self._fresh: deque[Carried] = deque()  # they come first, once
         self._queued: set[Carried] = set()
         self._busy_until = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     def offer(self, pipe: Carried) -> None:
         """`pipe` has something to carry."""
@@ -103,13 +107,19 @@ class Link:
             self._queued.add(pipe)
             self._fresh.append(pipe)
         if self._timer is None:
+            self._timer = self._clock.soon(self._serve)
+
+    def settle(self) -> None:
+        """Let go what was written in this turn, as far as the line is free."""
+        if self._timer is not None and not isinstance(self._timer, asyncio.TimerHandle):
+            self._timer.cancel()
             self._serve()
 
     def freeze(self, frozen: bool) -> None:
         """Let nothing through until further notice, or go on."""
         self._frozen = frozen
         if not frozen and self._timer is None:
-            self._serve()
+            self._timer = self._clock.soon(self._serve)
 
     def clear(self) -> None:
         """Forget all that waits."""

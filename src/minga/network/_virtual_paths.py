@@ -58,6 +58,7 @@ class Host:
 
     def freeze(self, stalled: bool) -> None:
         """Stop or continue everything that this host does."""
+        self.up.settle()
         self.stalled = stalled
         self.up.freeze(stalled)
         self.down.freeze(stalled)
@@ -69,6 +70,7 @@ class Host:
 
     def vanish(self) -> None:
         """Let nothing more leave or arrive, and wake all operations, which then fail."""
+        self.up.settle()
         self.gone = True
         self.up.clear()
         self.down.clear()

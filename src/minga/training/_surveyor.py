@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 from minga.network._board import Board
 from minga.network._interface import Address, PeerId
@@ -10,6 +11,9 @@ from minga.network._lines import LineRates
 from minga.network._link_report import links_of
 from minga.network._node import Node
 from minga.network._records import AddressInfo, Links, Progress
+
+MOST_DONORS = 24
+"""Each donor costs a connection, and of so many the liars will hardly be most."""
 
 FORGIVEN_S = 600.0
 """Seconds after which the swarm waits anew for a peer that it already waited for."""
@@ -21,6 +25,7 @@ class BoardSurveyor:
     def __init__(self, board: Board, node: Node) -> None:
         self._board, self._node = board, node
         self._syncing_since: dict[PeerId, float] = {}
+        self._random = random.Random(f"minga donors {node.peer_id}")
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
@@ -87,10 +92,14 @@ class BoardSurveyor:
         return ahead > 0 and 2 * ahead >= len(steps) + 1
 
     def donors(self) -> list[PeerId]:
-        """Members that could serve state, those at the newest step first."""
+        """Members that could serve state: all of them, or in a large swarm `MOST_DONORS` at random, others each time.
+
+        Those at the newest step come first.
+        """
         settled = self.settled()
-        able = [peer for peer in settled if self._reachable(peer)]
-        return sorted(able, key=lambda peer: (-settled[peer].step, peer))
+        able = sorted(peer for peer in settled if self._reachable(peer))
+        chosen = able if len(able) <= MOST_DONORS else self._random.sample(able, MOST_DONORS)
+        return sorted(chosen, key=lambda peer: (-settled[peer].step, peer))
 
     def address(self, peer: PeerId) -> Address | None:
         """Where a peer can be dialled, if known."""
