@@ -247,7 +247,7 @@ class Board(Changes):
         record = _records.make_record(self._signer, self.run_id, code, version, expires, encoded)
         before = own.entries.get(code)
         self._last_signed = self.now()
-        own.store(Entry(record, payload, self._last_signed))
+        own.store(Entry(record, payload, self._last_signed, before))
         for publish in list(self._publishers):
             publish(record)
         self._tell(self.peer_id, code, before, record)
@@ -262,7 +262,7 @@ class Board(Changes):
         if record.version > owner.newest:
             self._detector.heard(peer, now, age_s)
         before = owner.entries.get(record.code)
-        owner.store(Entry(record, payload, now - min(max(age_s, 0.0), MAX_TTL_S)))
+        owner.store(Entry(record, payload, now - min(max(age_s, 0.0), MAX_TTL_S), before))
         self._tell(peer, record.code, before, record)
         self._review(peer)
 

@@ -21,13 +21,14 @@ class Entry:
     """The newest record of one name: as it came, its content, and when it came (awake clock, seconds).
 
     `payload` is None for a retraction and once the record was forgotten (then it is not `passed_on` any more); the
-    version still guards against replays.
+    version still guards against replays. `is_renewal`: the version before had the same content.
     """
 
-    __slots__ = ("arrived", "passed_on", "payload", "record")
+    __slots__ = ("arrived", "is_renewal", "passed_on", "payload", "record")
 
-    def __init__(self, record: Record, payload: Payload | None, arrived: float) -> None:
+    def __init__(self, record: Record, payload: Payload | None, arrived: float, before: Entry | None = None) -> None:
         self.record, self.payload, self.arrived = record, payload, arrived
+        self.is_renewal = before is not None and before.record.payload == record.payload
         self.passed_on = True
 
 

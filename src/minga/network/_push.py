@@ -69,7 +69,7 @@ class Pusher:
             return
         self._news[owner, code] = {source}
         now = asyncio.get_running_loop().time()
-        due = now + (self.urgent_s if code in _URGENT else self.window_s)
+        due = now + (self.urgent_s if self._is_urgent((owner, code)) else self.window_s)
         if self._flush_at is None or due < self._flush_at - 0.001:
             if self._timer is not None:
                 self._timer.cancel()
@@ -94,7 +94,7 @@ class Pusher:
         self._flush_at = self._timer = None
         news, self._news = self._news, {}
         board = self._board
-        eager = {key for key in news if key[0] == board.peer_id or key[1] in _URGENT}
+        eager = {key for key in news if key[0] == board.peer_id or self._is_urgent(key)}
         neighbours = [p for p in self._node.connected() if board.is_alive(p) or p not in board.store.owners]
         fanout = min(len(neighbours), FANOUT if eager else ROUTINE_FANOUT)
         for number, peer in enumerate(self._generator.sample(neighbours, fanout)):
@@ -116,6 +116,12 @@ class Pusher:
             else:
                 self._outboxes[peer] = dict.fromkeys(keys)
                 self._node.spawn(self._empty_outbox(peer))
+
+    def _is_urgent(self, key: Key) -> bool:
+        """Whether others should know at once: where somebody is, or that it left, unless that was known before."""
+        owner = self._board.store.owners.get(key[0])
+        entry = owner.entries.get(key[1]) if owner is not None and key[1] in _URGENT else None
+        return entry is not None and not entry.is_renewal
 
     def _tells_all(self, key: Key, peer: PeerId) -> bool:
         """Whether another owner of a routine record, from whom it came, told `peer` as well, as in a small swarm."""
