@@ -20,6 +20,7 @@ from minga.averaging._compute_choice import Work, resting
 from minga.averaging._division import Division, SwarmRates, renumbered
 from minga.averaging._fairness import unfairness
 from minga.averaging._group import GroupSettings, Surveyor
+from minga.averaging._large_groups import LARGE
 from minga.averaging._measured import Claim, swarm_rates
 from minga.averaging._messages import Plan
 from minga.averaging._plans import PlanNeeds, make_plan, member_of
@@ -106,7 +107,11 @@ class PlanDesk:
         self._agreed = _Resting(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
 
     def _who_rests(self, rates: SwarmRates) -> tuple[int, ...]:
+        """Who rests; nobody in a large group, where finding out takes longer than a step, and one more upload matters
+        little.
+        """
         known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
+        known = known and len(rates.peers) <= LARGE
         return resting(rates, self._work, limit_s=RESTING_LIMIT_S) if known else ()
 
     async def _solve(self, seats: Mapping[PeerId, Seat]) -> _Solved:

@@ -56,9 +56,11 @@ def swarm_rates(order: Sequence[PeerId], claims: Sequence[Claim], records: Mappi
     """
     rows = _rows(order, records)
     said = [records.get(peer, Links()) for peer in order]
-    members = range(len(order))
-    sent = [[rows[j, i].received_mean for j in members if (j, i) in rows] for i in members]
-    received = [[rows[j, i].sent_mean for j in members if (j, i) in rows] for i in members]
+    sent: list[list[float]] = [[] for _ in order]
+    received: list[list[float]] = [[] for _ in order]
+    for (_, i), row in rows.items():
+        sent[i].append(row.received_mean)
+        received[i].append(row.sent_mean)
     up = _believed([claim.upload for claim in claims], sent, [links.upload_cap for links in said])
     down = _believed([claim.download for claim in claims], received, [links.download_cap for links in said])
     peers = tuple(

@@ -8,7 +8,7 @@ The board does no input or output: `minga.network._gossip` carries records to an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from minga.core._events import EventBus
@@ -82,6 +82,7 @@ class Board(Changes):
         self._last_signed = self.now()
         self._superseded = False
         self._ttl_s = TTL_S
+        self._views: dict[int, dict[PeerId, Payload]] = {}
 
     # ---- reading
 
@@ -104,6 +105,16 @@ class Board(Changes):
             for peer, entry in found
             if entry is not None and entry.payload is not None
         ]
+
+    def payloads(self, payload_type: type[P]) -> Mapping[PeerId, P]:
+        """What all living peers say in their records of this type, in order of their ids.
+
+        It is kept and brought up to date with each change, so that asking costs nothing; copy it to keep it.
+        """
+        code = KINDS_BY_TYPE[payload_type].code
+        if code not in self._views:
+            self._views[code] = {peer: payload for peer, payload, _ in self.items(payload_type)}
+        return cast("Mapping[PeerId, P]", self._views[code])
 
     def is_alive(self, peer: PeerId) -> bool:
         """Whether the peer said no goodbye and is not silent for suspiciously long; unknown peers are not alive.
@@ -153,6 +164,7 @@ class Board(Changes):
         """Drop what is known of another peer until it writes anew; its old records do not come back."""
         if peer in self.store.owners and peer != self.peer_id:
             self.store.owners[peer].forget()
+            self._views.clear()
             self._detector.forget(peer)
             self._former.pop(peer, None)
             self._review(peer)
@@ -269,6 +281,7 @@ class Board(Changes):
     def _drop(self, peer: PeerId) -> None:
         if peer in self.store.owners:
             self.store.remove(peer)
+            self._views.clear()
         self._detector.forget(peer)
         self._review(peer)
 
@@ -291,12 +304,21 @@ class Board(Changes):
                     del self._former[next(iter(self._former))]
         gone = "member.left" if owner is not None and owner.has_left else "member.lost"
         kind = "member.joined" if alive else gone
+        self._views.clear()
         self.events.emit(kind, peer=peer)
         self._notify(peer, None)
 
     def _tell(self, peer: PeerId, code: int, before: Entry | None, record: Record) -> None:
         if code != _BEAT and (before is None or before.record.payload != record.payload):
+            self._bring_up_to_date(peer, code)
             self._notify(peer, KINDS_BY_CODE[code].name)
+
+    def _bring_up_to_date(self, peer: PeerId, code: int) -> None:
+        entry, view = self.store.owners[peer].entries.get(code), self._views.get(code)
+        if view is not None and peer in view and entry is not None and entry.payload is not None:
+            view[peer] = entry.payload
+        else:
+            self._views.pop(code, None)
 
     def _report(self, verdict: Verdict, record: Record, sender: PeerId) -> None:
         """Tell of the 1st, 2nd, 4th, 8th, … record that was ignored for one reason."""

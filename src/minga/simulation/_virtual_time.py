@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import heapq
 import math
 from collections import deque
@@ -38,6 +39,9 @@ RESOLUTION_S = 1e-9
 MAX_TASKS_NAMED = 20
 MOST_CANCELLED = 100
 """Cancelled timers are left where they are until there are so many, and they are most."""
+
+GC_THRESHOLDS = (100_000, 20, 50)
+"""Simulations hold millions of objects for long: to look at all of them as often as usual takes a quarter of the time."""
 
 LAST_WORDS_S = 3600.0
 """Virtual seconds that cancelled tasks may take to clean up."""
@@ -276,12 +280,16 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, start: float = 0.0, limit_s: fl
 
     Raises what `coro` raises, `DeadlockError`, and `VirtualTimeLimitError` after `limit_s` virtual seconds.
     """
-    loop = VirtualTimeLoop(start=start, limit_s=limit_s)
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        try:
-            return runner.run(coro)
-        finally:
-            loop.finish()
+    loop, thresholds = VirtualTimeLoop(start=start, limit_s=limit_s), gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            try:
+                return runner.run(coro)
+            finally:
+                loop.finish()
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _settle(setter: Callable[[Any], None], future: asyncio.Future[Any], outcome: Any) -> None:

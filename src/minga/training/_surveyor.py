@@ -25,11 +25,13 @@ class BoardSurveyor:
     def __init__(self, board: Board, node: Node) -> None:
         self._board, self._node = board, node
         self._syncing_since: dict[PeerId, float] = {}
+        self._known: dict[PeerId, Progress] = {}
+        self._known_at = -1
         self._random = random.Random(f"minga donors {node.peer_id}")
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
-        others = [peer for peer, info, _ in self._board.items(AddressInfo) if info.role != "monitor"]
+        others = [peer for peer, info in self._board.payloads(AddressInfo).items() if info.role != "monitor"]
         return sorted({*others, self._node.peer_id})
 
     def active(self) -> dict[PeerId, Progress]:
@@ -62,8 +64,7 @@ class BoardSurveyor:
         A newcomer that does not get done in that time, or that pretends, delays nobody a second time.
         """
         now = asyncio.get_running_loop().time()
-        members = set(self.alive()) - {self._node.peer_id}
-        syncing = [peer for peer, p, _ in self._board.items(Progress) if p.status == "syncing" and peer in members]
+        syncing = [peer for peer, p in self._progress().items() if p.status == "syncing"]
         for peer in syncing:
             self._syncing_since.setdefault(peer, now)
         for peer, since in list(self._syncing_since.items()):
@@ -112,7 +113,7 @@ class BoardSurveyor:
     def links(self) -> dict[PeerId, Links]:
         """What each living peer publishes of its links, and what this one knows of its own."""
         return {
-            **{peer: links for peer, links, _ in self._board.items(Links)},
+            **self._board.payloads(Links),
             self._node.peer_id: links_of(self._node),
         }
 
@@ -121,8 +122,16 @@ class BoardSurveyor:
         return self._node.lines.rates()
 
     def _progress(self) -> dict[PeerId, Progress]:
-        members = set(self.alive()) - {self._node.peer_id}
-        return {peer: progress for peer, progress, _ in self._board.items(Progress) if peer in members}
+        """What all other living members say, monitors excepted; made anew only when something changed."""
+        if self._known_at != self._board.generation:
+            known, infos, me = self._board.payloads(Progress), self._board.payloads(AddressInfo), self._node.peer_id
+            self._known = {
+                peer: progress
+                for peer, progress in known.items()
+                if peer != me and (info := infos.get(peer)) is not None and info.role != "monitor"
+            }
+            self._known_at = self._board.generation
+        return self._known
 
     def _reachable(self, peer: PeerId) -> bool:
         address = self._board.address_of(peer)

@@ -54,5 +54,5 @@ class Synchroniser:
 
     def is_diverged(self, others: set[PeerId]) -> bool:
         """Whether most of `others`, as far as they published theirs, have another state than this peer."""
-        told = ((peer, state) for peer, state, _ in self._board.items(StateInfo) if peer in others)
+        told = ((peer, state) for peer, state in self._board.payloads(StateInfo).items() if peer in others)
         return self._digests.is_minority(told, self._board.peer_id)
