@@ -41,7 +41,7 @@ MOST_CANCELLED = 100
 """Cancelled timers are left where they are until there are so many, and they are most."""
 
 GC_THRESHOLDS = (100_000, 20, 50)
-"""Simulations hold millions of objects for long: to look at all of them as often as usual takes a quarter of the time."""
+"""Simulations hold millions of objects for long; to look at all as often as usual takes a quarter of the time."""
 
 LAST_WORDS_S = 3600.0
 """Virtual seconds that cancelled tasks may take to clean up."""
