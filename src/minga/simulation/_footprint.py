@@ -1,0 +1,69 @@
+"""How much memory a peer needs, by what the code keeps: on the device, and in main memory beside it.
+
+    device   parameters, gradients and optimizer state in float32, the optimizer's scratch, activations of a micro-batch
+    main     the sum of gradients (two of them with the delayed strategy), the result of the round, the part that the
+             peer reduces while it is being summed up and as it came in, and a copy of the state for a newcomer
+
+Where the device is the processor both are one. Programs and libraries (some 0.5 to 1 GB) come on top, and the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minga.simulation._forecast import Forecast, Volunteers, state_bytes
+from minga.simulation._model_facts import STATE_BYTES, ModelFacts
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of memory of one peer. `activations` is None where nothing is known of the model's layers."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    scratch: int
+    activations: int | None
+    accumulators: int
+    result: int
+    wire: int
+    state_copy: int
+
+    @property
+    def device(self) -> int:
+        """What has to fit on the device (without unknown activations)."""
+        return self.parameters + self.gradients + self.optimizer + self.scratch + (self.activations or 0)
+
+    @property
+    def main(self) -> int:
+        """What is in main memory."""
+        return self.accumulators + self.result + self.wire + self.state_copy
+
+
+def device_bytes(model: ModelFacts, optimizer_bytes: int, micro_batch: int) -> int:
+    """What has to fit on the device for micro-batches of this size."""
+    activations = round((model.activation_bytes or 0.0) * micro_batch)
+    return model.parameters * (8 + optimizer_bytes + 4) + activations
+
+
+def footprint(forecast: Forecast, place: int) -> Footprint:
+    """The memory of a peer of class number `place`."""
+    setting = forecast.setting
+    each: Volunteers = setting.volunteers[place]
+    model, size = setting.model, 4 * setting.model.parameters
+    known = model.activation_bytes is not None and each.computes
+    activations = round((model.activation_bytes or 0.0) * each.micro_batch) if known else None
+    # Of its part a peer holds the float32 sum; and of each sender a few chunks on their way, below 1 % of the vector.
+    reduced = forecast.classes[place].download_bytes / max(1, len(forecast.rates.peers) - 1)
+    share = min(1.0, reduced / forecast.vector_bytes) if forecast.vector_bytes else 0.0
+    return Footprint(
+        parameters=size,
+        gradients=size,
+        optimizer=model.parameters * STATE_BYTES[setting.optimizer],
+        scratch=size if setting.optimizer != "sgd" else 0,
+        activations=activations if each.computes else 0,
+        accumulators=size * (2 if setting.strategy == "delayed" else 1),
+        result=size,
+        wire=round(share * size + forecast.vector_bytes),
+        state_copy=state_bytes(model, setting.optimizer),
+    )
