@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from minga.averaging._gathering import GRACE_SHARE, MIN_GRACE_S
 
 _SLACK_S = 0.1
-_TINY_S = 1e-9
+_TINY = 1e-9
 
 
 @dataclass(frozen=True)
@@ -47,30 +47,31 @@ def fill(paces: Sequence[Pace], batch: float) -> Filling:
         return Filling(math.inf, (0,) * len(paces))
     grace_s = max(MIN_GRACE_S, GRACE_SHARE * batch / speed)
     called_s = _called_s(paces, batch, grace_s, speed)
-    remaining = [_remaining_s(pace, called_s) for pace in paces]
-    in_time = [left for left in remaining if left <= grace_s + _TINY_S]
+    remaining = [_remaining_s(pace, called_s) for pace in paces if pace.count]
+    in_time = [left for left in remaining if left <= grace_s + _TINY]
     limit_s = _SLACK_S + 1.5 * max(in_time, default=0.0)
     parked_s = limit_s if any(left > limit_s for left in remaining) else max(remaining)
     end_s = called_s + parked_s
-    samples = tuple(pace.count * pace.micro_batch * math.floor(end_s / pace.micro_batch_s + _TINY_S) for pace in paces)
+    samples = tuple(pace.count * pace.micro_batch * _done(pace, end_s) for pace in paces)
     return Filling(end_s, samples)
 
 
+def _done(pace: Pace, now_s: float) -> int:
+    """Micro-batches that each of them has finished."""
+    return math.floor(now_s / pace.micro_batch_s + _TINY)
+
+
 def _remaining_s(pace: Pace, now_s: float) -> float:
-    """Seconds until the end of the micro-batch under way; none where one has just ended."""
-    done = now_s / pace.micro_batch_s
-    left = math.ceil(done - _TINY_S) - done
-    return max(0.0, left) * pace.micro_batch_s
+    """Seconds until the end of the micro-batch under way; where one has just ended the next has begun."""
+    return (_done(pace, now_s) + 1) * pace.micro_batch_s - now_s
 
 
 def _called_s(paces: Sequence[Pace], batch: float, grace_s: float, speed: float) -> float:
-    """The earliest moment at which the samples that will be complete are enough: one of those at which they jump."""
+    """The earliest moment at which the samples that will be complete are enough: they only grow, so it is bracketed."""
 
     def complete(now_s: float) -> int:
         return sum(
-            pace.count * pace.micro_batch * math.floor((now_s + grace_s) / pace.micro_batch_s + _TINY_S)
-            if grace_s < pace.micro_batch_s
-            else pace.count * pace.micro_batch * math.ceil(now_s / pace.micro_batch_s + _TINY_S)
+            pace.count * pace.micro_batch * (_done(pace, now_s) + (_remaining_s(pace, now_s) <= grace_s + _TINY))
             for pace in paces
         )
 

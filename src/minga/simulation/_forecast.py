@@ -23,7 +23,6 @@ from typing import Final, Literal
 
 import numpy as np
 
-from minga.averaging._batch_choice import idle_share
 from minga.averaging._compute_choice import Work, resting, with_resting
 from minga.averaging._division import Binding, PeerRates, SwarmRates
 from minga.averaging._layout import VectorLayout
@@ -36,8 +35,8 @@ from minga.simulation._peers_text import PeerClass
 
 Strategy = Literal["synchronous", "delayed"]
 STRATEGIES: Final[tuple[Strategy, ...]] = ("synchronous", "delayed")
-CODECS: Final = ("float32", "float16", "adaptive", "int8")
-"""From the most exact to the least; bfloat16 takes as many bytes as float16."""
+CODECS: Final = ("adaptive", "float16", "int8", "float32")
+"""Those that are compared, the usual one first; bfloat16 takes as many bytes as float16."""
 
 FORMING_TRIPS: Final = 2.5
 RESTING_LIMIT_S: Final = 1.0
@@ -45,7 +44,7 @@ RESTING_LIMIT_S: Final = 1.0
 
 DAY_S: Final = 86_400.0
 GOOD_ENOUGH: Final = 0.05
-"""By which fraction a strategy with stale gradients, or a coarser codec, has to be faster to be called better."""
+"""By which fraction a strategy with stale gradients, or an unusual codec, has to be faster to be called better."""
 
 _GOSSIP_PEERS: Final = (1, 2, 10, 50, 100)
 _GOSSIP_BYTES_PER_S: Final = (0.0, 400.0, 8_500.0, 19_000.0, 24_000.0)
@@ -65,6 +64,8 @@ class Volunteers:
     update_s: float
     speed_origin: str
     memory_bytes: int | None = None
+    was_made_smaller: bool = False
+    """Whether the micro-batch is smaller than usual for want of memory."""
 
     @property
     def computes(self) -> bool:
@@ -207,7 +208,7 @@ def compare(setting: Setting, strategies: Sequence[Strategy], codecs: Sequence[s
 
 
 def best_of(forecasts: Sequence[Forecast]) -> Forecast:
-    """The fastest; of those that are hardly slower the first, if they come from the most faithful to the least."""
+    """The fastest; or the first of those that are hardly slower."""
     least_s = min(each.step_s for each in forecasts)
     return next(each for each in forecasts if each.step_s <= least_s * (1.0 + GOOD_ENOUGH))
 

@@ -103,10 +103,10 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
 
     Raises `ConfigurationError` if there is no such model or file, with what is allowed.
     """
-    name = text.strip()
-    size = name.removeprefix("albert-")
-    if size in ALBERT_SIZES and name != size:
-        return albert_facts(_recipe_spec(size, tokens), name)
+    name = text
+    if name.lower().endswith(".toml") or name.startswith("albert-"):
+        spec = recipe_spec(name, tokens)
+        return albert_facts(spec, f"albert-{spec.model.size}")
     if name in KNOWN:
         return _known(name, KNOWN[name], tokens)
     if name == "resnet-50":
@@ -114,12 +114,8 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
         return ModelFacts(name, (RESNET_50_PARAMETERS,), RESNET_50_OPERATIONS, 1, None, origin)
     if (match := _NUMBER.fullmatch(name)) is not None:
         return _by_number(name, match, tokens)
-    suffix = Path(name).suffix.lower()
-    if suffix == ".safetensors":
+    if Path(name).suffix.lower() == ".safetensors":
         return _in_safetensors(Path(name), tokens)
-    if suffix == ".toml":
-        spec = run_spec(Path(name))
-        return albert_facts(spec, f"albert-{spec.model.size}")
     names = ", ".join([*(f"albert-{size}" for size in ALBERT_SIZES), *KNOWN, "resnet-50"])
     raise ConfigurationError(
         f"--model {name[:60]!r}: no model of this name; there are: {names}; or a number of parameters such as 18M, "
@@ -127,17 +123,32 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
     )
 
 
-def run_spec(path: Path) -> RunSpec:
-    """The run spec in a file, if a recipe says what its model is. Raises `ConfigurationError`."""
+def recipe_spec(text: str, tokens: int | None = None) -> RunSpec:
+    """The run spec in the file `text`, or one for a size such as "albert-large" with samples of `tokens` tokens.
+
+    Raises `ConfigurationError` unless a recipe says what the model is.
+    """
     from minga.core._run_spec import RunSpec
 
-    spec = RunSpec.from_file(path)
-    if spec.model.recipe != "albert":
+    if text.lower().endswith(".toml"):
+        spec = RunSpec.from_file(Path(text))
+        if spec.model.recipe != "albert":
+            raise ConfigurationError(
+                f"{text}: model.recipe = {spec.model.recipe!r} does not say how large the model is; give --model a "
+                "number of parameters or a .safetensors file of it"
+            )
+        if tokens is not None:
+            raise ConfigurationError(f"--tokens: {text} says how long samples are")
+        return spec
+    size = text.removeprefix("albert-")
+    if size not in ALBERT_SIZES or size == text:
+        names = ", ".join(f"albert-{each}" for each in ALBERT_SIZES)
         raise ConfigurationError(
-            f"{path}: model.recipe = {spec.model.recipe!r} does not say how large the model is; give --model a "
-            "number of parameters or a .safetensors file of it"
+            f"--model {text[:60]!r}: the recipe has no such model; there are: {names}; or a run spec"
         )
-    return spec
+    model = {"recipe": "albert", "size": size, "max_length": tokens or RECIPE_TOKENS}
+    data = {"vocabulary_size": RECIPE_VOCABULARY}
+    return RunSpec.from_mapping({"name": "plan", "model": model, "data": data}, "--tokens")
 
 
 def albert_facts(spec: RunSpec, name: str) -> ModelFacts:
@@ -161,14 +172,6 @@ def albert_facts(spec: RunSpec, name: str) -> ModelFacts:
     kept = 2.0 * (18.0 * config.hidden_size + 4.0 * config.intermediate_size) * config.num_hidden_layers * tokens
     origin = f"the ALBERT recipe, vocabulary of {config.vocab_size}, {tokens} tokens"
     return ModelFacts(name, sizes, operations, tokens, kept, origin)
-
-
-def _recipe_spec(size: str, tokens: int | None) -> RunSpec:
-    from minga.core._run_spec import RunSpec
-
-    model = {"recipe": "albert", "size": size, "max_length": tokens or RECIPE_TOKENS}
-    data = {"vocabulary_size": RECIPE_VOCABULARY}
-    return RunSpec.from_mapping({"name": "plan", "model": model, "data": data}, "--tokens")
 
 
 def _known(name: str, shape: Transformer, tokens: int | None) -> ModelFacts:

@@ -1,0 +1,89 @@
+"""`minga plan --model … --peers …`: what a run would reach that does not exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from rich.markup import escape
+
+from minga.cli._context import Context
+from minga.core._errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from minga.core._run_spec import RunSpec
+    from minga.simulation._devices import Precision
+    from minga.simulation._forecast import Setting, Strategy
+
+USUAL_TARGET_BATCH_SIZE = 4096
+PRECISIONS = ("single", "half")
+
+
+@dataclass(frozen=True)
+class ForecastOptions:
+    """What was asked for; None where the model's run spec, or else the planner, decides."""
+
+    model: str
+    peers: str
+    target_batch_size: int | None = None
+    codec: str | None = None
+    strategy: str | None = None
+    optimizer: str | None = None
+    tokens: int | None = None
+    precision: str = "single"
+
+
+def run_forecast(options: ForecastOptions, context: Context) -> None:
+    """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
+    from minga.cli._forecast_view import forecast_json, forecast_table, forecast_text
+    from minga.simulation._advice import warnings
+    from minga.simulation._forecast import best_of, compare
+
+    setting, strategies, codecs = _asked(options)
+    context.output.say("Planning …")
+    forecasts = compare(setting, strategies, codecs)
+    best = best_of(forecasts)
+    found = warnings(best)
+    for table in forecast_table(best, forecasts):
+        context.output.say(table)
+    for line in forecast_text(best, found, options.precision):
+        context.output.say(escape(line))
+    context.output.summary(ok=True, **forecast_json(best, forecasts, found))
+
+
+def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Sequence[str]]:
+    """The setting with the first strategy and codec, and all of either that are to be compared."""
+    from minga.averaging._layout import CODEC_CHOICES
+    from minga.simulation._devices import THIS, read_measurements
+    from minga.simulation._forecast import CODECS, STRATEGIES, Setting
+    from minga.simulation._model_facts import STATE_BYTES, model_facts, recipe_spec
+    from minga.simulation._peers_text import parse_peers
+    from minga.simulation._volunteers import resolve
+
+    spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
+    precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
+    strategy = _one_of("--strategy", options.strategy or _of(spec, "training", "strategy"), STRATEGIES)
+    codec = _one_of("--codec", options.codec or _of(spec, "averaging", "codec"), CODEC_CHOICES)
+    optimizer = _one_of(
+        "--optimizer", options.optimizer or _of(spec, "optimizer", "name") or "lamb", tuple(STATE_BYTES)
+    )
+    batch = options.target_batch_size or (spec.training.target_batch_size if spec else USUAL_TARGET_BATCH_SIZE)
+    classes = parse_peers(options.peers)  # before the model, which takes seconds to import
+    model = model_facts(options.model, options.tokens)
+    measured = read_measurements() if any(each.device == THIS for each in classes) else ()
+    peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)  # type: ignore[arg-type]
+    strategies = STRATEGIES if strategy is None else (cast("Strategy", strategy),)
+    codecs = CODECS if codec is None else (codec,)
+    setting = Setting(peers, model, optimizer, batch, strategies[0], codecs[0])  # type: ignore[arg-type]
+    return setting, strategies, codecs
+
+
+def _of(spec: RunSpec | None, section: str, key: str) -> str | None:
+    return None if spec is None else str(getattr(getattr(spec, section), key))
+
+
+def _one_of(option: str, value: str | None, allowed: Sequence[str]) -> str | None:
+    if value is not None and value not in allowed:
+        raise ConfigurationError(f"{option} {value!r}: it must be one of {', '.join(allowed)}")
+    return value
