@@ -44,14 +44,14 @@ AUXILIARY = Kind(1, 50e6, 50e6, None, "auxiliary")
 SWARMS: dict[str, tuple[list[Kind], int, Strategy]] = {
     "alike": ([Kind(4, 5e6, 5e6, QUICK)], 100, "synchronous"),
     "long micro-batches": ([Kind(4, 20e6, 20e6, TrainerSettings(32, 3.2))], 200, "synchronous"),
-    "homes and an auxiliary": ([Kind(3, 2e6, 10e6, QUICK), AUXILIARY], 60, "synchronous"),
+    "homes and an auxiliary": ([Kind(3, 2e6, 10e6, QUICK), AUXILIARY], 240, "synchronous"),
     "clients": ([Kind(1, 12e6, 12e6, BRISK), Kind(3, 2e6, 10e6, QUICK, "client")], 80, "synchronous"),
     "rounds longer than computing": ([Kind(4, 2.4e6, 2.4e6, BRISK)], 48, "delayed"),
 }
 
 
-def measured_step_s(kinds: list[Kind], batch: int, strategy: Strategy, first: int = 6, steps: int = 3) -> float:
-    """Seconds of a step once the peers know their lines, which takes a few rounds."""
+def measured_step_s(kinds: list[Kind], batch: int, strategy: Strategy, first: int = 4, steps: int = 2) -> float:
+    """Seconds of a step once the peers know their lines: they probe them while the first steps are computed."""
 
     async def go() -> float:
         spec = make_spec(batch, digest_every=1000, training={"strategy": strategy})

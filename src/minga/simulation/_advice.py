@@ -9,10 +9,11 @@ from typing import Final
 
 from minga.averaging._batch_choice import smallest_batch
 from minga.averaging._gathering import GRACE_SHARE, HOLD_S, MIN_GRACE_S
+from minga.averaging._planner import divide
 from minga.core._errors import ConfigurationError
 from minga.core._units import format_duration, format_size
 from minga.simulation._footprint import footprint
-from minga.simulation._forecast import Forecast, Volunteers, forecast
+from minga.simulation._forecast import Forecast, Volunteers, forecast, swarm_rates
 from minga.simulation._peers_text import PeerClass
 from minga.simulation._volunteers import ROOM
 
@@ -30,10 +31,13 @@ FASTEST_HELPER: Final = 125e6
 
 
 def advised_batch(found: Forecast) -> int:
-    """The smallest target batch size with which communication takes at most `IDLE_SHARE` of the time."""
-    speed = sum(peer.samples_per_second for peer in found.rates.peers if peer.sends)
-    overlapped = found.setting.strategy == "delayed"
-    return smallest_batch(speed, found.communication_s, IDLE_SHARE, ALLOWED_BATCHES, overlapped=overlapped)
+    """The smallest target batch with which communication takes at most `IDLE_SHARE` of the time if nobody rests."""
+    setting, rates = found.setting, swarm_rates(found.setting.volunteers)
+    round_s = divide(rates, found.vector_bytes).predicted_s or 0.0
+    speed = sum(peer.samples_per_second for peer in rates.peers)
+    communication_s = found.communication_s - found.round_s + round_s
+    overlapped = setting.strategy == "delayed"
+    return smallest_batch(speed, communication_s, IDLE_SHARE, ALLOWED_BATCHES, overlapped=overlapped)
 
 
 def warnings(found: Forecast) -> tuple[str, ...]:
@@ -46,15 +50,16 @@ def warnings(found: Forecast) -> tuple[str, ...]:
 
 def _newcomers(found: Forecast) -> Iterator[str]:
     patience_s = max(HOLD_S, found.step_s)
-    for each, figures in zip(found.setting.volunteers, found.classes, strict=True):
-        if figures.sync_s == math.inf:
-            yield f"nobody can give a newcomer ({each.name}) the state beside the rounds"
-        elif figures.sync_s > patience_s:
-            yield (
-                f"a newcomer ({each.name}) needs {format_duration(figures.sync_s)} to sync, your step takes "
-                f"{format_duration(found.step_s)}: the others wait {format_duration(patience_s)} for it and then go "
-                "on, and it has to begin again; raise the target batch, or it will hardly get in"
-            )
+    slowest = max(range(len(found.classes)), key=lambda place: found.classes[place].sync_s)
+    name, sync_s = found.setting.volunteers[slowest].name, found.classes[slowest].sync_s
+    if sync_s == math.inf:
+        yield "nobody can give a newcomer the state beside the rounds"
+    elif sync_s > patience_s:
+        yield (
+            f"a newcomer ({name}) needs {format_duration(sync_s)} to sync, your step takes "
+            f"{format_duration(found.step_s)}: the others wait {format_duration(patience_s)} for it and then go on, "
+            "and it has to begin again; raise the target batch, or it will hardly get in"
+        )
 
 
 def _memory(found: Forecast) -> Iterator[str]:
@@ -127,12 +132,16 @@ def _binding(found: Forecast) -> Iterator[str]:
 
 
 def _resting(found: Forecast) -> Iterator[str]:
-    for each, figures in zip(found.setting.volunteers, found.classes, strict=True):
-        if figures.resting:
-            yield (
-                f"{figures.resting} of {each.peers.count} {each.name} will be asked to rest: sending their gradients "
-                "takes longer than their samples save"
-            )
+    rested = [
+        f"{figures.resting} of {each.peers.count} {each.name}"
+        for each, figures in zip(found.setting.volunteers, found.classes, strict=True)
+        if figures.resting
+    ]
+    if rested:
+        yield (
+            f"{' and '.join(rested)} will be asked to rest: sending their gradients takes longer than their samples "
+            f"save; with a target batch of {advised_batch(found):,} all would have work"
+        )
 
 
 def _coarse(found: Forecast) -> Iterator[str]:

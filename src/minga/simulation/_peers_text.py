@@ -25,6 +25,7 @@ from typing import Any, Final, Literal
 
 from minga.core._errors import ConfigurationError
 from minga.core._units import parse_rate
+from minga.simulation._devices import DEVICES
 
 MAX_PEERS: Final = 1000
 MAX_CLASSES: Final = 100
@@ -36,7 +37,7 @@ USUAL_LATENCY_S: Final = 0.02
 
 Role = Literal["trainer", "client", "auxiliary"]
 
-_CLASS = re.compile(r"\s*(?:(\d{1,9})\s*[xX*]\s*)?\((.*)\)\s*", re.DOTALL)
+_CLASS = re.compile(r"\s*(?:(\d{1,9})\s*[xX*]\s*)?\(([^()]*)\)\s*")
 _MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])(i?)B", re.IGNORECASE)
 _LATENCY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s)", re.IGNORECASE)
 _ROLES: Final[dict[str, Role]] = {
@@ -163,8 +164,9 @@ def _parse_word(place: int, word: str) -> tuple[str, Any]:
         return "both", parse_rate(bare)
     except ConfigurationError:
         pass  # then it names a device
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", bare):
-        raise _refuse(place, word, f"neither a device nor a rate; there may be: {_ALLOWED}")
+    is_number = bare.isdigit() and bare not in DEVICES  # a rate whose unit was forgotten
+    if is_number or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", bare):
+        raise _refuse(place, word, f"neither a device nor a rate with its unit; there may be: {_ALLOWED}")
     return "device", bare.lower()
 
 
