@@ -17,9 +17,10 @@ from minga.core._run_spec import RunSpec
 from minga.simulation._advice import advised_batch, warnings
 from minga.simulation._devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
 from minga.simulation._footprint import footprint
-from minga.simulation._forecast import CODECS, STRATEGIES, Forecast, Setting, best_of, compare, forecast, state_bytes
+from minga.simulation._forecast import CODECS, STRATEGIES, Forecast, best_of, compare, forecast, state_bytes
 from minga.simulation._model_facts import ModelFacts, model_facts
 from minga.simulation._peers_text import parse_peers
+from minga.simulation._setting import Setting
 from minga.simulation._volunteers import resolve
 
 SMALL = model_facts("18M")
@@ -158,6 +159,13 @@ def test_a_single_peer_needs_no_round() -> None:
     found = plan("(t4, 1Gbit, samples_per_s=10, micro_batch=4)")
     assert found.round_s == found.forming_s == 0.0
     assert found.step_s == pytest.approx(409.6, rel=0.01)
+
+
+def test_a_large_swarm_is_planned_by_classes() -> None:
+    speed = "samples_per_s=20, micro_batch=4"
+    found = plan(f"100x({speed}, 1Gbit); 20x({speed}, up=1Mbit, down=50Mbit)")
+    assert [figures.resting for figures in found.classes] == [0, 20]
+    assert found.round_s < 36e6 / 125e3
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from swarm_tools import make_spec, pull, vector_replica
 
 from minga.network._virtual import HostSettings
 from minga.simulation import run_virtual
-from minga.simulation._forecast import Setting, Strategy, Volunteers, forecast
+from minga.simulation._forecast import forecast
 from minga.simulation._model_facts import ModelFacts
 from minga.simulation._peers_text import PeerClass, Role
+from minga.simulation._setting import Setting, Strategy, Volunteers
 from minga.simulation._swarm import Swarm, TrainerSettings
 
 NUMEL = 1_000_000

@@ -14,7 +14,8 @@ from minga.core._errors import ConfigurationError
 if TYPE_CHECKING:
     from minga.core._run_spec import RunSpec
     from minga.simulation._devices import Precision
-    from minga.simulation._forecast import Setting, Strategy
+    from minga.simulation._model_facts import OptimizerName
+    from minga.simulation._setting import Setting, Strategy
 
 USUAL_TARGET_BATCH_SIZE = 4096
 PRECISIONS = ("single", "half")
@@ -56,26 +57,26 @@ def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Seque
     """The setting with the first strategy and codec, and all of either that are to be compared."""
     from minga.averaging._layout import CODEC_CHOICES
     from minga.simulation._devices import THIS, read_measurements
-    from minga.simulation._forecast import CODECS, STRATEGIES, Setting
+    from minga.simulation._forecast import CODECS, STRATEGIES
     from minga.simulation._model_facts import STATE_BYTES, model_facts, recipe_spec
     from minga.simulation._peers_text import parse_peers
+    from minga.simulation._setting import Setting
     from minga.simulation._volunteers import resolve
 
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
     strategy = _one_of("--strategy", options.strategy or _of(spec, "training", "strategy"), STRATEGIES)
     codec = _one_of("--codec", options.codec or _of(spec, "averaging", "codec"), CODEC_CHOICES)
-    optimizer = _one_of(
-        "--optimizer", options.optimizer or _of(spec, "optimizer", "name") or "lamb", tuple(STATE_BYTES)
-    )
+    wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
+    optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
     batch = options.target_batch_size or (spec.training.target_batch_size if spec else USUAL_TARGET_BATCH_SIZE)
     classes = parse_peers(options.peers)  # before the model, which takes seconds to import
     model = model_facts(options.model, options.tokens)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
-    peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)  # type: ignore[arg-type]
+    peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
     strategies = STRATEGIES if strategy is None else (cast("Strategy", strategy),)
     codecs = CODECS if codec is None else (codec,)
-    setting = Setting(peers, model, optimizer, batch, strategies[0], codecs[0])  # type: ignore[arg-type]
+    setting = Setting(peers, model, optimizer, batch, strategies[0], codecs[0])
     return setting, strategies, codecs
 
 

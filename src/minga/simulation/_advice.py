@@ -13,8 +13,9 @@ from minga.averaging._planner import divide
 from minga.core._errors import ConfigurationError
 from minga.core._units import format_duration, format_size
 from minga.simulation._footprint import footprint
-from minga.simulation._forecast import Forecast, Volunteers, forecast, swarm_rates
+from minga.simulation._forecast import Forecast, forecast
 from minga.simulation._peers_text import PeerClass
+from minga.simulation._setting import Volunteers, swarm_rates
 from minga.simulation._volunteers import ROOM
 
 IDLE_SHARE: Final = 0.2
@@ -96,10 +97,10 @@ def _unheard(found: Forecast) -> Iterator[str]:
 def _idle(found: Forecast) -> Iterator[str]:
     if found.idle <= IDLE_SHARE + 0.005:
         return
-    how = f"raise the target batch to {advised_batch(found):,}"
+    advice = f"raise the target batch to {advised_batch(found):,}, which brings that down to {IDLE_SHARE:.0%}"
     if found.setting.strategy == "synchronous":
-        how += ', or take strategy = "delayed"'
-    yield f"communication takes {found.idle:.0%} of each step: {how}, for {IDLE_SHARE:.0%}"
+        advice += ', or take strategy = "delayed"'
+    yield f"communication takes {found.idle:.0%} of each step: {advice}"
 
 
 def _binding(found: Forecast) -> Iterator[str]:
@@ -148,7 +149,11 @@ def _coarse(found: Forecast) -> Iterator[str]:
     setting = found.setting
     if found.batch <= OVERSHOOT * setting.target_batch_size:
         return
-    active = [each for each in setting.volunteers if each.computes]
+    active = [
+        each
+        for each, figures in zip(setting.volunteers, found.classes, strict=True)
+        if each.computes and figures.resting < each.peers.count
+    ]
     worst = max(active, key=lambda each: each.micro_batch / each.samples_per_s)
     speed = sum(each.samples_per_s * each.peers.count for each in active)
     grace_s = max(MIN_GRACE_S, GRACE_SHARE * setting.target_batch_size / speed)

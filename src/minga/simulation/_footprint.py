@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minga.simulation._forecast import Forecast, Volunteers, state_bytes
+from minga.simulation._forecast import Forecast, state_bytes
 from minga.simulation._model_facts import STATE_BYTES, ModelFacts
+from minga.simulation._setting import Volunteers
 
 
 @dataclass(frozen=True)

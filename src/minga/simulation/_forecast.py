@@ -19,70 +19,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
-from minga.averaging._compute_choice import Work, resting, with_resting
-from minga.averaging._division import Binding, PeerRates, SwarmRates
+from minga.averaging._compute_choice import Work, with_resting
+from minga.averaging._division import Binding, SwarmRates
 from minga.averaging._layout import VectorLayout
 from minga.averaging._planner import divide
 from minga.averaging._prediction import Prediction, predict
 from minga.core._errors import ConfigurationError
 from minga.simulation._filling import Filling, Pace, fill
 from minga.simulation._model_facts import STATE_BYTES, ModelFacts, OptimizerName
-from minga.simulation._peers_text import PeerClass
+from minga.simulation._planned_rest import planned_rest
+from minga.simulation._setting import Setting, Strategy, swarm_rates
 
-Strategy = Literal["synchronous", "delayed"]
 STRATEGIES: Final[tuple[Strategy, ...]] = ("synchronous", "delayed")
 CODECS: Final = ("adaptive", "float16", "int8", "float32")
 """Those that are compared, the usual one first; bfloat16 takes as many bytes as float16."""
 
 FORMING_TRIPS: Final = 2.5
-RESTING_LIMIT_S: Final = 1.0
-"""Seconds that the search for those who should rest may take, as in production."""
-
 DAY_S: Final = 86_400.0
 GOOD_ENOUGH: Final = 0.05
 """By which fraction a strategy with stale gradients, or an unusual codec, has to be faster to be called better."""
 
 _GOSSIP_PEERS: Final = (1, 2, 10, 50, 100)
 _GOSSIP_BYTES_PER_S: Final = (0.0, 400.0, 8_500.0, 19_000.0, 24_000.0)
-
-
-@dataclass(frozen=True)
-class Volunteers:
-    """A class of peers with what is known of its device: speed (0 for auxiliaries), micro-batch, seconds of an update.
-
-    `speed_origin` is "given", "measured" or "estimate" (or "none", for auxiliaries).
-    """
-
-    peers: PeerClass
-    name: str
-    samples_per_s: float
-    micro_batch: int
-    update_s: float
-    speed_origin: str
-    memory_bytes: int | None = None
-    was_made_smaller: bool = False
-    """Whether the micro-batch is smaller than usual for want of memory."""
-
-    @property
-    def computes(self) -> bool:
-        """Whether they have gradients."""
-        return self.samples_per_s > 0.0
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a run fixes: who takes part in what, and how."""
-
-    volunteers: tuple[Volunteers, ...]
-    model: ModelFacts
-    optimizer: OptimizerName
-    target_batch_size: int
-    strategy: Strategy
-    codec: str
 
 
 @dataclass(frozen=True)
@@ -141,21 +103,6 @@ def encoded_bytes(model: ModelFacts, codec: str) -> int:
     return layout.encoded_bytes(0, layout.total)
 
 
-def swarm_rates(volunteers: Sequence[Volunteers]) -> SwarmRates:
-    """The peers one by one, as the planner takes them, in the order of their classes."""
-    peers: list[PeerRates] = []
-    for each in volunteers:
-        one = PeerRates(
-            upload=each.peers.upload,
-            download=each.peers.download,
-            samples_per_second=each.samples_per_s,
-            sends=each.computes,
-            aggregates=each.peers.role != "client",
-        )
-        peers += [one] * each.peers.count
-    return SwarmRates(tuple(peers))
-
-
 def forecast(setting: Setting) -> Forecast:
     """What comes of `setting`; takes a second or two for large swarms.
 
@@ -165,7 +112,7 @@ def forecast(setting: Setting) -> Forecast:
     vector_bytes = encoded_bytes(setting.model, setting.codec)
     overlapped = setting.strategy == "delayed"
     work = Work(vector_bytes, setting.target_batch_size, overlapped)
-    rests = resting(given, work, limit_s=RESTING_LIMIT_S)
+    rests = planned_rest(setting, given, work)
     rates = with_resting(given, rests)
     division = divide(rates, vector_bytes)
     foreseen = predict(division, rates, vector_bytes)

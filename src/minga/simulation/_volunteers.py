@@ -9,9 +9,9 @@ from typing import Final
 from minga.core._errors import ConfigurationError
 from minga.simulation._devices import HOST_S_PER_PARAMETER, THIS, Measurement, Precision, look_up
 from minga.simulation._footprint import device_bytes
-from minga.simulation._forecast import Volunteers
 from minga.simulation._model_facts import STATE_BYTES, ModelFacts, OptimizerName
 from minga.simulation._peers_text import PeerClass
+from minga.simulation._setting import Volunteers
 
 USUAL_MICRO_BATCH: Final = 64
 ROOM: Final = 0.85
