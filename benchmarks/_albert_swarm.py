@@ -20,13 +20,13 @@ from benchmarks._albert_model import (
     Setup,
     Strategy,
 )
-from benchmarks._classification import SAMPLES, Classification
 from minga.averaging._baselines import equal_parts
 from minga.averaging._division import Division, SwarmRates
 from minga.averaging._planner import divide
 from minga.averaging._prediction import predict
 from minga.core._run_spec import RunSpec
 from minga.network._virtual import HostSettings
+from minga.simulation._classification import SAMPLES, Classification
 from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings
 from minga.simulation._virtual_time import run_virtual
 from minga.training._replica import Replica

@@ -32,12 +32,13 @@ from typing import Any
 
 import torch
 
-from benchmarks._classification import SAMPLES, Classification, train_alone
 from benchmarks._processes import Workers
 from benchmarks._report import emit, finish, parser, spread
+from benchmarks._train_alone import train_alone
 from benchmarks._worker import Channel
 from minga import Optimizer, PeerOptions, RunSpec, host, join
 from minga.network._virtual import HostSettings
+from minga.simulation._classification import SAMPLES, Classification
 from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings
 from minga.simulation._virtual_time import run_virtual
 from minga.training._replica import Replica

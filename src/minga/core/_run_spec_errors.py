@@ -31,47 +31,49 @@ def explain(error: ValidationError, model: type[BaseModel], source: str) -> str:
 
 def _line(source: str, key: str, allowed: str | None, problem: dict[str, Any]) -> str:
     kind, value = problem["type"], problem["input"]
+    where = f"{source}: {key}" if key else source
     if kind == "extra_forbidden":
-        return f"{source}: {key}: unknown key{allowed or ''}"
+        return f"{where}: unknown key{allowed or ''}"
     if kind == "missing":
-        return f"{source}: {key}: missing; it must be {allowed or 'given'}"
+        return f"{where}: missing; it must be {allowed or 'given'}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{source}: {key} = {_short(value)}: must be a table of settings"
+        return f"{where} = {_short(value)}: must be a table of settings"
     if kind == "value_error":
         detail = str(problem["msg"]).removeprefix("Value error, ")
-        if isinstance(value, dict):
-            return f"{source}: {key}: {detail}"
-        return f"{source}: {key} = {_short(value)}: {detail}"
-    return f"{source}: {key} = {_short(value)}: must be {allowed or str(problem['msg'])}"
+        return f"{where}: {detail}" if isinstance(value, dict) else f"{where} = {_short(value)}: {detail}"
+    return f"{where} = {_short(value)}: must be {allowed or str(problem['msg'])}"
 
 
 def _locate(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str, str | None]:
     """The dotted key of a problem, and what is allowed there (for an unknown key, what was probably meant)."""
     current: type[BaseModel] | None = model
     table: type[BaseModel] | None = None
-    names: list[str] = []
+    key = ""
     allowed = None
     for part in location:
         if table is not None:
-            names.append(_short_name(part))
+            key = f"[[{key}]] number {part + 1}: " if isinstance(part, int) else f"{key}.{_short_name(part)}"
             current, table = table, None
             continue
         if current is None:
             # Inside a value, where list indices and branches of unions would only confuse.
             break
-        names.append(_short_name(part))
+        key += ("" if not key or key.endswith(": ") else ".") + _short_name(part)
         field = current.model_fields.get(str(part))
         if field is None:
-            return ".".join(names), _suggestion(str(part), list(current.model_fields))
+            return key, _suggestion(str(part), list(current.model_fields))
         allowed = allowed_values(field)
-        current, table = _model_in(field.annotation), _model_in(get_args(field.annotation)[-1:])
-    return ".".join(names) or "the run spec", allowed
+        current, table = _model_in(field.annotation), _model_of_many(field.annotation)
+    return key.removesuffix(": "), allowed
+
+
+def _model_of_many(annotation: object) -> type[BaseModel] | None:
+    """The model of which a field holds several, by name or in a row."""
+    return next((model for model in map(_model_in, get_args(annotation)) if model is not None), None)
 
 
 def _model_in(annotation: object) -> type[BaseModel] | None:
-    """The model that a field holds; `annotation` may also be the last argument of a generic, as a tuple."""
-    if isinstance(annotation, tuple):
-        annotation = annotation[0] if annotation else None
+    """The model that a field holds."""
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 

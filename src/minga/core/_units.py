@@ -19,8 +19,13 @@ _PREFIXES = {
 }
 _NUMBER = r"(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})"
 _RATE = re.compile(rf"{_NUMBER}\s*([kmgtKMGT][iI]?)?(b|B|(?i:bits?|bytes?))\s*(?i:/\s*s(?:ec)?|ps)?", re.ASCII)
+_SIZE = re.compile(rf"{_NUMBER}\s*([kmgtKMGT][iI]?)?(?:B|(?i:bytes?))", re.ASCII)
+_DURATION = re.compile(rf"{_NUMBER}\s*(ms|s|min|h|d)", re.ASCII)
+_DURATION_UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 MAX_RATE_BYTES_PER_S = 1e15
+MAX_SIZE_BYTES = 1e18
+MAX_DURATION_S = 1e9
 
 
 def parse_rate(value: str | float, name: str = "rate") -> float:
@@ -42,6 +47,29 @@ def parse_rate(value: str | float, name: str = "rate") -> float:
         raise ConfigurationError(
             f"{name} = {_quote(value)} is out of range: it must be more than 0, at most 8000 Tbit/s"
         )
+    return number
+
+
+def parse_size(value: str, name: str = "size") -> float:
+    """Bytes of a size such as `16GB` (10^9) or `16GiB` (2^30); `name` as in `parse_rate`."""
+    hint = "write bytes, such as 500MB or 16GiB"
+    match = _SIZE.fullmatch(_stripped(value))
+    if match is None:
+        raise ConfigurationError(f"{name} = {_quote(value)} is not a size: {hint}")
+    number = float(match[1]) * _PREFIXES[(match[2] or "").lower()]
+    if not 0.0 < number <= MAX_SIZE_BYTES:
+        raise ConfigurationError(f"{name} = {_quote(value)} is out of range: it must be more than 0, at most 1 EB")
+    return number
+
+
+def parse_duration(value: str, name: str = "duration") -> float:
+    """Seconds of a duration such as `250ms`, `30s`, `5min`, `4h` or `9d`; `name` as in `parse_rate`."""
+    match = _DURATION.fullmatch(_stripped(value))
+    if match is None:
+        raise ConfigurationError(f"{name} = {_quote(value)} is not a duration: write ms, s, min, h or d, such as 5min")
+    number = float(match[1]) * _DURATION_UNITS_S[match[2]]
+    if number > MAX_DURATION_S:
+        raise ConfigurationError(f"{name} = {_quote(value)} is out of range: it must be at most 1e9 s")
     return number
 
 

@@ -88,6 +88,7 @@ class VirtualInternet:
             Link(clock, settings.down_bytes_per_s),
             settings.latency_s,
             settings.loss,
+            settings.region,
         )
         endpoint = f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}:4433"
         network = VirtualNetwork(self, settings, state, key, endpoint)
@@ -149,6 +150,11 @@ class VirtualInternet:
         """Fix the one-way latency between two hosts, instead of the sum of theirs."""
         check_latency("latency_s", latency_s)
         self.paths.set_latency(self._find(first).state, self._find(second).state, latency_s)
+
+    def set_region_latency(self, first: str, second: str, latency_s: float) -> None:
+        """Add a one-way latency to all paths between hosts of two regions (or of one)."""
+        check_latency("latency_s", latency_s)
+        self.paths.set_region_latency(first, second, latency_s)
 
     # ---- for the hosts
 

@@ -26,7 +26,8 @@ LONGEST_RETRY_S = 1.0
 @dataclass(frozen=True)
 class HostSettings:
     """A simulated host: rates in bytes per second (None: unlimited), one-way `latency_s` to the middle of the network,
-    `loss` as the chance of losing a packet, `clock_skew_s` by which its clock is fast.
+    `loss` as the chance of losing a packet, `clock_skew_s` by which its clock is fast. What lies between the middles of
+    two regions is told to `VirtualInternet.set_region_latency`.
 
     Raises `ConfigurationError` for values that make no sense.
     """
@@ -37,6 +38,7 @@ class HostSettings:
     loss: float = 0.0
     dialable: bool = True
     clock_skew_s: float = 0.0
+    region: str = ""
 
     def __post_init__(self) -> None:
         for field in ("up_bytes_per_s", "down_bytes_per_s"):

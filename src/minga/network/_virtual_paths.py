@@ -28,8 +28,10 @@ class Delivery(NamedTuple):
 class Host:
     """The state of a simulated host that its connections and pipes need."""
 
-    def __init__(self, name: str, peer_id: PeerId, up: Link, down: Link, latency_s: float, loss: float) -> None:
-        self.name, self.peer_id = name, peer_id
+    def __init__(
+        self, name: str, peer_id: PeerId, up: Link, down: Link, latency_s: float, loss: float, region: str = ""
+    ) -> None:
+        self.name, self.peer_id, self.region = name, peer_id, region
         self.up, self.down = up, down
         self.latency_s, self.loss = latency_s, loss
         self.process = VirtualProcess(name)
@@ -103,6 +105,7 @@ class Paths:
         self.window_bytes, self.idle_timeout_s = window_bytes, idle_timeout_s
         self._rng, self._on_delivery = rng, on_delivery
         self._latencies_s: dict[tuple[Host, Host], float] = {}
+        self._region_latencies_s: dict[tuple[str, str], float] = {}
         self._cuts: dict[tuple[Host, Host], None] = {}
         self._held: dict[tuple[Host, Host], list[Callable[[], None]]] = {}
 
@@ -110,11 +113,18 @@ class Paths:
         """One-way seconds from `source` to `target` without queueing."""
         if self._latencies_s and (known := self._latencies_s.get((source, target))) is not None:
             return known
+        if self._region_latencies_s:
+            between = self._region_latencies_s.get((source.region, target.region), 0.0)
+            return source.latency_s + between + target.latency_s
         return source.latency_s + target.latency_s
 
     def set_latency(self, first: Host, second: Host, seconds: float) -> None:
         """Fix the one-way latency of a pair, both ways."""
         self._latencies_s[first, second] = self._latencies_s[second, first] = seconds
+
+    def set_region_latency(self, first: str, second: str, seconds: float) -> None:
+        """Add seconds to the one-way latency between two regions, both ways."""
+        self._region_latencies_s[first, second] = self._region_latencies_s[second, first] = seconds
 
     def loss(self, source: Host, target: Host) -> float:
         """Chance that a packet is lost on either host's line."""

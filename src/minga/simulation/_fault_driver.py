@@ -58,14 +58,22 @@ class FaultDriver:
 
     `resolve` finds who has a role; a name that it does not know (None) and that was attached stands for itself. While
     nobody has the role, a fault that waits for an event goes on waiting, and one at a time is skipped with a warning.
+    `on_record` hears of everything that is done.
     """
 
-    def __init__(self, faults: Iterable[Fault], target: FaultTarget, resolve: Resolve | None = None) -> None:
+    def __init__(
+        self,
+        faults: Iterable[Fault],
+        target: FaultTarget,
+        resolve: Resolve | None = None,
+        on_record: Callable[[FaultRecord], None] | None = None,
+    ) -> None:
         self.records: list[FaultRecord] = []
         """What was done so far, in order."""
         self._faults = list(faults)
         self._target = target
         self._resolve = resolve or (lambda role, emitter, event: None)  # noqa: ARG005
+        self._on_record = on_record or (lambda record: None)  # noqa: ARG005
         self._peers: dict[str, Callable[[], None]] = {}
         self._waiting: list[Fault] = []
         self._timers: set[asyncio.TimerHandle] = set()
@@ -97,6 +105,10 @@ class FaultDriver:
                 self._later(fault.trigger.seconds, lambda fault=fault: self._fire(fault, None, None))  # type: ignore[misc]
             else:
                 self._fire(fault, None, None)
+
+    def strike(self, fault: Fault) -> None:
+        """Do something now that is in no script, to peers that are called by their names."""
+        self._fire(fault, None, None)
 
     def on_event(self, peer: str, event: Event) -> None:
         """An event of a peer, for peers whose events come from another process."""
@@ -151,6 +163,7 @@ class FaultDriver:
     def _record(self, fault: Fault, peers: tuple[str, ...], *, ended: bool) -> None:
         loop = self._loop or asyncio.get_running_loop()
         self.records.append(FaultRecord(loop.time(), fault, peers, ended))
+        self._on_record(self.records[-1])
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         loop = self._loop or asyncio.get_running_loop()

@@ -24,7 +24,7 @@ from minga.core._schedule import RateCap
 from minga.identity._keys import Identity
 from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
-from minga.simulation._fault_driver import FaultDriver, VirtualFaults
+from minga.simulation._fault_driver import FaultDriver, FaultRecord, VirtualFaults
 from minga.simulation._faults import parse_faults
 from minga.training._port import TrainerPort
 from minga.training._replica import Replica
@@ -67,6 +67,14 @@ class SwarmLog:
 
     events: list[LoggedEvent] = field(default_factory=list)
 
+    def add(self, logged: LoggedEvent) -> None:
+        """Something happened."""
+        self.events.append(logged)
+
+    def latest(self, kind: str) -> Event | None:
+        """The newest event of one kind."""
+        return next((logged.event for logged in reversed(self.events) if logged.event.kind == kind), None)
+
     def of(self, kind: str) -> list[LoggedEvent]:
         """All events of one kind."""
         return [logged for logged in self.events if logged.event.kind == kind]
@@ -86,6 +94,7 @@ class SimulatedPeer:
         session: Session,
         replica: ReplicaInterface,
         settings: TrainerSettings | None,
+        apply_s: float = 0.0,
     ) -> None:
         self.name, self.network, self.session, self.replica = name, network, session, replica
         self.settings = settings
@@ -93,12 +102,22 @@ class SimulatedPeer:
         self.error: LocalError | RemoteError | None = None
         self.checkpoint: StateSnapshot | None = None
         self.port: TrainerPort | None = None
+        self.apply_s = apply_s
+        self.ended = asyncio.Event()
+        """Set when the peer takes part no more: it was killed or closed, or failed with `error`."""
+        self._computed_s, self._busy_since, self._busy_s = 0.0, 0.0, 0.0
         self._random = random.Random(f"minga trainer {network.peer_id}")
 
     @property
     def is_gone(self) -> bool:
         """Whether the peer was killed or closed."""
         return self.network.state.gone
+
+    @property
+    def computed_s(self) -> float:
+        """Seconds that it has spent on micro-batches so far, the one under way included."""
+        under_way = min(asyncio.get_running_loop().time() - self._busy_since, self._busy_s) if self._busy_s else 0.0
+        return self._computed_s + under_way
 
     async def live(
         self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None], checkpoint_every: int | None
@@ -111,6 +130,8 @@ class SimulatedPeer:
             return
         except (LocalError, RemoteError) as error:
             self.error = error  # neither the end of the run nor of the peer
+        finally:
+            self.ended.set()
 
     async def _train(
         self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None], checkpoint_every: int | None
@@ -124,13 +145,20 @@ class SimulatedPeer:
                 port.pause()
                 await self._serve(port, lambda: False, checkpoint_every)
                 continue
-            micro_batch, jitter = self.settings.micro_batch, self.settings.jitter
-            await asyncio.sleep(self.settings.micro_batch_s * self._random.uniform(1.0 - jitter, 1.0 + jitter))
+            micro_batch = self.settings.micro_batch
+            await self._compute(self.settings)
             gradient(self, micro_batch)
             if port.add(self._accumulate, micro_batch):
                 self.samples_done += micro_batch
             self.replica.zero_grad()
             await self._serve(port, lambda: True, checkpoint_every)
+
+    async def _compute(self, settings: TrainerSettings) -> None:
+        """Let the time of a micro-batch pass."""
+        seconds = settings.micro_batch_s * self._random.uniform(1.0 - settings.jitter, 1.0 + settings.jitter)
+        self._busy_since, self._busy_s = asyncio.get_running_loop().time(), seconds
+        await asyncio.sleep(seconds)
+        self._computed_s, self._busy_s = self._computed_s + seconds, 0.0
 
     def _accumulate(self, vector: torch.Tensor) -> bool:
         return self.replica.accumulate(vector, self.settings.micro_batch if self.settings else 0)
@@ -141,6 +169,8 @@ class SimulatedPeer:
             work = port.poll()
             if isinstance(work, Work):
                 before = self.replica.step
+                if work.name == "apply" and self.apply_s:
+                    await asyncio.sleep(self.apply_s)
                 port.finish(work)
                 if checkpoint_every and self.replica.step != before and self.replica.step % checkpoint_every == 0:
                     self.checkpoint = self.replica.capture()
@@ -167,8 +197,9 @@ class Swarm:
         gradient: Callable[[SimulatedPeer, int], None] | None = None,
         checkpoint_every: int | None = None,
         divide: Divide = divide,
+        log: SwarmLog | None = None,
     ) -> None:
-        self.spec, self.log, self.internet = spec, SwarmLog(), VirtualInternet(seed)
+        self.spec, self.log, self.internet = spec, log or SwarmLog(), VirtualInternet(seed)
         self.peers: dict[str, SimulatedPeer] = {}
         """By name; a peer that was restarted takes the place of its former self."""
         self._make_replica = make_replica or small_replica
@@ -186,14 +217,19 @@ class Swarm:
         name: str | None = None,
         max_upload: RateCap | None = None,
         entries: Sequence[Address] | None = None,
+        apply_s: float = 0.0,
     ) -> SimulatedPeer:
-        """Add a peer that joins now, through `entries`, by default some of those who are there already."""
+        """Add a peer that joins now, through `entries`, by default some of those who are there already.
+
+        To apply a step takes it `apply_s` seconds.
+        """
         if auxiliary and trainer is not None:
             raise ConfigurationError("an auxiliary peer does not train")
         network = self.internet.host(host, name=name)
         role = "auxiliary" if auxiliary else "trainer" if network.settings.dialable else "client"
         settings = SessionSettings(role=role, max_upload=max_upload, divide=self._divide)  # type: ignore[arg-type]
-        return self._start(network, settings, None if auxiliary else trainer or TrainerSettings(), entries, None)
+        trainer = None if auxiliary else trainer or TrainerSettings()
+        return self._start(network, settings, trainer, entries, None, apply_s)
 
     def restart(self, name: str, *, entries: Sequence[Address] | None = None) -> SimulatedPeer:
         """Start a peer anew that was killed or closed, with its key, from its last checkpoint if it made one."""
@@ -201,11 +237,16 @@ class Swarm:
         if not former.is_gone:
             raise ConfigurationError(f"{name} is still running")
         network = self.internet.host(former.network.settings, name=name, private_key=former.network.private_key)
-        return self._start(network, former.session.settings, former.settings, entries, former.checkpoint)
+        return self._start(
+            network, former.session.settings, former.settings, entries, former.checkpoint, former.apply_s
+        )
 
-    def script(self, faults: str) -> FaultDriver:
-        """Start a script of faults; its roles are `leader`, `aggregator` (not the leader) and `sender` (a client)."""
-        driver = FaultDriver(parse_faults(faults), VirtualFaults(self.internet), self._resolve)
+    def script(self, faults: str, on_record: Callable[[FaultRecord], None] | None = None) -> FaultDriver:
+        """Start a script of faults; its roles are `leader`, `aggregator` (not the leader) and `sender` (a client).
+
+        `on_record` hears of every fault that happens.
+        """
+        driver = FaultDriver(parse_faults(faults), VirtualFaults(self.internet), self._resolve, on_record)
         for name, peer in self.peers.items():
             driver.attach(name, peer.session.events)
         self._drivers.append(driver)
@@ -265,16 +306,17 @@ class Swarm:
         trainer: TrainerSettings | None,
         entries: Sequence[Address] | None,
         checkpoint: StateSnapshot | None,
+        apply_s: float,
     ) -> SimulatedPeer:
         if entries is None:
             known = [peer.network for peer in self.alive() if peer.network is not network]
             entries = [host.address for host in known if host.settings.dialable][:MAX_ENTRIES]
         session = Session(network, Identity.from_seed(network.private_key), self.spec.run_id, settings, entries)
-        peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer)
+        peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer, apply_s)
         if checkpoint is not None:
             peer.replica.restore(checkpoint)
             peer.checkpoint = checkpoint
-        session.events.subscribe(lambda event: self.log.events.append(LoggedEvent(peer.name, event)))
+        session.events.subscribe(lambda event: self.log.add(LoggedEvent(peer.name, event)))
         self.peers[peer.name] = peer
         for driver in self._drivers:
             driver.attach(peer.name, session.events)
@@ -283,8 +325,7 @@ class Swarm:
 
     def _resolve(self, role: str, emitter: str | None, event: Event | None) -> str | None:  # noqa: ARG002
         """Who has a role in the round of `event`, or else in the newest round that any peer began."""
-        begun = [logged.event for logged in self.log.of("round.begun")]
-        latest = event if event is not None and event.kind == "round.begun" else begun[-1] if begun else None
+        latest = event if event is not None and event.kind == "round.begun" else self.log.latest("round.begun")
         leader = PeerId(str(latest.fields["leader"])) if latest is not None else None
         for name, peer in self.peers.items() if leader is not None else ():
             is_leader = peer.network.peer_id == leader

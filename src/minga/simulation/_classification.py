@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -17,6 +19,25 @@ INPUTS, HIDDEN, CLASSES = 32, 64, 10
 SAMPLES, HELD_OUT = 16_384, 2_048
 
 
+class _Data(NamedTuple):
+    """All samples with their classes, and the random numbers' state after they were drawn."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    random_state: torch.Tensor
+
+
+@lru_cache(maxsize=4)
+def _data(seed: int) -> _Data:
+    """The task of a seed; many peers in one process share it."""
+    torch.manual_seed(seed)
+    teacher = nn.Linear(INPUTS, CLASSES)
+    x = torch.randn(SAMPLES + HELD_OUT, INPUTS)
+    with torch.no_grad():
+        y = (teacher(x) + 0.5 * torch.sin(3 * x[:, :CLASSES])).argmax(1)
+    return _Data(x, y, torch.get_rng_state())
+
+
 @dataclass
 class Classification:
     """Model, optimizer and data of a run spec; everything that is random comes from the spec's seed."""
@@ -24,13 +45,10 @@ class Classification:
     spec: RunSpec
 
     def __post_init__(self) -> None:
-        torch.manual_seed(self.spec.training.seed)
-        teacher = nn.Linear(INPUTS, CLASSES)
-        x = torch.randn(SAMPLES + HELD_OUT, INPUTS)
-        with torch.no_grad():
-            y = (teacher(x) + 0.5 * torch.sin(3 * x[:, :CLASSES])).argmax(1)
-        self._x, self._y = x[:SAMPLES], y[:SAMPLES]
-        self._held_out = x[SAMPLES:], y[SAMPLES:]
+        data = _data(self.spec.training.seed)
+        torch.set_rng_state(data.random_state)
+        self._x, self._y = data.x[:SAMPLES], data.y[:SAMPLES]
+        self._held_out = data.x[SAMPLES:], data.y[SAMPLES:]
         self.model = nn.Sequential(
             nn.Linear(INPUTS, HIDDEN), nn.GELU(), nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.GELU(),
             nn.Linear(HIDDEN, CLASSES),
@@ -53,21 +71,3 @@ class Classification:
     def parameters(self) -> torch.Tensor:
         """A copy of all parameters as one float64 vector."""
         return torch.cat([p.detach().double().reshape(-1) for p in self.model.parameters()])
-
-
-def train_alone(spec: RunSpec, steps: Mapping[int, Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, list[float]]:
-    """What one process gets by ordinary large-batch training: step `s` takes all samples of `steps[s]` at once.
-
-    Returns the parameters at the start and at the end, and the held-out loss after each step.
-    """
-    task = Classification(spec)
-    start, losses = task.parameters(), []
-    for step in sorted(steps):
-        task.optimizer.zero_grad()
-        task.backward(steps[step])
-        if spec.optimizer.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(task.model.parameters(), spec.optimizer.max_grad_norm)
-        task.optimizer.step()
-        task.scheduler.step()
-        losses.append(task.held_out_loss())
-    return start, task.parameters(), losses
