@@ -25,7 +25,9 @@ def _reader(kind: Kind, *, positive: bool) -> Callable[[Any], Quantity]:
             quantity = parse_quantity(value, kind)
         except ConfigurationError as error:
             raise ValueError(str(error)) from error
-        if positive and quantity.least <= 0 and quantity.shape != "lognormal":
+        # An exponential duration is never quite 0; a rate could come so near that nothing would ever arrive.
+        never_zero = quantity.shape == "lognormal" or (quantity.shape == "exponential" and kind == "duration")
+        if positive and quantity.least <= 0 and not never_zero:
             raise ValueError("it must be more than 0 in every draw; a distribution takes min=… for that")
         return quantity
 

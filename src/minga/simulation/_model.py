@@ -1,0 +1,51 @@
+"""What the peers of a scenario train: a classifier that learns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from minga.core._run_spec import RunSpec
+from minga.simulation._classification import SAMPLES, Classification
+from minga.simulation._scenario import Scenario
+from minga.simulation._swarm import SimulatedPeer
+from minga.training._replica import Replica
+
+
+class ClassifierReplica(Replica):
+    """The classification task of `minga.simulation._classification` with the optimizer of the scenario."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.task = Classification(spec)
+        super().__init__(
+            spec,
+            self.task.optimizer,
+            model=self.task.model,
+            scheduler=self.task.scheduler,
+            max_grad_norm=spec.optimizer.max_grad_norm,
+        )
+
+
+def replica_maker(scenario: Scenario) -> Callable[[RunSpec], Replica]:
+    """What makes each peer's copy of the model."""
+    del scenario
+    return ClassifierReplica
+
+
+def gradient_of(scenario: Scenario) -> Callable[[SimulatedPeer, int], None]:
+    """What computes the gradients of a micro-batch."""
+    del scenario
+    return classify
+
+
+def classify(peer: SimulatedPeer, samples: int) -> None:
+    """Set the gradients of a micro-batch: every peer draws its own samples."""
+    replica = peer.replica
+    if isinstance(replica, ClassifierReplica):
+        chosen = random.Random(f"minga samples {peer.name} {peer.samples_done}")
+        replica.task.backward([chosen.randrange(SAMPLES) for _ in range(samples)])
+
+
+def held_out_loss(peer: SimulatedPeer) -> float | None:
+    """The mean loss of samples that nobody trains on; None for a model without numbers."""
+    return peer.replica.task.held_out_loss() if isinstance(peer.replica, ClassifierReplica) else None

@@ -1,0 +1,117 @@
+"""The peers of a scenario and their fates: they join, leave, crash and come back, and faults strike them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping
+from typing import Final
+
+from minga.simulation._population import Resident, Stay, population
+from minga.simulation._random_faults import strike_at_random
+from minga.simulation._recorder import Recorder
+from minga.simulation._scenario import Scenario
+from minga.simulation._swarm import SimulatedPeer, Swarm
+
+RETRY_S: Final = 30.0
+"""After so many virtual seconds a volunteer whose peer ended with an error tries again."""
+
+ENTRY_POLL_S: Final = 1.0
+GOODBYE_S: Final = 5.0
+"""A goodbye that takes longer, because a fault stopped the peer meanwhile, is none."""
+
+
+class World:
+    """What happens in a scenario beside the training."""
+
+    def __init__(self, scenario: Scenario, swarm: Swarm, recorder: Recorder) -> None:
+        self._scenario, self._swarm, self._recorder = scenario, swarm, recorder
+        self._residents: Mapping[str, Resident] = {each.name: each for each in population(scenario)}
+
+    async def live(self) -> None:
+        """Let everything happen; returns when nobody is left and nobody will come any more."""
+        loop, faults = asyncio.get_running_loop(), self._scenario.faults
+        driver = self._swarm.script(faults.script, self._recorder.fault)
+        striking = [
+            loop.create_task(
+                strike_at_random(
+                    kind, random.Random(f"minga faults {self._scenario.seed} {number}"), self._alive, driver.strike
+                )
+            )
+            for number, kind in enumerate(faults.random)
+        ]
+        try:
+            await asyncio.gather(*(self._life(each) for each in self._residents.values()))
+        finally:
+            for task in striking:
+                task.cancel()
+
+    def _alive(self, peers: str | None) -> list[str]:
+        """The living, of one class or of all."""
+        names = (peer.name for peer in self._swarm.alive())
+        return [name for name in names if peers is None or self._residents[name].peer_class.name == peers]
+
+    async def _life(self, resident: Resident) -> None:
+        """All sessions of one peer."""
+        if not resident.fits:
+            self._recorder.note("peer.too_small", peer=resident.name)
+            return
+        for stay in resident.stays():
+            await asyncio.sleep(stay.after_s)
+            await self._stay(resident, stay)
+
+    async def _stay(self, resident: Resident, stay: Stay) -> None:
+        """One session. Whoever could not join, or failed, tries again as long as the session lasts."""
+        loop = asyncio.get_running_loop()
+        until_s = math.inf if stay.for_s is None else loop.time() + stay.for_s
+        while loop.time() < until_s:
+            peer = await self._join(resident)
+            if not await _has_ended(peer, until_s - loop.time()):
+                await self._leave(peer, crashes=stay.crashes)
+                return
+            if peer.error is None:
+                self._recorder.left(peer, "killed")
+                return
+            self._recorder.note("peer.gave_up", peer=peer.name, why=str(peer.error))
+            await self._leave(peer, crashes=False, how="error")
+            await asyncio.sleep(min(RETRY_S, until_s - loop.time()))
+
+    async def _join(self, resident: Resident) -> SimulatedPeer:
+        """Start a peer, as soon as there is somebody whom it can dial, unless it may be the first one."""
+        while not resident.host.dialable and not any(p.network.settings.dialable for p in self._swarm.alive()):
+            await asyncio.sleep(ENTRY_POLL_S)
+        if resident.name in self._swarm.peers:
+            peer = self._swarm.restart(resident.name)
+        else:
+            peer = self._swarm.add(
+                resident.host,
+                resident.trainer,
+                auxiliary=resident.trainer is None,
+                name=resident.name,
+                apply_s=resident.apply_s,
+            )
+        self._recorder.arrived(peer)
+        return peer
+
+    async def _leave(self, peer: SimulatedPeer, *, crashes: bool, how: str = "goodbye") -> None:
+        """End a session, with a goodbye if it can still say one."""
+        if not crashes:
+            try:
+                async with asyncio.timeout(GOODBYE_S):
+                    await peer.session.close("the session is over")
+            except TimeoutError:
+                crashes = True
+        if crashes:
+            self._swarm.internet.kill(peer.name)
+        self._recorder.left(peer, "crash" if crashes else how)
+
+
+async def _has_ended(peer: SimulatedPeer, limit_s: float) -> bool:
+    """Whether a peer ends by itself, or by a fault, before the time is up."""
+    try:
+        async with asyncio.timeout(None if limit_s == math.inf else limit_s):
+            await peer.ended.wait()
+    except TimeoutError:
+        return False
+    return True
