@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minga.cli._context import make_context
+from minga.cli._context import collect_again, make_context
 from minga.cli._exit import EXPLANATION
 
 app = typer.Typer(
@@ -240,6 +240,44 @@ def bench_device(
     from minga.cli._bench_device import run_bench_device
 
     run_bench_device(model, device, tokens, seconds, threads, ready)
+
+
+@app.command()
+def sim(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE|NAME", help="A scenario in TOML, or one that comes with minga.", show_default=False
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another value, such as peers.home.count=20; may be repeated."),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", metavar="KEY=A,B,C", help="One run for each value; several: for each combination."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw loss, round anatomy, peers and traffic into this folder.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Write the event log, for `minga replay`.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Name the scenarios that come with minga, and exit.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Run a swarm on virtual time: the code that runs in the wild, with simulated lines, churn and faults."""
+    if source is None and not listed:
+        raise typer.BadParameter(
+            "name a scenario, such as home-150; `minga sim --list` names those that come with minga"
+        )
+    ready = make_context(json_output=json_output, slow_imports=True)
+    from minga.cli._sim import SimOptions, list_scenarios, run_sim
+
+    collect_again()
+    if source is None or listed:
+        list_scenarios(ready)
+        return
+    raise typer.Exit(run_sim(source, SimOptions(tuple(changes or ()), tuple(sweep or ()), plot, log), ready))
 
 
 @app.command()

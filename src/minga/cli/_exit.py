@@ -31,6 +31,9 @@ before_last_line: list[Callable[[], None]] = []
 interrupts: list[int] = []
 """The numbers of the signals by which this process was interrupted."""
 
+interrupts_told: list[int] = []
+"""Not empty once a command has itself said that it was interrupted, and printed its last line."""
+
 done_so_far: list[Callable[[], dict[str, int]]] = []
 """Asked for what the command has done when it is interrupted: the `step` it got to, its own `samples`."""
 
@@ -54,12 +57,16 @@ def advice(error: BaseException) -> str:
 
 
 def report(error: BaseException, *, json_output: bool) -> int:
-    """Say on stderr what failed, in one line (with `json_output` also as the last line of stdout); the exit code."""
+    """Say on stderr what failed (with `json_output` also as the last line of stdout); the exit code.
+
+    Each line of the error's text is one mistake, and stays a line.
+    """
     code = code_of(error)
-    message = " ".join(str(error).split()) or type(error).__name__
+    lines = (" ".join(line.split()) for line in str(error).splitlines())
+    message = "\n".join(filter(None, lines)) or type(error).__name__
     hint = advice(error)
     stop = "" if not hint else " " if message.endswith((".", "!", "?")) else ". "
-    print(f"minga: {message}{stop}{hint}", file=sys.stderr, flush=True)
+    print("\n".join(f"minga: {line}" for line in f"{message}{stop}{hint}".split("\n")), file=sys.stderr, flush=True)
     if json_output:
         fields: dict[str, object] = {"summary": True, "ok": False, "error": type(error).__name__, "message": message}
         if isinstance(error, RemoteError):
@@ -88,7 +95,9 @@ def report_usage(error: Any, *, json_output: bool) -> int:
 
 
 def report_interrupt(*, json_output: bool) -> int:
-    """Say that Ctrl-C ended the command, and what it had done."""
+    """Say that Ctrl-C ended the command, and what it had done, unless the command has said so itself."""
+    if interrupts_told:
+        return INTERRUPTED
     done = {name: value for tell in done_so_far for name, value in tell().items()}
     where = f" at step {done['step']}" if "step" in done else ""
     what = f", with {done['samples']} samples of this machine" if "samples" in done else ""

@@ -1,0 +1,156 @@
+"""`minga sim`: run a scenario on virtual time, and say what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.markup import escape
+
+from minga.cli import _exit
+from minga.cli._context import Context
+from minga.cli._output import Ticker
+from minga.cli._sim_view import (
+    progress_line,
+    scenario_table,
+    step_json,
+    summary_text,
+    sweep_table,
+)
+from minga.core._errors import ConfigurationError
+from minga.simulation._changes import Change, changed, split_change, sweeps
+from minga.simulation._outcome import Outcome
+from minga.simulation._runner import Simulation
+from minga.simulation._scenario import Scenario, read_scenario, shipped
+
+
+@dataclass(frozen=True)
+class SimOptions:
+    """What the command line says beside the scenario."""
+
+    changes: tuple[str, ...] = ()
+    sweep: tuple[str, ...] = ()
+    plot: Path | None = None
+    log: Path | None = None
+
+
+def list_scenarios(context: Context) -> None:
+    """Name the scenarios that come with minga."""
+    context.output.say(scenario_table(shipped()))
+    context.output.summary(ok=True, scenarios=shipped())
+
+
+def run_sim(source: str, options: SimOptions, context: Context) -> int:
+    """Run a scenario, or one for each combination of a sweep; the exit code."""
+    values = read_scenario(source)
+    changes = [split_change(text, "--set") for text in options.changes]
+    if not options.sweep:
+        return _run_one(Scenario.from_mapping(changed(values, changes), source), options, context)
+    if options.log is not None:
+        raise ConfigurationError("--log is for one run, and --sweep makes several; leave one of them out")
+    points = list(sweeps(options.sweep))
+    scenarios = [Scenario.from_mapping(changed(values, [*changes, *point]), source) for point in points]
+    return _run_all(list(zip(points, scenarios, strict=True)), options, context)
+
+
+def _run_one(scenario: Scenario, options: SimOptions, context: Context) -> int:
+    def tell(outcome: Outcome) -> None:
+        # Before the world is taken down, because after Ctrl-C there is little time left.
+        for line in summary_text(outcome):
+            context.output.say(escape(line))
+        interrupted = outcome.ended_by == "interrupt"
+        if not interrupted:
+            _draw(outcome, options.plot, context)
+        _last_line(context, outcome.summary(), interrupted=interrupted)
+
+    outcome = _simulate(Simulation(scenario, options.log), context, tell)
+    return _exit.INTERRUPTED if outcome.ended_by == "interrupt" else _exit.OK
+
+
+def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimOptions, context: Context) -> int:
+    """One run after the other; what Ctrl-C leaves undone is left out of the table."""
+    done: list[tuple[list[Change], Outcome]] = []
+
+    def tell_all(*, interrupted: bool) -> None:
+        context.output.say(sweep_table(done))
+        told = [{**dict(point), **outcome.summary()} for point, outcome in done]
+        _last_line(context, {"runs": told}, interrupted=interrupted)
+
+    def tell(outcome: Outcome) -> None:
+        if outcome.ended_by == "interrupt":
+            tell_all(interrupted=True)
+
+    for point, scenario in runs:
+        words = ", ".join(f"{key} = {value}" for key, value in point)
+        context.output.say(escape(f"{scenario.name}: {words}"))
+        outcome = _simulate(Simulation(scenario), context, tell)
+        if outcome.ended_by == "interrupt":
+            return _exit.INTERRUPTED
+        done.append((point, outcome))
+        context.output.event("run", settings=dict(point), **outcome.summary())
+        if options.plot is not None:
+            _draw(outcome, options.plot / re.sub(r"[^A-Za-z0-9._=-]+", "-", words.replace(" = ", "=")), context)
+    tell_all(interrupted=False)
+    return _exit.OK
+
+
+def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome], None]) -> Outcome:
+    """Run one simulation, showing how far it is; `tell` is called at its end."""
+    shown = 0
+
+    def tick() -> str:
+        nonlocal shown
+        for step in simulation.ledger.finished()[shown:]:
+            shown += 1
+            context.output.event("step", **step_json(step))
+        return progress_line(simulation.ledger, simulation.scenario.stop)
+
+    with contextlib.ExitStack() as display:
+        display.enter_context(_interrupting(simulation))
+        display.enter_context(Ticker(context.output, tick, escape, lambda line: [line]))
+
+        def end(outcome: Outcome) -> None:
+            display.close()
+            tell(outcome)
+
+        return simulation.run(end)
+
+
+@contextlib.contextmanager
+def _interrupting(simulation: Simulation) -> Iterator[None]:
+    """Let Ctrl-C end the simulation, and not the program wherever it is just then."""
+
+    def handle(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        _exit.interrupts.append(signal_number)
+        simulation.interrupt()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _draw(outcome: Outcome, folder: Path | None, context: Context) -> None:
+    if folder is None:
+        return
+    from minga.simulation._figures import draw
+
+    for path in draw(outcome, folder):
+        context.output.say(escape(f"Drawn: {path}"))
+        context.output.event("drawn", path=str(path))
+
+
+def _last_line(context: Context, fields: dict[str, Any], *, interrupted: bool) -> None:
+    if not interrupted:
+        context.output.summary(ok=True, **fields)
+        return
+    error = {"error": "KeyboardInterrupt", "message": "interrupted", "exit_code": _exit.INTERRUPTED}
+    context.output.summary(ok=False, **error, **fields)
+    _exit.interrupts_told.append(_exit.INTERRUPTED)
