@@ -281,6 +281,19 @@ def sim(
 
 
 @app.command()
+def replay(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="What `minga sim --log` wrote.", show_default=False)],
+    step: Annotated[int | None, typer.Option(min=1, help="Only this step, with all that happened in it.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Show a simulation step by step: who led, who took part, where the time went, faults and recoveries."""
+    ready = make_context(json_output=json_output)
+    from minga.cli._replay import run_replay
+
+    run_replay(log, step, ready)
+
+
+@app.command()
 def doctor(
     link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
     identity: IdentityFile = None,

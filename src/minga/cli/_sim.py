@@ -102,18 +102,23 @@ def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimOptions,
 
 def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome], None]) -> Outcome:
     """Run one simulation, showing how far it is; `tell` is called at its end."""
-    shown = 0
+    shown, said = 0, ""
 
     def tick() -> str:
         nonlocal shown
         for step in simulation.ledger.finished()[shown:]:
             shown += 1
             context.output.event("step", **step_json(step))
-        return progress_line(simulation.ledger, simulation.scenario.stop)
+        return progress_line(simulation.ledger, simulation.scenario.stop, simulation.virtual_s)
+
+    def plain(line: str) -> list[str]:
+        nonlocal said
+        news, said = line != said, line
+        return [line] if news else []
 
     with contextlib.ExitStack() as display:
         display.enter_context(_interrupting(simulation))
-        display.enter_context(Ticker(context.output, tick, escape, lambda line: [line]))
+        display.enter_context(Ticker(context.output, tick, escape, plain))
 
         def end(outcome: Outcome) -> None:
             display.close()

@@ -36,11 +36,11 @@ def scenario_table(scenarios: Mapping[str, str]) -> Table:
     return table
 
 
-def progress_line(ledger: Ledger, stop: StopTable) -> str:
+def progress_line(ledger: Ledger, stop: StopTable, virtual_s: float) -> str:
     """How far a running simulation is."""
     of = f" of {stop.steps}" if stop.steps is not None else ""
     return (
-        f"step {ledger.last_step}{of} · {format_duration(ledger.now_s)} of virtual time · "
+        f"step {ledger.last_step}{of} · {format_duration(virtual_s)} of virtual time · "
         f"{ledger.alive[-1][1]} peers there"
     )
 

@@ -56,7 +56,7 @@ def parse_size(value: str, name: str = "size") -> float:
     match = _SIZE.fullmatch(_stripped(value))
     if match is None:
         raise ConfigurationError(f"{name} = {_quote(value)} is not a size: {hint}")
-    number = float(match[1]) * _PREFIXES[(match[2] or "").lower()]
+    number: float = float(match[1]) * _PREFIXES[(match[2] or "").lower()]
     if not 0.0 < number <= MAX_SIZE_BYTES:
         raise ConfigurationError(f"{name} = {_quote(value)} is out of range: it must be more than 0, at most 1 EB")
     return number

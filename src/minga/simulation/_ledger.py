@@ -69,6 +69,7 @@ class StepRecord:
     predicted_s: float | None = None
     loss: float | None = None
     sent_bytes: int = 0
+    """What all peers together have sent since the simulation began, until somebody applied this step."""
     incidents: list[Entry] = field(default_factory=list)
 
     @property
@@ -211,7 +212,6 @@ class Ledger:
         ):
             if rate:
                 step.busiest = max(step.busiest, (size / rate, peer, direction))
-        step.sent_bytes += entry["bytes_sent"]
         self._mark(peer, "reduced", entry)
 
     def _applied(self, peer: str, entry: Entry) -> None:
@@ -231,7 +231,7 @@ class Ledger:
     def _told(self, peer: str, entry: Entry) -> None:  # noqa: ARG002
         step = self._step(entry["step"])
         step.alive, step.current, step.contributors = entry["alive"], entry["current"], entry["contributors"]
-        step.newcomers, step.missing = entry["newcomers"], entry["missing"]
+        step.newcomers, step.missing, step.sent_bytes = entry["newcomers"], entry["missing"], entry["sent"]
         step.loss = entry.get("loss")
 
     # ---- inner workings

@@ -1,4 +1,4 @@
-"""What the peers of a scenario train: a classifier that learns."""
+"""What the peers of a scenario train: a small classifier that learns, or a ghost."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable
 
 from minga.core._run_spec import RunSpec
 from minga.simulation._classification import SAMPLES, Classification
-from minga.simulation._scenario import Scenario
+from minga.simulation._ghost import GhostModel, GhostReplica, no_gradient
+from minga.simulation._scenario import MOMENTS, Scenario
 from minga.simulation._swarm import SimulatedPeer
 from minga.training._replica import Replica
+from minga.training._replica_interface import ReplicaInterface
 
 
 class ClassifierReplica(Replica):
@@ -26,16 +28,17 @@ class ClassifierReplica(Replica):
         )
 
 
-def replica_maker(scenario: Scenario) -> Callable[[RunSpec], Replica]:
+def replica_maker(scenario: Scenario) -> Callable[[RunSpec], ReplicaInterface]:
     """What makes each peer's copy of the model."""
-    del scenario
-    return ClassifierReplica
+    if scenario.model.kind == "classifier":
+        return ClassifierReplica
+    ghost = GhostModel.of_size(scenario.parameters, moments=MOMENTS[scenario.optimizer.name])
+    return lambda spec: GhostReplica(spec, ghost)
 
 
 def gradient_of(scenario: Scenario) -> Callable[[SimulatedPeer, int], None]:
     """What computes the gradients of a micro-batch."""
-    del scenario
-    return classify
+    return classify if scenario.model.kind == "classifier" else no_gradient
 
 
 def classify(peer: SimulatedPeer, samples: int) -> None:

@@ -47,7 +47,7 @@ class Recorder(SwarmLog):
         self._samples: dict[str, dict[str, int]] = {}
         self._current: dict[str, list[str]] = {}
         self._resting: set[str] = set()
-        self._told = 0
+        self._told = self._gone_sent = 0
         self._is_over = False
 
     # ---- the log of the swarm
@@ -99,7 +99,9 @@ class Recorder(SwarmLog):
 
     def left(self, peer: SimulatedPeer, how: str) -> None:
         """A peer is gone; `how`: "goodbye", "crash", "killed" (by a fault) or "error"."""
-        self.note("peer.left", peer=peer.name, how=how, **_totals(peer))
+        totals = _totals(peer)
+        self._gone_sent += totals["sent"]
+        self.note("peer.left", peer=peer.name, how=how, **totals)
 
     def stayed(self, peer: SimulatedPeer) -> None:
         """The simulation ends, and the peer is still there."""
@@ -165,6 +167,7 @@ class Recorder(SwarmLog):
             contributors=len(current) - len(missing),
             newcomers=newcomers[:MAX_NAMED],
             missing=missing[:MAX_NAMED],
+            sent=self._gone_sent + sum(each.session.node.traffic()[0] for each in self._alive()),
             **({} if loss is None else {"loss": round(loss, LOSS_DIGITS)}),
         )
         self._samples.clear()

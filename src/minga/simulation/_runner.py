@@ -53,6 +53,11 @@ class Simulation:
             with contextlib.suppress(RuntimeError):  # it has just ended
                 self._loop.call_soon_threadsafe(self._end, "interrupt")
 
+    @property
+    def virtual_s(self) -> float:
+        """Virtual seconds so far; any thread."""
+        return 0.0 if self._loop is None else self._loop.time()
+
     # ---- on the loop
 
     async def _run(self, writer: LogWriter, on_end: Callable[[Outcome], None] | None) -> Outcome:

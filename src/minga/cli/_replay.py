@@ -1,0 +1,60 @@
+"""`minga replay`: the log of a simulation, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.markup import escape
+
+from minga.cli._context import Context
+from minga.cli._replay_view import step_text
+from minga.cli._sim_view import step_json
+from minga.core._errors import ConfigurationError
+from minga.simulation._ledger import Ledger, StepRecord
+from minga.simulation._log import Log
+
+
+def run_replay(path: Path, number: int | None, context: Context) -> None:
+    """Show each step of a log, or one of them with everything that happened in it."""
+    log, ledger = Log(path), Ledger()
+    for entry in log:
+        try:
+            ledger.add(entry)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"{path}: an entry of kind {entry['kind'][:40]!r} is damaged: {error!r}"
+            ) from error
+    steps = ledger.finished()
+    if number is not None:
+        steps = [step for step in steps if step.number == number]
+        if not steps:
+            raise ConfigurationError(f"{path}: has no step {number}; there are steps 1 to {ledger.last_step}")
+    for step in steps:
+        context.output.event("step", **step_json(step), incidents=step.incidents)
+    if not context.output.json_output:
+        _show(_lines(log, ledger, steps, whole=number is not None), context)
+    context.output.summary(
+        ok=True, steps=ledger.last_step, peers=len(ledger.peers), virtual_s=ledger.now_s, is_complete=log.is_complete
+    )
+
+
+def _lines(log: Log, ledger: Ledger, steps: list[StepRecord], *, whole: bool) -> Iterator[str]:
+    scenario = log.head.get("scenario")
+    name = scenario.get("name", "") if isinstance(scenario, dict) else ""
+    yield f"{name}: {ledger.last_step} steps, {len(ledger.peers)} peers"
+    if not log.is_complete:
+        yield "The log was cut off or changed: its digest is missing or wrong."
+    for step in steps:
+        yield from step_text(step, whole=whole)
+
+
+def _show(lines: Sequence[str], context: Context) -> None:
+    """All at once, in a pager where somebody sits."""
+    if context.output.interactive:
+        with context.output.console.pager(styles=True):
+            for line in lines:
+                context.output.say(escape(line))
+    else:
+        for line in lines:
+            context.output.say(escape(line))
