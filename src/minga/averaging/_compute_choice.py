@@ -1,6 +1,6 @@
 """Who should compute gradients, and who should rest because its link slows everybody more than its samples help.
 
-The senders are ranked, once by speed and once by link, and the best prefix of either is taken. Groups of up to 30 are
+The senders are ranked, once by speed and once by link, and the best prefix of either is taken. Small groups are
 also solved exactly, by the programme of `_linear_programme` with binary variables. A choice counts only if
 the division that would really be executed is faster with it by `GAIN`: a peer that rests still wants the result, and
 nobody likes to be told to rest for nothing.
@@ -52,11 +52,11 @@ def combined(work: Work, samples_per_second: float, round_s: float) -> float:
     return max(computing_s, round_s) if work.overlapped else computing_s + round_s
 
 
-def resting(rates: SwarmRates, work: Work, *, limit_s: float = 30.0) -> tuple[int, ...]:
+def resting(rates: SwarmRates, work: Work, *, exact_peers: int = EXACT_PEERS, limit_s: float = 30.0) -> tuple[int, ...]:
     """The peers that should not compute gradients for now, in ascending order.
 
-    They go on receiving results, and aggregate. Up to 30 peers the choice is exact (by the bound on rounds) if the
-    solver gets done in `limit_s` seconds, else it is a good one. Takes seconds: keep it off the critical path.
+    They go on receiving results, and aggregate. Up to `exact_peers` peers the choice is exact (by the bound on rounds)
+    if the solver gets done in `limit_s` seconds, else it is a good one. Takes seconds: keep it off the critical path.
     """
     senders = [index for index, peer in enumerate(rates.peers) if peer.sends and peer.samples_per_second > 0.0]
     if len(senders) < 2 or not any(peer.aggregates for peer in rates.peers) or not work.vector_bytes > 0.0:
@@ -65,7 +65,7 @@ def resting(rates: SwarmRates, work: Work, *, limit_s: float = 30.0) -> tuple[in
     if combined(work, speed, 0.0) >= limit * step_seconds(rates, work):
         return ()  # even rounds that take no time at all would not be worth it
     choices = [*_ranked(rates, work, senders)]
-    if len(rates.peers) <= EXACT_PEERS:
+    if len(rates.peers) <= exact_peers:
         choices += _exact(rates, work, senders, limit_s)
     best: tuple[float, tuple[int, ...]] = (limit * step_seconds(rates, work), ())
     for rests in choices:

@@ -34,8 +34,10 @@ MOVED: Final = 0.1
 RESTING_PERIOD_S: Final = 120.0
 REGROUPED_S: Final = 10.0
 """Seconds after which that is asked anew for a group that has other members."""
-RESTING_LIMIT_S: Final = 1.0
-"""Seconds that the solver may take for it."""
+SOLVED_PEERS: Final = 12
+"""Up to so many members the choice of those who rest is exact, which takes a second for them and ten for 30. A limit by
+time would make plans depend on how busy the leader's machine is, and a simulation on that of its user.
+"""
 UNFAIR: Final = "unfair"
 
 Result = TypeVar("Result")
@@ -112,7 +114,7 @@ class PlanDesk:
         """
         known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
         known = known and len(rates.peers) <= LARGE
-        return resting(rates, self._work, limit_s=RESTING_LIMIT_S) if known else ()
+        return resting(rates, self._work, exact_peers=SOLVED_PEERS) if known else ()
 
     async def _solve(self, seats: Mapping[PeerId, Seat]) -> _Solved:
         order = tuple(sorted(seats))
