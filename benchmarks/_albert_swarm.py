@@ -6,7 +6,7 @@ import asyncio
 import gc
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -20,10 +20,8 @@ from benchmarks._albert_model import (
     Setup,
     Strategy,
 )
-from minga.averaging._baselines import equal_parts
-from minga.averaging._division import Division, SwarmRates
+from minga.averaging._baselines import divide_equally
 from minga.averaging._planner import divide
-from minga.averaging._prediction import predict
 from minga.core._run_spec import RunSpec
 from minga.network._virtual import HostSettings
 from minga.simulation._classification import SAMPLES, Classification
@@ -155,7 +153,7 @@ def run(setup: Setup, strategy: Strategy, extent: Extent, *, alternating: bool =
         return replicas[-1]
 
     async def live() -> None:
-        plans = divide if setup.adaptive else _divide_equally
+        plans = divide if setup.adaptive else divide_equally
         swarm = Swarm(spec, seed=1, make_replica=make_replica, gradient=gradient, divide=plans)
         swarms.append(swarm)
         try:
@@ -178,12 +176,6 @@ def run(setup: Setup, strategy: Strategy, extent: Extent, *, alternating: bool =
     run_virtual(live(), limit_s=36_000)
     swarm = swarms[0]
     return Told(_steps(swarm), dict(replicas[0].losses), not swarm.log.of("member.diverged"), extent)
-
-
-def _divide_equally(rates: SwarmRates, vector_bytes: float) -> Division:
-    """Equal parts, with the time that they are expected to take: chunks are sized by it."""
-    division = equal_parts(rates)
-    return replace(division, predicted_s=predict(division, rates, vector_bytes).seconds)
 
 
 def _add(swarm: Swarm, megabits: float, scale: float, *, auxiliary: bool = False) -> SimulatedPeer:

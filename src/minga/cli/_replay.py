@@ -18,22 +18,18 @@ from minga.simulation._log import Log
 def run_replay(path: Path, number: int | None, context: Context) -> None:
     """Show each step of a log, or one of them with everything that happened in it."""
     log, ledger = Log(path), Ledger()
-    for entry in log:
-        try:
+    try:
+        for entry in log:
             ledger.add(entry)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(
-                f"{path}: an entry of kind {entry['kind'][:40]!r} is damaged: {error!r}"
-            ) from error
-    steps = ledger.finished()
-    if number is not None:
-        steps = [step for step in steps if step.number == number]
-        if not steps:
-            raise ConfigurationError(f"{path}: has no step {number}; there are steps 1 to {ledger.last_step}")
+        steps = [step for step in ledger.finished() if number in (None, step.number)]
+        lines = list(_lines(log, ledger, steps, whole=number is not None))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{path}: not as `minga sim` writes it, something was changed: {error!r}") from error
+    if not steps and number is not None:
+        raise ConfigurationError(f"{path}: has no step {number}; there are steps 1 to {ledger.last_step}")
     for step in steps:
         context.output.event("step", **step_json(step), incidents=step.incidents)
-    if not context.output.json_output:
-        _show(_lines(log, ledger, steps, whole=number is not None), context)
+    _show(lines, context)
     context.output.summary(
         ok=True, steps=ledger.last_step, peers=len(ledger.peers), virtual_s=ledger.now_s, is_complete=log.is_complete
     )

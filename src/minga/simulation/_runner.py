@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from minga.averaging._baselines import divide_equally
+from minga.averaging._planner import divide
 from minga.simulation._ledger import Ledger
 from minga.simulation._log import LogWriter
 from minga.simulation._model import gradient_of, replica_maker
@@ -108,6 +110,7 @@ class Simulation:
             make_replica=replica_maker(scenario),
             gradient=gradient_of(scenario),
             log=recorder,
+            divide=divide_equally if scenario.parts == "equal" else divide,
         )
         recorder.swarm = swarm
         for path in scenario.paths:

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec import RunSpec
 from minga.core._run_spec_errors import explain
-from minga.core._run_spec_fields import Printable, Section, described, whole
+from minga.core._run_spec_fields import Printable, Section, choice, described, whole
 from minga.core._run_spec_sections import (
     AveragingSection,
     NetworkSection,
@@ -53,6 +53,9 @@ class Scenario(Section):
         "scenario", "what it is called", "a text of 1 to 64 printable characters"
     )
     seed: int = whole(0, 0, 2**31 - 1, "everything that is random comes from it")
+    parts: Literal["planned", "equal"] = choice(
+        "planned", "who reduces how much: by the planner, or all alike, to compare with", "planned", "equal"
+    )
     model: ModelTable = ModelTable()
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
