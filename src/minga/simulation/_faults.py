@@ -32,6 +32,9 @@ LASTING: tuple[Action, ...] = ("stall", "drop_link", "slow_link", "lie")
 """What can end by itself (`for`)."""
 
 EMITTER = "emitter"
+ROLES = ("leader", "aggregator", "sender", EMITTER)
+"""Roles of peers in a simulated swarm; see `Swarm.script`."""
+
 MAX_SCRIPT_BYTES = 1 << 16
 MAX_SECONDS = 1e6
 

@@ -26,6 +26,7 @@ from minga.core._run_spec_sections import (
 )
 from minga.core._toml_file import read_toml
 from minga.core._units import format_size
+from minga.simulation._faults import ROLES, AtEvent, parse_faults
 from minga.simulation._scenario_sections import (
     MAX_PEERS,
     SIZES,
@@ -41,6 +42,8 @@ MAX_FILE_BYTES: Final = 1 << 20
 MAX_CLASSES: Final = 100
 MAX_PATHS: Final = 1000
 CLASSIFIER_PARAMETERS: Final = 7_050
+
+NO_NUMBERS: Final = 'a ghost model has no numbers to falsify; use model.kind = "classifier"'
 
 MOMENTS: Final = {"lamb": 2, "adamw": 2, "sgd": 1}
 """Vectors that an optimizer keeps."""
@@ -198,12 +201,29 @@ def _wrong_names(scenario: Scenario) -> Iterator[str]:
         if frozenset(path.between) in seen:
             yield f"[[paths]] number {number}: between = {list(path.between)}: there is one for these already"
         seen.add(frozenset(path.between))
+    yield from _unknown_in_script(scenario)
     for number, fault in enumerate(scenario.faults.random, 1):
         if fault.peers is not None and fault.peers not in classes:
             yield f"[[faults.random]] number {number}: peers: {_unknown(fault.peers, 'class', classes)}"
         if fault.action == "drop_link" and scenario.peer_count < 2:
             yield f"[[faults.random]] number {number}: drop_link needs two peers"
     yield from _wrong_attackers(scenario, classes)
+
+
+def _unknown_in_script(scenario: Scenario) -> Iterator[str]:
+    """Who is named in the fault script, and is neither a role nor a peer."""
+    counts = {each.name: each.count for each in scenario.peers}
+    for fault in parse_faults(scenario.faults.script):
+        emitter = fault.trigger.emitter if isinstance(fault.trigger, AtEvent) else None
+        for name in [*fault.peers, *([] if emitter is None else [emitter])]:
+            kind, _, number = name.rpartition("-")
+            if name not in ROLES and not (number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)):
+                yield (
+                    f"faults.script: line {fault.line}: {name!r} is neither a role ({', '.join(ROLES)}) nor a peer, "
+                    f"which are called {', '.join(f'{kind}-1' for kind in list(counts)[:5])} and so on"
+                )
+        if fault.behaviour == "false-state" and scenario.model.kind == "ghost":
+            yield f"faults.script: line {fault.line}: {NO_NUMBERS}"
 
 
 def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str]:
@@ -215,10 +235,7 @@ def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str
         elif attackers.count > counts[attackers.peers]:
             yield f"{where}: count = {attackers.count}: there are {counts[attackers.peers]} peers of that class"
         if scenario.model.kind == "ghost" and attackers.behaviour == "false-state":
-            yield (
-                f"{where}: behaviour = 'false-state': a ghost model has no numbers to falsify; "
-                'use model.kind = "classifier"'
-            )
+            yield f"{where}: behaviour = 'false-state': {NO_NUMBERS}"
 
 
 def _unknown(name: str, what: str, known: Sequence[str]) -> str:

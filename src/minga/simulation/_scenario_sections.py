@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec_fields import Real, Section, choice, described, real, whole
 from minga.simulation._faults import LASTING, parse_faults
+from minga.simulation._liars import LIES, check_behaviour
 from minga.simulation._scenario_fields import (
     NAME,
     NAME_WORDS,
@@ -158,21 +159,12 @@ class FaultsTable(Section):
     @classmethod
     def _check_script(cls, script: str) -> str:
         try:
-            faults = parse_faults(script)
+            for fault in parse_faults(script):
+                if fault.behaviour is not None:
+                    check_behaviour(fault.behaviour)
         except ConfigurationError as error:
             raise ValueError(str(error)) from error
-        if any(fault.action == "lie" for fault in faults):
-            raise ValueError("lies are set up by [[attackers]], not by the script")
         return script
-
-
-BEHAVIOURS: Final = ("false-rates", "false-state")
-PLANNED: Final = {
-    "false-gradient": "peers do not verify gradients yet",
-    "false-samples": "peers do not verify sample counts yet",
-    "false-sum": "members do not verify what an aggregator sums up yet",
-}
-"""Lies that minga has no defence against yet: simulating them would only show what is known to break."""
 
 
 class Attackers(Section):
@@ -183,14 +175,14 @@ class Attackers(Section):
     behaviour: str = choice(
         ...,
         "false-rates: claims ten times the rates of its line; false-state: serves newcomers a state with flipped bits",
-        *BEHAVIOURS,
+        *LIES,
     )
 
     @field_validator("behaviour")
     @classmethod
     def _check_behaviour(cls, behaviour: str) -> str:
-        if behaviour in PLANNED:
-            raise ValueError(f"not to be had yet: {PLANNED[behaviour]}; there are: {', '.join(BEHAVIOURS)}")
-        if behaviour not in BEHAVIOURS:
-            raise ValueError(f"there are: {', '.join(BEHAVIOURS)}")
+        try:
+            check_behaviour(behaviour)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
         return behaviour

@@ -26,6 +26,7 @@ from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
 from minga.simulation._fault_driver import FaultDriver, FaultRecord, VirtualFaults
 from minga.simulation._faults import parse_faults
+from minga.simulation._liars import Liars
 from minga.training._port import TrainerPort
 from minga.training._replica import Replica
 from minga.training._replica_interface import ReplicaInterface
@@ -207,6 +208,7 @@ class Swarm:
         self._checkpoint_every, self._divide = checkpoint_every, divide
         self._tasks: list[asyncio.Task[None]] = []
         self._drivers: list[FaultDriver] = []
+        self._liars = Liars(lambda name: self.peers[name].session)
 
     def add(
         self,
@@ -246,7 +248,9 @@ class Swarm:
 
         `on_record` hears of every fault that happens.
         """
-        driver = FaultDriver(parse_faults(faults), VirtualFaults(self.internet), self._resolve, on_record)
+        driver = FaultDriver(
+            parse_faults(faults), VirtualFaults(self.internet, self._liars.lie), self._resolve, on_record
+        )
         for name, peer in self.peers.items():
             driver.attach(name, peer.session.events)
         self._drivers.append(driver)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 from typing import Final
 
+from minga.simulation._faults import Fault
 from minga.simulation._population import Resident, Stay, population
 from minga.simulation._random_faults import strike_at_random
 from minga.simulation._recorder import Recorder
@@ -27,25 +28,28 @@ class World:
 
     def __init__(self, scenario: Scenario, swarm: Swarm, recorder: Recorder) -> None:
         self._scenario, self._swarm, self._recorder = scenario, swarm, recorder
+        self._driver = swarm.script("", recorder.fault)
+        """For faults that are in no script."""
         self._residents: Mapping[str, Resident] = {each.name: each for each in population(scenario)}
 
     async def live(self) -> None:
         """Let everything happen; returns when nobody is left and nobody will come any more."""
         loop, faults = asyncio.get_running_loop(), self._scenario.faults
-        driver = self._swarm.script(faults.script, self._recorder.fault)
+        lives = [loop.create_task(self._life(each)) for each in self._residents.values()]
+        await asyncio.sleep(0)  # those who are there from the start are there now
+        self._swarm.script(faults.script, self._recorder.fault)
         striking = [
-            loop.create_task(
-                strike_at_random(
-                    kind, random.Random(f"minga faults {self._scenario.seed} {number}"), self._alive, driver.strike
-                )
-            )
+            loop.create_task(strike_at_random(kind, self._random(number), self._alive, self._driver.strike))
             for number, kind in enumerate(faults.random)
         ]
         try:
-            await asyncio.gather(*(self._life(each) for each in self._residents.values()))
+            await asyncio.gather(*lives)
         finally:
-            for task in striking:
+            for task in [*striking, *lives]:
                 task.cancel()
+
+    def _random(self, number: int) -> random.Random:
+        return random.Random(f"minga faults {self._scenario.seed} {number}")
 
     def _alive(self, peers: str | None) -> list[str]:
         """The living, of one class or of all."""
@@ -58,7 +62,8 @@ class World:
             self._recorder.note("peer.too_small", peer=resident.name)
             return
         for stay in resident.stays():
-            await asyncio.sleep(stay.after_s)
+            if stay.after_s:
+                await asyncio.sleep(stay.after_s)
             await self._stay(resident, stay)
 
     async def _stay(self, resident: Resident, stay: Stay) -> None:
@@ -92,6 +97,8 @@ class World:
                 apply_s=resident.apply_s,
             )
         self._recorder.arrived(peer)
+        if resident.lies is not None:
+            self._driver.strike(Fault("lie", (peer.name,), behaviour=resident.lies))
         return peer
 
     async def _leave(self, peer: SimulatedPeer, *, crashes: bool, how: str = "goodbye") -> None:

@@ -1,0 +1,100 @@
+"""Peers that lie: honest ones of which a method was replaced, since honest code need not know that lies exist.
+
+    false-rates   claims `BOAST` times what its line carries, to be given a larger part of the vector
+    false-state   serves those who fetch the state one with a flipped bit in each chunk, under the true digest
+
+Both are found out by what peers do today. Lies against which nothing is done yet are not offered, see `PLANNED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from minga.core._errors import ConfigurationError
+from minga.network._lines import LineRates
+from minga.training._manifest import CHUNK_BYTES, Manifest, build_manifest
+from minga.training._session import Session
+from minga.training._snapshot import StateSnapshot
+
+BOAST: Final = 10.0
+
+PLANNED: Final[Mapping[str, str]] = {
+    "false-gradient": "peers do not verify gradients yet",
+    "false-samples": "peers do not verify sample counts yet",
+    "false-sum": "members do not verify what an aggregator sums up yet",
+}
+"""Lies that nothing is done against yet, so that to simulate them would show what is known to break."""
+
+
+def check_behaviour(behaviour: str) -> None:
+    """Raise `ConfigurationError` unless peers can lie in this way."""
+    if behaviour in PLANNED:
+        raise ConfigurationError(
+            f"{behaviour} is not to be had yet: {PLANNED[behaviour]}; there are: {', '.join(LIES)}"
+        )
+    if behaviour not in LIES:
+        raise ConfigurationError(f"nobody can lie like that; there are: {', '.join(LIES)}")
+
+
+class Liars:
+    """Makes peers lie, and honest again; `session_of` finds a peer's session by its name."""
+
+    def __init__(self, session_of: Callable[[str], Session]) -> None:
+        self._session_of = session_of
+        self._undo: dict[str, Callable[[], None]] = {}
+
+    def lie(self, peer: str, behaviour: str | None) -> None:
+        """Let a peer lie in this way and no other; None makes it honest."""
+        if behaviour is not None:
+            check_behaviour(behaviour)
+        if undo := self._undo.pop(peer, None):
+            undo()
+        if behaviour is not None:
+            self._undo[peer] = LIES[behaviour](self._session_of(peer))
+
+
+def _lie_about_rates(session: Session) -> Callable[[], None]:
+    lines = session.node.lines
+    honest = lines.rates
+
+    def rates() -> LineRates:
+        true = honest()
+        return replace(true, upload=_times(true.upload), download=_times(true.download))
+
+    lines.rates = rates  # type: ignore[method-assign]
+
+    def undo() -> None:
+        lines.rates = honest  # type: ignore[method-assign]
+
+    return undo
+
+
+def _lie_about_state(session: Session) -> Callable[[], None]:
+    server = session.state_server
+    honest = server.publish
+
+    def publish(snapshot: StateSnapshot, manifest: Manifest | None = None) -> None:
+        buffer = snapshot.buffer.clone()
+        buffer[::CHUNK_BYTES] ^= 1
+        honest(replace(snapshot, buffer=buffer), manifest or build_manifest(snapshot))
+
+    server.publish = publish  # type: ignore[method-assign]
+
+    def undo() -> None:
+        server.publish = honest  # type: ignore[method-assign]
+        server.withdraw()
+
+    return undo
+
+
+def _times(rate: float | None) -> float | None:
+    return None if rate is None else BOAST * rate
+
+
+LIES: Final[Mapping[str, Callable[[Session], Callable[[], None]]]] = {
+    "false-rates": _lie_about_rates,
+    "false-state": _lie_about_state,
+}
+"""What each lie replaces in a session; what it returns undoes that."""
