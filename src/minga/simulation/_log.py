@@ -37,7 +37,7 @@ class LogWriter:
                 self._file = path.open("w", encoding="utf-8", newline="\n")
             except OSError as error:
                 raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
-        self._write(_line({"minga_log": FORMAT, **head}))
+        self._write(_line(_fixed({"minga_log": FORMAT, **head})))
 
     @property
     def digest(self) -> str:
@@ -45,12 +45,14 @@ class LogWriter:
         digest: str = self._hash.hexdigest()
         return digest
 
-    def add(self, entry: Entry) -> None:
-        """Write one entry."""
-        line = _line(entry)
+    def add(self, entry: Entry) -> Entry:
+        """Write one entry, and return it as a reader of the log will find it."""
+        fixed = _fixed(entry)
+        line = _line(fixed)
         self._hash.update(line.encode())
         self.entries += 1
         self._write(line)
+        return dict(fixed)
 
     def close(self) -> None:
         """Write the last line; may be called twice."""
@@ -126,7 +128,7 @@ class Log:
 
 
 def _line(entry: Mapping[str, Any]) -> str:
-    return json.dumps({key: _fixed(value) for key, value in entry.items()}, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(entry, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _fixed(value: Any) -> Any:

@@ -65,20 +65,6 @@ class Quantity:
             return self.high
         return min(self.high, max(self.values))
 
-    @property
-    def typical(self) -> float:
-        """Half of all draws are about below this: for estimates, such as of a run's length."""
-        match self.shape:
-            case "uniform":
-                return (self.values[0] + self.values[1]) / 2
-            case "log-uniform":
-                return math.sqrt(self.values[0] * self.values[1])
-            case "choice":
-                return sorted(self.values)[len(self.values) // 2]
-            case "exponential":
-                return self.values[0] * math.log(2)
-        return self.values[0]
-
     def _draw(self, rng: random.Random) -> float:
         match self.shape:
             case "uniform":

@@ -74,8 +74,7 @@ class Recorder(SwarmLog):
         """Add an entry."""
         if not self._is_over:
             entry = {"t": asyncio.get_running_loop().time(), "kind": kind, **fields}
-            self._writer.add(entry)
-            self.ledger.add(entry)
+            self.ledger.add(self._writer.add(entry))
 
     def close(self) -> None:
         """Take nothing in any more: what happens now is only the end of the simulation."""

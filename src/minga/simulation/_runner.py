@@ -22,6 +22,10 @@ from minga.simulation._swarm import Swarm
 from minga.simulation._virtual_time import run_virtual
 from minga.simulation._world import World
 
+SETTLE_S: Final = 60.0
+"""Longest virtual time that slow lines have for the result of the last round."""
+
+SETTLE_POLL_S: Final = 0.02
 LIMIT_S: Final = 3600.0
 """Virtual seconds beyond the scenario's own limit, after which something must be wrong."""
 
@@ -78,6 +82,8 @@ class Simulation:
         living, stopped = self._loop.create_task(world.live()), self._loop.create_task(self._stopped.wait())
         limit_s = self.scenario.stop.time.values[0]
         await asyncio.wait([living, stopped], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._ended_by in ("steps", "loss"):
+            await self._settle(swarm)
         if errors:
             raise errors[0]
         is_empty = living.done()
@@ -101,6 +107,15 @@ class Simulation:
         for peer in swarm.alive():
             swarm.internet.kill(peer.name)
         return outcome
+
+    async def _settle(self, swarm: Swarm) -> None:
+        """Let the other members apply the last step, too, which somebody has applied."""
+        last, until_s = self.ledger.last_step, asyncio.get_running_loop().time() + SETTLE_S
+        members = [peer for peer in swarm.alive() if peer.replica.step == last - 1 and not peer.network.state.stalled]
+        while self.ledger.last_step == last and asyncio.get_running_loop().time() < until_s:
+            if all(peer.is_gone or peer.replica.step >= last for peer in members):
+                return
+            await asyncio.sleep(SETTLE_POLL_S)
 
     def _make_swarm(self, recorder: Recorder) -> Swarm:
         scenario = self.scenario
