@@ -25,6 +25,7 @@ from minga.cli._sim_view import (
 )
 from minga.core._errors import ConfigurationError
 from minga.simulation._changes import Change, changed, split_change, sweeps
+from minga.simulation._ledger import StepRecord
 from minga.simulation._outcome import Outcome
 from minga.simulation._runner import Simulation
 from minga.simulation._scenario import Scenario, read_scenario, shipped
@@ -104,11 +105,14 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
     """Run one simulation, showing how far it is; `tell` is called at its end."""
     shown, said = 0, ""
 
-    def tick() -> str:
+    def tell_steps(steps: list[StepRecord]) -> None:
         nonlocal shown
-        for step in simulation.ledger.finished()[shown:]:
+        for step in steps[shown:]:
             shown += 1
             context.output.event("step", **step_json(step))
+
+    def tick() -> str:
+        tell_steps(simulation.ledger.finished()[:-1])  # some members may still be at the newest one
         return progress_line(simulation.ledger, simulation.scenario.stop, simulation.virtual_s)
 
     def plain(line: str) -> list[str]:
@@ -122,6 +126,7 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
 
         def end(outcome: Outcome) -> None:
             display.close()
+            tell_steps(outcome.steps)
             tell(outcome)
 
         return simulation.run(end)

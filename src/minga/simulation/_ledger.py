@@ -117,7 +117,7 @@ class _Mark:
 
 
 class Ledger:
-    """Takes in entries one by one, in order."""
+    """Takes in entries one by one, in order. Another thread may look at it meanwhile."""
 
     def __init__(self) -> None:
         self.steps: dict[int, StepRecord] = {}
@@ -128,6 +128,8 @@ class Ledger:
         self.alive: list[tuple[float, int]] = [(0.0, 0)]
         """Virtual time, and how many were there from then on."""
         self.now_s = 0.0
+        self.last_step = 0
+        """The highest step that anybody applied."""
         self._marks: dict[str, dict[str, _Mark]] = {}
         self._handlers: dict[str, Callable[[str, Entry], None]] = {
             "peer.arrived": self._arrived,
@@ -139,11 +141,6 @@ class Ledger:
             "step.applied": self._applied,
             "step": self._told,
         }
-
-    @property
-    def last_step(self) -> int:
-        """The highest step that anybody applied."""
-        return max((number for number, step in self.steps.items() if step.applied_s < math.inf), default=0)
 
     def finished(self) -> list[StepRecord]:
         """Steps that were applied, in order."""
@@ -218,7 +215,7 @@ class Ledger:
         number = entry["step"]
         step = self._step(number)
         if step.applied_s == math.inf:
-            step.applied_s = self.now_s
+            step.applied_s, self.last_step = self.now_s, max(self.last_step, number)
             before = self.steps.get(number - 1)
             step.took_s = self.now_s - (before.applied_s if before is not None else 0.0)
         marks = self._marks.get(peer, {})
