@@ -72,6 +72,7 @@ def _anatomy(axes: Any, outcome: Outcome) -> None:
         heights = [step.mean_phases_s[phase] for step in steps]
         axes.bar(numbers, heights, bottom=bottom, width=1.0, color=COLOURS[phase], label=phase)
         bottom = [low + high for low, high in zip(bottom, heights, strict=True)]
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="step", ylabel="seconds of a member's time")
 
 
