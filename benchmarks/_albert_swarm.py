@@ -25,7 +25,8 @@ from minga.averaging._planner import divide
 from minga.core._run_spec import RunSpec
 from minga.network._virtual import HostSettings
 from minga.simulation._classification import SAMPLES, Classification
-from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings
+from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation._swarm import Swarm
 from minga.simulation._virtual_time import run_virtual
 from minga.training._replica import Replica
 

@@ -39,7 +39,8 @@ from benchmarks._worker import Channel
 from minga import Optimizer, PeerOptions, RunSpec, host, join
 from minga.network._virtual import HostSettings
 from minga.simulation._classification import SAMPLES, Classification
-from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings
+from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation._swarm import Swarm
 from minga.simulation._virtual_time import run_virtual
 from minga.training._replica import Replica
 from minga.training._snapshot import StateSnapshot

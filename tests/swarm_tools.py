@@ -15,7 +15,8 @@ import torch
 from minga.core._run_spec import RunSpec
 from minga.network._virtual import HostSettings
 from minga.simulation import run_virtual
-from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings
+from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation._swarm import Swarm
 from minga.training._replica import Replica
 
 

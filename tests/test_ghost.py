@@ -18,7 +18,8 @@ from minga.core._run_spec import RunSpec
 from minga.network._hollow import byte_view, fill, hollow, is_hollow
 from minga.network._virtual import HostSettings, VirtualInternet
 from minga.simulation._ghost import GhostModel, GhostReplica, no_gradient
-from minga.simulation._swarm import Swarm, TrainerSettings, pull_to_target
+from minga.simulation._simulated_peer import TrainerSettings
+from minga.simulation._swarm import Swarm, pull_to_target
 from minga.training._manifest import build_manifest
 from minga.training._snapshot import StateSnapshot
 

@@ -14,7 +14,8 @@ from minga.averaging._messages import Member, Part, Plan
 from minga.averaging._round import IDLE_S, LATE
 from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings
-from minga.simulation._swarm import Swarm, TrainerSettings
+from minga.simulation._simulated_peer import TrainerSettings
+from minga.simulation._swarm import Swarm
 
 MB = 1e6
 FAST = (20.0, 20.0)

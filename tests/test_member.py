@@ -19,7 +19,8 @@ from minga.core._events import Event
 from minga.network._interface import Address, PeerId
 from minga.network._records import Progress
 from minga.network._virtual import HostSettings
-from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings, small_replica
+from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation._swarm import Swarm, small_replica
 from minga.training._port import TrainerPort
 
 LR = 0.1

@@ -26,7 +26,8 @@ from minga.network._probe_stream import MAX_PHASE_BYTES, PHASE_S, Batch, Ready, 
 from minga.network._receipts import BulkUse
 from minga.network._records import Links
 from minga.network._virtual import HostSettings
-from minga.simulation._swarm import Swarm, TrainerSettings
+from minga.simulation._simulated_peer import TrainerSettings
+from minga.simulation._swarm import Swarm
 
 HOMES = [(2.0, 10.0), (1.0, 5.0), (5.0, 5.0), (10.0, 10.0), (3.0, 20.0), (20.0, 20.0)]
 

@@ -22,7 +22,8 @@ from swarm_tools import (
 )
 
 from minga.network._virtual import HostSettings
-from minga.simulation._swarm import Swarm, TrainerSettings
+from minga.simulation._simulated_peer import TrainerSettings
+from minga.simulation._swarm import Swarm
 
 SILENCE_S = 2.0
 """Seconds until a silent peer is noticed on a stream: 1.5 s, four round trips, two ticks."""

@@ -11,7 +11,8 @@ import pytest
 from swarm_tools import assert_equal_states, make_spec, rounds, vector_replica, virtually
 
 from minga.network._virtual import HostSettings
-from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings
+from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation._swarm import Swarm
 
 PEERS, BATCH, MICRO_BATCH_S = 4, 80, 0.2
 COMPUTE_S = BATCH / PEERS / 2 * MICRO_BATCH_S

@@ -25,7 +25,8 @@ from swarm_tools import (
 
 from minga.averaging._ranking import ranking
 from minga.network._virtual import HostSettings
-from minga.simulation._swarm import Swarm, TrainerSettings
+from minga.simulation._simulated_peer import TrainerSettings
+from minga.simulation._swarm import Swarm
 
 
 @virtually

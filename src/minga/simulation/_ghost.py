@@ -22,7 +22,7 @@ from blake3 import blake3
 from minga.averaging._layout import VectorLayout
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec import RunSpec
-from minga.simulation._swarm import SimulatedPeer
+from minga.simulation._simulated_peer import SimulatedPeer
 from minga.training._manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
 from minga.training._scalars import Json
 from minga.training._snapshot import StateSnapshot, TensorEntry, layout_bytes

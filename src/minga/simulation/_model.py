@@ -9,7 +9,7 @@ from minga.core._run_spec import RunSpec
 from minga.simulation._classification import SAMPLES, Classification
 from minga.simulation._ghost import GhostModel, GhostReplica, no_gradient
 from minga.simulation._scenario import MOMENTS, Scenario
-from minga.simulation._swarm import SimulatedPeer
+from minga.simulation._simulated_peer import SimulatedPeer
 from minga.training._replica import Replica
 from minga.training._replica_interface import ReplicaInterface
 

@@ -11,7 +11,7 @@ from typing import Final
 from minga.network._virtual import HostSettings
 from minga.simulation._scenario import Scenario
 from minga.simulation._scenario_sections import PeerClass
-from minga.simulation._swarm import TrainerSettings
+from minga.simulation._simulated_peer import TrainerSettings
 
 APPLY_S_PER_PARAMETER: Final = 1e-8
 """What an optimizer step takes on one core of a desktop: 0.18 s for ALBERT-large with LAMB (an estimate)."""

@@ -11,7 +11,8 @@ from minga.simulation._fault_driver import FaultRecord
 from minga.simulation._ledger import INCIDENTS, Ledger
 from minga.simulation._log import Entry, LogWriter
 from minga.simulation._model import held_out_loss
-from minga.simulation._swarm import LoggedEvent, SimulatedPeer, Swarm, SwarmLog
+from minga.simulation._simulated_peer import SimulatedPeer
+from minga.simulation._swarm import LoggedEvent, Swarm, SwarmLog
 
 KEPT: Final = frozenset(
     {*INCIDENTS, "round.begun", "round.reduced", "step.applied", "plan.resting", "peer.not_dialable"}

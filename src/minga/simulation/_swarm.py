@@ -8,7 +8,6 @@ in production. What goes wrong is scripted (`Swarm.script`, see `minga.simulatio
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import torch
 
 from minga.averaging._desk import Divide
 from minga.averaging._planner import divide
-from minga.core._errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
+from minga.core._errors import ConfigurationError
 from minga.core._events import Event
 from minga.core._run_spec import RunSpec
 from minga.core._schedule import RateCap
@@ -27,32 +26,13 @@ from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
 from minga.simulation._fault_driver import FaultDriver, FaultRecord, VirtualFaults
 from minga.simulation._faults import parse_faults
 from minga.simulation._liars import Liars
-from minga.training._port import TrainerPort
+from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
 from minga.training._replica import Replica
 from minga.training._replica_interface import ReplicaInterface
 from minga.training._session import Session, SessionSettings
 from minga.training._snapshot import StateSnapshot
-from minga.training._work import Work
 
-POLL_S = 0.05
 MAX_ENTRIES = 4
-
-
-@dataclass(frozen=True)
-class TrainerSettings:
-    """How a simulated trainer computes: `micro_batch` samples in `micro_batch_s` seconds each.
-
-    Each time is multiplied by a factor drawn evenly from 1 - `jitter` to 1 + `jitter`.
-    """
-
-    micro_batch: int = 4
-    micro_batch_s: float = 0.1
-    jitter: float = 0.0
-
-    @property
-    def samples_per_second(self) -> float:
-        """The speed of this trainer while it computes."""
-        return self.micro_batch / self.micro_batch_s
 
 
 class LoggedEvent(NamedTuple):
@@ -83,102 +63,6 @@ class SwarmLog:
     def lines(self) -> list[str]:
         """One line of text for each event: equal runs have equal lines."""
         return [f"{logged.peer} {logged.event.json()}" for logged in self.events]
-
-
-class SimulatedPeer:
-    """One peer of a swarm: a host, a session, and a coroutine that trains. `settings` is None without a trainer."""
-
-    def __init__(
-        self,
-        name: str,
-        network: VirtualNetwork,
-        session: Session,
-        replica: ReplicaInterface,
-        settings: TrainerSettings | None,
-        apply_s: float = 0.0,
-    ) -> None:
-        self.name, self.network, self.session, self.replica = name, network, session, replica
-        self.settings = settings
-        self.samples_done = 0
-        self.error: LocalError | RemoteError | None = None
-        self.checkpoint: StateSnapshot | None = None
-        self.port: TrainerPort | None = None
-        self.apply_s = apply_s
-        self.ended = asyncio.Event()
-        """Set when the peer takes part no more: it was killed or closed, or failed with `error`."""
-        self._computed_s, self._busy_since, self._busy_s = 0.0, 0.0, 0.0
-        self._random = random.Random(f"minga trainer {network.peer_id}")
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the peer was killed or closed."""
-        return self.network.state.gone
-
-    @property
-    def computed_s(self) -> float:
-        """Seconds that it has spent on micro-batches so far, the one under way included."""
-        under_way = min(asyncio.get_running_loop().time() - self._busy_since, self._busy_s) if self._busy_s else 0.0
-        return self._computed_s + under_way
-
-    async def live(
-        self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None], checkpoint_every: int | None
-    ) -> None:
-        """Join the run and train until the end of the run, of the host or of the program."""
-        try:
-            await self.session.start()
-            await self._train(spec, gradient, checkpoint_every)
-        except (RunFinishedError, ClosedError):
-            return
-        except (LocalError, RemoteError) as error:
-            self.error = error  # neither the end of the run nor of the peer
-        finally:
-            self.ended.set()
-
-    async def _train(
-        self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None], checkpoint_every: int | None
-    ) -> None:
-        delayed = spec.training.strategy == "delayed"
-        self.port = port = TrainerPort(asyncio.get_running_loop(), self.replica.vector.new, delayed=delayed)
-        member = self.session.attach(spec, self.replica, port)
-        await self._serve(port, member.ready.is_set, checkpoint_every)
-        while True:
-            if self.settings is None:
-                port.pause()
-                await self._serve(port, lambda: False, checkpoint_every)
-                continue
-            micro_batch = self.settings.micro_batch
-            await self._compute(self.settings)
-            gradient(self, micro_batch)
-            if port.add(self._accumulate, micro_batch):
-                self.samples_done += micro_batch
-            self.replica.zero_grad()
-            await self._serve(port, lambda: True, checkpoint_every)
-
-    async def _compute(self, settings: TrainerSettings) -> None:
-        """Let the time of a micro-batch pass."""
-        seconds = settings.micro_batch_s * self._random.uniform(1.0 - settings.jitter, 1.0 + settings.jitter)
-        self._busy_since, self._busy_s = asyncio.get_running_loop().time(), seconds
-        await asyncio.sleep(seconds)
-        self._computed_s, self._busy_s = self._computed_s + seconds, 0.0
-
-    def _accumulate(self, vector: torch.Tensor) -> bool:
-        return self.replica.accumulate(vector, self.settings.micro_batch if self.settings else 0)
-
-    async def _serve(self, port: TrainerPort, until: Callable[[], bool], checkpoint_every: int | None) -> None:
-        """Do what the loop asks for, as the training thread does in production."""
-        while True:
-            work = port.poll()
-            if isinstance(work, Work):
-                before = self.replica.step
-                if work.name == "apply" and self.apply_s:
-                    await asyncio.sleep(self.apply_s)
-                port.finish(work)
-                if checkpoint_every and self.replica.step != before and self.replica.step % checkpoint_every == 0:
-                    self.checkpoint = self.replica.capture()
-            elif work is None and until():
-                return
-            else:
-                await port.woken.wait(POLL_S)
 
 
 class Swarm:

@@ -13,7 +13,8 @@ from minga.simulation._population import Resident, Stay, population
 from minga.simulation._random_faults import strike_at_random
 from minga.simulation._recorder import Recorder
 from minga.simulation._scenario import Scenario
-from minga.simulation._swarm import SimulatedPeer, Swarm
+from minga.simulation._simulated_peer import SimulatedPeer
+from minga.simulation._swarm import Swarm
 
 RETRY_S: Final = 30.0
 """After so many virtual seconds a volunteer whose peer ended with an error tries again."""
