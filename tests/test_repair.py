@@ -291,3 +291,21 @@ def test_chunks_tile_the_vector_and_bitmaps_can_be_undone(numel: int, count: int
         assert unpack_bitmap(b"", 3) == [False] * 3
 
     main()
+
+
+def test_a_coordinator_that_never_got_the_plan_is_passed_over() -> None:
+    """The leader sent it the plan and died; the others are still enough, and all have the plan."""
+
+    @virtually
+    async def main() -> None:
+        world = World(6, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        later(0.3, lambda: world.internet.kill(world.parties[0].network))
+        vectors = vectors_of(6)
+        results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors), [1] * 6, who=(0, 2, 3, 4, 5))
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes[1:]), outcomes
+        assert all(torch.equal(result, results[1]) for result in results[1:])
+        assert plausible(results[1], vectors, {0, 1})
+        await world.close()
+
+    main()

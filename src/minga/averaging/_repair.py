@@ -132,10 +132,11 @@ class Repairer:
             return
         try:
             await round.node.call(round.members[coordinator], LOST, request, Done, timeout_s=REPAIR_TIMEOUT_S)
-        except RejectedError as error:
-            round.abort(error.message)
         except RemoteError as error:
-            round.bury(coordinator, error.message)
+            if isinstance(error, RejectedError) and error.code == "given_up":
+                round.abort(error.message)
+            else:  # it cannot be reached, never got the plan, or gave the round up for itself: the next in order can
+                round.bury(coordinator, error.message)
         else:
             if orphans := self._orphans():
                 await fetch(round, coordinator, orphans)
