@@ -91,6 +91,21 @@ async def test_a_probe_is_short_and_bounded() -> None:
     await world.close()
 
 
+def test_a_prober_whose_clock_runs_late_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its timer may be late, or its partner's round trip shorter than it was."""
+    monkeypatch.setattr(_probe, "PHASE_S", PHASE_S + 0.4)
+
+    @virtually
+    async def main() -> None:
+        world = LinkWorld([(50.0, 50.0)] * 3)
+        await world.start()
+        assert await probe(world, 0)
+        assert [event for peer in world.peers for event in peer.log if event.kind == "peer.offence"] == []
+        await world.close()
+
+    main()
+
+
 @virtually
 async def test_a_hub_with_sixteen_slow_partners_learns_what_it_can_give_them() -> None:
     world = LinkWorld([(20.0, 12.0), *[(1.0, 2.0)] * 16])

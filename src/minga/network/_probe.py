@@ -249,7 +249,8 @@ class Prober:
     async def _serve_source(self, peer: PeerId, stream: MessageStream) -> None:
         self._begin_phase(peer, stream, SOURCE)
         wanted = await stream.receive(Wanted)
-        await self._limited(peer, fill(stream, wanted.max_bytes, self._check_idle))
+        # An end of ours that comes before the prober's own clock has run out would look like a breach of the protocol.
+        await self._limited(peer, fill(stream, wanted.max_bytes, self._check_idle, linger=True))
 
     def _begin_phase(self, peer: PeerId, stream: MessageStream, phase: str) -> None:
         if self._engaged_with != peer or phase in self._phases:

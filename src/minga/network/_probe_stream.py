@@ -11,6 +11,7 @@ Nothing is measured here: the frames are bulk bytes like any other, and receipts
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Annotated
 
@@ -51,26 +52,34 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: Annotated[int, msgspec.Meta(ge=1, le=FRAME_SIZES[-1])]
 
 
-async def fill(stream: MessageStream, max_bytes: int, check: Callable[[], None]) -> None:
-    """Send for `PHASE_S` seconds, at most `max_bytes`; `check` may raise to stop."""
+async def fill(stream: MessageStream, max_bytes: int, check: Callable[[], None], *, linger: bool = False) -> None:
+    """Send for `PHASE_S` seconds, at most `max_bytes`; `check` may raise to stop.
+
+    With `linger` it is for the other side to end the stream: this only returns by the error that comes of that.
+    """
     # Receipts are taken in while something is awaited.
     listening = asyncio.get_running_loop().create_task(stream.receive_end())
-    clock = asyncio.get_running_loop().time
-    end_s, sent = clock() + PHASE_S, 0
     try:
-        async with asyncio.timeout(PHASE_S):
-            # Frames grow with what went through, so that slow lines report soon and fast ones do not drown in frames.
-            while sent + (size := _frame_size(sent)) <= max_bytes:
-                check()
-                await stream.send(Batch(1, size))
-                await stream.send_bulk(memoryview(_BLANK)[:size])
-                sent += size
-            await asyncio.sleep(end_s - clock())
-    except TimeoutError:
-        return
+        with contextlib.suppress(TimeoutError):
+            await _send_for_a_phase(stream, max_bytes, check)
+        if linger:
+            await listening
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
+
+
+async def _send_for_a_phase(stream: MessageStream, max_bytes: int, check: Callable[[], None]) -> None:
+    clock = asyncio.get_running_loop().time
+    end_s, sent = clock() + PHASE_S, 0
+    async with asyncio.timeout(PHASE_S):
+        # Frames grow with what went through, so that slow lines report soon and fast ones do not drown in frames.
+        while sent + (size := _frame_size(sent)) <= max_bytes:
+            check()
+            await stream.send(Batch(1, size))
+            await stream.send_bulk(memoryview(_BLANK)[:size])
+            sent += size
+        await asyncio.sleep(end_s - clock())
 
 
 async def take_in(stream: MessageStream, max_bytes: int, check: Callable[[], None]) -> None:
