@@ -8,8 +8,10 @@ BIN := $(VENV)/bin
 endif
 STAMP := $(VENV)/.installed
 MINUTES ?= 3
+SEEDS ?= 2000
+FIRST_SEED ?= 200
 
-.PHONY: setup demo test lint types bench clean
+.PHONY: setup demo test soak lint types bench clean
 
 setup: $(STAMP)
 
@@ -33,6 +35,10 @@ types: setup
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Random faults in simulated swarms: SEEDS more seeds than `make test` tries, from FIRST_SEED on.
+soak: setup
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/test_seeded_faults.py --fault-seeds $(FIRST_SEED):$$(($(FIRST_SEED) + $(SEEDS)))
 
 bench: setup
 	$(BIN)/python -m benchmarks.equivalence --json

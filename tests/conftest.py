@@ -1,5 +1,26 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 torch.set_num_threads(1)  # small tensors, and several test processes on one machine
+
+FAULT_SEEDS = "0:200"
+SEEDS_A_TEST = 5
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fault-seeds", default=FAULT_SEEDS, metavar="FROM:TO", help="seeds of test_seeded_faults, TO not included"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "fault_seeds" in metafunc.fixturenames:
+        given = metafunc.config.getoption("--fault-seeds")
+        first, colon, end = given.partition(":")
+        if not (first.isdecimal() and colon and end.isdecimal() and int(first) < int(end)):
+            raise pytest.UsageError(f"--fault-seeds {given}: FROM:TO with two numbers is wanted, such as {FAULT_SEEDS}")
+        seeds = range(int(first), int(end))
+        blocks = [seeds[k : k + SEEDS_A_TEST] for k in range(0, len(seeds), SEEDS_A_TEST)]
+        metafunc.parametrize("fault_seeds", blocks, ids=[f"{block.start}:{block.stop}" for block in blocks])
