@@ -1,10 +1,10 @@
-"""The coordinator's view of the swarm in the recovery benchmark: who is there, and everything that was told."""
+"""The coordinator's view of a swarm of processes that come and go: who is there, and everything that was told."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks._processes import Message, Worker, WorkerError, Workers
@@ -25,9 +25,14 @@ class Told(NamedTuple):
 
 
 class Swarm:
-    """Three trainers and a client, which only sends; whoever is killed is replaced by a process in the same role."""
+    """One peer for each of `roles` at first ("trainer", or "client", which only sends), and whoever enters later.
 
-    def __init__(self, workers: Workers, spec: RunSpec, settings: dict[str, Any], peers: int) -> None:
+    Each is a process that runs `function` with `settings`, its number and a folder of its own.
+    """
+
+    def __init__(
+        self, workers: Workers, spec: RunSpec, settings: dict[str, Any], roles: Sequence[str], function: str
+    ) -> None:
         self.log: list[Told] = []
         self.peers: dict[str, Worker] = {}
         self.roles: dict[str, str] = {}
@@ -35,10 +40,9 @@ class Swarm:
         self.run_id, self.link = "", ""
         self.watcher: Callable[[Told], None] | None = None
         """Called with each event at once, on the thread that reads it."""
-        self._workers, self._settings = workers, {**settings, "spec": spec.to_toml()}
+        self._workers, self._settings, self._function = workers, {**settings, "spec": spec.to_toml()}, function
         self._changed = threading.Condition()
         self._count = 0
-        roles = ["trainer"] * (peers - 1) + ["client"]
         waiting = [self.spawn() for _ in roles]
         for worker, role in zip(waiting, roles, strict=True):
             self.enter(worker, role)
@@ -49,7 +53,7 @@ class Swarm:
         self._count += 1
         name = f"peer-{self._count}"
         settings = {**self._settings, "index": self._count, "directory": str(self._workers.directory / name)}
-        return self._workers.start(name, "benchmarks._recovery_peer:peer", settings, self._hear)
+        return self._workers.start(name, self._function, settings, self._hear)
 
     def enter(self, worker: Worker, role: str) -> None:
         """Let a waiting process join the run (or, the very first, start it)."""

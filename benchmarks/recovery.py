@@ -44,7 +44,7 @@ from benchmarks._report import emit, finish, note, parser
 from minga import RunSpec
 
 FAULTS, VICTIMS, PHASES = ("kill", "stop"), ("sender", "aggregator", "leader"), ("before", "during", "after")
-PEERS = 4
+ROLES = ("trainer", "trainer", "trainer", "client")
 MICRO_BATCHES_A_STEP = 5
 GAP_LIMIT_S = 3.0
 PATIENCE_S = 60.0
@@ -57,7 +57,7 @@ def spec_of(codec: str) -> RunSpec:
             "name": "recovery",
             "model": {"recipe": "custom"},
             "optimizer": {"max_grad_norm": "off"},
-            "training": {"target_batch_size": PEERS * SAMPLES * MICRO_BATCHES_A_STEP},
+            "training": {"target_batch_size": len(ROLES) * SAMPLES * MICRO_BATCHES_A_STEP},
             "averaging": {"codec": codec},
             "state": {"digest_every": 1_000_000},
             "checkpoints": {"every_steps": 0},
@@ -190,7 +190,7 @@ def run_cases(cases: list[tuple[str, str, str]], arguments: argparse.Namespace) 
         with Workers() as workers:
             swarm = None
             try:
-                swarm = Swarm(workers, spec_of(arguments.codec), settings, PEERS)
+                swarm = Swarm(workers, spec_of(arguments.codec), settings, ROLES, "benchmarks._recovery_peer:peer")
                 first_step(swarm)
                 while len(rows) < len(cases):
                     row = run_case(swarm, *cases[len(rows)])
