@@ -17,8 +17,9 @@ minute at most), and after, in the last fifth, nobody comes or goes.
     others_share      share of the machine's CPU time that other processes used during the run: stalls on a machine
                       that is busy otherwise say nothing
 
-ok: no stall above 5 s, at most 2 % of growth, at most 2 more of anything, a loss that falls from quarter to quarter, equal digests
-of all peers after every step, no peer that failed, ended by itself or broke the protocol. `wrong` says what was not so.
+ok: no stall above 5 s, at most 2 % of growth, at most 2 more of anything, a loss that falls from quarter to quarter,
+equal digests of all peers after every step, no peer that failed, ended by itself or broke the protocol. `wrong` says
+what was not so.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def spec_of(seconds: float) -> RunSpec:
         {
             "name": "soak",
             "model": {"recipe": "custom"},
-            "optimizer": {"name": "adamw", "learning_rate": 0.001, "warmup_steps": 1, "total_steps": steps},
+            "optimizer": {"name": "adamw", "learning_rate": 0.0001, "warmup_steps": 1, "total_steps": steps},
             "training": {"target_batch_size": PEERS * MICRO_BATCH * MICRO_BATCHES_A_STEP},
             "state": {"digest_every": 5},
             "checkpoints": {"every_steps": 0},
