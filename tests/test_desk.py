@@ -8,6 +8,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from swarm_tools import virtually
 
@@ -140,3 +141,19 @@ async def test_a_fast_peer_may_get_most_of_it_and_unknown_rates_are_no_reason() 
     Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[5]: 1e7}).check(plan_of({5: 1.0}))
     Desk(PEERS[5], {}).check(plan_of({5: 1.0}))
     Desk(PEERS[5], dict.fromkeys(PEERS, 1e8)).check(plan_of({5: 1.0}))  # a matter of fractions of a second
+
+
+def test_clients_come_last_in_the_order_in_which_members_mend_the_round() -> None:
+    @virtually
+    async def main() -> None:
+        clients = set(PEERS[1:4])
+        taken = {
+            peer: Seat(msgspec.structs.replace(seat.join, aggregates=peer not in clients), seat.report, 0.0)
+            for peer, seat in seats(dict.fromkeys(PEERS[:8], 1e6)).items()
+        }
+        for step in range(8):
+            plan = await Desk(PEERS[0], dict.fromkeys(PEERS[:8], 1e6)).plan(step, taken)
+            assert plan.members[0].peer_id == PEERS[0]
+            assert {member.peer_id for member in plan.members[-3:]} == clients
+
+    main()

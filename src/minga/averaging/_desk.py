@@ -77,9 +77,13 @@ class PlanDesk:
     # ---- the leader
 
     async def plan(self, step: int, seats: Mapping[PeerId, Seat]) -> Plan:
-        """The plan of a round of those who have seats, this peer first."""
+        """The plan of a round of those who have seats: this peer first, then whoever all can reach, the clients last.
+
+        Whoever is first of the living mends the round: a client could not reach other clients, and would lose them.
+        """
         run_id, me = self._node.run_id, self._node.peer_id
-        order = [me] + [peer for peer in ranking(run_id, step, seats) if peer != me]
+        ranked = sorted(ranking(run_id, step, seats), key=lambda peer: not seats[peer].join.aggregates)
+        order = [me] + [peer for peer in ranked if peer != me]
         solved = await self._solve(seats)
         division = renumbered(solved.division, [order.index(peer) for peer in solved.order])
         self._plans += 1
