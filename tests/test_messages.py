@@ -200,6 +200,29 @@ async def test_refusals_pulses_and_the_end() -> None:
         await stream.receive_end()
 
 
+class SlowTape(Tape):
+    """Its reset wakes whoever reads at once, but takes a while, as that of a stream over iroh does."""
+
+    async def reset(self) -> None:
+        if not self._wake.is_set():
+            self._wake.set()
+            await asyncio.sleep(0.01)
+            self.was_reset = True
+
+
+@virtually
+async def test_the_reset_of_a_stream_that_fell_silent_is_not_cut_short() -> None:
+    clockwork = Clockwork()
+    clockwork.start()
+    tape = SlowTape(b"", ends=False)
+    stream = MessageStream(tape, PEER, clockwork, lambda: None, lines())
+    with pytest.raises(SilentError):
+        await stream.receive(Refusal)
+    await stream.close()
+    assert tape.was_reset
+    clockwork.close()
+
+
 @virtually
 async def test_a_silent_peer_is_given_up_by_ticks_of_the_own_clock() -> None:
     clockwork = Clockwork()

@@ -78,6 +78,7 @@ class MessageStream:
         self._pause_ticks = self._far_pause_ticks = LEAST_TICKS  # as this side, and the other, said last
         self._waiting = self._silent = self._finished = self._ended = False
         self._pulse_task: asyncio.Task[None] | None = None
+        self._reset_task: asyncio.Task[None] | None = None
         self._receipts = ReceiptQueue(self._write_aside)
         clockwork.add(self)
 
@@ -179,7 +180,9 @@ class MessageStream:
         self._receipts.close()
         if self._pulse_task is not None:
             self._pulse_task.cancel()
-        if not (self._finished and self._ended):
+        if self._reset_task is not None:  # cancelled half-way it would look like an orderly end to the other side
+            await asyncio.wait([self._reset_task])
+        elif not (self._finished and self._ended):
             await self._stream.reset()
 
     def release(self) -> None:
@@ -200,7 +203,7 @@ class MessageStream:
         if quiet > silence_limit(None, pause) and quiet > silence_limit(self._round_trip_s(), pause):
             self._silent = True
             self._clockwork.remove(self)
-            self._pulse_task = asyncio.get_running_loop().create_task(self._stream.reset())
+            self._reset_task = asyncio.get_running_loop().create_task(self._stream.reset())
 
     async def _write_aside(self, frame: bytes) -> None:
         try:
