@@ -13,7 +13,7 @@ from benchmarks._recovery_swarm import Told
 
 STALL_LIMIT_S = 5.0
 GROWTH_LIMIT = 0.02
-SPARE = 2
+SPARE = 5
 """So many more tasks, threads or files are no leak: which there are depends on what a peer does at the moment, and
 thread pools fill up slowly. A leak adds one for each peer that goes or comes."""
 WINDOW_S = 15.0

@@ -17,7 +17,7 @@ minute at most), and after, in the last fifth, nobody comes or goes.
     others_share      share of the machine's CPU time that other processes used during the run: stalls on a machine
                       that is busy otherwise say nothing
 
-ok: no stall above 5 s, at most 2 % of growth, at most 2 more of anything, a loss that falls from quarter to quarter,
+ok: no stall above 5 s, at most 2 % of growth, at most 5 more of anything, a loss that falls from quarter to quarter,
 equal digests of all peers after every step, no peer that failed, ended by itself or broke the protocol. `wrong` says
 what was not so.
 """
