@@ -37,21 +37,14 @@ class FixedContributor:
 
     def __init__(self, vector: torch.Tensor) -> None:
         self.changed = Signal()
-        self._vector, self._parked = vector, False
+        self._vector = vector
 
     def report(self) -> Report:
         """See `Contributor`."""
-        return Report(SAMPLES, 1000.0, parked=self._parked)
+        return Report(SAMPLES, 1000.0)
 
-    def park(self) -> None:
-        """See `Contributor`."""
-        self._parked = True
-        self.changed.fire()
-
-    def resume(self) -> None:
-        """See `Contributor`."""
-        self._parked = False
-        self.changed.fire()
+    def limit(self, samples: int | None) -> None:
+        """See `Contributor`: there is nothing to stop."""
 
     def rest(self, *, resting: bool) -> None:
         """See `Contributor`: there is nothing to leave off."""
@@ -92,7 +85,6 @@ class AveragingPeer:
         done_s = time.monotonic()
         if profile is not None:
             profile.disable()
-        self.contributor.resume()
         channel.send(done_s=done_s, lost=len(outcome.lost))
         self.step += 1
 

@@ -71,7 +71,7 @@ class ReadyContributor(FixedContributor):
 
     def report(self) -> Report:
         """See `Contributor`."""
-        return Report(SAMPLES, SAMPLES_PER_SECOND, parked=self._parked) if self._computes else Report()
+        return Report(SAMPLES, SAMPLES_PER_SECOND) if self._computes else Report()
 
     async def seal(self) -> tuple[torch.Tensor | None, int]:
         """See `Contributor`."""
@@ -150,7 +150,6 @@ class LinksPeer:
         except RoundAbortedError as error:
             failures.append(str(error))
         done_s = time.monotonic()
-        self.contributor.resume()
         digest = blake3.blake3(self.result.numpy().data.cast("B")).hexdigest()
         channel.send(done_s=done_s, failures=failures, digest=digest)
         self.step += 1

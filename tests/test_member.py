@@ -312,7 +312,7 @@ def test_a_member_that_is_out_of_sync_does_not_leave_its_trainer_parked() -> Non
 
             async def park_and_refuse(step: int, avoid: Any) -> Any:
                 member._formation.form = form  # type: ignore[method-assign]
-                port.park()
+                port.limit(0)
                 raise OutOfSyncError("the leader is in another state")
 
             member._formation.form = park_and_refuse  # type: ignore[method-assign]

@@ -44,7 +44,7 @@ async def test_synchronous_life_of_a_step() -> None:
     assert p.poll() is None
     await asyncio.sleep(0.2)
     assert p.report().busy_s == pytest.approx(0.2)
-    p.park()
+    p.limit(0)
     assert not p.report().parked  # a micro-batch is under way
     assert p.add(ones(4), 4)
     assert p.report().parked
@@ -78,7 +78,7 @@ async def test_a_micro_batch_that_is_not_finite_is_dropped() -> None:
     assert p.poll() is None
     assert not p.add(refuse, 3)
     assert p.report().samples == 0
-    p.park()
+    p.limit(0)
     assert p.poll() is WAIT
     assert await p.seal() == (None, 0)
 
@@ -89,7 +89,7 @@ def test_what_an_aborted_round_sealed_counts_again(delayed: bool) -> None:
     async def main() -> None:
         p = port(delayed=delayed)
         assert p.add(ones(3), 3)
-        p.park()
+        p.limit(0)
         assert p.poll() is (None if delayed else WAIT)
         vector, samples = await p.seal()
         assert (samples, vector.tolist() if vector is not None else None) == (3, [1.0, 1.0])
@@ -109,16 +109,16 @@ def test_what_an_aborted_round_sealed_counts_again(delayed: bool) -> None:
 @virtually
 async def test_parking_at_once_where_nothing_is_computed_and_resuming() -> None:
     p = port()
-    p.park()  # the thread has not begun yet
+    p.limit(0)  # the thread has not begun yet
     assert p.report().parked
-    p.resume()
+    p.limit(None)
     assert not p.report().parked
     assert p.poll() is None
     p.pause()
-    p.park()
+    p.limit(0)
     assert p.report().parked
     assert p.poll() is WAIT
-    p.resume()
+    p.limit(None)
     assert p.poll() is None
 
 
@@ -136,9 +136,9 @@ async def test_the_loop_is_told_when_the_thread_begins_to_compute() -> None:
     listening = asyncio.ensure_future(listen())
     assert p.poll() is None
     assert p.add(ones(4), 4)
-    p.park()
+    p.limit(0)
     assert p.poll() is WAIT
-    p.resume()
+    p.limit(None)
     await asyncio.sleep(0.1)
     assert told[-1] is False
     assert p.poll() is None
@@ -170,15 +170,15 @@ async def test_work_at_a_boundary_is_no_micro_batch() -> None:
 async def test_a_delayed_trainer_that_was_resumed_parks_again_with_all_it_has() -> None:
     p = port(delayed=True)
     assert p.add(ones(4), 4)
-    p.park()
+    p.limit(0)
     assert p.poll() is None
-    p.resume()
+    p.limit(None)
     assert (p.report().samples, p.report().parked) == (4, False)
     p.pause()
-    p.park()
+    p.limit(0)
     assert p.poll() is None
     assert (p.report().samples, p.report().parked) == (4, True)
-    p.resume()
+    p.limit(None)
     assert p.add(ones(2), 2)
     assert p.report().samples == 6
     vector, samples = await p.seal()
@@ -193,7 +193,7 @@ async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
     assert p.poll() is None
     assert p.add(ones(4), 4)
     assert p.poll() is None
-    p.park()
+    p.limit(0)
     assert p.add(ones(2), 2)  # the boundary at which it parks
     assert p.report().samples == 6
     assert p.report().parked
@@ -206,7 +206,7 @@ async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
     assert p.add(ones(1), 1)  # while the round is under way
     p.reopen()
     assert p.report().samples == 6
-    p.park()
+    p.limit(0)
     assert p.poll() is None
     vector, samples = await p.seal()
     assert samples == 6
@@ -269,9 +269,9 @@ def test_no_sample_counts_twice_and_none_is_lost_unseen(delayed: bool, moves: li
             elif move == "poll":
                 assert p.poll() is None or isinstance(p.poll(), Wait)
             elif move == "park":
-                p.park()
+                p.limit(0)
             elif move == "resume":
-                p.resume()
+                p.limit(None)
             elif move in ("round", "abort"):
                 vector, samples = await p.seal()
                 if vector is not None:
@@ -317,7 +317,7 @@ def test_a_real_thread_waits_works_and_is_let_go() -> None:
         for _ in range(20):
             while p.report().samples < 3:
                 await p.changed.wait(1.0)
-            p.park()
+            p.limit(0)
             while not p.report().parked:
                 await p.changed.wait(1.0)
             vector, samples = await p.seal()
@@ -351,7 +351,7 @@ def test_the_loop_does_not_wait_while_a_micro_batch_is_added(delayed: bool) -> N
         thread.start()
         assert adding.wait(5.0)
         assert p.report().samples == 0
-        p.park()
+        p.limit(0)
         sealing = asyncio.ensure_future(p.seal())
         await asyncio.sleep(0)
         assert not sealing.done()

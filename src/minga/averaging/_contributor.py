@@ -21,11 +21,10 @@ class Contributor(Protocol):
     def report(self) -> Report:
         """How far the local peer is within the step, right now."""
 
-    def park(self) -> None:
-        """Stop at the end of the current micro-batch; `report().parked` tells when."""
-
-    def resume(self) -> None:
-        """Undo `park`."""
+    def limit(self, samples: int | None) -> None:
+        """Stop at the end of the first micro-batch with at least so many samples in this step (`report().parked` tells
+        when), and go on up to there if it stopped before; None: no limit.
+        """
 
     def rest(self, *, resting: bool) -> None:
         """Leave off computing until told otherwise: the upload of its gradient would cost the others too much time."""

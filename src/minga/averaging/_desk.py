@@ -154,7 +154,8 @@ async def _aside(work: Callable[..., Result], *arguments: Any) -> Result:
 def _claim(seat: Seat, *, able: bool) -> Claim:
     """What a member says of itself. It sends what it accumulates, or if only that counts, what it is `able` to."""
     join, report = seat.join, seat.report
-    computes = bool(report.samples or report.micro_batch or (able and report.rate))
+    going_on = bool(report.micro_batch) and not report.parked
+    computes = bool(report.samples or going_on or (able and report.rate))
     return Claim(
         upload=join.upload,
         download=join.download,

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 from minga.averaging._contributor import Contributor
 from minga.averaging._gathering import DIVERGED, OutOfSyncError
-from minga.averaging._messages import FromLeader, Join, Park, Plan, Redirect, Report, Resume, SignedPlan, Update
+from minga.averaging._messages import FromLeader, Join, Limit, Plan, Redirect, Report, SignedPlan, Update
 from minga.averaging._plans import accept_plan
+from minga.averaging._seat import UPDATE_PERIOD_S
 from minga.core._errors import RejectedError, RemoteError, SilentError
 from minga.core._racing import racing
 from minga.network._interface import Address, PeerId
@@ -18,7 +19,6 @@ from minga.network._node import Node
 from minga.network._pulse import LEAST_TICKS, PULSE_S
 
 JOIN, PROBE = "group.join", "group.probe"
-UPDATE_PERIOD_S = 0.25
 LEAST_PAUSE_S = LEAST_TICKS * PULSE_S
 WATCH_PERIOD_S = 1.0
 LATE_S = 30.0
@@ -48,7 +48,7 @@ async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address
 async def follow(
     node: Node, contributor: Contributor, leader: Address, join: Join, numel: int, is_due: Callable[[Report], bool]
 ) -> Plan | Address:
-    """Join `leader`, park and resume the trainer as it says, and return its plan over `numel` elements.
+    """Join `leader`, stop the trainer where it says, and return its plan over `numel` elements.
 
     Returns an address instead if it says that somebody else leads. A leader that gives signs of life but no plan
     although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`. Raises
@@ -84,11 +84,9 @@ async def follow(
 
 async def _listen(stream: MessageStream, contributor: Contributor) -> Redirect | SignedPlan:
     while True:
-        message: Park | Resume | Redirect | SignedPlan = await stream.receive_one_of(FromLeader)
-        if isinstance(message, Park):
-            contributor.park()
-        elif isinstance(message, Resume):
-            contributor.resume()
+        message: Limit | Redirect | SignedPlan = await stream.receive_one_of(FromLeader)
+        if isinstance(message, Limit):
+            contributor.limit(message.samples)
         else:
             return message
 

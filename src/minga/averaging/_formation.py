@@ -7,9 +7,9 @@ of them that it can hear, at the very start of the step, and stays on that strea
     member                                    leader
       ── Join{step, report, address} ─────────▶   takes a seat in the `Gathering`
       ── Update{report} after each micro-batch ▶
-      ◀───────────────────────────── Park ──      the step is full
+      ◀───────────────────── Limit{samples} ─     where to stop, if that is not what the last plan said
       ── Update{report: parked} ──────────────▶
-      ◀─────────────────── SignedPlan ──────      everybody parked, or the grace period is over
+      ◀─────────────────── SignedPlan ──────      the step is full
 
 A peer that was asked but does not lead answers `Redirect`. A leader that falls silent is suspected and the next in
 rank is asked; the join names the suspects, so that the next one knows why it is asked. Newcomers, who have no view,
@@ -23,6 +23,8 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Collection
+
+import msgspec
 
 from minga.averaging._company import Company
 from minga.averaging._contributor import Contributor
@@ -123,14 +125,12 @@ class GroupFormation:
                 except RejectedError as error:  # it cannot take us right now: ask again a little later
                     if error.code in ("ahead", "layout", "full", UNFAIR) and error.peer:
                         self._company.suspects.add(PeerId(error.peer))
-                    self._contributor.resume()
                     await self._changed.wait(STAND_BY_S)
                     continue
                 except RemoteError as error:
                     peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else self._node.peer_id
                     self._company.suspects.add(peer)
                     self._node.events.emit("group.leader_lost", peer=peer, step=step, why=error.message)
-                    self._contributor.resume()
                     continue
                 if isinstance(outcome, Plan):
                     self._desk.remember(outcome)
@@ -138,7 +138,6 @@ class GroupFormation:
                     self._resting.ask(rest=me in outcome.resting)
                     self._company.take_part(outcome)
                     return outcome
-                self._contributor.resume()
                 invited = outcome
         finally:
             self._gathering, self._following = None, None
@@ -154,10 +153,14 @@ class GroupFormation:
                 raise SilentError("it neither leads nor says who does", peer=leader.peer_id)
 
     def _is_due(self, report: Report) -> bool:
-        """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked."""
+        """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked.
+
+        Who has to wait with nothing, because its micro-batches are too long for the step, is not in a hurry.
+        """
         if report.samples > 2 * self._settings.target_batch_size + report.micro_batch:
             return True
-        return report.parked and has_quorum(set(self._surveyor.alive()), self._company.everyone)
+        waits = report.parked and (report.samples > 0 or self._resting.is_far_longer)
+        return waits and has_quorum(set(self._surveyor.alive()), self._company.everyone)
 
     # ---- following
 
@@ -215,6 +218,8 @@ class GroupFormation:
                 return leader
             self._company.gave_up_waiting(gathering.everyone())
             plan = await self._desk.plan(self._step, gathering.everyone())
+            limits = gathering.limits_of_the_next([member.peer_id for member in plan.members])
+            plan = msgspec.structs.replace(plan, limits=limits)
             await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
         except BaseException:
@@ -231,7 +236,7 @@ class GroupFormation:
         while True:
             await asyncio.sleep(PREPARE_PERIOD_S)
             await self._desk.prepare(gathering.everyone())
-            if not any(seat.report.micro_batch or seat.report.samples for seat in gathering.seats.values()):
+            if not any(seat.goes_on or seat.report.samples for seat in gathering.seats.values()):
                 self._resting.break_off()  # nobody else computes: those for whom it rested are gone
 
     def _abdicate(self) -> Address | None:

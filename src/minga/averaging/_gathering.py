@@ -1,28 +1,29 @@
 """The leader's side of group formation: collect members, decide when the step is full, close the group.
 
 Theory of operation. Members join as soon as their step begins and report their samples after each micro-batch, so
-the leader knows the swarm's progress with the delay of one link, not of gossip. Between reports it extrapolates
-(n + elapsed * rate). Once the samples that will be there when everybody has finished the micro-batch under way reach
-the target batch size B, it asks all to *park* at their next boundary and waits for them during a grace period:
+the leader knows the swarm's progress with the delay of one link, not of gossip. Every member has a *limit* of samples
+at which it stops by itself: at first the one that the plan of the last round gave it. `_limits` says how they are
+chosen. The leader goes on comparing: if the step would be full clearly sooner with other limits (somebody is slower
+than it was, or left, or came), it tells the members new ones.
 
-    grace = 0.1 s + max(1.5 * remaining micro-batch + round trip), over those that end in max(0.25 s, 15 % of the step)
-
-Who is not parked by then takes part with the samples it has; its unfinished micro-batch is lost to this step, so one
-slow machine costs the others at most that period (twice as much where B is not reached without it). If the sum then
-falls short of B (a member died while parking, or an estimate was too high) everybody resumes. So the realised batch is
-at least B, and more than B only by micro-batches.
+The step is full when the samples that were reported reach the target batch size B. Who is in the middle of a
+micro-batch then takes part with what it has; the others wait for it only if it is about to end. So the realised batch
+is B and less than one micro-batch where the members are as fast as they were, and a slow machine costs the others
+nothing: what it would give too late is left to those who are sooner ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from minga.averaging._contributor import Contributor
-from minga.averaging._messages import FromLeader, Join, Park, Redirect, Resume, SignedPlan, Update
+from minga.averaging._limits import Pace, seconds_as_is, share_out
+from minga.averaging._messages import FromLeader, Join, Limit, Redirect, SignedPlan, Update
 from minga.averaging._seat import Seat
 from minga.core._errors import RejectedError, RemoteError
 from minga.core._signal import Signal
@@ -44,9 +45,14 @@ DIVERGED = "diverged"
 MAX_FOLLOWERS = 999
 """So that a plan fits into a message, whatever addresses its members tell."""
 
-MIN_GRACE_S = 0.25
-GRACE_SHARE = 0.15
-GUESS_SHARE = 0.03
+GRACE_S, GRACE_SHARE = 0.02, 0.03
+"""Who stops within so many seconds, or this share of the step, is waited for though the step is full."""
+
+GAIN_S, GAIN_SHARE = 0.02, 0.05
+"""New limits are told if the step is full sooner by so much, or by this share of the step."""
+
+SOONEST_LOOK_S, LATEST_LOOK_S = 0.02, 1.0
+"""Seconds between two comparisons of the limits with better ones."""
 
 
 class OutOfSyncError(RejectedError):
@@ -82,8 +88,8 @@ class Gathering:
     seats: dict[PeerId, Seat] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
-    shortfall: float = 1.0
     _begun_s: float = 0.0
+    _look_s: float = 0.0
 
     # ---- members
 
@@ -106,7 +112,7 @@ class Gathering:
     # ---- the leader's own task
 
     async def run(self) -> Address | None:
-        """Gather until the step is full and everybody parked; then the group is `closed` and None is returned.
+        """Gather until the step is full; then the group is `closed` and None is returned.
 
         Returns an address instead if another leader was found: the members were redirected there.
         """
@@ -117,10 +123,11 @@ class Gathering:
                 if (leader := self.around.abdicate()) is not None:
                     await self._tell_all(Redirect(leader))
                     return leader
-                if self._is_full() and await self._everyone_present() and await self._park_those_alike():
+                if self._is_full() and await self._everyone_present() and await self._close():
                     self.closed = True
                     return None
-                await self.changed.wait(self._patience_s())
+                await self._direct()
+                await self.changed.wait(max(SOONEST_LOOK_S, self._look_s - _now()))
         finally:
             listener.cancel()
 
@@ -138,6 +145,15 @@ class Gathering:
         """All seats, the leader's included."""
         return {self.me: self.own, **self.seats}
 
+    def limits_of_the_next(self, members: Sequence[PeerId]) -> tuple[int, ...]:
+        """The samples at which these members should stop in the next step; before anything is known of one, after its
+        first micro-batch.
+        """
+        seats = self.everyone()
+        paces = [seats[peer].pace_of_the_next() for peer in members]
+        best = share_out(self.target_batch_size, paces).samples
+        return tuple(limit if seats[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
+
     # ---- inner workings
 
     async def _listen_to_own_trainer(self) -> None:
@@ -148,36 +164,38 @@ class Gathering:
     def _refresh(self) -> None:
         self.own.report, self.own.reported_at_s = self.contributor.report(), _now()
 
-    def _rate(self) -> float:
-        return sum(seat.report.rate for seat in self.everyone().values())
-
     def _samples(self) -> int:
         return sum(seat.report.samples for seat in self.everyone().values())
 
-    def _grace_cap_s(self) -> float:
-        rate = self._rate()
-        return max(MIN_GRACE_S, GRACE_SHARE * self.target_batch_size / rate) if rate > 0 else MIN_GRACE_S
-
     def _is_full(self) -> bool:
         self._refresh()
-        now, cap = _now(), self._grace_cap_s()
-        if self._samples() >= self.target_batch_size:
-            return True  # no matter how far the estimates were off before
-        return self._lacking(now, cap) <= 0
+        return self._samples() >= self.target_batch_size
 
-    def _lacking(self, now: float, cap: float) -> float:
-        """Samples that will be missing if everybody is told to park now, with a little extra against a bad guess."""
-        seats = self.everyone().values()
-        expected = sum(seat.samples_at(now, cap) for seat in seats)
-        extra = min(GUESS_SHARE * self.target_batch_size, max(seat.guessed_samples(now) for seat in seats))
-        return self.target_batch_size * self.shortfall + extra - expected
+    async def _direct(self) -> None:
+        """Tell the members where to stop, if that is not what they know and makes the step shorter."""
+        everyone, now = self.everyone(), _now()
+        strangers = {peer for peer, seat in everyone.items() if seat.limit is None or not seat.report.rate}
+        if now < self._look_s and all(everyone[peer].ordered is not None for peer in strangers):
+            return
+        paces = {peer: seat.pace(now) for peer, seat in everyone.items()}
+        best = share_out(self.target_batch_size, list(paces.values()))
+        as_is_s = seconds_as_is(self.target_batch_size, list(paces.values()))
+        step_s = now - self._begun_s + best.seconds
+        limits = dict(zip(paces, best.samples, strict=True))
+        for peer in strangers:  # nothing is known of it before its first micro-batch
+            if not everyone[peer].report.rate:
+                limits[peer] = paces[peer].samples + 1
+        told = strangers if as_is_s <= best.seconds + max(GAIN_S, GAIN_SHARE * step_s) else set(limits)
+        await self._tell_limits({peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit})
+        self._look_s = now + min(LATEST_LOOK_S, max(SOONEST_LOOK_S, 0.2 * best.seconds))
 
-    def _patience_s(self) -> float:
-        """Until when nothing can happen unless somebody reports: a share of the time to the estimated trigger."""
-        now, cap, rate = _now(), self._grace_cap_s(), self._rate()
-        if rate <= 0:
-            return 1.0
-        return min(1.0, max(0.02, 0.5 * self._lacking(now, cap) / rate))
+    async def _tell_limits(self, limits: dict[PeerId, int]) -> None:
+        everyone = self.everyone()
+        for peer, samples in limits.items():
+            everyone[peer].order(samples, _now())
+            if peer == self.me:
+                self.contributor.limit(samples)
+        await asyncio.gather(*(self._tell(everyone[peer], Limit(samples)) for peer, samples in limits.items()))
 
     async def _everyone_present(self) -> bool:
         """Wait a little for members of the last round that live but have not joined; False if the step emptied."""
@@ -188,11 +206,26 @@ class Gathering:
             await self.changed.wait(min(0.1, deadline - _now()))
         return self._is_full()
 
-    async def _park_those_alike(self) -> bool:
-        """Park everybody, after sending those away whose state cannot be the same as that of most; False if too few.
+    async def _close(self) -> bool:
+        """Settle who is in the group; False if it cannot close after all.
 
-        Raises `OutOfSyncError` if that is this peer.
+        Raises `OutOfSyncError` if the state of this peer cannot be the same as that of most.
         """
+        await self._send_the_unlike_away()
+        if not self._is_full():
+            return False
+        await self._wait_for_those_about_to_stop()
+        await self._hold_for_newcomers()
+        while not self.around.may_close(self.everyone()):
+            if self.around.abdicate() is not None:
+                return False
+            await self.changed.wait(CLOSE_CHECK_S)
+        else:
+            await self._hold_for_newcomers()
+        await self._hear_from_everybody()
+        return self.around.may_close(self.everyone()) and self._is_full()
+
+    async def _send_the_unlike_away(self) -> None:
         pasts = Counter(past for seat in self.everyone().values() if (past := seat.join.previous))
         right = max(pasts, key=lambda past: (pasts[past], past == self.own.join.previous, past), default="")
         if self.own.join.previous not in ("", right):
@@ -202,40 +235,20 @@ class Gathering:
                 del self.seats[peer]
                 with contextlib.suppress(RemoteError):
                     await seat.stream.refuse(DIVERGED, "it applied another result in the last round than most others")
-        return self._is_full() and await self._park_everyone()
 
-    async def _park_everyone(self) -> bool:
-        now = _now()
-        cap = self._grace_cap_s()
-        seats = self.everyone().values()
-        remaining = [(r, seat.round_trip_s) for seat in seats if (r := seat.remaining_s(now)) <= cap]
-        deadline = now + 0.1 + max((1.5 * r + trip for r, trip in remaining), default=0.0)
-        last_deadline = now + 0.5 + max((3.0 * r + trip for r, trip in remaining), default=0.0)
-        self.contributor.park()
-        await self._tell_all(Park())
-        self._refresh()
-        while not all(seat.is_parked for seat in self.everyone().values()):
-            # Going on accumulating costs more than waiting for those who are to fill the batch.
-            patience_s = (deadline if self._samples() >= self.target_batch_size else last_deadline) - _now()
-            if patience_s <= 0:
-                break
-            await self.changed.wait(patience_s)
+    async def _wait_for_those_about_to_stop(self) -> None:
+        begun, now = self._begun_s, _now()
+        cap_s = max(GRACE_S, GRACE_SHARE * (now - begun))
+
+        def is_about_to_stop(seat: Seat) -> bool:
+            pace, limit = seat.pace(now), seat.limit
+            return seat.goes_on and limit is not None and pace.samples < limit and _last_s(pace, limit) <= cap_s
+
+        late = {peer for peer, seat in self.everyone().items() if is_about_to_stop(seat)}
+        deadline = now + 1.5 * cap_s
+        while any(s.goes_on for p, s in self.everyone().items() if p in late) and _now() < deadline:
+            await self.changed.wait(deadline - _now())
             self._refresh()
-        await self._hold_for_newcomers()
-        while not self.around.may_close(self.everyone()):
-            if self.around.abdicate() is not None:
-                break
-            await self.changed.wait(CLOSE_CHECK_S)
-        else:
-            await self._hold_for_newcomers()
-        await self._hear_from_everybody()
-        self._refresh()
-        if self.around.may_close(self.everyone()) and self._samples() >= self.target_batch_size:
-            return True
-        self.shortfall = min(1.05, self.shortfall + 0.01)
-        self.contributor.resume()
-        await self._tell_all(Resume())
-        return False
 
     async def _hold_for_newcomers(self) -> None:
         """Wait for those who are fetching the present state, and then a little for each of them to join."""
@@ -253,15 +266,18 @@ class Gathering:
             await self.changed.wait(0.05)
 
     async def _tell_all(self, message: FromLeader, members: Collection[PeerId] | None = None) -> None:
-        async def tell(seat: Seat) -> None:
-            if seat.stream is not None:
-                try:
-                    await seat.stream.send(message)
-                except RemoteError:
-                    return  # its listener notices too and gives the seat away
-
         seats = [seat for peer, seat in self.seats.items() if members is None or peer in members]
-        await asyncio.gather(*(tell(seat) for seat in seats))
+        await asyncio.gather(*(self._tell(seat, message) for seat in seats))
+
+    async def _tell(self, seat: Seat, message: FromLeader) -> None:
+        if seat.stream is not None:
+            with contextlib.suppress(RemoteError):  # its listener notices too and gives the seat away
+                await seat.stream.send(message)
+
+
+def _last_s(pace: Pace, limit: int) -> float:
+    """In how many seconds a member that goes on reaches its limit."""
+    return pace.next_s + (math.ceil((limit - pace.samples) / max(1, pace.micro_batch)) - 1) * pace.micro_batch_s
 
 
 def _now() -> float:

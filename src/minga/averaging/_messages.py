@@ -38,8 +38,9 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How far one peer is within the step.
 
     `samples` accumulated so far; `rate` in samples per second; the micro-batch under way has `micro_batch` samples
-    (0 when none is), began `busy_s` seconds ago and takes `micro_batch_s` seconds as a rule. `parked`: this peer
-    stopped at a boundary because the group is closing.
+    (0 when none is, or nothing is known of them), began `busy_s` seconds ago and takes `micro_batch_s` seconds as a
+    rule. `parked`: this peer stopped at a boundary because it has as many samples as its `limit` (None: it has none)
+    says; its next micro-batch would have `micro_batch` samples.
     """
 
     samples: Samples = 0
@@ -48,6 +49,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     busy_s: Seconds = 0.0
     micro_batch_s: Seconds = 0.0
     parked: bool = False
+    limit: Samples | None = None
 
 
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -79,12 +81,12 @@ class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     report: Report
 
 
-class Park(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="park"):
-    """Leader to member: the group closes; stop at the end of the current micro-batch and report."""
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="limit"):
+    """Leader to member: stop at the end of the first micro-batch with which you have at least so many `samples`, and
+    report; go on up to there if you stopped before.
+    """
 
-
-class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="resume"):
-    """Leader to member: samples were lost on the way, so the group stays open; go on accumulating."""
+    samples: Samples
 
 
 class Redirect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="redirect"):
@@ -124,7 +126,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
     (none below 16 KiB), so that each has about `part_chunks` of them at least. `sites` are the groups of members that
     reduce among themselves first. `resting` members are asked not to compute until a later plan does not name them:
     their uploads would cost the others more time than their samples save. `predicted_s` is what the leader expects the
-    round to take, None if it knows no rates.
+    round to take, None if it knows no rates. `limits` (one for each member, or none at all) are the samples at which
+    the members stop in the next step, until its leader says something else.
     """
 
     round_id: RoundId
@@ -139,6 +142,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
     ] = ()
     resting: Members = ()
     predicted_s: Seconds | None = None
+    limits: Annotated[tuple[Samples, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
 
 class SignedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="signed_plan"):
@@ -148,7 +152,7 @@ class SignedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
-FromLeader = Park | Resume | Redirect | SignedPlan
+FromLeader = Limit | Redirect | SignedPlan
 
 
 class PartHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -139,6 +139,8 @@ def _flaws_of_roles(plan: Plan) -> Iterator[str]:
     on_sites = [index for site in plan.sites for index in site]
     if any(index not in known for index in (*on_sites, *plan.resting)):
         yield "it names a member that it does not have"
+    if len(plan.limits) not in (0, len(plan.members)):
+        yield "it has not one limit for each member"
     if plan.sites and len(plan.parts) > most_ways(len(plan.members)):
         yield "it has too many parts for two levels"
     if len(set(on_sites)) != len(on_sites):

@@ -55,6 +55,11 @@ class Resting:
         """Seconds that a step took while this peer computed."""
         return median(self._computed) if self._computed else UNKNOWN_STEP_S
 
+    @property
+    def is_far_longer(self) -> bool:
+        """Whether this step takes far longer than steps did while this peer computed."""
+        return asyncio.get_running_loop().time() - self._began_s > FAR_LONGER * self.usual_s + LONGER_S
+
     def begin_step(self, step: int) -> None:
         """Note that a group for `step` is looked for, perhaps once more."""
         now = asyncio.get_running_loop().time()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from minga.averaging._limits import Pace
 from minga.averaging._messages import Join, Report
 from minga.network._messages import MessageStream
 from minga.network._pulse import LEAST_TICKS, PULSE_S
 
 LONGEST_ROUND_TRIP_S = 8.0
 QUIET_S = 0.5
+UPDATE_PERIOD_S = 0.25
+"""Seconds between two reports of a member, at least, unless it stops."""
+
+AWAY_S = 1.0
+"""A micro-batch that takes so much longer than three usual ones is none."""
 
 
 @dataclass
@@ -20,6 +27,8 @@ class Seat:
     report: Report
     reported_at_s: float
     stream: MessageStream | None = None  # None for the leader itself
+    ordered: int | None = None
+    ordered_at_s: float = 0.0
 
     @property
     def round_trip_s(self) -> float:
@@ -27,9 +36,18 @@ class Seat:
         return min(self.stream.round_trip_s, LONGEST_ROUND_TRIP_S) if self.stream is not None else 0.0
 
     @property
-    def is_parked(self) -> bool:
-        """Whether it stopped at a boundary, or has nothing to stop."""
-        return self.report.parked or not self.report.micro_batch
+    def goes_on(self) -> bool:
+        """Whether it is in the middle of a micro-batch, as far as it told."""
+        return bool(self.report.micro_batch) and not self.report.parked
+
+    @property
+    def limit(self) -> int | None:
+        """The samples at which it stops, as soon as it has heard of it."""
+        return self.report.limit if self.ordered is None else self.ordered
+
+    def order(self, samples: int, now_s: float) -> None:
+        """Note that it is told to stop at so many samples."""
+        self.ordered, self.ordered_at_s = samples, now_s
 
     @property
     def is_quiet(self) -> bool:
@@ -41,31 +59,37 @@ class Seat:
         """Seconds by which it is quiet for longer than in a small group."""
         return max(0.0, self.stream.pause_s - LEAST_TICKS * PULSE_S) if self.stream is not None else 0.0
 
-    def samples_at(self, now_s: float, grace_s: float) -> float:
-        """Samples this member will have once it parked, if it is told to at `now_s`.
+    def pace(self, now_s: float) -> Pace:
+        """How it goes on, as far as one can tell; times are those at which its reports will be here.
 
-        Its report was half a round trip old when it came, and it will hear of the order as much later.
+        What is overdue by some time is expected to take as long again: without that it would be due for ever.
         """
-        report = self.report
-        if report.parked or not report.micro_batch or report.micro_batch_s <= 0:
-            return report.samples
+        report, each_s = self.report, self.report.micro_batch_s
+        if not report.micro_batch or each_s <= 0:
+            return Pace(report.samples, limit=self.limit)
+        if report.parked:
+            is_told = self.limit is not None and self.limit > report.samples
+            left_s = self.round_trip_s + each_s - (now_s - self.ordered_at_s if is_told else 0.0)
+            return Pace(report.samples, report.micro_batch, abs(left_s), each_s, self.limit)
         busy_s = report.busy_s + (now_s - self.reported_at_s)
-        if busy_s > 3 * report.micro_batch_s + 1.0 + self._longer_pause_s:  # it does something else at the moment
-            return report.samples
-        finished, current_s = divmod(busy_s + self.round_trip_s, report.micro_batch_s)
-        in_time = report.micro_batch_s - current_s <= grace_s
-        return report.samples + report.micro_batch * (finished + in_time)
+        if busy_s > 3 * each_s + AWAY_S + self._longer_pause_s:  # it does something else at the moment
+            return Pace(report.samples, limit=self.limit)
+        unheard = self._unheard(busy_s, each_s)
+        samples = report.samples + unheard * report.micro_batch
+        return Pace(samples, report.micro_batch, abs((unheard + 1) * each_s - busy_s), each_s, self.limit)
 
-    def guessed_samples(self, now_s: float) -> int:
-        """One micro-batch if some are counted that nobody reported: so much the guess is often wrong; else 0."""
+    def pace_of_the_next(self) -> Pace:
+        """How it will go on in the next step, from the moment at which that begins."""
         report = self.report
-        busy_s = report.busy_s + (now_s - self.reported_at_s) + self.round_trip_s
-        return report.micro_batch if not report.parked and busy_s >= report.micro_batch_s > 0 else 0
+        if not report.micro_batch or report.micro_batch_s <= 0:
+            return Pace(0)
+        return Pace(0, report.micro_batch, self.round_trip_s + report.micro_batch_s, report.micro_batch_s)
 
-    def remaining_s(self, now_s: float) -> float:
-        """Seconds from when it hears an order of `now_s` until its micro-batch of then ends, as far as one can tell."""
-        report = self.report
-        if report.parked or not report.micro_batch or report.micro_batch_s <= 0:
-            return 0.0
-        busy_s = report.busy_s + (now_s - self.reported_at_s) + self.round_trip_s
-        return report.micro_batch_s - busy_s % report.micro_batch_s
+    def _unheard(self, busy_s: float, each_s: float) -> int:
+        """Micro-batches that must have ended although no report says so: these come only every `UPDATE_PERIOD_S`,
+        but at once for the one at which the member stops.
+        """
+        most = math.floor(busy_s / each_s)
+        if self.limit is not None:
+            most = min(most, math.ceil((self.limit - self.report.samples) / self.report.micro_batch) - 1)
+        return max(0, most) if busy_s < each_s + 2 * UPDATE_PERIOD_S + self._longer_pause_s else 0

@@ -127,6 +127,7 @@ class Member:
         minga's own.
         """
         self.step = step
+        self._port.limit(0)  # nobody begins before a leader said how far to go
         publisher = asyncio.get_running_loop().create_task(self._announcer.run())
         try:
             while not self._is_finished():
@@ -162,7 +163,6 @@ class Member:
             self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
             self._needs_state = True
             self._at_least = self.step + 1 if error.code == "behind" else 0
-            self._port.resume()  # the leader may have parked it for a group that is not this peer's
             return
         await self._reduce(plan, begun_s)
 
@@ -199,6 +199,7 @@ class Member:
             bytes_sent=outcome.bytes_sent,
             bytes_received=outcome.bytes_received,
         )
+        self._announcer.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
             self._node.lines.doubt()
         self._lost = tuple(outcome.lost)
@@ -215,13 +216,13 @@ class Member:
         hashing = asyncio.get_running_loop().run_in_executor(
             None, self._replica.fingerprint, self._result, outcome.plan.round_id
         )
-        every = self._settings.average_parameters_every
+        every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
             await self._port.request("apply", lambda: self._replica.apply(self._result, step))
             await self._average_parameters(outcome.plan)
-            digest = await self._port.request("reopen", self._port.reopen)
+            digest = await self._port.request("reopen", lambda: self._port.reopen(limit))
         else:
-            digest = await self._port.request("apply", lambda: self._apply_and_reopen(step))
+            digest = await self._port.request("apply", lambda: self._apply_and_reopen(step, limit))
         self._formation.previous = await hashing
         self.step = step
         members = len(outcome.plan.members) - len(outcome.lost)
@@ -229,10 +230,15 @@ class Member:
         if digest is not None:
             self._synchroniser.publish(step, digest)
 
-    def _apply_and_reopen(self, step: int) -> str | None:
+    def _limit_by(self, plan: Plan) -> int | None:
+        """At how many samples this peer stops in the next step, unless the leader of that says something else."""
+        me = [member.peer_id for member in plan.members].index(self._node.peer_id)
+        return plan.limits[me] if plan.limits else None
+
+    def _apply_and_reopen(self, step: int, limit: int | None) -> str | None:
         """On the training thread. The digest is taken where states are to be compared and not averaged."""
         self._replica.apply(self._result, step)
-        self._port.reopen()
+        self._port.reopen(limit)
         if self._settings.average_parameters_every or step % self._settings.digest_every:
             return None
         return self._replica.digest() if self.surveyor.active() else None

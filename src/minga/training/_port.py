@@ -3,17 +3,18 @@
 Theory of operation. The training thread owns model and optimizer; the loop owns the network. Between them stands one
 small state machine under a lock:
 
-            add (micro-batch)                 park                 boundary              seal
-    OPEN ────────────────────▶ OPEN      OPEN ────▶ PARKING ────────────────▶ PARKED ────────────▶ SEALED
-      ▲                                                  resume │                 │                  │
-      └─────────────────────────────────────────────────────────┴─────────────────┴── work applied ──┘
+            add (micro-batch)            at a boundary with as many samples as the limit           seal
+    OPEN ────────────────────▶ OPEN ──────────────────────────────────────────────────▶ PARKED ────────▶ SEALED
+      ▲                                            higher limit                            │               │
+      └────────────────────────────────────────────────────────────────────────────────────┴── applied ────┘
 
-A trainer that fills the step all by itself parks at once. The loop may seal at any time: what was accumulated up to
-the last boundary goes into the round, and the micro-batch under way then, whose gradient belongs to parameters that are
-about to change, is dropped when it ends. With the *synchronous* strategy the thread waits while PARKED or SEALED. With
-the *delayed* one parking sets the buffer aside and the thread goes on into a second buffer; the result is applied at
-the first boundary after it came, so gradients are at most one step old. Where rounds take longer than computing does,
-the thread waits when it has about as many samples as it has in the round: else batches would grow.
+How many samples the trainer stops at (its *limit*) is said by the leader of the step, or before that by the plan of the
+last one. The loop may seal at any time: what was accumulated up to the last boundary goes into the round, and the
+micro-batch under way then, whose gradient belongs to parameters that are about to change, is dropped when it ends. With
+the *synchronous* strategy the thread waits while PARKED or SEALED. With the *delayed* one parking sets the buffer aside
+and the thread goes on into a second buffer; the result is applied at the first boundary after it came, so gradients are
+at most one step old. Where rounds take longer than computing does, the thread waits when it has about as many samples
+as it has in the round: else batches would grow.
 
 At its boundaries, and while it waits, the thread does the work that the loop asks for (`Work`): apply a reduced vector,
 capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
@@ -49,7 +50,6 @@ class Phase(enum.Enum):
     """See the module's theory of operation."""
 
     OPEN = "open"
-    PARKING = "parking"
     PARKED = "parked"
     SEALED = "sealed"
 
@@ -57,7 +57,7 @@ class Phase(enum.Enum):
 class TrainerPort:
     """The meeting point of one trainer and its loop. `new_vector` makes an empty accumulator.
 
-    With a `target_batch_size` B the trainer parks by itself once it has B samples, and its vector holds gradients times
+    With a `target_batch_size` B the trainer never goes on beyond B samples, and its vector holds gradients times
     samples / B instead of times samples, which keeps the gradient of a whole batch as it is, to the last bit.
     """
 
@@ -83,6 +83,7 @@ class TrainerPort:
         """Samples that have weight 1 in the vector."""
         self._sum = Accumulator(new_vector, self.condition, delayed=delayed, unit=self.unit)
         self._phase = Phase.OPEN
+        self._limit: int | None = None
         self._work: deque[Work] = deque()
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
         self._paused = self._resting = False
@@ -114,7 +115,7 @@ class TrainerPort:
                 if taken:
                     self._sum.count(samples)
                 urgent = self._phase is not Phase.OPEN and not self._delayed
-                if self._phase is Phase.PARKING or self._is_full():
+                if self._is_done():
                     self._park()
                     urgent = True
         if urgent:
@@ -136,7 +137,7 @@ class TrainerPort:
                 return self._work.popleft()
         if self.at_boundary is not None:
             self.at_boundary()
-        if self._phase is Phase.PARKING:
+        if self._is_done():
             self._park_here()
         with self.condition:
             if self._has_to_wait():
@@ -181,24 +182,23 @@ class TrainerPort:
             parked = self._phase in (Phase.PARKED, Phase.SEALED)
             samples = self._sum.complete_samples if parked else self._sum.samples
             rate = 1.0 / self._speed.value if self._speed.value else 0.0
-            if parked or self._boundary_s is None:
-                return Report(samples, rate, parked=parked)
-            busy_s = max(0.0, self._loop.time() - self._boundary_s)
-            return Report(samples, rate, self._last_samples, busy_s, self._batch_time.value)
+            is_idle = self._paused or self._resting or (self._boundary_s is None and not parked)
+            if is_idle:
+                return Report(samples, rate, parked=parked, limit=self._limit)
+            busy_s = 0.0 if parked or self._boundary_s is None else max(0.0, self._loop.time() - self._boundary_s)
+            last, each_s = self._last_samples, self._batch_time.value
+            return Report(samples, rate, last, busy_s, each_s, parked=parked, limit=self._limit)
 
-    def park(self) -> None:
-        """Stop at the next boundary; at once if the thread does not compute."""
+    def limit(self, samples: int | None) -> None:
+        """Stop at the first boundary with at least so many samples, at once if the thread does not compute; and go on
+        up to there, if it stopped before. None: no limit.
+        """
         with self.condition:
-            if self._phase is Phase.OPEN:
-                self._phase = Phase.PARKING
-                if self._boundary_s is None:
-                    self._park()
-        self.changed.fire()
-
-    def resume(self) -> None:
-        """Go on accumulating towards the same step."""
-        with self.condition:
-            self._phase = Phase.OPEN
+            self._limit = samples
+            if self._phase is Phase.PARKED and not self._has_enough(self._sum.complete_samples):
+                self._phase = Phase.OPEN
+            elif self._is_done() and self._boundary_s is None:
+                self._park()
         self._wake()
 
     def rest(self, *, resting: bool) -> None:
@@ -216,15 +216,16 @@ class TrainerPort:
         """The round came to nothing: what was sealed counts again, for the next group."""
         await self._loop.run_in_executor(None, self._unseal)
 
-    def reopen(self, *, drop_all: bool = False) -> None:
-        """A new step begins: forget what went into the last one (with `drop_all` also what was accumulated since).
+    def reopen(self, limit: int | None = None, *, drop_all: bool = False) -> None:
+        """A new step begins, up to `limit` at first: forget what went into the last one (with `drop_all` also what was
+        accumulated since).
 
         For the training thread, as part of the work that changes the model.
         """
         with self._sum.arithmetic:
             self._sum.clear(everything=drop_all)
             with self.condition:
-                self._phase = Phase.OPEN
+                self._phase, self._limit = Phase.OPEN, limit
         self._wake()
 
     # ---- the loop: work for the thread
@@ -254,29 +255,33 @@ class TrainerPort:
     def _park(self) -> None:
         """Under the condition: what was accumulated is complete for this step.
 
-        Where a `resume` left a buffer aside, there is none to go on into before `_merge`: the thread parks later.
+        Where a higher limit left a buffer aside, there is none to go on into before `_merge`: the thread parks later.
         """
-        if self._sum.has_leftover:
-            self._phase = Phase.PARKING
-        else:
+        if not self._sum.has_leftover:
             self._sum.set_aside()
             self._phase = Phase.PARKED
 
     def _has_to_wait(self) -> bool:
         if self._delayed:
             closing = self._phase in (Phase.PARKED, Phase.SEALED)
-            return self._resting or (closing and self._sum.is_ahead(self._last_samples))
+            is_ahead = not self._sum.complete_samples or self._sum.is_ahead(self._last_samples)
+            return self._resting or (closing and is_ahead)
         return self._resting or self._phase is not Phase.OPEN
 
-    def _is_full(self) -> bool:
-        return self._phase is Phase.OPEN and self._target is not None and self._sum.samples >= self._target
+    def _has_enough(self, samples: int) -> bool:
+        limits = [limit for limit in (self._limit, self._target) if limit is not None]
+        return bool(limits) and samples >= min(limits)
+
+    def _is_done(self) -> bool:
+        """Whether the thread should park at its next boundary."""
+        return self._phase is Phase.OPEN and self._has_enough(self._sum.samples)
 
     def _park_here(self) -> None:
-        """On the training thread, between two micro-batches: park if the loop still wants that."""
+        """On the training thread, between two micro-batches: park if the limit is still reached."""
         with self._sum.arithmetic:
             self._merge()
             with self.condition:
-                parks = self._phase is Phase.PARKING
+                parks = self._is_done()
                 if parks:
                     self._park()
         if parks:
@@ -285,7 +290,7 @@ class TrainerPort:
     def _merge(self) -> None:
         """Under the arithmetic lock: what was set aside for a group that was not closed counts towards its step."""
         with self.condition:
-            left_over = self._sum.has_leftover and self._phase in (Phase.OPEN, Phase.PARKING)
+            left_over = self._sum.has_leftover and self._phase is Phase.OPEN
         if left_over:
             self._sum.merge()
 
@@ -293,7 +298,7 @@ class TrainerPort:
         with self._sum.arithmetic:
             self._merge()
             with self.condition:
-                if self._phase not in (Phase.PARKED, Phase.SEALED):
+                if self._phase is Phase.OPEN:
                     self._park()
                 self._phase = Phase.SEALED
             try:
@@ -306,7 +311,10 @@ class TrainerPort:
     def _unseal(self) -> None:
         with self._sum.arithmetic:
             self._sum.to_sum()
-            self.resume()
+            with self.condition:
+                enough = self._has_enough(self._sum.complete_samples)
+                self._phase = Phase.PARKED if enough else Phase.OPEN
+        self._wake()
 
     def _wake(self) -> None:
         with self.condition:
