@@ -19,7 +19,7 @@ from minga.averaging._following import JOIN, PROBE
 from minga.averaging._formation import PATIENT_TRIES, GroupFormation
 from minga.averaging._gathering import OutOfSyncError
 from minga.averaging._group import GroupSettings
-from minga.averaging._messages import FromLeader, Join, Park, Part, Plan, Redirect, Report, SignedPlan, Update
+from minga.averaging._messages import FromLeader, Join, Limit, Part, Plan, Redirect, Report, SignedPlan, Update
 from minga.averaging._plans import CONTEXT
 from minga.averaging._ranking import ranking
 from minga.core._errors import MinorityError, ProtocolError, RejectedError, RemoteError
@@ -389,7 +389,7 @@ def test_forged_and_broken_plans_are_refused_and_their_leader_named(kind: str) -
 
         async def lead(peer: PeerId, stream: MessageStream) -> None:
             await stream.receive(Join)
-            await stream.send(Park())
+            await stream.send(Limit(0))
             await stream.send(forged(kind, victim, liar))
             await asyncio.sleep(5.0)
 
@@ -423,20 +423,20 @@ def test_an_endless_chain_of_redirects_does_not_hold_a_peer() -> None:
     main()
 
 
-def test_a_leader_that_parks_its_members_and_then_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     @virtually
     async def main() -> None:
         camp, _, liar = await one_and_a_liar()
         heard = 0
 
-        async def park_and_hush(peer: PeerId, stream: MessageStream) -> None:
+        async def stop_and_hush(peer: PeerId, stream: MessageStream) -> None:
             nonlocal heard
             await stream.receive(Join)
             heard += 1
-            await stream.send(Park())
+            await stream.send(Limit(0))
             await asyncio.Event().wait()  # pulses go on: it is alive
 
-        liar.node.serve(JOIN, park_and_hush)
+        liar.node.serve(JOIN, stop_and_hush)
 
         def remember(company: Company, plan: Plan) -> None:
             take_part(company, plan)

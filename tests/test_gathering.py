@@ -10,7 +10,8 @@ import torch
 from swarm_tools import later, virtually
 
 from minga.averaging._gathering import JOIN_GRACE_S, Gathering, OutOfSyncError, Surroundings
-from minga.averaging._messages import FromLeader, Join, Park, Redirect, Report, Resume, Update
+from minga.averaging._limits import Pace
+from minga.averaging._messages import FromLeader, Join, Limit, Redirect, Report, Update
 from minga.averaging._seat import Seat
 from minga.core._errors import SilentError, UnreachableError
 from minga.core._signal import Signal
@@ -25,21 +26,17 @@ class Trainer:
     def __init__(self, report: Report) -> None:
         self.changed = Signal()
         self.now = report
-        self.orders: list[str] = []
+        self.limits: list[int | None] = []
 
     def report(self) -> Report:
         return self.now
 
-    def park(self) -> None:
-        self.orders.append("park")
-        self.now = msgspec.structs.replace(self.now, parked=True)
-
-    def resume(self) -> None:
-        self.orders.append("resume")
-        self.now = msgspec.structs.replace(self.now, parked=False)
+    def limit(self, samples: int | None) -> None:
+        self.limits.append(samples)
+        self.now = msgspec.structs.replace(self.now, limit=samples)
 
     def rest(self, *, resting: bool) -> None:
-        self.orders.append("rest" if resting else "go on")
+        raise NotImplementedError
 
     async def seal(self) -> tuple[torch.Tensor | None, int]:
         return None, 0
@@ -105,63 +102,124 @@ class Scene:
         return line
 
 
-def obedient(line: Line, samples: int) -> None:
-    """The member parks as soon as it hears the order, with `samples`."""
-    line.on_message = lambda m: line.say(Update(Report(samples, 10.0, parked=True))) if isinstance(m, Park) else None
+def stopped(samples: int, **report: Any) -> Report:
+    """A member that has as many samples as it should."""
+    fields = {"rate": 10.0, "micro_batch": 10, "micro_batch_s": 1.0, "limit": samples, **report}
+    return Report(samples, parked=True, **fields)
+
+
+def under_way(samples: int, limit: int | None, **report: Any) -> Report:
+    """A member that began a micro-batch of 10 samples and 1 s just now."""
+    return Report(samples, **{"rate": 10.0, "micro_batch": 10, "micro_batch_s": 1.0, **report}, limit=limit)
+
+
+def limits(line: Line) -> list[int]:
+    return [message.samples for message in line.heard if isinstance(message, Limit)]
 
 
 @virtually
-async def test_a_full_step_closes_with_everybody_parked() -> None:
-    scene = Scene(100, Report(40, 10.0))
-    line = scene.sit(1, Report(50, 10.0, 10, 0.5, 1.0))
-    obedient(line, 60)
-    begun = asyncio.get_running_loop().time()
+async def test_a_full_step_closes_at_once_if_all_stopped_by_themselves() -> None:
+    scene = Scene(100, stopped(40))
+    line = scene.sit(1, under_way(50, 60))
+    later(1.0, lambda: line.say(Update(stopped(60))))
+    await asyncio.sleep(0)
     assert await scene.gathering.run() is None
     assert scene.gathering.closed
-    assert [type(message) for message in line.heard] == [Park]
-    assert scene.trainer.orders == ["park"]
-    # it counted on the micro-batch under way only when it would end within the grace period of max(0.25 s, 15 %)
-    assert 0.0 <= asyncio.get_running_loop().time() - begun < 0.5
+    assert line.heard == []
+    assert scene.trainer.limits == []
+    assert asyncio.get_running_loop().time() == pytest.approx(1.0, abs=0.03)
 
 
 @virtually
-async def test_it_waits_until_there_are_enough_samples() -> None:
-    scene = Scene(100, Report(40, 10.0))
-    line = scene.sit(1, Report(10, 10.0))
-    obedient(line, 60)
-    later(5.0, lambda: line.say(Update(Report(60, 10.0))))
-    await scene.gathering.run()
-    assert asyncio.get_running_loop().time() == pytest.approx(5.0, abs=0.1)
+async def test_who_has_no_limit_is_told_one() -> None:
+    scene = Scene(100, under_way(0, None))
+    line = scene.sit(1, under_way(0, None, micro_batch_s=2.0, rate=5.0))
+    running = asyncio.ensure_future(scene.gathering.run())
+    await asyncio.sleep(0.5)
+    assert (scene.trainer.limits, limits(line)) == ([70], [30])
+    running.cancel()
 
 
 @virtually
-async def test_all_resume_when_samples_were_lost_on_the_way() -> None:
-    scene = Scene(100, Report(40, 10.0))
-    line, lost = scene.sit(1, Report(30, 10.0)), scene.sit(2, Report(30, 10.0))
-    obedient(line, 30)
-    lost.on_message = lambda message: lost.say(UnreachableError("gone"))
-    later(3.0, lambda: line.say(Update(Report(60, 10.0))))
-    later(3.0, lambda: obedient(line, 60))
-    await scene.gathering.run()
-    assert Resume in [type(message) for message in line.heard]
-    assert "resume" in scene.trainer.orders
+async def test_of_whom_nothing_is_known_one_micro_batch_is_asked() -> None:
+    scene = Scene(100, under_way(0, 100))
+    line = scene.sit(1, Report(0, parked=True, limit=0))
+    running = asyncio.ensure_future(scene.gathering.run())
+    await asyncio.sleep(0.5)
+    assert limits(line) == [1]
+    running.cancel()
+
+
+@virtually
+async def test_what_a_member_that_left_would_have_given_is_left_to_the_others() -> None:
+    scene = Scene(100, stopped(40))
+    line, lost = scene.sit(1, under_way(20, 30)), scene.sit(2, under_way(20, 30))
+    later(0.5, lambda: lost.say(UnreachableError("gone")))
+    later(1.0, lambda: line.say(Update(stopped(30))))
+    running = asyncio.ensure_future(scene.gathering.run())
+    await asyncio.sleep(2.0)
+    assert (scene.trainer.limits[-1], limits(line)[-1]) in ((60, 40), (50, 50))
+    line.say(Update(stopped(limits(line)[-1])))
+    scene.trainer.now = stopped(scene.trainer.limits[-1] or 0)
+    await running
     assert len(scene.gathering.everyone()) == 2
 
 
 @virtually
-async def test_a_member_that_does_not_park_costs_the_grace_period_only() -> None:
-    scene = Scene(100, Report(60, 10.0))
-    stubborn = scene.sit(1, Report(45, 10.0, 5, 0.0, 0.2))
+async def test_what_a_slow_member_would_give_too_late_is_left_to_the_others() -> None:
+    scene = Scene(100, stopped(60))
+    slow = scene.sit(1, under_way(0, 40, micro_batch=40, micro_batch_s=20.0, rate=2.0))
+    line = scene.sit(2, under_way(0, 0, parked=True))
+    running = asyncio.ensure_future(scene.gathering.run())
+    await asyncio.sleep(0.1)
+    assert scene.trainer.limits == [80]
+    assert limits(line) == [20]
+    assert limits(slow) == [0]
+    running.cancel()
+
+
+@virtually
+async def test_a_member_that_is_about_to_stop_is_waited_for_but_not_for_long() -> None:
+    for ends_s, samples in ((0.01, 110), (5.0, 100)):
+        begun = asyncio.get_running_loop().time()
+        scene = Scene(100, stopped(60))
+        line = scene.sit(1, stopped(40))
+        late = scene.sit(2, under_way(0, 10, busy_s=0.99))
+        later(ends_s, lambda late=late: late.say(Update(stopped(10))))
+        await asyncio.sleep(0)
+        await scene.gathering.run()
+        assert asyncio.get_running_loop().time() - begun < 0.1
+        assert sum(seat.report.samples for seat in scene.gathering.everyone().values()) == samples
+        assert line.heard == []
+
+
+@virtually
+async def test_no_other_limits_are_told_while_members_of_the_last_round_are_about_to_come() -> None:
+    scene = Scene(100, under_way(0, 50))
+    scene.expected = {join_of(1, Report())[0]}
+    later(1.0, lambda: scene.sit(1, under_way(10, 50)))
+    running = asyncio.ensure_future(scene.gathering.run())
+    await asyncio.sleep(0.9)
+    assert scene.trainer.limits == []
+    running.cancel()
+
+
+@virtually
+async def test_the_next_step_begins_with_limits_that_fill_it() -> None:
+    scene = Scene(100, stopped(40))
+    scene.sit(1, stopped(60, micro_batch_s=2.0, rate=5.0))
+    scene.sit(2, stopped(0, micro_batch_s=50.0, rate=0.2))
+    scene.sit(3, Report())
     await scene.gathering.run()
-    assert asyncio.get_running_loop().time() < 1.0
-    assert [type(message) for message in stubborn.heard] == [Park]
+    peers = [ME, *(join_of(number, Report())[0] for number in (1, 2, 3))]
+    assert scene.gathering.limits_of_the_next(peers) == (70, 30, 0, 1)
 
 
 @virtually
 async def test_members_of_the_last_round_are_waited_for_a_little() -> None:
-    scene = Scene(100, Report(120, 10.0))
+    scene = Scene(100, stopped(120))
     scene.expected = {join_of(1, Report())[0], join_of(2, Report())[0]}
-    later(0.5, lambda: obedient(scene.sit(1, Report(10, 10.0)), 10))
+    later(0.5, lambda: scene.sit(1, stopped(10)))
     await scene.gathering.run()
     assert asyncio.get_running_loop().time() == pytest.approx(JOIN_GRACE_S, abs=0.3)
     assert len(scene.gathering.everyone()) == 2
@@ -169,18 +227,18 @@ async def test_members_of_the_last_round_are_waited_for_a_little() -> None:
 
 @virtually
 async def test_newcomers_are_held_for_until_they_have_joined() -> None:
-    scene = Scene(100, Report(120, 10.0))
+    scene = Scene(100, stopped(120))
     newcomer = join_of(1, Report())[0]
     scene.fetching = {newcomer}
     later(4.0, scene.fetching.clear)  # it has the state; its join is on the way
-    later(4.4, lambda: obedient(scene.sit(1, Report(0, 0.0)), 0))
+    later(4.4, lambda: scene.sit(1, stopped(0)))
     await scene.gathering.run()
     assert set(scene.gathering.everyone()) == {ME, newcomer}
 
 
 @virtually
 async def test_a_newcomer_that_never_joins_is_given_up() -> None:
-    scene = Scene(100, Report(120, 10.0))
+    scene = Scene(100, stopped(120))
     scene.fetching = {join_of(1, Report())[0]}
     later(4.0, scene.fetching.clear)
     await scene.gathering.run()
@@ -189,10 +247,10 @@ async def test_a_newcomer_that_never_joins_is_given_up() -> None:
 
 @virtually
 async def test_a_group_that_may_not_close_stays_open_for_others() -> None:
-    scene = Scene(100, Report(120, 10.0))
+    scene = Scene(100, stopped(120))
     scene.closable = False
     later(20.0, lambda: setattr(scene, "closable", True))
-    later(10.0, lambda: obedient(scene.sit(1, Report(5, 1.0)), 5))
+    later(10.0, lambda: scene.sit(1, stopped(5)))
     await scene.gathering.run()
     assert asyncio.get_running_loop().time() >= 20.0
     assert len(scene.gathering.everyone()) == 2
@@ -205,17 +263,15 @@ async def test_it_abdicates_and_sends_everybody_on() -> None:
     other = Address(PeerId("f" * 64), ("10.0.0.1:1",))
     later(2.0, lambda: setattr(scene, "other", other))
     assert await scene.gathering.run() == other
-    assert line.heard == [Redirect(other)]
+    assert line.heard[-1] == Redirect(other)
     assert not scene.gathering.closed
 
 
 @virtually
 async def test_those_with_another_past_are_sent_away() -> None:
     right, wrong = "a" * 32, "b" * 32
-    scene = Scene(100, Report(60, 10.0), previous=right)
-    good, odd, new = (scene.sit(i, Report(30, 10.0), p) for i, p in ((1, right), (2, wrong), (3, "")))
-    for line in (good, odd, new):
-        obedient(line, 30)
+    scene = Scene(100, stopped(60), previous=right)
+    good, odd, new = (scene.sit(i, stopped(30), p) for i, p in ((1, right), (2, wrong), (3, "")))
     await scene.gathering.run()
     assert (good.refused, odd.refused, new.refused) == ([], ["diverged"], [])
     assert len(scene.gathering.everyone()) == 3
@@ -223,9 +279,9 @@ async def test_those_with_another_past_are_sent_away() -> None:
 
 @virtually
 async def test_a_leader_with_another_past_than_most_steps_back() -> None:
-    scene = Scene(100, Report(60, 10.0), previous="b" * 32)
+    scene = Scene(100, stopped(60), previous="b" * 32)
     for number in (1, 2):
-        obedient(scene.sit(number, Report(30, 10.0), "a" * 32), 30)
+        scene.sit(number, stopped(30), "a" * 32)
     with pytest.raises(OutOfSyncError):
         await scene.gathering.run()
 
@@ -241,8 +297,8 @@ async def test_who_breaks_off_loses_the_seat() -> None:
 
 @virtually
 async def test_a_group_does_not_close_with_a_member_that_fell_quiet() -> None:
-    scene = Scene(100, Report(120, 10.0))
-    silent, slow = scene.sit(1, Report(10, 10.0, parked=True)), scene.sit(2, Report(10, 10.0, parked=True))
+    scene = Scene(100, stopped(120))
+    silent, slow = scene.sit(1, stopped(10)), scene.sit(2, stopped(10))
     silent.quiet_s, slow.quiet_s = 0.75, 1.0
     await asyncio.sleep(0.0)
     asyncio.get_running_loop().call_later(0.5, silent.say, SilentError("nothing was heard"))
@@ -260,29 +316,31 @@ def seat(round_trip_s: float = 0.0, **report: Any) -> Seat:
     return Seat(join_of(1, Report())[1], Report(**fields), 100.0, Line(round_trip_s))  # type: ignore[arg-type]
 
 
-def test_the_micro_batch_under_way_counts_if_it_ends_in_the_grace_period() -> None:
-    assert seat().samples_at(100.0, 0.5) == 10
-    assert seat().samples_at(100.0, 0.8) == 14
-    assert seat().samples_at(100.5, 0.31) == 14
-    assert seat().remaining_s(100.5) == pytest.approx(0.3)
+def test_a_report_comes_one_micro_batch_after_the_last_one() -> None:
+    assert seat().pace(100.0) == Pace(10, 4, 0.8, 1.0)
+    assert seat(round_trip_s=2.0).pace(100.5) == Pace(10, 4, pytest.approx(0.3), 1.0)
 
 
-def test_reports_are_extrapolated_but_not_for_ever() -> None:
-    assert seat().samples_at(102.0, 0.1) == 18  # two more must have ended by now
-    assert seat().guessed_samples(102.0) == 4
-    assert seat().guessed_samples(100.0) == 0
-    assert seat().samples_at(110.0, 1.0) == 10  # no: it does something else
+def test_micro_batches_that_nobody_reported_yet_are_counted_but_not_beyond_the_limit() -> None:
+    assert seat(busy_s=0.0, micro_batch_s=0.1).pace(100.25) == Pace(18, 4, pytest.approx(0.05), 0.1)
+    assert seat(busy_s=0.0, micro_batch_s=0.1, limit=14).pace(100.25) == Pace(10, 4, pytest.approx(0.15), 0.1, 14)
 
 
-def test_the_round_trip_counts_twice_half() -> None:
-    assert seat(round_trip_s=2.0).samples_at(100.0, 0.1) == 18
-    assert seat(round_trip_s=2.0).samples_at(100.0, 0.8) == 22
-    assert seat(round_trip_s=2.0).remaining_s(100.0) == pytest.approx(0.8)
+def test_what_is_overdue_is_expected_to_take_as_long_again_but_not_for_ever() -> None:
+    assert seat().pace(101.8) == Pace(10, 4, pytest.approx(1.0), 1.0)
+    assert seat().pace(110.0) == Pace(10)
+
+
+def test_who_stopped_goes_on_a_round_trip_after_it_is_told() -> None:
+    waiting = seat(round_trip_s=0.5, parked=True, busy_s=0.0, limit=10)
+    assert waiting.pace(100.0) == Pace(10, 4, 1.5, 1.0, 10)
+    waiting.order(14, 100.0)
+    assert waiting.pace(101.0) == Pace(10, 4, 0.5, 1.0, 14)
     assert seat(round_trip_s=1e9).round_trip_s == 8.0
 
 
-def test_parked_and_idle_members_are_taken_at_their_word() -> None:
-    for report in ({"parked": True}, {"micro_batch": 0}, {"micro_batch_s": 0.0}):
-        assert seat(**report).samples_at(150.0, 10.0) == 10
-        assert seat(**report).remaining_s(150.0) == 0.0
-        assert seat(**report).guessed_samples(150.0) == 0
+def test_who_does_not_compute_is_not_counted_on() -> None:
+    assert seat(micro_batch=0).pace(150.0) == Pace(10)
+    assert seat(micro_batch_s=0.0).pace(150.0) == Pace(10)
+    assert seat(micro_batch=0).pace_of_the_next() == Pace(0)
+    assert seat(round_trip_s=0.5).pace_of_the_next() == Pace(0, 4, 1.5, 1.0)

@@ -310,12 +310,12 @@ def test_a_member_that_is_out_of_sync_does_not_leave_its_trainer_parked() -> Non
             assert port is not None
             form = member._formation.form
 
-            async def park_and_refuse(step: int, avoid: Any) -> Any:
+            async def stop_and_refuse(step: int, avoid: Any) -> Any:
                 member._formation.form = form  # type: ignore[method-assign]
                 port.limit(0)
                 raise OutOfSyncError("the leader is in another state")
 
-            member._formation.form = park_and_refuse  # type: ignore[method-assign]
+            member._formation.form = stop_and_refuse  # type: ignore[method-assign]
             await swarm.run_until_step(6, limit_s=60)  # alone it finds nothing newer, and has to go on
             assert len(swarm.log.of("member.out_of_sync")) == 1
         finally:

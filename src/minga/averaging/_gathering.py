@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from minga.averaging._contributor import Contributor
-from minga.averaging._limits import Pace, seconds_as_is, share_out
+from minga.averaging._limits import SURPLUS, Pace, seconds_as_is, share_out
 from minga.averaging._messages import FromLeader, Join, Limit, Redirect, SignedPlan, Update
 from minga.averaging._seat import Seat
 from minga.core._errors import RejectedError, RemoteError
@@ -174,6 +174,8 @@ class Gathering:
     async def _direct(self) -> None:
         """Tell the members where to stop, if that is not what they know and makes the step shorter."""
         everyone, now = self.everyone(), _now()
+        if now < self._begun_s + JOIN_GRACE_S and set(self.around.expected()) - set(everyone):
+            return  # they are about to come, and the limits that all have count on them
         strangers = {peer for peer, seat in everyone.items() if seat.limit is None or not seat.report.rate}
         if now < self._look_s and all(everyone[peer].ordered is not None for peer in strangers):
             return
@@ -185,7 +187,9 @@ class Gathering:
         for peer in strangers:  # nothing is known of it before its first micro-batch
             if not everyone[peer].report.rate:
                 limits[peer] = paces[peer].samples + 1
-        told = strangers if as_is_s <= best.seconds + max(GAIN_S, GAIN_SHARE * step_s) else set(limits)
+        is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
+        is_much = sum(seat.limit or 0 for seat in everyone.values()) > (1.0 + SURPLUS) * self.target_batch_size
+        told = set(limits) if is_late or is_much else strangers
         await self._tell_limits({peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit})
         self._look_s = now + min(LATEST_LOOK_S, max(SOONEST_LOOK_S, 0.2 * best.seconds))
 

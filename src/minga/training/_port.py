@@ -312,8 +312,7 @@ class TrainerPort:
         with self._sum.arithmetic:
             self._sum.to_sum()
             with self.condition:
-                enough = self._has_enough(self._sum.complete_samples)
-                self._phase = Phase.PARKED if enough else Phase.OPEN
+                self._phase = Phase.OPEN  # and parks at the next boundary, with what came since
         self._wake()
 
     def _wake(self) -> None:
