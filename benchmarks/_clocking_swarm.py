@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from benchmarks._clocking_steps import SLOWER, Step
 from minga.core._run_spec import RunSpec
 from minga.network._virtual import HostSettings
 from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings
@@ -29,7 +29,6 @@ LARGEST_MICRO_BATCH = 1024
 MICRO_BATCHES_A_STEP = 4
 """A peer's micro-batch is the largest power of two that it can do so many times while the others fill a step, up to
 what memory allows: nobody who reads what a run's steps take would choose larger ones."""
-SLOWER = 20.0
 
 
 @dataclass(frozen=True)
@@ -45,24 +44,6 @@ class Case:
     warm_up: int
     slow: bool = False
     strategy: str = "synchronous"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step that was taken: when (virtual seconds, by the first peer), and the samples of each member."""
-
-    at_s: float
-    samples: dict[str, int]
-
-    @property
-    def batch(self) -> int:
-        """The realised batch."""
-        return sum(self.samples.values())
-
-    @property
-    def contributors(self) -> int:
-        """How many members gave samples."""
-        return sum(1 for samples in self.samples.values() if samples)
 
 
 def trainers_of(case: Case) -> list[TrainerSettings]:
@@ -117,11 +98,11 @@ def run(case: Case) -> list[Step]:
             await swarm.close()
 
     run_virtual(live(), limit_s=1e7)
-    return steps_of(swarms[0])[case.warm_up :]
+    return steps_of(swarms[0])[case.warm_up : case.warm_up + case.steps]
 
 
 def steps_of(swarm: Swarm) -> list[Step]:
-    """All steps of a swarm in their order, without the last, in which it was closed."""
+    """All steps of a swarm in their order."""
     samples: dict[int, dict[str, int]] = defaultdict(dict)
     applied_s: dict[int, float] = {}
     for name, event in swarm.log.events:
@@ -130,11 +111,6 @@ def steps_of(swarm: Swarm) -> list[Step]:
         elif event.kind == "step.applied":
             applied_s.setdefault(int(str(event.fields["step"])), event.time)
     return [Step(applied_s[step], samples[step]) for step in sorted(applied_s)]
-
-
-def steps_per_hour(steps: Sequence[Step]) -> float:
-    """How many steps are taken in an hour."""
-    return 3600.0 * (len(steps) - 1) / (steps[-1].at_s - steps[0].at_s)
 
 
 def _spec(case: Case) -> RunSpec:

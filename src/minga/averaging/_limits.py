@@ -56,13 +56,14 @@ def share_out(target: int, paces: Sequence[Pace]) -> Limits:
     counts, seconds = crowd.until(target)
     order = sorted(range(len(paces)), key=lambda i: (-crowd.last_s(i, int(counts[i])), i))
     surplus = int((crowd.samples + crowd.sizes * counts).sum()) - target
-    for fewest, allowed in ((2, 0), (1, math.floor(SURPLUS * target))):
+    for keeps_one, allowed in ((True, 0), (False, math.floor(SURPLUS * target))):
         for index in order:
-            spare = int(crowd.sizes[index])
-            had = counts[index] + (crowd.samples[index] > 0)
-            if 0 < spare <= surplus and counts[index] >= 1 and had >= fewest and surplus > allowed:
-                counts[index] -= 1
-                surplus -= spare
+            size = int(crowd.sizes[index])
+            spare = counts[index] - (1 if keeps_one and not crowd.samples[index] else 0)
+            fewer = min(spare, surplus // size) if size and surplus > allowed else 0
+            if fewer > 0:
+                counts[index] -= fewer
+                surplus -= size * int(fewer)
     return Limits(tuple(int(x) for x in crowd.samples + crowd.sizes * counts), seconds)
 
 

@@ -13,6 +13,7 @@ MEANINGS = {
     "run.file_failed": "a file of the run did not come",
     "state.cache_failed": "the downloaded state is not kept on the disk",
     "sync.failed": "the state did not come",
+    "training.too_slow": "this peer's samples do not count for now",
 }
 """The kinds of events that are trouble, and what they mean."""
 

@@ -34,6 +34,7 @@ from minga.training._replica_interface import ReplicaInterface
 from minga.training._snapshot import StateSnapshot
 from minga.training._surveyor import BoardSurveyor
 from minga.training._synchroniser import Download, Synchroniser
+from minga.training._tardiness import Tardiness
 
 SYNC_RETRY_S = 1.0
 SYNC_PAUSE_S = 0.1
@@ -101,6 +102,7 @@ class Member:
         self._announcer = Announcer(
             board, node, port, lambda: self.step, client=not settings.aggregates, vector_bytes=group.encoded_bytes
         )
+        self._tardiness = Tardiness(node)
         self._needs_state = True
         self._at_least = 0
         self._diverged_since_s: float | None = None
@@ -212,7 +214,7 @@ class Member:
         self._all_reduce.give_up(plan, "its other members went on without us")
 
     async def _apply(self, outcome: RoundOutcome, weight: int) -> None:
-        step = self.step + 1
+        step, report = self.step + 1, self._port.report()
         hashing = asyncio.get_running_loop().run_in_executor(
             None, self._replica.fingerprint, self._result, outcome.plan.round_id
         )
@@ -224,6 +226,7 @@ class Member:
         else:
             digest = await self._port.request("apply", lambda: self._apply_and_reopen(step, limit))
         self._formation.previous = await hashing
+        self._tardiness.note(outcome.plan, limit, report)
         self.step = step
         members = len(outcome.plan.members) - len(outcome.lost)
         self._node.events.emit("step.applied", step=step, samples=weight, members=members)
