@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+import torch
+
 from benchmarks import _clocking_processes, _clocking_swarm
 from benchmarks._clocking_steps import Step, figures, holds
 from benchmarks._clocking_swarm import Case
@@ -77,7 +79,7 @@ def real_rows(batch: int, peers: int, steps: int) -> list[Row]:
 def all_rows(arguments: argparse.Namespace) -> Iterator[Row]:
     """The rows of all cases that are wanted, the virtual ones on several cores."""
     cases = [(b, n) for b, n in itertools.product(BATCHES, PEERS) if b in arguments.batches and n in arguments.peers]
-    with ProcessPoolExecutor(arguments.jobs) as pool:
+    with ProcessPoolExecutor(arguments.jobs, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         made = [pool.submit(virtual_rows, b, n, arguments.seed, arguments.steps) for b, n in reversed(cases)]
         for future in made:
             yield from future.result()

@@ -176,7 +176,7 @@ class Gathering:
         everyone, now = self.everyone(), _now()
         if now < self._begun_s + JOIN_GRACE_S and set(self.around.expected()) - set(everyone):
             return  # they are about to come, and the limits that all have count on them
-        strangers = {peer for peer, seat in everyone.items() if seat.limit is None or not seat.report.rate}
+        strangers = [peer for peer, seat in everyone.items() if seat.limit is None or not seat.report.rate]
         if now < self._look_s and all(everyone[peer].ordered is not None for peer in strangers):
             return
         paces = {peer: seat.pace(now) for peer, seat in everyone.items()}
@@ -189,7 +189,7 @@ class Gathering:
                 limits[peer] = paces[peer].samples + 1
         is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
         is_much = sum(seat.limit or 0 for seat in everyone.values()) > (1.0 + SURPLUS) * self.target_batch_size
-        told = set(limits) if is_late or is_much else strangers
+        told = list(limits) if is_late or is_much else strangers
         await self._tell_limits({peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit})
         self._look_s = now + min(LATEST_LOOK_S, max(SOONEST_LOOK_S, 0.2 * best.seconds))
 
