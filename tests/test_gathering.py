@@ -9,7 +9,9 @@ import pytest
 import torch
 from swarm_tools import later, virtually
 
+from minga.averaging._batch_size import BatchSize
 from minga.averaging._gathering import JOIN_GRACE_S, Gathering, OutOfSyncError, Surroundings
+from minga.averaging._group import GroupSettings
 from minga.averaging._limits import Pace
 from minga.averaging._messages import FromLeader, Join, Limit, Redirect, Report, Update
 from minga.averaging._seat import Seat
@@ -88,7 +90,9 @@ class Scene:
             lambda: self.expected, lambda patience_s: self.fetching, self._may_close, lambda: self.other
         )
         seat = Seat(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
-        self.gathering = Gathering(3, ME, seat, self.trainer, batch, surroundings)
+        self.gathering = Gathering(
+            3, ME, seat, self.trainer, BatchSize(GroupSettings(batch, "", 1, 4, True)), surroundings
+        )
         self.tasks: list[asyncio.Task[None]] = []
 
     def _may_close(self, group: Collection[PeerId]) -> bool:
@@ -212,7 +216,7 @@ async def test_the_next_step_begins_with_limits_that_fill_it() -> None:
     scene.sit(3, Report())
     await scene.gathering.run()
     peers = [ME, *(join_of(number, Report())[0] for number in (1, 2, 3))]
-    assert scene.gathering.limits_of_the_next(peers) == (70, 30, 0, 1)
+    assert scene.gathering.limits_of_the_next(peers, 100) == (70, 30, 0, 1)
 
 
 @virtually

@@ -82,7 +82,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
                 "total_steps": draw(st.integers(max(1, warmup), 10**9)),
             },
             "training": {
-                "target_batch_size": draw(st.integers(1, 2**24)),
+                "target_batch_size": draw(st.just("auto") | st.integers(1, 2**24)),
                 "seed": draw(st.integers(0, 2**63 - 1)),
                 "stop_after_steps": draw(st.none() | wholes),
             },
@@ -148,7 +148,7 @@ def test_the_run_id_depends_on_the_content_only() -> None:
 
 def test_the_run_id_is_pinned() -> None:
     # A change here means that running swarms and their links are lost: raise SPEC_VERSION.
-    assert RunSpec(name="pinned").run_id == "7af2fbb7704a2feb6d1022f447f65defa2878312b7b6ea600a2043dbd9bcf341"
+    assert RunSpec(name="pinned").run_id == "4e2de0a062b1f3e94828b81b8002f9bb37288bea579839a3948afe23dab45a26"
 
 
 def test_publishing_hides_local_paths_and_adds_files() -> None:
@@ -203,7 +203,7 @@ def test_all_problems_are_listed_one_a_line() -> None:
             "run.toml: nmae: unknown key; did you mean name?",
             "run.toml: name: missing; it must be a text of 1 to 64 printable characters on one line, "
             "without blanks at its ends",
-            "run.toml: training.target_batch_size = 0: must be a whole number from 1 to 16_777_216",
+            'run.toml: training.target_batch_size = 0: must be a whole number from 1 to 16_777_216, or "auto"',
             "run.toml: training.target_batch: unknown key; did you mean target_batch_size?",
             "run.toml: training.stop_after_steps = True: must be a whole number from 1 to 1_000_000_000",
             "run.toml: optimizer.learning_rate = nan: must be a number above 0 and at most 1_000",
@@ -222,10 +222,10 @@ BAD = [
     ("name", "a\nb", "printable"),
     ("name", "a\u202eb", "printable"),
     ("name", 5, "64 printable"),
-    ("spec_version", 0, "must be 1"),
-    ("spec_version", "1", "must be 1"),
-    ("spec_version", True, "must be 1"),
-    ("spec_version", 2, "update minga"),
+    ("spec_version", 0, "must be 2"),
+    ("spec_version", "1", "must be 2"),
+    ("spec_version", True, "must be 2"),
+    ("spec_version", 3, "update minga"),
     ("spec_version", 10**4000, "update minga"),
     ("model", 5, "table of settings"),
     ("model.recipe", "gpt", '"albert"'),
@@ -272,6 +272,9 @@ BAD = [
     ("optimizer.warmup_steps", 125_001, "exceeds total_steps"),
     ("optimizer.total_steps", 0, "from 1"),
     ("training.target_batch_size", 2**24 + 1, "16_777_216"),
+    ("training.target_batch_size", "automatic", '"auto"'),
+    ("training.target_batch_size_min", 40_000, "exceeds target_batch_size_max"),
+    ("training.most_communication", 1.0, "below 1"),
     ("training.strategy", "local", '"delayed"'),
     ("training.seed", -1, "from 0"),
     ("training.seed", 2**63, "from 0"),

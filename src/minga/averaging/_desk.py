@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from minga.averaging._compute_choice import Work, resting
@@ -73,6 +73,10 @@ class PlanDesk:
         self._agreed = _Resting()
         self._rested_s = float("-inf")
         self._plans = 0
+
+    def expect(self, batch: int) -> None:
+        """The step that is planned for has so many samples."""
+        self._work = replace(self._work, batch=batch)
 
     # ---- the leader
 

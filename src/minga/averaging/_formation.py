@@ -26,6 +26,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from minga.averaging._batch_size import BatchSize
 from minga.averaging._company import Company
 from minga.averaging._contributor import Contributor
 from minga.averaging._desk import UNFAIR, Divide, PlanDesk
@@ -69,6 +70,8 @@ class GroupFormation:
     ) -> None:
         self.previous = ""
         """Fingerprint of the reduced vector that led to the present state; empty if that came in another way."""
+        self.batch = BatchSize(settings)
+        """The target batch size, as far as this peer knows it."""
         self._node, self._identity, self._settings = node, identity, settings
         self._surveyor, self._contributor = surveyor, contributor
         self._step = -1
@@ -96,6 +99,7 @@ class GroupFormation:
         """The state was taken over from `others`; see `Company.come_back`."""
         self._company.come_back(others)
         self.previous = ""
+        self.batch.forget()
 
     async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
         """Find the group of `step` and return its plan; `avoid` went silent in the last round and is not asked first.
@@ -107,6 +111,7 @@ class GroupFormation:
         self._company.begin_step(step, avoid)
         self._permission.begin_step(self._company.everyone)
         self._resting.begin_step(step)
+        self._desk.expect(self.batch.present)
         self._changed.fire()
         invited, tries = None, Counter[PeerId]()
         try:
@@ -157,7 +162,7 @@ class GroupFormation:
 
         Who has to wait with nothing, because its micro-batches are too long for the step, is not in a hurry.
         """
-        if report.samples > 2 * self._settings.target_batch_size + report.micro_batch:
+        if report.samples > 2 * self.batch.present + report.micro_batch:
             return True
         waits = report.parked and (report.samples > 0 or self._resting.is_far_longer)
         return waits and has_quorum(set(self._surveyor.alive()), self._company.everyone)
@@ -172,6 +177,7 @@ class GroupFormation:
         finally:
             self._following = None
         if isinstance(outcome, Plan):
+            self.batch.check(outcome)
             self._desk.check(outcome)
         elif outcome.peer_id in (*self._company.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
@@ -192,6 +198,7 @@ class GroupFormation:
             suspects=tuple(sorted(self._company.suspects.now()))[:64],
             seats=seats,
             previous=self.previous,
+            batch=self.batch.told,
         )
 
     # ---- leading
@@ -207,7 +214,7 @@ class GroupFormation:
             self._abdicate,
             self._company.at_work,
         )
-        gathering = Gathering(self._step, me, own, self._contributor, self._settings.target_batch_size, around)
+        gathering = Gathering(self._step, me, own, self._contributor, self.batch, around)
         self._gathering, self._merge_into = gathering, None
         self._changed.fire()
         loop = asyncio.get_running_loop()
@@ -218,8 +225,9 @@ class GroupFormation:
                 return leader
             self._company.gave_up_waiting(gathering.everyone())
             plan = await self._desk.plan(self._step, gathering.everyone())
-            limits = gathering.limits_of_the_next([member.peer_id for member in plan.members])
-            plan = msgspec.structs.replace(plan, limits=limits)
+            next_batch = self.batch.next(gathering.everyone().values())
+            limits = gathering.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
+            plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
             await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
         except BaseException:

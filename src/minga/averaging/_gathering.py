@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from minga.averaging._batch_size import BatchSize
 from minga.averaging._contributor import Contributor
 from minga.averaging._limits import SURPLUS, Pace, seconds_as_is, share_out
 from minga.averaging._messages import FromLeader, Join, Limit, Redirect, SignedPlan, Update
@@ -83,7 +84,7 @@ class Gathering:
     me: PeerId
     own: Seat
     contributor: Contributor
-    target_batch_size: int
+    batch: BatchSize
     around: Surroundings
     seats: dict[PeerId, Seat] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
@@ -145,13 +146,13 @@ class Gathering:
         """All seats, the leader's included."""
         return {self.me: self.own, **self.seats}
 
-    def limits_of_the_next(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        """The samples at which these members should stop in the next step; before anything is known of one, after its
-        first micro-batch.
+    def limits_of_the_next(self, members: Sequence[PeerId], batch: int) -> tuple[int, ...]:
+        """The samples at which these members should stop in the next step, of `batch` samples; before anything is known
+        of one, after its first micro-batch.
         """
         seats = self.everyone()
         paces = [seats[peer].pace_of_the_next() for peer in members]
-        best = share_out(self.target_batch_size, paces).samples
+        best = share_out(batch, paces).samples
         return tuple(limit if seats[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
 
     # ---- inner workings
@@ -162,6 +163,7 @@ class Gathering:
             self.changed.fire()
 
     def _refresh(self) -> None:
+        self.batch.learn(self.everyone().values())
         self.own.report, self.own.reported_at_s = self.contributor.report(), _now()
 
     def _samples(self) -> int:
@@ -169,7 +171,7 @@ class Gathering:
 
     def _is_full(self) -> bool:
         self._refresh()
-        return self._samples() >= self.target_batch_size
+        return self._samples() >= self.batch.present
 
     async def _direct(self) -> None:
         """Tell the members where to stop, if that is not what they know and makes the step shorter."""
@@ -180,15 +182,15 @@ class Gathering:
         if now < self._look_s and all(everyone[peer].ordered is not None for peer in strangers):
             return
         paces = {peer: seat.pace(now) for peer, seat in everyone.items()}
-        best = share_out(self.target_batch_size, list(paces.values()))
-        as_is_s = seconds_as_is(self.target_batch_size, list(paces.values()))
+        best = share_out(self.batch.present, list(paces.values()))
+        as_is_s = seconds_as_is(self.batch.present, list(paces.values()))
         step_s = now - self._begun_s + best.seconds
         limits = dict(zip(paces, best.samples, strict=True))
         for peer in strangers:  # nothing is known of it before its first micro-batch
             if not everyone[peer].report.rate:
                 limits[peer] = paces[peer].samples + 1
         is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
-        is_much = sum(seat.limit or 0 for seat in everyone.values()) > (1.0 + SURPLUS) * self.target_batch_size
+        is_much = sum(seat.limit or 0 for seat in everyone.values()) > (1.0 + SURPLUS) * self.batch.present
         told = list(limits) if is_late or is_much else strangers
         await self._tell_limits({peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit})
         self._look_s = now + min(LATEST_LOOK_S, max(SOONEST_LOOK_S, 0.2 * best.seconds))

@@ -54,7 +54,8 @@ class GroupSettings:
 
     Of the vector: the fingerprint of its `layout`, its elements, and the bytes they take as encoded. Of this peer:
     whether it can be dialled by all and so `aggregates` for them, and whether it `computes` (an auxiliary does not).
-    `overlapped`: rounds go on beside the next step's computing.
+    `overlapped`: rounds go on beside the next step's computing. With a `largest_batch_size` the target batch size is
+    only the smallest one, and chosen so that communication takes no more than the share `most_communication`.
     """
 
     target_batch_size: int
@@ -65,3 +66,5 @@ class GroupSettings:
     computes: bool = True
     wait_in_minority: bool = True
     overlapped: bool = False
+    largest_batch_size: int | None = None
+    most_communication: float = 0.1

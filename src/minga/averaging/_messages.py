@@ -59,7 +59,8 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to give at all, `upload` and `download` its own estimate of its link in bytes per second (None: unknown). `suspects`
     are the peers before this leader in the ranking from which it hears nothing, `seats` how many members have joined
     the sender itself (two leaders of one step settle by this who goes on), -1 for a newcomer that looks around,
-    `previous` the fingerprint of the reduced vector that led to `step`, empty if its state came in another way.
+    `previous` the fingerprint of the reduced vector that led to `step`, empty if its state came in another way, `batch`
+    the target batch size that the last plan named for `step`, 0 if the sender has not had that plan.
     """
 
     step: Step
@@ -73,6 +74,7 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     suspects: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=64)] = ()
     seats: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_MEMBERS)] = 0
     previous: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+    batch: Samples = 0
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -127,7 +129,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
     reduce among themselves first. `resting` members are asked not to compute until a later plan does not name them:
     their uploads would cost the others more time than their samples save. `predicted_s` is what the leader expects the
     round to take, None if it knows no rates. `limits` (one for each member, or none at all) are the samples at which
-    the members stop in the next step, until its leader says something else.
+    the members stop in the next step, until its leader says something else, `next_batch` is its target batch size.
     """
 
     round_id: RoundId
@@ -143,6 +145,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
     resting: Members = ()
     predicted_s: Seconds | None = None
     limits: Annotated[tuple[Samples, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    next_batch: Samples = 0
 
 
 class SignedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="signed_plan"):

@@ -174,7 +174,7 @@ class _Joining:
         with self._lock:
             if event.kind == "step.applied":
                 samples = int(event.fields["samples"])  # type: ignore[arg-type]  # see the member
-                self._shares.append(min(1.0, samples / self.peer.spec.training.target_batch_size))
+                self._shares.append(min(1.0, samples / int(event.fields["batch"])))  # type: ignore[arg-type]
                 self._contributed += samples > 0
                 self._step = int(event.fields["step"])  # type: ignore[arg-type]
             elif event.kind == "sync.progress":

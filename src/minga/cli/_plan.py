@@ -57,5 +57,5 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
         raise UnreachableError("nobody takes part in this run at present")
     names = tuple(one[:10] for one in live.peers)
     overlapped = spec.training.strategy == "delayed"
-    work = Work(live.vector_bytes, spec.training.target_batch_size, overlapped=overlapped)
+    work = Work(live.vector_bytes, spec.training.batch_range[0], overlapped=overlapped)
     return SwarmFile(names, live.rates, work)

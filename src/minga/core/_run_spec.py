@@ -33,7 +33,7 @@ from minga.core._run_spec_sections import (
 )
 from minga.core._run_spec_toml import render
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 MAX_SPEC_BYTES = 256 << 10
 MAX_FILES = 16
 _RUN_ID_CONTEXT = "minga v1 run id"

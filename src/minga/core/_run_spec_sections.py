@@ -14,6 +14,7 @@ from minga.core._run_spec_fields import MAX_STEPS, Printable, Real, Section, cho
 from minga.core._urls import MAX_URL_CHARACTERS, is_https_url
 
 MAX_FILE_BYTES = 256 << 20
+MAX_BATCH = 2**24
 _KEY = r"^[a-z][a-z0-9_]{0,63}$"
 _DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
@@ -133,7 +134,22 @@ class OptimizerSection(Section):
 class TrainingSection(Section):
     """When a step happens."""
 
-    target_batch_size: int = whole(4096, 1, 2**24, "samples that all peers together accumulate for one step")
+    target_batch_size: Literal["auto"] | Annotated[StrictInt, Field(ge=1, le=MAX_BATCH)] = described(
+        4096,
+        "samples that all peers together accumulate for one step; auto measures how many it takes until communication "
+        "costs little",
+        f'a whole number from 1 to {MAX_BATCH:_}, or "auto"',
+    )
+    target_batch_size_min: int = whole(256, 1, MAX_BATCH, "(auto) never fewer samples, and as many in the first step")
+    target_batch_size_max: int = whole(32_768, 1, MAX_BATCH, "(auto) never more samples")
+    most_communication: Real = real(
+        0.1,
+        0.0,
+        1.0,
+        "(auto) share of the time in which nobody computes because peers communicate",
+        above_low=True,
+        below_high=True,
+    )
     strategy: Literal["synchronous", "delayed"] = choice(
         "synchronous",
         "delayed averages while the next batch is computed, one step behind",
@@ -148,6 +164,24 @@ class TrainingSection(Section):
         "average",
         "local",
     )
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """The smallest and the largest target batch size that a step of this run may have; a run begins with the
+        smallest, and falls back to it where nobody knows what it was.
+        """
+        if self.target_batch_size == "auto":
+            return self.target_batch_size_min, self.target_batch_size_max
+        return self.target_batch_size, self.target_batch_size
+
+    @model_validator(mode="after")
+    def _check_batch_range(self) -> TrainingSection:
+        if self.target_batch_size_min > self.target_batch_size_max:
+            raise ValueError(
+                f"target_batch_size_min = {self.target_batch_size_min} exceeds "
+                f"target_batch_size_max = {self.target_batch_size_max}"
+            )
+        return self
 
 
 class AveragingSection(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -91,13 +92,20 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
         loss=losses.smoothed,
         samples_per_second=sum(peer.samples_per_second for peer in active),
         samples=sum(peer.samples for peer in active if peer.step == step),
-        target_batch_size=spec.training.target_batch_size,
+        target_batch_size=_target_batch_size(board, spec, step),
         total_samples=losses.total_samples,
         members=len(active),
         averages=len(active) >= 2,
         digests_agree=_agreement(board),
         peers=peers,
     )
+
+
+def _target_batch_size(board: Board, spec: RunSpec, step: int) -> int:
+    """What most peers at `step` say, within what the run spec allows."""
+    least, most = spec.training.batch_range
+    told = [item.payload.target_batch_size for item in board.items(Progress) if item.payload.step == step]
+    return int(statistics.mode([batch for batch in told if least <= batch <= most] or [least]))
 
 
 def _peer_status(board: Board, node: Node, peer: PeerId) -> PeerStatus:

@@ -65,7 +65,7 @@ class Progress(Payload, frozen=True):
     """Name "progress": the global step the owner is at, samples accumulated towards the next, and its speed.
 
     `time` is the owner's Unix time of the count. `vector_bytes` is what the vector that the run averages takes as
-    encoded, 0 if the owner does not say.
+    encoded, 0 if the owner does not say. `target_batch_size` is that of the step, 0 likewise.
     """
 
     step: Count
@@ -75,6 +75,7 @@ class Progress(Payload, frozen=True):
     time: UnixTime
     client: bool = False
     vector_bytes: Count = 0
+    target_batch_size: Count = 0
 
 
 class StateInfo(Payload, frozen=True):

@@ -40,7 +40,8 @@ class RecipeRun:
         if data:
             spec, self.files = with_own_data(spec, self.files, data, peer.directory / f"own-data-{peer.peer_id[:10]}")
         self.device = choose_device(device)
-        self.micro_batch_size = _micro_batch_size(self.device, micro_batch_size, peer.spec.training.target_batch_size)
+        smallest_step, _ = peer.spec.training.batch_range
+        self.micro_batch_size = _micro_batch_size(self.device, micro_batch_size, smallest_step)
         self.recipe: Recipe = load_recipe(spec)
         self.model: nn.Module = self.recipe.build_model().to(self.device)
         inner, scheduler = build_optimizer(peer.spec.optimizer, self.model)

@@ -16,22 +16,29 @@ PROGRESS_PERIOD_S = 0.5
 
 
 class Announcer:
-    """Publishes the progress of one member; `step` tells at which step it is.
+    """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 
     `client` and `vector_bytes` as in `Progress`.
     """
 
     def __init__(
-        self, board: Board, node: Node, port: TrainerPort, step: Callable[[], int], *, client: bool, vector_bytes: int
+        self,
+        board: Board,
+        node: Node,
+        port: TrainerPort,
+        standing: Callable[[], tuple[int, int]],
+        *,
+        client: bool,
+        vector_bytes: int,
     ) -> None:
-        self._board, self._node, self._port, self._step = board, node, port, step
+        self._board, self._node, self._port, self._standing = board, node, port, standing
         self._client, self._vector_bytes = client, vector_bytes
         self._status: Status = "syncing"
 
     def set_status(self, status: Status) -> None:
         """Say what the member does now."""
         if status != self._status:
-            self._node.events.emit("member.status", status=status, step=self._step())
+            self._node.events.emit("member.status", status=status, step=self._standing()[0])
         self._status = status
         self._publish()
 
@@ -45,15 +52,16 @@ class Announcer:
             self._publish()
 
     def _publish(self) -> None:
-        report = self._port.report()
+        report, (step, batch) = self._port.report(), self._standing()
         self._board.put(
             Progress(
-                step=self._step(),
+                step=step,
                 samples=report.samples,
                 samples_per_second=report.rate,
                 status=self._status,
                 time=self._node.network.wall_time(),
                 client=self._client,
                 vector_bytes=self._vector_bytes,
+                target_batch_size=batch,
             )
         )

@@ -46,14 +46,19 @@ FAREWELL_S = 5.0
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """How one peer takes part: whether it can be dialled by all and so `aggregates` for them, and whether it `computes`
-    gradients; `overlapped` is the delayed strategy; `divide` says who reduces what in the groups that it leads.
+    """How one peer takes part.
+
+    Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
+    smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
+    no more than the share `most_communication`); `overlapped` is the delayed strategy. `divide` says who reduces what
+    in the groups that it leads.
     """
 
-    target_batch_size: int
+    target_batch_sizes: tuple[int, int]
     aggregates: bool
     computes: bool = True
     overlapped: bool = False
+    most_communication: float = 0.1
     wait_in_minority: bool = True
     digest_every: int = 10
     average_parameters_every: int = 0
@@ -87,7 +92,7 @@ class Member:
         self._result = vector.new()
         layout = vector.layout
         group = GroupSettings(
-            settings.target_batch_size,
+            settings.target_batch_sizes[0],
             layout.fingerprint,
             vector.numel,
             layout.encoded_bytes(0, vector.numel),
@@ -95,12 +100,19 @@ class Member:
             computes=settings.computes,
             wait_in_minority=settings.wait_in_minority,
             overlapped=settings.overlapped,
+            largest_batch_size=settings.target_batch_sizes[1],
+            most_communication=settings.most_communication,
         )
         self._formation = GroupFormation(node, identity, group, self.surveyor, port, settings.divide)
         self._all_reduce = AllReduce(node)
         self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
         self._announcer = Announcer(
-            board, node, port, lambda: self.step, client=not settings.aggregates, vector_bytes=group.encoded_bytes
+            board,
+            node,
+            port,
+            lambda: (self.step, self._formation.batch.present),
+            client=not settings.aggregates,
+            vector_bytes=group.encoded_bytes,
         )
         self._tardiness = Tardiness(node)
         self._needs_state = True
@@ -169,6 +181,7 @@ class Member:
         await self._reduce(plan, begun_s)
 
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
+        planned_s = asyncio.get_running_loop().time()
         vector, weight = await self._port.seal()
         self._announcer.set_status("averaging")
         self._node.events.emit(
@@ -178,7 +191,7 @@ class Member:
             leader=plan.members[0].peer_id,
             members=len(plan.members),
             samples=weight,
-            waited_s=asyncio.get_running_loop().time() - begun_s,
+            waited_s=planned_s - begun_s,
             parts=len(plan.parts),
             sites=len(plan.sites),
             predicted_s=plan.predicted_s,
@@ -206,6 +219,7 @@ class Member:
             self._node.lines.doubt()
         self._lost = tuple(outcome.lost)
         await self._apply(outcome, weight)
+        self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
     async def _watch_whether_overtaken(self, plan: Plan) -> None:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
@@ -218,6 +232,7 @@ class Member:
         hashing = asyncio.get_running_loop().run_in_executor(
             None, self._replica.fingerprint, self._result, outcome.plan.round_id
         )
+        batch = self._formation.batch.present
         every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
             await self._port.request("apply", lambda: self._replica.apply(self._result, step))
@@ -229,7 +244,7 @@ class Member:
         self._tardiness.note(outcome.plan, limit, report)
         self.step = step
         members = len(outcome.plan.members) - len(outcome.lost)
-        self._node.events.emit("step.applied", step=step, samples=weight, members=members)
+        self._node.events.emit("step.applied", step=step, samples=weight, members=members, batch=batch)
         if digest is not None:
             self._synchroniser.publish(step, digest)
 

@@ -37,7 +37,7 @@ class Optimizer(torch.optim.Optimizer):
     peer: from `minga.join` or `minga.host`; one peer has one optimizer. If `torch.distributed` is initialised, all its
         processes are one peer: rank 0 passes the peer, the others None, and all make the same calls. Gradients are
         combined over the ranks, unless `model` is a `DistributedDataParallel`, which does that itself.
-    target_batch_size: samples per global step; None takes the run spec's, another number must agree with it.
+    target_batch_size: samples per global step, or "auto"; None takes the run spec's, anything else must agree with it.
     scheduler: a learning-rate scheduler of `optimizer`, advanced once per global step; do not step it yourself.
     model: gives the parameters their names in checkpoints, and its buffers to the buffers policy of the run spec.
     max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
@@ -53,7 +53,7 @@ class Optimizer(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         peer: Peer | None,
         *,
-        target_batch_size: int | None = None,
+        target_batch_size: int | str | None = None,
         scheduler: LRScheduler | None = None,
         model: torch.nn.Module | None = None,
         max_grad_norm: float | None = None,

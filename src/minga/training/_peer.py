@@ -167,7 +167,7 @@ class Peer:
                 self._thread.loop,
                 replica.vector.new,
                 delayed=training.strategy == "delayed",
-                target_batch_size=training.target_batch_size,
+                target_batch_sizes=training.batch_range,
             )
             port.on_broken_sum = replica.look_closely
             self._session.attach(self.spec, replica, port)

@@ -57,8 +57,9 @@ class Phase(enum.Enum):
 class TrainerPort:
     """The meeting point of one trainer and its loop. `new_vector` makes an empty accumulator.
 
-    With a `target_batch_size` B the trainer never goes on beyond B samples, and its vector holds gradients times
-    samples / B instead of times samples, which keeps the gradient of a whole batch as it is, to the last bit.
+    With `target_batch_sizes` (the smallest and the largest B of the run) the trainer never goes on beyond the largest,
+    and its vector holds gradients times samples / B instead of times samples, B being the smallest; where that is the
+    only one, this keeps the gradient of a whole batch as it is, to the last bit.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TrainerPort:
         new_vector: Callable[[], torch.Tensor],
         *,
         delayed: bool = False,
-        target_batch_size: int | None = None,
+        target_batch_sizes: tuple[int, int] | None = None,
     ) -> None:
         self._teller = Teller(loop)
         self.changed = self._teller.changed
@@ -78,9 +79,10 @@ class TrainerPort:
         """Called by the training thread in each `poll` that has no work for it, when the model is at rest."""
         self.on_broken_sum: Callable[[], None] = lambda: None
         """Called on any thread when a sum had to be dropped because it was not finite."""
-        self._loop, self._delayed, self._target = loop, delayed, target_batch_size
-        self.unit = target_batch_size or 1
+        self.unit = target_batch_sizes[0] if target_batch_sizes else 1
         """Samples that have weight 1 in the vector."""
+        self._target = target_batch_sizes[1] if target_batch_sizes else None
+        self._loop, self._delayed = loop, delayed
         self._sum = Accumulator(new_vector, self.condition, delayed=delayed, unit=self.unit)
         self._phase = Phase.OPEN
         self._limit: int | None = None

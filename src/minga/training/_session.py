@@ -128,10 +128,11 @@ class Session:
     def attach(self, spec: RunSpec, replica: ReplicaInterface, port: TrainerPort) -> Member:
         """Begin to take part in steps with a trainer behind `port`."""
         settings = MemberSettings(
-            target_batch_size=spec.training.target_batch_size,
+            target_batch_sizes=spec.training.batch_range,
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
             overlapped=spec.training.strategy == "delayed",
+            most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,
             average_parameters_every=spec.averaging.average_parameters_every,
