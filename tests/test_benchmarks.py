@@ -63,6 +63,12 @@ def test_recovery_survives_one_case() -> None:
     assert "worst_gap_s" in figures
 
 
+def test_a_small_swarm_clocks_itself() -> None:
+    _, figures = summary("clocking", "--batches", "64", "--peers", "2", "--steps", "4", "--virtual", "--jobs", "1")
+    assert figures["ok"]
+    assert figures["cases"] == 2
+
+
 def test_overhead_measures_the_import() -> None:
     _, figures = summary("overhead", "--only", "import")
     assert len(figures["import_s"]) == 3

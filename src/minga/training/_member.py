@@ -287,7 +287,10 @@ class Member:
             self._formation.come_back(self.surveyor.settled())
             self._at_least, self._diverged_since_s = 0, None
             self._node.events.emit("sync.finished", step=self.step, seconds=asyncio.get_running_loop().time() - begun)
-        elif not self._needs_state:  # diverged, from others who have not told their step yet
+            # If a step ended meanwhile it still has to be seen fetching: the next one is held for it only then.
+            self._needs_state = self.surveyor.is_behind(self.step)
+            return
+        if not self._needs_state:  # diverged, from others who have not told their step yet
             await asyncio.sleep(SYNC_PAUSE_S)
         self._needs_state = False
 
