@@ -78,9 +78,11 @@ class BatchSize:
 
     def learn(self, seats: Collection[Seat]) -> None:
         """Go by what most members say if this peer does not know."""
+        if self._known is not None:
+            return
         least, most = self.allowed
         votes = Counter(seat.join.batch for seat in seats if least <= seat.join.batch <= most)
-        if self._known is None and votes:
+        if votes:
             self._known = max(votes, key=lambda batch: (votes[batch], -batch))
 
     def next(self, seats: Collection[Seat]) -> int:

@@ -53,7 +53,8 @@ GAIN_S, GAIN_SHARE = 0.02, 0.05
 """New limits are told if the step is full sooner by so much, or by this share of the step."""
 
 SOONEST_LOOK_S, LATEST_LOOK_S = 0.02, 1.0
-"""Seconds between two comparisons of the limits with better ones."""
+LOOKED_AT_ONCE = 64
+"""Seconds between two comparisons of the limits with better ones; with so many members twice as long, and so on."""
 
 
 class OutOfSyncError(RejectedError):
@@ -193,7 +194,8 @@ class Gathering:
         is_much = sum(seat.limit or 0 for seat in everyone.values()) > (1.0 + SURPLUS) * self.batch.present
         told = list(limits) if is_late or is_much else strangers
         await self._tell_limits({peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit})
-        self._look_s = now + min(LATEST_LOOK_S, max(SOONEST_LOOK_S, 0.2 * best.seconds))
+        soonest_s = SOONEST_LOOK_S * (1.0 + len(everyone) / LOOKED_AT_ONCE)
+        self._look_s = now + min(LATEST_LOOK_S, max(soonest_s, 0.2 * best.seconds))
 
     async def _tell_limits(self, limits: dict[PeerId, int]) -> None:
         everyone = self.everyone()
