@@ -121,7 +121,7 @@ async def serve_fetch(round: Round, stream: MessageStream, request: Fetch) -> No
         while not round.have[index]:
             if round.aborted:
                 raise RejectedError(round.aborted, code="aborted")
-            await round.changed.wait()
+            await round.came.wait()
         view = as_bytes(round.reduced[index])
         await stream.send_bulk(view)
         round.bytes_sent += view.nbytes

@@ -22,9 +22,10 @@ CONTEXT = b"minga plan"
 PLANNED_ENDPOINTS = 8
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 1 << 20
 CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK = 16, 8
-"""A vector goes in so many chunks for each member: until the first is reduced everywhere nothing comes back, and that
-takes one chunk to each of the others, so about one 16th of the way there is lost to it. In a quick round, or one of
-which nothing is known, what is done for each chunk costs more than that.
+"""A vector goes in so many chunks for each member, or of two levels for each half part if these are fewer: until the
+first is reduced everywhere nothing comes back, and that takes one chunk to each of the others, so about one 16th of the
+way there is lost to it. In a quick round, or one of which nothing is known, what is done for each chunk costs more than
+that.
 
 A part goes in at least this number of chunks itself, none of which gets smaller than `MIN_CHUNK_BYTES` for that. A root
 sends each result to everybody at once; with chunks as large as those of large parts that would fill its line for so
@@ -66,12 +67,17 @@ def make_plan(
         step=needs.step,
         members=tuple(members),
         parts=tuple(parts),
-        chunk_bytes=_chunk_bytes(needs, chunks * len(members)),
+        chunk_bytes=_chunk_bytes(needs, chunks * _lanes(len(members), division)),
         part_chunks=max(1, min(chunks, LONGEST_CHUNKS // (2 * len(parts)))),
         sites=division.sites,
         resting=tuple(resting),
         predicted_s=None if division.predicted_s is None else min(division.predicted_s, LONGEST_S),
     )
+
+
+def _lanes(members: int, division: Division) -> int:
+    """To how many others a member sends, about."""
+    return min(members, 2 * len(division.parts)) if division.sites else members
 
 
 def _chunk_bytes(needs: PlanNeeds, chunks: int) -> int:

@@ -28,6 +28,9 @@ from minga.core._errors import NonFiniteError, ProtocolError, RejectedError, Rem
 from minga.network._interface import Buffer
 from minga.network._messages import MessageStream
 
+LOOK_S, LOOK_SHARE, LONGEST_LOOK_S = 0.1, 0.02, 0.5
+"""Whom to give up is asked every `LOOK_S`, or this share of the round, if that is longer."""
+
 EXPLAINED_S = 2.0
 """Seconds within which a member from which relays, or most others, turn away hears why, if others take over."""
 
@@ -272,7 +275,7 @@ class Reducer:
         """Give up on children that never appear, that are known to be gone, or that lag far behind the others."""
         round, patience = self._round, Patience(self._round, self._assignment, frozenset(self._absent))
         while not (round.aborted or round.is_broken(self._assignment)):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(min(max(LOOK_S, LOOK_SHARE * round.expected_s), LONGEST_LOOK_S))
             if self.is_final and not any(self._pending.values()):
                 return
             before_s = asyncio.get_running_loop().time() - EXPLAINED_S

@@ -108,8 +108,9 @@ class Round:
         self.over = asyncio.Event()
         """Set when the round is given up."""
         self.fetching: set[int] = set()
-        self.changed = Signal()
-        self._signals = [self.changed]
+        self.came, self.changed = Signal(), Signal()
+        """Fire with each chunk, and with anything else that tasks may wait for."""
+        self._signals = [self.came, self.changed]
         self.bytes_sent = self.bytes_received = 0
         self.expected_s = min(plan.predicted_s or 0.0, IDLE_S)
         """How long the plan may make this member wait for what is slow, whatever its leader says."""
@@ -133,7 +134,9 @@ class Round:
         if not self.have[index]:
             self.have[index] = True
             self.missing -= 1
-            self.changed.fire()
+            self.came.fire()
+            if not self.missing:
+                self.changed.fire()
 
     def buffer(self, size: int) -> memoryview:
         """New memory for `size` encoded bytes; hollow where the vectors have no numbers."""

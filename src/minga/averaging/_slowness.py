@@ -20,6 +20,9 @@ from minga.averaging._round import Round
 REPAIR_S: Final = 0.5
 LEAST_GAIN_S: Final = 2.0
 LOOK_PERIOD_S: Final = 0.5
+LOOK_SHARE: Final = 0.05
+"""Progress is looked at so often, or after this share of the round, if that is longer."""
+
 EARLIEST_S: Final = 2.0
 OVERDUE: Final = 1.25
 """An aggregator is on time up to so many times the predicted duration of the round."""
@@ -50,7 +53,7 @@ class Slowness:
 
     def _look(self) -> tuple[int, ...]:
         now = asyncio.get_running_loop().time()
-        if now - self._looked_s >= LOOK_PERIOD_S:
+        if now - self._looked_s >= max(LOOK_PERIOD_S, LOOK_SHARE * self._round.expected_s):
             self._looked_s = now
             self._slow = self._judge(now - self._round.started_s)
         return self._slow

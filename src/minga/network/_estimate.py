@@ -39,6 +39,7 @@ class Estimate:
         self._samples: deque[tuple[float, int, float]] = deque()  # rate, slots, time
         self._sorted: list[tuple[float, int]] = []  # their rates and slots
         self._least_amount = amount
+        self._slots, self._amount = 0, 0.0  # of all samples
         self._low_count, self._low_peak = 0, 0.0
         self._value: float | None = None
 
@@ -64,6 +65,7 @@ class Estimate:
         self._low_count, self._low_peak = 0, 0.0
         self._samples.append((rate, count, when))
         insort(self._sorted, (rate, count))
+        self._slots, self._amount = self._slots + count, self._amount + rate * count
         self._forget_oldest()
         self.newest_s = when
         self._evaluate()
@@ -84,6 +86,7 @@ class Estimate:
         self._samples.clear()
         self._samples.extend(samples)
         self._sorted = sorted(sample[:2] for sample in samples)
+        self._slots, self._amount = sum(s[1] for s in samples), sum(s[0] * s[1] for s in samples)
         self._evaluate()
 
     def _note_low(self, rate: float, when: float, count: int) -> None:
@@ -94,16 +97,18 @@ class Estimate:
             self._low_count, self._low_peak, self.doubtful = 0, 0.0, True
 
     def _forget_oldest(self) -> None:
-        slots, amount = SLOTS, self._least_amount
-        for number, (rate, count, _) in enumerate(reversed(self._samples)):
-            if (slots <= 0 and amount <= 0.0) or number >= MOST_SAMPLES:
-                for _ in range(len(self._samples) - number):
-                    self._sorted.remove(self._samples.popleft()[:2])
+        """Keep no more than the newest samples that make up enough slots and amount."""
+        samples = self._samples
+        while len(samples) > 1:
+            rate, count, _ = samples[0]
+            enough = self._slots - count >= SLOTS and self._amount - rate * count >= self._least_amount
+            if not enough and len(samples) <= MOST_SAMPLES:
                 return
-            slots, amount = slots - count, amount - rate * count
+            self._sorted.remove(samples.popleft()[:2])
+            self._slots, self._amount = self._slots - count, self._amount - rate * count
 
     def _evaluate(self) -> None:
-        slots = sum(count for _, count in self._sorted)
+        slots = self._slots
         first, last = FROM_TENTH * slots, TO_TENTH * slots
         before, total = 0, 0.0
         for rate, count in self._sorted:

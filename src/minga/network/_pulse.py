@@ -25,7 +25,7 @@ LEAST_TICKS: Final = 2
 MOST_TICKS: Final = 20
 """Ticks from one pulse to the next."""
 
-STREAMS_PER_TICK: Final = 16
+STREAMS_PER_TICK: Final = 8
 """A peer with more than so many streams for each tick makes longer pauses."""
 
 SILENCE_S: Final = 1.5

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -48,7 +47,7 @@ class Simulation:
         Raises `StorageError` if the log cannot be written, and whatever else keeps a simulation from going on.
         """
         head = {"scenario": self.scenario.model_dump(mode="json")}
-        with LogWriter(head, self._log) as writer, _sparing_the_collector():
+        with LogWriter(head, self._log) as writer:
             limit_s = self.scenario.stop.time.values[0] + LIMIT_S
             return run_virtual(self._run(writer, on_end), limit_s=limit_s)
 
@@ -143,17 +142,3 @@ class Simulation:
     def _end(self, why: str) -> None:
         self._ended_by = self._ended_by or why
         self._stopped.set()
-
-
-@contextlib.contextmanager
-def _sparing_the_collector() -> Iterator[None]:
-    """A simulation makes few cycles; looking for them at every turn costs a third of its time."""
-    before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
