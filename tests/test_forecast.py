@@ -14,14 +14,16 @@ from safetensors.torch import save_file
 import minga.cli
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec import RunSpec
-from minga.simulation._advice import advised_batch, warnings
+from minga.simulation._advice import warnings
+from minga.simulation._advised_batch import advised_batch
 from minga.simulation._devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
 from minga.simulation._footprint import footprint
-from minga.simulation._forecast import CODECS, STRATEGIES, Forecast, best_of, compare, forecast, state_bytes
+from minga.simulation._forecast import Forecast, forecast, state_bytes
 from minga.simulation._model_facts import ModelFacts, model_facts
 from minga.simulation._peers_text import parse_peers
 from minga.simulation._setting import Setting
 from minga.simulation._volunteers import resolve
+from minga.simulation._ways import CODECS, STRATEGIES, best_of, compare
 
 SMALL = model_facts("18M")
 
@@ -207,8 +209,9 @@ def test_lines_that_bind_and_peers_that_rest() -> None:
 
 def test_micro_batches_that_are_too_long() -> None:
     found = plan("4x(t4, 1Gbit, samples_per_s=10, micro_batch=64)", batch=300)
-    assert found.batch == 512
-    assert "steps will have 512 samples instead of 300, since micro-batches of 64 take t4 6.4 s" in said_of(found)
+    assert (found.batch, found.filling_s) == (320, pytest.approx(12.8))
+    assert "a step of 320 samples takes 12.8 s of computing instead of 7.5 s, since" in said_of(found)
+    assert "micro-batches of 64 take t4 6.4 s; join with --micro-batch 4 there" in said_of(found)
     never = plan("8x(v100, 1Gbit, samples_per_s=50, micro_batch=8); (t4, 1Gbit, samples_per_s=1, micro_batch=64)", 2048)
     assert "it never contributes" in said_of(never)
 
@@ -272,6 +275,22 @@ def test_a_run_spec_decides_what_it_says(tmp_path: Path, capfd: pytest.CaptureFi
     assert (code, last["target_batch_size"], last["strategy"], last["codec"]) == (0, 777, "delayed", "float32")
     assert len(last["ways"]) == 1
     assert last["memory_bytes"]["cpu"]["optimizer"] == last["memory_bytes"]["cpu"]["parameters"]
+
+
+def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "run.toml"
+    text = 'name = "r"\n[model]\nsize = "tiny"\n[training]\ntarget_batch_size = "auto"\nmost_communication = 0.05\n'
+    spec.write_text(text, "utf-8")
+    peers = "8x(20Mbit, samples_per_s=50, micro_batch=4)"
+    code, told = call(capfd, "plan", "--model", str(spec), "--peers", peers, "--json")
+    last = json.loads(told.splitlines()[-1])
+    assert code == 0
+    assert 1 - last["filling_s"] / last["step_s"] == pytest.approx(0.05, abs=0.002)
+    spec.write_text(text + "target_batch_size_max = 1000\n", "utf-8")
+    _, told = call(capfd, "plan", "--model", str(spec), "--peers", peers, "--json")
+    assert json.loads(told.splitlines()[-1])["target_batch_size"] == 1000
+    _, told = call(capfd, "plan", "--model", str(spec), "--peers", peers, "--target-batch", "512", "--json")
+    assert json.loads(told.splitlines()[-1])["target_batch_size"] == 512
 
 
 @pytest.mark.parametrize(

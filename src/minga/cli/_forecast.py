@@ -13,6 +13,7 @@ from minga.core._errors import ConfigurationError
 
 if TYPE_CHECKING:
     from minga.core._run_spec import RunSpec
+    from minga.simulation._advised_batch import BatchLimits
     from minga.simulation._devices import Precision
     from minga.simulation._model_facts import OptimizerName
     from minga.simulation._setting import Setting, Strategy
@@ -39,11 +40,11 @@ def run_forecast(options: ForecastOptions, context: Context) -> None:
     """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
     from minga.cli._forecast_view import forecast_json, forecast_table, forecast_text
     from minga.simulation._advice import warnings
-    from minga.simulation._forecast import best_of, compare
+    from minga.simulation._ways import best_of, compare
 
-    setting, strategies, codecs = _asked(options)
+    setting, strategies, codecs, auto = _asked(options)
     context.output.say("Planning …")
-    forecasts = compare(setting, strategies, codecs)
+    forecasts = compare(setting, strategies, codecs, auto)
     best = best_of(forecasts)
     found = warnings(best)
     for table in forecast_table(best, forecasts):
@@ -53,15 +54,17 @@ def run_forecast(options: ForecastOptions, context: Context) -> None:
     context.output.summary(ok=True, **forecast_json(best, forecasts, found))
 
 
-def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Sequence[str]]:
-    """The setting with the first strategy and codec, and all of either that are to be compared."""
+def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Sequence[str], BatchLimits | None]:
+    """The setting with the first strategy and codec, all of either that are to be compared, and how the target batch
+    size is chosen if the leaders do that.
+    """
     from minga.averaging._layout import CODEC_CHOICES
     from minga.simulation._devices import THIS, read_measurements
-    from minga.simulation._forecast import CODECS, STRATEGIES
     from minga.simulation._model_facts import STATE_BYTES, model_facts, recipe_spec
     from minga.simulation._peers_text import parse_peers
     from minga.simulation._setting import Setting
     from minga.simulation._volunteers import resolve
+    from minga.simulation._ways import CODECS, STRATEGIES
 
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
@@ -69,7 +72,8 @@ def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Seque
     codec = _one_of("--codec", options.codec or _of(spec, "averaging", "codec"), CODEC_CHOICES)
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
     optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
-    batch = options.target_batch_size or (spec.training.target_batch_size if spec else USUAL_TARGET_BATCH_SIZE)
+    auto = _limits_of(spec) if spec and options.target_batch_size is None else None
+    batch = options.target_batch_size or (spec.training.batch_range[0] if spec else USUAL_TARGET_BATCH_SIZE)
     classes = parse_peers(options.peers)  # before the model, which takes seconds to import
     model = model_facts(options.model, options.tokens)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
@@ -77,7 +81,16 @@ def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Seque
     strategies = STRATEGIES if strategy is None else (cast("Strategy", strategy),)
     codecs = CODECS if codec is None else (codec,)
     setting = Setting(peers, model, optimizer, batch, strategies[0], codecs[0])
-    return setting, strategies, codecs
+    return setting, strategies, codecs, auto
+
+
+def _limits_of(spec: RunSpec) -> BatchLimits | None:
+    """Between which target batch sizes the leaders choose; None if there is only one."""
+    from minga.simulation._advised_batch import BatchLimits
+
+    training = spec.training
+    least, most = training.batch_range
+    return None if training.target_batch_size != "auto" else BatchLimits(least, most, training.most_communication)
 
 
 def _of(spec: RunSpec | None, section: str, key: str) -> str | None:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from minga.cli._plan_view import binding_text
 from minga.core._units import format_duration, format_size
-from minga.simulation._advice import advised_batch
+from minga.simulation._advised_batch import advised_batch
 from minga.simulation._footprint import footprint
 from minga.simulation._forecast import Forecast
 from minga.simulation._setting import Volunteers

@@ -7,38 +7,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from minga.averaging._batch_choice import smallest_batch
-from minga.averaging._gathering import GRACE_SHARE, HOLD_S, MIN_GRACE_S
-from minga.averaging._planner import divide
+from minga.averaging._gathering import HOLD_S
 from minga.core._errors import ConfigurationError
 from minga.core._units import format_duration, format_size
+from minga.simulation._advised_batch import IDLE_SHARE, advised_batch
 from minga.simulation._footprint import footprint
 from minga.simulation._forecast import Forecast, forecast
 from minga.simulation._peers_text import PeerClass
-from minga.simulation._setting import Volunteers, swarm_rates
+from minga.simulation._setting import Volunteers
 from minga.simulation._volunteers import ROOM
-
-IDLE_SHARE: Final = 0.2
-"""Communication should not take a larger share of the time."""
-
-ALLOWED_BATCHES: Final = (1, 1 << 24)
-"""What a run spec permits."""
 
 OVERSHOOT: Final = 1.1
 GAIN: Final = 0.05
 AUXILIARY_GAIN: Final = 0.1
 MUCH_A_DAY_BYTES: Final = 50e9
 FASTEST_HELPER: Final = 125e6
-
-
-def advised_batch(found: Forecast) -> int:
-    """The smallest target batch with which communication takes at most `IDLE_SHARE` of the time if nobody rests."""
-    setting, rates = found.setting, swarm_rates(found.setting.volunteers)
-    round_s = divide(rates, found.vector_bytes).predicted_s or 0.0
-    speed = sum(peer.samples_per_second for peer in rates.peers)
-    communication_s = found.communication_s - found.round_s + round_s
-    overlapped = setting.strategy == "delayed"
-    return smallest_batch(speed, communication_s, IDLE_SHARE, ALLOWED_BATCHES, overlapped=overlapped)
 
 
 def warnings(found: Forecast) -> tuple[str, ...]:
@@ -146,22 +129,27 @@ def _resting(found: Forecast) -> Iterator[str]:
 
 
 def _coarse(found: Forecast) -> Iterator[str]:
+    """Steps that last clearly longer than computing the target batch does, since micro-batches are few and long."""
     setting = found.setting
-    if found.batch <= OVERSHOOT * setting.target_batch_size:
-        return
     active = [
         each
         for each, figures in zip(setting.volunteers, found.classes, strict=True)
         if each.computes and figures.resting < each.peers.count
     ]
     worst = max(active, key=lambda each: each.micro_batch / each.samples_per_s)
-    speed = sum(each.samples_per_s * each.peers.count for each in active)
-    grace_s = max(MIN_GRACE_S, GRACE_SHARE * setting.target_batch_size / speed)
-    fitting = _power_of_two(min(worst.micro_batch / 2, worst.samples_per_s * grace_s))
+    speed = sum(
+        each.samples_per_s * (each.peers.count - figures.resting)
+        for each, figures in zip(setting.volunteers, found.classes, strict=True)
+    )
+    evenly_s = setting.target_batch_size / speed
+    if found.filling_s <= OVERSHOOT * evenly_s:
+        return
+    fitting = _power_of_two(min(worst.micro_batch / 2, worst.samples_per_s * (OVERSHOOT - 1.0) * evenly_s))
     advice = f"; join with --micro-batch {fitting} there" if fitting < worst.micro_batch else ""
     yield (
-        f"steps will have {found.batch:,} samples instead of {setting.target_batch_size:,}, since micro-batches of "
-        f"{worst.micro_batch} take {worst.name} {format_duration(worst.micro_batch / worst.samples_per_s)}{advice}"
+        f"a step of {found.batch:,} samples takes {format_duration(found.filling_s)} of computing instead of "
+        f"{format_duration(evenly_s)}, since micro-batches of {worst.micro_batch} take {worst.name} "
+        f"{format_duration(worst.micro_batch / worst.samples_per_s)}{advice}"
     )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -32,16 +32,10 @@ from minga.core._errors import ConfigurationError
 from minga.simulation._filling import Filling, Pace, fill
 from minga.simulation._model_facts import STATE_BYTES, ModelFacts, OptimizerName
 from minga.simulation._planned_rest import planned_rest
-from minga.simulation._setting import Setting, Strategy, swarm_rates
-
-STRATEGIES: Final[tuple[Strategy, ...]] = ("synchronous", "delayed")
-CODECS: Final = ("adaptive", "float16", "int8", "float32")
-"""Those that are compared, the usual one first; bfloat16 takes as many bytes as float16."""
+from minga.simulation._setting import Setting, swarm_rates
 
 FORMING_TRIPS: Final = 2.5
 DAY_S: Final = 86_400.0
-GOOD_ENOUGH: Final = 0.05
-"""By which fraction a strategy with stale gradients, or an unusual codec, has to be faster to be called better."""
 
 _GOSSIP_PEERS: Final = (1, 2, 10, 50, 100)
 _GOSSIP_BYTES_PER_S: Final = (0.0, 400.0, 8_500.0, 19_000.0, 24_000.0)
@@ -146,18 +140,6 @@ def forecast(setting: Setting) -> Forecast:
         classes=_classes(setting, foreseen, filling, rested, step_s),
         rates=rates,
     )
-
-
-def compare(setting: Setting, strategies: Sequence[Strategy], codecs: Sequence[str]) -> tuple[Forecast, ...]:
-    """The forecasts of all these ways, in the order strategies, codecs."""
-    ways = [(strategy, codec) for strategy in strategies for codec in codecs]
-    return tuple(forecast(replace(setting, strategy=strategy, codec=codec)) for strategy, codec in ways)
-
-
-def best_of(forecasts: Sequence[Forecast]) -> Forecast:
-    """The fastest; or the first of those that are hardly slower."""
-    least_s = min(each.step_s for each in forecasts)
-    return next(each for each in forecasts if each.step_s <= least_s * (1.0 + GOOD_ENOUGH))
 
 
 def gossip_bytes_per_s(peers: int) -> float:
