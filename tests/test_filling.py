@@ -1,4 +1,4 @@
-"""When steps are full, by the leader's rule."""
+"""When steps are full, by the limits that leaders choose."""
 
 import math
 

@@ -47,6 +47,8 @@ SWARMS: dict[str, tuple[list[Kind], int, Strategy]] = {
     "long micro-batches": ([Kind(4, 20e6, 20e6, TrainerSettings(32, 3.2))], 200, "synchronous"),
     "homes and an auxiliary": ([Kind(3, 2e6, 10e6, QUICK), AUXILIARY], 240, "synchronous"),
     "clients": ([Kind(1, 12e6, 12e6, BRISK), Kind(3, 2e6, 10e6, QUICK, "client")], 80, "synchronous"),
+    "mixed speeds": ([Kind(2, 5e6, 5e6, BRISK), Kind(2, 5e6, 5e6, TrainerSettings(16, 3.0))], 150, "synchronous"),
+    "mixed speeds, delayed": ([Kind(2, 5e6, 5e6, BRISK), Kind(2, 5e6, 5e6, TrainerSettings(16, 3.0))], 150, "delayed"),
     "rounds longer than computing": ([Kind(4, 2.4e6, 2.4e6, BRISK)], 48, "delayed"),
 }
 

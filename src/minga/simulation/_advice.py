@@ -65,8 +65,6 @@ def _memory(found: Forecast) -> Iterator[str]:
 
 
 def _unheard(found: Forecast) -> Iterator[str]:
-    if found.setting.strategy == "delayed":
-        return
     for each, figures in zip(found.setting.volunteers, found.classes, strict=True):
         if each.computes and figures.samples == 0 and figures.resting < each.peers.count:
             micro_batch_s = each.micro_batch / each.samples_per_s

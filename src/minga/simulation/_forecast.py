@@ -180,13 +180,17 @@ def _paces(setting: Setting, rested: Sequence[int]) -> list[Pace]:
 
 
 def _computing(setting: Setting, paces: Sequence[Pace], filling: Filling) -> tuple[float, int]:
-    """Seconds of a step's computing and its samples; with the delayed strategy no micro-batch is ever lost."""
-    active = [pace for pace in paces if pace.count]
-    if setting.strategy == "synchronous" or len({pace.micro_batch_s for pace in active}) <= 1:
+    """Seconds of a step's computing and its samples.
+
+    With the delayed strategy those who stop go on into the next step, so all who have part in a step compute all the
+    time, and since they get out of step those with the smallest micro-batches make it just full.
+    """
+    if setting.strategy == "synchronous" or not filling.seconds < math.inf:
         return filling.seconds, sum(filling.samples)
-    jump = max(pace.count * pace.micro_batch for pace in active)
-    batch = setting.target_batch_size + min(jump // 2, setting.target_batch_size)
-    return batch / sum(pace.samples_per_s for pace in active), batch
+    heard = [pace for pace, samples in zip(paces, filling.samples, strict=True) if samples]
+    least = min(pace.micro_batch for pace in heard)
+    batch = least * math.ceil(setting.target_batch_size / least)
+    return batch / sum(pace.samples_per_s for pace in heard), batch
 
 
 def _round_trip_s(setting: Setting) -> float:
