@@ -48,7 +48,7 @@ class Line:
     """A member's stream as the leader sees it."""
 
     def __init__(self, round_trip_s: float = 0.0) -> None:
-        self.round_trip_s, self.quiet_s = round_trip_s, 0.0
+        self.round_trip_s, self.quiet_s, self.pause_s = round_trip_s, 0.0, 0.0
         self.heard: list[FromLeader] = []
         self.refused: list[str] = []
         self.on_message: Callable[[FromLeader], None] = lambda message: None
