@@ -95,6 +95,33 @@ async def test_transfers_share_a_downlink_evenly() -> None:
 
 
 @virtually
+async def test_a_limited_path_leaves_the_rest_of_the_uplink_to_others() -> None:
+    world = World()
+    hub = world.internet.host(HostSettings(1.5e6, 1.5e6))
+    near, far = world.internet.host(), world.internet.host()
+    world.internet.set_path_rate(hub, far, 5e5)
+    pairs = [await world.streams(hub, far), await world.streams(hub, far), await world.streams(hub, near)]
+    sizes = [2_500_000, 2_500_000, 10_000_000]  # two streams share the path
+    times = await asyncio.gather(*(world.transfer_s(*pair, size) for pair, size in zip(pairs, sizes, strict=True)))
+    assert times == pytest.approx([10.0, 10.0, 10.0], rel=0.05)
+    forth, back = await world.streams(far, hub)
+    assert await world.transfer_s(forth, back, 1_500_000) == pytest.approx(1.0, rel=0.05)  # the other way is free
+
+
+@virtually
+async def test_what_waits_for_a_limited_path_goes_on_after_a_cut() -> None:
+    world = World()
+    source, target = world.internet.host(), world.internet.host()
+    world.internet.set_path_rate(source, target, 1e6)
+    near, far = await world.streams(source, target)
+    for when, action in ((1.0, world.internet.cut), (3.0, world.internet.restore)):
+        world.loop.call_at(when, action, source, target)
+    assert await world.transfer_s(near, far, 2_000_000) == pytest.approx(4.0, rel=0.05)
+    await near.finish()
+    assert await far.read(1) == b""
+
+
+@virtually
 async def test_latency_and_small_messages_next_to_a_large_one() -> None:
     world = World()
     a = world.internet.host(HostSettings(1e6, 1e6, latency_s=0.03))

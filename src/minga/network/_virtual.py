@@ -2,7 +2,7 @@
 
 Theory of operation. Every host has an uplink and a downlink whose rates its transfers share evenly, a latency to the
 middle of the network, a share of lost packets (which cost time, as they are sent again), and perhaps a NAT that lets
-nobody dial it. Everything happens by timers of the running loop, so on the loop of `minga.simulation` hours pass in
+nobody dial it; a path from one host to another may be narrower than both their lines. Everything happens by timers of the running loop, so on the loop of `minga.simulation` hours pass in
 seconds, and equal seeds give equal runs.
 
 What goes wrong is told to nobody. Behind a cut, a stall or a kill the others hear only silence; a connection counts as
@@ -155,6 +155,13 @@ class VirtualInternet:
         """Add a one-way latency to all paths between hosts of two regions (or of one)."""
         check_latency("latency_s", latency_s)
         self.paths.set_region_latency(first, second, latency_s)
+
+    def set_path_rate(
+        self, source: VirtualNetwork | str, target: VirtualNetwork | str, bytes_per_s: float | None
+    ) -> None:
+        """Limit what `source` sends to `target`, whatever their lines carry; streams that are open keep their path."""
+        check_rate("bytes_per_s", bytes_per_s)
+        self.paths.set_limit(self._find(source).state, self._find(target).state, bytes_per_s)
 
     # ---- for the hosts
 

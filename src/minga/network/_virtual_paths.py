@@ -1,4 +1,4 @@
-"""What lies between simulated hosts: latency, loss, cuts, and small signals that need no bandwidth."""
+"""What lies between simulated hosts: latency, loss, limits, cuts, and small signals that need no bandwidth."""
 
 from __future__ import annotations
 
@@ -106,6 +106,7 @@ class Paths:
         self._rng, self._on_delivery = rng, on_delivery
         self._latencies_s: dict[tuple[Host, Host], float] = {}
         self._region_latencies_s: dict[tuple[str, str], float] = {}
+        self._limits: dict[tuple[Host, Host], Link] = {}
         self._cuts: dict[tuple[Host, Host], None] = {}
         self._held: dict[tuple[Host, Host], list[Callable[[], None]]] = {}
 
@@ -125,6 +126,17 @@ class Paths:
     def set_region_latency(self, first: str, second: str, seconds: float) -> None:
         """Add seconds to the one-way latency between two regions, both ways."""
         self._region_latencies_s[first, second] = self._region_latencies_s[second, first] = seconds
+
+    def limit(self, source: Host, target: Host) -> Link | None:
+        """What the path from `source` to `target` carries, if that is limited."""
+        return self._limits.get((source, target))
+
+    def set_limit(self, source: Host, target: Host, rate: float | None) -> None:
+        """Let no more than `rate` bytes per second pass from `source` to `target`."""
+        if (known := self._limits.get((source, target))) is not None:
+            known.rate = rate
+        else:
+            self._limits[source, target] = Link(self.clock, rate)
 
     def loss(self, source: Host, target: Host) -> float:
         """Chance that a packet is lost on either host's line."""

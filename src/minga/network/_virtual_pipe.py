@@ -4,6 +4,9 @@ Theory of operation. Bytes go from the writer's queue through the sending host's
 losses, the receiving host's downlink and into the reader's buffer; nothing is copied before the reader takes it. The
 writer may have at most a window of bytes under way that the reader has not taken yet. What the path holds back, because
 it is cut or the receiver is stopped, goes on in order when it opens again, as resent packets would.
+
+A path that is limited comes first: what it does not let through yet waits with the sender and takes nothing of the
+uplink, as with a transport that has found out how fast it may send.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ class Pipe:
         self._source, self._target = source, target
         self._paths = source.paths
         self._window = source.paths.window_bytes
+        self._limit = source.paths.limit(source.host, target.host)
+        self._entry = self._limit or source.host.up
         self._announce = announce  # called when the first bytes arrive; None if the receiver knows the stream
         self.unsent = 0
         self.finished = False  # the writer called finish
@@ -47,6 +52,7 @@ class Pipe:
         self._end_sent = False
         self._sent = self._credited = self._uncredited = 0
         self._last_arrival = 0.0
+        self._admitted: deque[Quantum] = deque()  # by the limit of the path
         self._wire: deque[Quantum] = deque()
         self._arrived: deque[Quantum] = deque()
         self._served: deque[Quantum] = deque()
@@ -61,13 +67,13 @@ class Pipe:
         """Queue bytes, which nobody may change afterwards, or hollow ones."""
         self._queue.append(memoryview(data))
         self.unsent += len(data)
-        self._source.host.up.offer(self)
+        self._entry.offer(self)
 
     def finish(self) -> None:
         """Queue the end of the stream."""
         if not self.finished:
             self.finished = True
-            self._source.host.up.offer(self)
+            self._entry.offer(self)
 
     async def wait_writable(self) -> None:
         """Wait until some bytes left, or writing failed."""
@@ -79,6 +85,7 @@ class Pipe:
         if self.write_error is None:
             self.write_error = error
             self._queue.clear()
+            self._admitted.clear()
             self.unsent = 0
             _wake(self._writer)
 
@@ -139,48 +146,52 @@ class Pipe:
         for _ in range(on_wire):
             self._arrive()
         self._source.host.up.offer(self)
+        self._entry.offer(self)
 
     def has_more(self, link: Link) -> bool:
         """Whether `link` should ask again."""
         if link is self._target.host.down:
             return bool(self._arrived)
+        if link is not self._entry:
+            return bool(self._admitted)
         return bool(self._queue) or (self.finished and not self._end_sent)
 
     def take(self, link: Link, max_bytes: int) -> Quantum | None:
-        """The next quantum for the uplink of the source or for the downlink of the target."""
+        """The next quantum for the limit of the path, the uplink of the source or the downlink of the target."""
         if link is self._target.host.down:
-            return self._take_arrived(max_bytes) if self._arrived else None
-        if (
-            self.write_error is not None
-            or self._end_sent
-            or not self._paths.may_leave(self._source.host, self._target.host)
-        ):
+            return _take_together(self._arrived, max_bytes) if self._arrived else None
+        if self.write_error is not None or not self._paths.may_leave(self._source.host, self._target.host):
+            return None
+        if link is not self._entry:
+            return _take_together(self._admitted, max_bytes) if self._admitted else None
+        if self._end_sent:
             return None
         room = min(max_bytes, self._window - (self._sent - self._credited))
         pieces, size = take_pieces(self._queue, room)
+        self._sent += size
         self._end_sent = self.finished and not self._queue
         return Quantum(pieces, size, self._end_sent) if pieces or self._end_sent else None
 
-    def _take_arrived(self, max_bytes: int) -> Quantum:
-        taken = self._arrived.popleft()
-        while self._arrived and taken.size < max_bytes:  # several small ones together, or they would get less
-            following = self._arrived.popleft()
-            taken = Quantum(taken.pieces + following.pieces, taken.size + following.size, following.end)
-        if taken.size > max_bytes:
-            taken, rest = taken.split(max_bytes)
-            self._arrived.appendleft(rest)
-        return taken
-
     def forward(self, link: Link, quantum: Quantum, when: float) -> None:
-        """Let a quantum go on: over the path, or to the reader."""
+        """Let a quantum go on: to the uplink, over the path, or to the reader."""
         if link is self._target.host.down:
             self._served.append(quantum)
             if when - self._paths.clock.now() < PROMPT_S:
                 self._deliver()
             else:
                 self._paths.clock.at(when, self._deliver)
-            return
-        self._sent += quantum.size
+        elif link is self._limit:
+            self._paths.clock.at(when, self._admit, quantum)
+        else:
+            self._leave(quantum, when)
+
+    def _admit(self, quantum: Quantum) -> None:
+        if self.write_error is None:
+            self._admitted.append(quantum)
+            self._source.host.up.offer(self)
+
+    def _leave(self, quantum: Quantum, when: float) -> None:
+        """It will have left the uplink at `when`."""
         self._source.bytes_sent += quantum.size
         self.unsent -= quantum.size
         if self.unsent <= SEND_BUFFER_BYTES:
@@ -224,7 +235,19 @@ class Pipe:
 
     def _credit(self, size: int) -> None:
         self._credited += size
-        self._source.host.up.offer(self)
+        self._entry.offer(self)
+
+
+def _take_together(queue: deque[Quantum], max_bytes: int) -> Quantum:
+    """Up to `max_bytes` from the front of `queue`: several small ones together, or they would get less."""
+    taken = queue.popleft()
+    while queue and taken.size < max_bytes:
+        following = queue.popleft()
+        taken = Quantum(taken.pieces + following.pieces, taken.size + following.size, following.end)
+    if taken.size > max_bytes:
+        taken, rest = taken.split(max_bytes)
+        queue.appendleft(rest)
+    return taken
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:
