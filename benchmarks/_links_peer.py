@@ -3,197 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 import traceback
-from collections.abc import Mapping
-from itertools import accumulate
-from types import ModuleType
 from typing import Any
 
 import blake3
-import msgspec
 import torch
 
-from benchmarks._allreduce_peer import RUN_ID, FixedContributor, vector_of
+from benchmarks._allreduce_peer import RUN_ID, vector_of
+from benchmarks._links_averager import Averager, Company, crowded, describe
 from benchmarks._worker import Channel
-from minga.averaging import _patience
-from minga.averaging._all_reduce import AllReduce, RoundAbortedError
-from minga.averaging._formation import GroupFormation
-from minga.averaging._group import GroupSettings
 from minga.averaging._layout import VectorLayout
-from minga.averaging._messages import Part, Plan, Report
-from minga.averaging._parts import allocate
-from minga.averaging._seat import Seat
-from minga.core._errors import RemoteError
-from minga.core._events import Event
 from minga.identity._keys import Identity
-from minga.network import _gossip, _link_report, _messages, _pulse, _tcp_lane
 from minga.network._hello import Role
 from minga.network._interface import Address, PeerId
 from minga.network._iroh import IrohNetwork
 from minga.network._iroh_settings import NetworkSettings
-from minga.network._link_report import LinkReporter
-from minga.network._probe import Prober
-from minga.network._records import Progress
 from minga.training._session import Session, SessionSettings
-from minga.training._surveyor import BoardSurveyor
 from tests.netlab import enter
-
-SAMPLES = 1000
-SAMPLES_PER_SECOND = 1.0
-"""So slow that no plan asks anybody to rest: everybody contributes in all rounds."""
-
-CROWDED: dict[ModuleType, dict[str, float]] = {
-    _gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 5.0},
-    _link_report: {"LOOK_S": 5.0, "PERIOD_S": 10.0},
-    _pulse: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
-    _messages: {"PULSE_S": 1.0},
-    _patience: {"APPEAR_S": 10.0},
-    _tcp_lane: {"PATIENCE_S": 5.0},
-}
-"""Up to 25 peers share one machine here, which costs it more than what they move: so they give signs of life less
-often than usual, and bear with each other for longer. What their links carry they tell more often: rounds follow each
-other within seconds.
-"""
-
-PROBES_S = 150.0
-"""How long to wait for the own probe: one peer after the other has its turn."""
-
-
-class ReadyContributor(FixedContributor):
-    """A trainer whose samples are there from the start, or an auxiliary, which has none."""
-
-    def __init__(self, vector: torch.Tensor, *, computes: bool) -> None:
-        super().__init__(vector)
-        self._computes = computes
-
-    def report(self) -> Report:
-        """See `Contributor`."""
-        return Report(SAMPLES, SAMPLES_PER_SECOND) if self._computes else Report()
-
-    async def seal(self) -> tuple[torch.Tensor | None, int]:
-        """See `Contributor`."""
-        return (self._vector, SAMPLES) if self._computes else (None, 0)
-
-
-class LinksPeer:
-    """Board, probes, group formation and all-reduce of one peer, as a session's member has them.
-
-    While it leads its plans can be dictated: see `kind`.
-    """
-
-    def __init__(self, session: Session, identity: Identity, settings: Mapping[str, Any]) -> None:
-        self.session, self.step, self.count = session, 0, settings["count"]
-        self.kind, self.server = "adaptive", ""
-        """"equal" parts, all of it at one "server", or what the planner says."""
-        vector = torch.from_numpy(vector_of(settings["seed"], settings["index"], settings["numel"]))
-        self.layout = VectorLayout((vector.numel(),), "float32")
-        self.result = torch.zeros_like(vector)
-        computes = not settings["auxiliary"]
-        self.contributor = ReadyContributor(vector, computes=computes)
-        self.surveyor = BoardSurveyor(session.board, session.node)
-        group = GroupSettings(
-            settings["trainers"] * SAMPLES,
-            self.layout.fingerprint,
-            vector.numel(),
-            self.layout.encoded_bytes(0, vector.numel()),
-            aggregates=True,
-            computes=computes,
-        )
-        self.formation = GroupFormation(session.node, identity, group, self.surveyor, self.contributor)
-        self.all_reduce = AllReduce(session.node)
-        desk = self.formation._desk
-        self._plan, desk.plan = desk.plan, self._make_plan  # type: ignore[method-assign]
-        self._check, desk.check = desk.check, self._check_plan  # type: ignore[method-assign]
-        self._probed = asyncio.Event()
-        session.node.events.subscribe(self._on_event)
-        session.node.spawn(Prober(session.node, self.surveyor.reachable).run())
-        session.node.spawn(LinkReporter(session.node, session.board).run())
-
-    async def meet_all(self) -> None:
-        """Connect with everybody: the first round would be slow if this machine had to do all handshakes in it."""
-        while len(met := set(self.session.node.connected())) < self.count - 1:
-            for address in self.session.board.addresses():
-                if address.peer_id not in met:
-                    with contextlib.suppress(RemoteError):
-                        await self.session.node.dial(address)
-            await asyncio.sleep(0.1)
-
-    async def probe_line(self) -> None:
-        """Wait until this peer's own probe is done, as it is in a run whose first round takes minutes to come."""
-        self.publish()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PROBES_S):
-                await self._probed.wait()
-
-    def publish(self) -> None:
-        """Tell the others at which step this peer is."""
-        wall_time = self.session.node.network.wall_time()
-        self.session.board.put(Progress(self.step, SAMPLES, SAMPLES_PER_SECOND, "training", wall_time))
-
-    def is_settled(self) -> bool:
-        """Whether all others are known to be at the same step."""
-        return len(self.surveyor.at(self.step)) == self.count - 1
-
-    async def round(self, channel: Channel, receive: Any) -> None:
-        """One group and its all-reduce; the second begins when told to."""
-        plan = await self.formation.form(self.step)
-        channel.send(planned_s=time.monotonic(), **describe(plan))
-        await receive()
-        local, weight = await self.contributor.seal()
-        failures: list[str] = []
-        try:
-            outcome = await self.all_reduce.reduce(plan, self.layout, local, weight, self.result)
-            failures += [f"{peer[:10]}: {why}" for peer, why in outcome.lost.items()]
-        except RoundAbortedError as error:
-            failures.append(str(error))
-        done_s = time.monotonic()
-        digest = blake3.blake3(self.result.numpy().data.cast("B")).hexdigest()
-        channel.send(done_s=done_s, failures=failures, digest=digest)
-        self.step += 1
-
-    def known(self) -> dict[str, Any]:
-        """What this peer has found out about its own line, in bits per second."""
-        rates = self.surveyor.rates()
-        return {way: rate and round(8 * rate) for way, rate in (("up", rates.upload), ("down", rates.download))}
-
-    def _on_event(self, event: Event) -> None:
-        if event.kind == "links.probed":
-            self._probed.set()
-
-    async def _make_plan(self, step: int, seats: Mapping[PeerId, Seat]) -> Plan:
-        plan = await self._plan(step, seats)
-        if self.kind == "adaptive":
-            return plan
-        ids = [member.peer_id for member in plan.members]
-        roots = [ids.index(PeerId(self.server))] if self.kind == "server" else range(len(ids))
-        stops = accumulate(allocate(self.result.numel(), [1.0] * len(roots)))
-        parts = tuple(Part(stop, root) for stop, root in zip(stops, roots, strict=True))
-        # It is expected to take long, so that no work is taken away from those who are too slow for their part.
-        return msgspec.structs.replace(plan, parts=parts, sites=(), resting=(), predicted_s=1e4)
-
-    async def _check_plan(self, plan: Plan) -> None:
-        if self.kind == "adaptive":
-            await self._check(plan)
-
-
-def describe(plan: Plan) -> dict[str, Any]:
-    """What a plan says: its members, the share of the vector that each is the root of, sites, and the time."""
-    shares = dict.fromkeys((member.peer_id for member in plan.members), 0.0)
-    start = 0
-    for part in plan.parts:
-        shares[plan.members[part.root].peer_id] += (part.stop - start) / plan.parts[-1].stop
-        start = part.stop
-    return {"shares": shares, "sites": len(plan.sites), "predicted_s": plan.predicted_s}
 
 
 def peer(channel: Channel, settings: dict[str, Any]) -> None:
     """The process of one peer."""
     enter(settings["namespace"])  # before anything opens a socket or starts a thread that does
     torch.set_num_threads(1)
-    asyncio.run(_peer_or_end(channel, settings))
+    with crowded():
+        asyncio.run(_peer_or_end(channel, settings))
 
 
 async def _peer_or_end(channel: Channel, settings: dict[str, Any]) -> None:
@@ -210,26 +46,30 @@ async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
     async def receive() -> dict[str, Any]:
         return await loop.run_in_executor(None, channel.receive)
 
-    for module, values in CROWDED.items():
-        vars(module).update(values)
     identity = Identity.ephemeral()
     entries = [Address(PeerId(e[0]), tuple(e[1])) for e in settings["entries"]]
     network = await IrohNetwork.open(identity.seed, NetworkSettings(host=settings["host"]))
     role: Role = "auxiliary" if settings["auxiliary"] else "trainer"
     session = Session(network, identity, RUN_ID, SessionSettings(role=role), entries)
     await session.start()
-    me = LinksPeer(session, identity, settings)
+    vector = torch.from_numpy(vector_of(settings["seed"], settings["index"], settings["numel"]))
+    company = Company(settings["count"], settings["trainers"], computes=not settings["auxiliary"])
+    me = Averager(session, identity, vector, VectorLayout((vector.numel(),), "float32"), company)
     channel.send(address=[session.peer_id, network.address.direct])
     await me.meet_all()
     await me.probe_line()
     channel.send(met=True)
     while (command := await receive())["do"] != "exit":
         if command["do"] == "settle":
-            me.publish()
-            while not me.is_settled():
-                await asyncio.sleep(0.02)
+            await me.settle()
             channel.send(settled=True, **me.known())
         elif command["do"] == "round":
             me.kind, me.server = command["kind"], command["server"]
-            await me.round(channel, receive)
+            plan = await me.form()
+            channel.send(planned_s=time.monotonic(), **describe(plan))
+            await receive()
+            failures = await me.reduce(plan)
+            done_s = time.monotonic()
+            digest = blake3.blake3(me.result.numpy().data.cast("B")).hexdigest()
+            channel.send(done_s=done_s, failures=failures, digest=digest)
     await session.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from benchmarks import _machine
 from benchmarks._links_setups import Setup
@@ -12,10 +14,10 @@ from benchmarks._processes import Worker, Workers
 from benchmarks._report import emit, note
 from tests.netlab import Lab
 
-REST_S = 8.0
+REST_S: Final = 8.0
 """Pause between these rounds: in a real run it is minutes, and peers that do not know their line can probe it."""
 
-LONGEST_ROUND_S = 600.0
+LONGEST_ROUND_S: Final = 600.0
 STABLE, STABLE_ROUNDS = 0.05, 3
 """The plans are stable once so many in a row expect what the one before did, up to this share of the time."""
 
@@ -85,16 +87,20 @@ class Swarm:
 
 def warm_up(swarm: Swarm, most: int) -> int:
     """Rounds until the plans no longer change: meanwhile the peers measure their links. Returns how many it took."""
-    last_s, stable = 0.0, 0
-    for number in range(most):
+    foreseen: list[float] = []
+    while len(foreseen) < most:
         time.sleep(REST_S)
-        predicted_s = swarm.round("adaptive")["predicted_s"] or 0.0
-        same = last_s and abs(predicted_s - last_s) <= STABLE * last_s
-        stable, last_s = (stable + 1 if same else 0), predicted_s
-        if stable == STABLE_ROUNDS:
-            return number + 1
+        foreseen.append(swarm.round("adaptive")["predicted_s"] or 0.0)
+        if are_stable(foreseen):
+            return len(foreseen)
     note(f"{swarm.setup.name}: the plans still change after {most} rounds")
     return most
+
+
+def are_stable(foreseen: Sequence[float]) -> bool:
+    """Whether the last plans expected what the ones before them did; these are the times, in seconds."""
+    pairs = list(itertools.pairwise(foreseen))[-STABLE_ROUNDS:]
+    return len(pairs) == STABLE_ROUNDS and all(0.0 < b and abs(a - b) <= STABLE * b for b, a in pairs)
 
 
 def measure(setup: Setup, rounds: int, seed: int, most_warmup: int) -> dict[str, Any]:
