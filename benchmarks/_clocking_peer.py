@@ -1,4 +1,7 @@
-"""The process of one peer in the clocking benchmark: micro-batches are pauses, everything else is real."""
+"""The process of one peer that trains with micro-batches that are pauses, while everything else is real.
+
+It works in a network namespace if its settings name one, and behind the address `host`.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ import torch
 
 from benchmarks._worker import Channel
 from minga import Event, Optimizer, PeerOptions, RunSpec, host, join
-
-NUMEL = 20_000
+from tests.netlab import enter
 
 
 def peer(channel: Channel, settings: dict[str, Any]) -> None:
     """Train until told to end; then tell when each step was applied and with how many samples of this peer."""
+    if settings.get("namespace"):
+        enter(settings["namespace"])  # before anything opens a socket or starts a thread that does
     torch.set_num_threads(1)
-    options = PeerOptions(ephemeral=True, directory=Path(settings["directory"]), host="127.0.0.1")
+    options = PeerOptions(ephemeral=True, directory=Path(settings["directory"]), host=settings["host"])
     link, samples = settings["link"], settings["micro_batch"]
     entered = join(link, options) if link else host(RunSpec.from_toml(settings["spec"]), options)
     applied: list[tuple[int, float, int]] = []
@@ -31,7 +35,7 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
     entered.subscribe(note)
     channel.send(link=str(entered.link))
     torch.manual_seed(0)
-    parameter = torch.nn.Parameter(torch.randn(NUMEL))
+    parameter = torch.nn.Parameter(torch.randn(settings["numel"]))
     optimizer = Optimizer(torch.optim.SGD([parameter], lr=0.01), entered)
     while (command := channel.poll()) is None:
         time.sleep(settings["micro_batch_s"])

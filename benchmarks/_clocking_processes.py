@@ -1,4 +1,4 @@
-"""Swarms of real processes over iroh for the clocking benchmark."""
+"""Swarms of real processes over iroh for the clocking benchmark, and what such processes tell."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ STEP_S = 1.2
 SPEED_STEPS = (1.0, 0.7, 1.4, 0.8)
 """How fast the peers are, relative to each other."""
 
+NUMEL = 20_000
 PATIENCE_S = 120.0
 
 
@@ -25,7 +26,7 @@ def run(target_batch_size: int, peers: int, steps: int, warm_up: int, *, slow: b
 
     Raises `WorkerError` if they do not get on.
     """
-    standing = _Standing()
+    standing = Standing()
     with Workers() as workers:
         spec = _spec(target_batch_size).to_toml()
         micro_batch = max(1, target_batch_size // (MICRO_BATCHES_A_STEP * peers))
@@ -35,8 +36,8 @@ def run(target_batch_size: int, peers: int, steps: int, warm_up: int, *, slow: b
         for index, speed in enumerate(speeds):
             name = f"peer-{index}" if index < peers else "slow"
             settings = {"spec": spec, "link": link, "micro_batch": micro_batch, "micro_batch_s": each_s / speed}
-            folder = str(workers.directory / name)
-            worker = workers.start(name, "benchmarks._clocking_peer:peer", {**settings, "directory": folder}, standing)
+            settings |= {"directory": str(workers.directory / name), "host": "127.0.0.1", "numel": NUMEL}
+            worker = workers.start(name, "benchmarks._clocking_peer:peer", settings, standing)
             link = standing.wait_for_link(worker)
         watched = workers.all[:peers]
         first = standing.newest(watched) + warm_up
@@ -44,7 +45,7 @@ def run(target_batch_size: int, peers: int, steps: int, warm_up: int, *, slow: b
         return standing.collect(workers.all)[first : first + steps]
 
 
-class _Standing:
+class Standing:
     """What the processes told so far."""
 
     def __init__(self) -> None:

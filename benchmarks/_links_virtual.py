@@ -29,6 +29,9 @@ from minga.training._session import Session, SessionSettings
 LATENCY_S: Final = 0.0005
 """One way from a host to the middle of the network. Namespaces on one machine are some tenths of a millisecond apart."""
 
+TURN_S: Final = 0.05
+"""Fine turns, so that what peers measure of their lines is what real lines show them."""
+
 LIMIT_S: Final = 3600.0
 
 
@@ -75,7 +78,7 @@ class _VirtualSwarm:
         return self._result
 
     async def _start(self, seed: int) -> None:
-        setup, internet = self._setup, VirtualInternet(seed)
+        setup, internet = self._setup, VirtualInternet(seed, turn_s=TURN_S)
         networks = {}
         for host in setup.hosts:
             rates = [None if rate is None else rate / 8 for rate in (host.up, host.down)]

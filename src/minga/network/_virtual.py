@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from minga.core._errors import ConfigurationError
 from minga.network._interface import PeerId
 from minga.network._virtual_host import HostSettings, VirtualNetwork, check_latency, check_rate
-from minga.network._virtual_link import Link
+from minga.network._virtual_link import TURN_S
 from minga.network._virtual_paths import Delivery, Host, Paths
 
 __all__ = ["Delivery", "HostSettings", "VirtualInternet", "VirtualNetwork"]
@@ -43,7 +43,9 @@ class VirtualInternet:
     """All simulated hosts and what lies between them; must be made on a running loop.
 
     Hosts are named `peer-0`, `peer-1`, … unless told otherwise; every method takes a host or its name. A stream may
-    have `window_bytes` under way. `on_delivery` hears of every piece that arrives (for comparing two runs).
+    have `window_bytes` under way. The streams that share a line have a turn at least about every `turn_s` seconds: less
+    is nearer to real lines, and takes longer to simulate. `on_delivery` hears of every piece that arrives (for
+    comparing two runs).
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class VirtualInternet:
         window_bytes: int = WINDOW_BYTES,
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         dial_timeout_s: float = DIAL_TIMEOUT_S,
+        turn_s: float = TURN_S,
         on_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
         self.seed, self.dial_timeout_s = seed, dial_timeout_s
@@ -61,6 +64,7 @@ class VirtualInternet:
             random.Random(f"minga virtual network {seed}"),
             window_bytes=window_bytes,
             idle_timeout_s=idle_timeout_s,
+            turn_s=turn_s,
             on_delivery=on_delivery,
         )
         self._endpoints: dict[str, VirtualNetwork] = {}
@@ -80,12 +84,11 @@ class VirtualInternet:
             raise ConfigurationError(f"a host named {name} exists")
         key = private_key or hashlib.sha256(f"minga virtual host {self.seed} {number}".encode()).digest()
         peer_id = PeerId(Ed25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw().hex())
-        clock = self.paths.clock
         state = Host(
             name,
             peer_id,
-            Link(clock, settings.up_bytes_per_s),
-            Link(clock, settings.down_bytes_per_s),
+            self.paths.link(settings.up_bytes_per_s),
+            self.paths.link(settings.down_bytes_per_s),
             settings.latency_s,
             settings.loss,
             settings.region,

@@ -3,8 +3,10 @@
 Theory of operation. A link serves the pipes that have something to carry in turn, one quantum each, so that
 concurrent transfers share its rate evenly, and one that is limited elsewhere leaves its share to the others. A quantum
 is what the link carries in `QUANTUM_S`, or in less where so many pipes wait that their turns would come more rarely
-than every `TURN_S`, within bounds: short enough for fairness, and long enough that the cost of a simulated second does
-not grow with the rate. A pipe that had nothing to carry for a whole turn comes first when it has
+than every `turn_s`, within bounds: short enough for fairness, and long enough that the cost of a simulated second does
+not grow with the rate. On real lines turns are as short as packets, and peers that measure their lines notice the
+difference: with coarse turns bytes come in bursts, which makes slow lines that several streams share look faster by up
+to a quarter. A pipe that had nothing to carry for a whole turn comes first when it has
 (as with fq_codel), or else small messages would wait for a quantum of every transfer, where packets are much shorter.
 Work is planned up to `AHEAD_S` in advance, which saves most timers of small messages; the moments of departure and
 arrival stay exact.
@@ -89,10 +91,13 @@ class Clock:
 
 
 class Link:
-    """One direction of a host's access line, `rate` in bytes per second (None: without limit)."""
+    """One direction of a host's access line, `rate` in bytes per second (None: without limit).
 
-    def __init__(self, clock: Clock, rate: float | None) -> None:
-        self.rate = rate
+    Each of those that share it has its turn at least about every `turn_s` seconds.
+    """
+
+    def __init__(self, clock: Clock, rate: float | None, turn_s: float = TURN_S) -> None:
+        self.rate, self.turn_s = rate, turn_s
         self._clock = clock
         self._frozen = False
         self._ready: deque[Carried] = deque()
@@ -130,7 +135,7 @@ class Link:
     def _quantum_bytes(self) -> int:
         if self.rate is None:
             return MAX_QUANTUM_BYTES
-        seconds = min(QUANTUM_S, TURN_S / (1 + len(self._queued)))
+        seconds = min(QUANTUM_S, self.turn_s / (1 + len(self._queued)))
         return int(min(max(self.rate * seconds, MIN_QUANTUM_BYTES), MAX_QUANTUM_BYTES))
 
     def _serve(self) -> None:

@@ -99,9 +99,10 @@ class Paths:
         *,
         window_bytes: int,
         idle_timeout_s: float,
+        turn_s: float,
         on_delivery: Callable[[Delivery], None] | None,
     ) -> None:
-        self.clock = Clock()
+        self.clock, self._turn_s = Clock(), turn_s
         self.window_bytes, self.idle_timeout_s = window_bytes, idle_timeout_s
         self._rng, self._on_delivery = rng, on_delivery
         self._latencies_s: dict[tuple[Host, Host], float] = {}
@@ -127,6 +128,10 @@ class Paths:
         """Add seconds to the one-way latency between two regions, both ways."""
         self._region_latencies_s[first, second] = self._region_latencies_s[second, first] = seconds
 
+    def link(self, rate: float | None) -> Link:
+        """One more line, or limit of a path."""
+        return Link(self.clock, rate, self._turn_s)
+
     def limit(self, source: Host, target: Host) -> Link | None:
         """What the path from `source` to `target` carries, if that is limited."""
         return self._limits.get((source, target))
@@ -136,7 +141,7 @@ class Paths:
         if (known := self._limits.get((source, target))) is not None:
             known.rate = rate
         else:
-            self._limits[source, target] = Link(self.clock, rate)
+            self._limits[source, target] = self.link(rate)
 
     def loss(self, source: Host, target: Host) -> float:
         """Chance that a packet is lost on either host's line."""

@@ -23,6 +23,7 @@ from minga.core._schedule import RateCap
 from minga.identity._keys import Identity
 from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
+from minga.network._virtual_link import TURN_S
 from minga.simulation._fault_driver import FaultDriver, FaultRecord, VirtualFaults
 from minga.simulation._faults import parse_faults
 from minga.simulation._liars import Liars
@@ -70,7 +71,7 @@ class Swarm:
 
     `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model; the default minimises the
     distance of a small linear model to random targets. With `checkpoint_every` each peer keeps a copy of its state
-    at multiples of that many steps. `divide` says who reduces what.
+    at multiples of that many steps. `divide` says who reduces what, `turn_s` how finely lines are simulated.
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class Swarm:
         checkpoint_every: int | None = None,
         divide: Divide = divide,
         log: SwarmLog | None = None,
+        turn_s: float = TURN_S,
     ) -> None:
-        self.spec, self.log, self.internet = spec, log or SwarmLog(), VirtualInternet(seed)
+        self.spec, self.log, self.internet = spec, log or SwarmLog(), VirtualInternet(seed, turn_s=turn_s)
         self.peers: dict[str, SimulatedPeer] = {}
         """By name; a peer that was restarted takes the place of its former self."""
         self._make_replica = make_replica or small_replica

@@ -1,0 +1,124 @@
+"""Five peers that train, three of them at home behind routers that let nobody in, in three worlds.
+
+The same peers with the same lines, vector and target batch size as processes in namespaces (`measure`), as ghosts in
+the virtual world (`simulate`), and as `minga plan` sees them (`foresee`). A micro-batch is a pause in all of them, so
+that what is compared does not depend on how fast this machine computes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from benchmarks._clocking_processes import Standing
+from benchmarks._clocking_steps import Step
+from benchmarks._clocking_swarm import steps_of
+from benchmarks._links_virtual import LATENCY_S, TURN_S
+from benchmarks._processes import Workers
+from minga.core._run_spec import RunSpec
+from minga.network._virtual import HostSettings
+from minga.simulation import run_virtual
+from minga.simulation._forecast import Forecast, forecast
+from minga.simulation._ghost import GhostModel, GhostReplica, no_gradient
+from minga.simulation._model_facts import ModelFacts
+from minga.simulation._peers_text import PeerClass, Role
+from minga.simulation._setting import Setting, Volunteers
+from minga.simulation._swarm import Swarm, TrainerSettings
+from tests.netlab import Host, Lab
+
+FAST, SLOW = 20e6, 8e6
+HOSTS: Final = (
+    *(Host(f"public{i}", FAST, FAST) for i in range(2)),
+    *(Host(f"home{i}", SLOW, FAST, nat=f"router of home{i}") for i in range(3)),
+)
+NUMEL: Final = 1_000_000
+CODEC: Final = "float16"
+TARGET_BATCH_SIZE: Final = 200
+MICRO_BATCH, MICRO_BATCH_S = 4, 0.4
+WARM_UP: Final = 8
+"""Steps that do not count: meanwhile the peers find out what their lines carry."""
+
+
+def median_step_s(steps: Sequence[Step]) -> float:
+    """The usual time from one step to the next."""
+    return statistics.median(b.at_s - a.at_s for a, b in itertools.pairwise(steps))
+
+
+def measure(steps: int) -> list[Step]:
+    """Real steps after the warm-up. Raises `WorkerError` if the processes do not get on."""
+    standing = Standing()
+    last = WARM_UP + steps
+    with Lab(HOSTS) as lab, Workers() as workers:
+        link = ""
+        for host in HOSTS:
+            settings = {
+                "namespace": lab.namespace(host.name),
+                "host": lab.address(host.name),
+                "directory": str(workers.directory / host.name),
+                "spec": _spec().to_toml(),
+                "link": link,
+                "numel": NUMEL,
+                "micro_batch": MICRO_BATCH,
+                "micro_batch_s": MICRO_BATCH_S,
+            }
+            worker = workers.start(host.name, "benchmarks._clocking_peer:peer", settings, standing)
+            link = link or standing.wait_for_link(worker)
+        for step in range(1, last + 1):
+            standing.wait(lambda step=step: all(standing.step(worker) >= step for worker in workers.all))
+        return standing.collect(workers.all)[WARM_UP : last]
+
+
+def simulate(steps: int, seed: int) -> list[Step]:
+    """The same steps on virtual time."""
+    last = WARM_UP + steps
+
+    async def train() -> Swarm:
+        swarm = Swarm(
+            _spec().published({}),
+            seed=seed,
+            make_replica=lambda spec: GhostReplica(spec, GhostModel.of_size(NUMEL, moments=0)),
+            gradient=no_gradient,
+            turn_s=TURN_S,
+        )
+        for host in HOSTS:
+            rates = [None if rate is None else rate / 8 for rate in (host.up, host.down)]
+            line = HostSettings(*rates, latency_s=LATENCY_S, dialable=host.nat is None)
+            swarm.add(line, TrainerSettings(MICRO_BATCH, MICRO_BATCH_S), name=host.name)
+        try:
+            await swarm.run_until_step(last)
+        finally:
+            await swarm.close()
+        return swarm
+
+    return steps_of(run_virtual(train(), limit_s=7200.0))[WARM_UP:last]
+
+
+def foresee() -> Forecast:
+    """What `minga plan` says of these peers."""
+    classes: dict[Host, list[Host]] = {}
+    for host in HOSTS:
+        classes.setdefault(Host("", host.up, host.down, None if host.nat is None else "any"), []).append(host)
+    volunteers = tuple(_volunteers(kind, len(hosts)) for kind, hosts in classes.items())
+    model = ModelFacts("vector", (NUMEL,), 1.0, 1, None, "")
+    return forecast(Setting(volunteers, model, "sgd", TARGET_BATCH_SIZE, "synchronous", CODEC))
+
+
+def _volunteers(kind: Host, count: int) -> Volunteers:
+    role: Role = "trainer" if kind.nat is None else "client"
+    peers = PeerClass("", 1, count, (kind.up or 0.0) / 8, (kind.down or 0.0) / 8, role, latency_s=LATENCY_S)
+    return Volunteers(peers, role, MICRO_BATCH / MICRO_BATCH_S, MICRO_BATCH, update_s=0.0, speed_origin="given")
+
+
+def _spec() -> RunSpec:
+    return RunSpec.from_mapping(
+        {
+            "name": "village",
+            "model": {"recipe": "custom"},
+            "optimizer": {"max_grad_norm": "off"},
+            "training": {"target_batch_size": TARGET_BATCH_SIZE},
+            "averaging": {"codec": CODEC},
+            "checkpoints": {"every_steps": 0},
+        }
+    )
