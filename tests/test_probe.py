@@ -471,6 +471,27 @@ async def test_a_swarm_measures_itself_while_it_trains() -> None:
     await swarm.close()
 
 
+@virtually
+async def test_what_a_probe_showed_before_it_was_broken_off_counts() -> None:
+    world = LinkWorld([(2.0, 10.0), *[(50.0, 50.0)] * 3])
+    await world.start()
+    peer = world.peers[0]
+    meter = peer.node.lines.meter
+    for ends_after_s, fills in ((0.5, False), (1.3, True)):
+        probing = asyncio.get_running_loop().create_task(probe(world, 0))
+        await asyncio.sleep(ends_after_s)
+        meter.note_work()
+        assert not await probing
+        assert (meter.up.total.value is not None, meter.down.total.value) == (fills, None)
+        await asyncio.sleep(PEER_PERIOD_S + 1.0)
+    sent_bytes = peer.node.traffic()[0]
+    assert await probe(world, 0)
+    assert peer.node.traffic()[0] - sent_bytes < 0.1 * MB  # the upload was not filled again
+    assert peer.rates().upload == pytest.approx(2 * MB, rel=0.1)
+    assert peer.rates().download == pytest.approx(10 * MB, rel=0.1)
+    await world.close()
+
+
 def test_constants_fit_together() -> None:
     assert _probe_stream.FRAME_SIZES[-1] <= MAX_PHASE_BYTES // _probe.MAX_PARTNERS
     assert issubclass(ProtocolError, RemoteError)

@@ -11,8 +11,10 @@ other bulk traffic. All ask the peer with the lowest id before the others, the *
 members are all new queues up there and not at everybody; a large swarm falls into circles of some `CIRCLE` peers, each
 with a doorkeeper of its own. Whoever is turned away, or gets too few partners, lets all go
 and tries again after a random pause; after being turned away a few times it asks another doorkeeper. Other bulk traffic
-ends a probe at once, so that no round waits for one. A partner lets each peer probe it once in `PEER_PERIOD_S` and
-all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most `MAX_PHASE_BYTES` in each direction each time.
+ends a probe at once, so that no round waits for one. What was seen of the upload by then counts if that was over, and
+the next probe fills the download only: where steps are short no pause is long enough for both. A partner lets each peer
+probe it once in `PEER_PERIOD_S` and all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most
+`MAX_PHASE_BYTES` in each direction each time.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Prober:
         self._served: deque[float] = deque(maxlen=MAX_SERVED)
         self._served_to: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         self._probed_s, self._pause_s = -math.inf, DOUBT_PERIOD_S
+        self._filled_s = -math.inf  # when a probe showed the upload and was then broken off
         self._turned_away = 0
         self._failures: BoundedDict[PeerId, int] = BoundedDict(MAX_PEERS)
         self._fruitless: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_PEERS)
@@ -109,7 +112,7 @@ class Prober:
         in between.
         """
         before, begun = self._node.lines.rates(), asyncio.get_running_loop().time()
-        exercise, loop = _Exercise(len(partners)), asyncio.get_running_loop()
+        exercise, loop = _Exercise(len(partners), fills=begun - self._filled_s > MAX_AGE_S), asyncio.get_running_loop()
         tasks = [loop.create_task(self._measure_with(partners[0], exercise))]
         tasks[0].add_done_callback(lambda _: exercise.answer(admitted=False))
         self._engaged_with = self._node.peer_id
@@ -128,22 +131,38 @@ class Prober:
             if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
                 raise result
         if sum(result is None for result in results) < exercise.enough:
-            if admitted:  # what went over part of the paths would be taken for all the line can do
-                self._node.lines.meter.forget_since(begun)
+            if admitted:
+                self._keep_half(exercise, results, begun)
             return False
         self._failures.clear()
-        self._node.lines.meter.keep_since(begun)
+        self._filled_s = -math.inf
+        self._node.lines.meter.down.keep_since(begun)
+        if exercise.fills:
+            self._node.lines.meter.up.keep_since(begun)
         self._note_result(before.upload, before.download)
         return True
 
     # ---- probing
+
+    def _keep_half(self, exercise: _Exercise, results: Sequence[BaseException | None], begun: float) -> None:
+        """A probe was broken off: what went over part of the paths would be taken for all the line can do, but the
+        upload counts if it was over and it was this peer's own traffic that came in between, no partner's no.
+        """
+        meter = self._node.lines.meter
+        willing = sum(result is None or _is_own(result) for result in results)
+        meter.down.forget_since(begun)
+        if exercise.fills and min(exercise.filled.came, willing) >= exercise.enough:
+            meter.up.keep_since(begun)
+            self._filled_s = begun
+        else:
+            meter.up.forget_since(begun)
 
     def _note_unwilling(
         self, partners: Sequence[PeerId], results: Sequence[BaseException | None], exercise: _Exercise
     ) -> None:
         """Count who failed time and again where others did not: a probe can do without them."""
         for peer, result in zip(partners, results, strict=False):  # after the doorkeeper's no there is one only
-            if result is not None and not (isinstance(result, RejectedError) and result.peer is None):  # that is us
+            if result is not None and not _is_own(result):
                 tries = BROKEN_OFF_TRIES if peer in exercise.accepted else 1
                 self._failures[peer] = self._failures.get(peer, 0) + tries
 
@@ -194,10 +213,11 @@ class Prober:
                 if exercise.ready.came < exercise.enough:
                     raise RejectedError("too few partners are free", code="busy")
                 share = MAX_PHASE_BYTES // exercise.ready.came
-                async with self._node.open(peer, SINK, bulk=True) as stream:
-                    stream.tally.use = BulkUse.PROBE
-                    await fill(stream, share, self._check_idle)
-                await exercise.filled.wait()
+                if exercise.fills:
+                    async with self._node.open(peer, SINK, bulk=True) as stream:
+                        stream.tally.use = BulkUse.PROBE
+                        await fill(stream, share, self._check_idle)
+                    await exercise.filled.wait()
                 async with self._node.open(peer, SOURCE, bulk=True) as stream:
                     stream.tally.use = BulkUse.PROBE
                     await stream.send(Wanted(share))
@@ -296,10 +316,10 @@ class _Gate:
 
 
 class _Exercise:
-    """One probe: its partners begin each phase together."""
+    """One probe: its partners begin each phase together. Unless it `fills` the upload there is one phase only."""
 
-    def __init__(self, partners: int) -> None:
-        self.enough = math.ceil(ENOUGH * partners)
+    def __init__(self, partners: int, *, fills: bool) -> None:
+        self.enough, self.fills = math.ceil(ENOUGH * partners), fills
         self.accepted: set[PeerId] = set()
         self.ready, self.filled = _Gate(partners), _Gate(partners)
         self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -318,6 +338,11 @@ class _Exercise:
             self.ready.leave()
             self.filled.leave()
             raise
+
+
+def _is_own(result: BaseException) -> bool:
+    """Whether it was this peer that broke off."""
+    return isinstance(result, RejectedError) and result.peer is None
 
 
 def _is_near(now: float | None, before: float | None) -> bool:

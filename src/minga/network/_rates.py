@@ -259,13 +259,3 @@ class LinkMeter:
     def note_work(self) -> None:
         """Bulk bytes that are no probe's are moving."""
         self._worked_s = self._clock()
-
-    def keep_since(self, when: float) -> None:
-        """What happened since loop time `when` outweighs everything before."""
-        self.up.keep_since(when)
-        self.down.keep_since(when)
-
-    def forget_since(self, when: float) -> None:
-        """What happened since loop time `when` says nothing."""
-        self.up.forget_since(when)
-        self.down.forget_since(when)
