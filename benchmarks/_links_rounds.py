@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks import _machine
@@ -100,29 +101,55 @@ def warm_up(swarm: Swarm, most: int) -> int:
 def are_stable(foreseen: Sequence[float]) -> bool:
     """Whether the last plans expected what the ones before them did; these are the times, in seconds."""
     pairs = list(itertools.pairwise(foreseen))[-STABLE_ROUNDS:]
-    return len(pairs) == STABLE_ROUNDS and all(0.0 < b and abs(a - b) <= STABLE * b for b, a in pairs)
+    return len(pairs) == STABLE_ROUNDS and all(b > 0.0 and abs(a - b) <= STABLE * b for b, a in pairs)
 
 
-def measure(setup: Setup, rounds: int, seed: int, most_warmup: int) -> dict[str, Any]:
-    """All figures of one setup."""
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds that count, by kind of plan, and how many came before them."""
+
+    rows: dict[str, list[dict[str, Any]]]
+    warmup_rounds: int
+
+    def median_s(self, kind: str) -> float:
+        """The usual round with plans of this kind."""
+        return statistics.median(row["seconds"] for row in self.rows[kind])
+
+    @property
+    def correct(self) -> bool:
+        """Whether all peers took part in all of them and had equal results."""
+        return all(row["correct"] for rows in self.rows.values() for row in rows)
+
+    @property
+    def cpu_share(self) -> float:
+        """Share of the machine's processors in use in the busiest of the rounds with the peers' own plans."""
+        return max(row["cpu_share"] for row in self.rows["adaptive"])
+
+
+def measure_rounds(setup: Setup, kinds: Mapping[str, int], seed: int, most_warmup: int) -> Rounds:
+    """So many rounds with each kind of plan, after rounds until the plans are stable."""
     with Lab(setup.hosts, setup.paths) as lab, Workers() as workers:
         swarm = Swarm(setup, workers, seed)
         swarm.start(lab)
         warmup_rounds = warm_up(swarm, most_warmup)
-        rows = {"adaptive": [swarm.round("adaptive") for _ in range(rounds)]}
-        rows |= {kind: [swarm.round(kind)] for kind in ("equal", "server")}
-    seconds = {kind: round(statistics.median(row["seconds"] for row in rows[kind]), 3) for kind in rows}
+        return Rounds({kind: [swarm.round(kind) for _ in range(kinds[kind])] for kind in kinds}, warmup_rounds)
+
+
+def measure(setup: Setup, rounds: int, seed: int, most_warmup: int) -> dict[str, Any]:
+    """All figures of one setup."""
+    done = measure_rounds(setup, {"adaptive": rounds, "equal": 1, "server": 1}, seed, most_warmup)
+    seconds = {kind: round(done.median_s(kind), 3) for kind in done.rows}
     figures = {
         "measured_s": seconds["adaptive"],
         "bound_s": round(setup.bound_s(), 3),
         "equal_parts_s": seconds["equal"],
         "parameter_server_s": seconds["server"],
-        "predicted_s": rows["adaptive"][-1]["predicted_s"],
-        "warmup_rounds": warmup_rounds,
-        "cpu_share": round(max(row["cpu_share"] for row in rows["adaptive"]), 3),
-        "correct": all(row["correct"] for kind in rows.values() for row in kind),
+        "predicted_s": done.rows["adaptive"][-1]["predicted_s"],
+        "warmup_rounds": done.warmup_rounds,
+        "cpu_share": round(done.cpu_share, 3),
+        "correct": done.correct,
     }
     if setup.sites:
-        two_level = all(row["sites"] for row in rows["adaptive"])
+        two_level = all(row["sites"] for row in done.rows["adaptive"])
         figures |= {"flat_s": seconds["equal"], "two_level_s": seconds["adaptive"] if two_level else None}
     return figures

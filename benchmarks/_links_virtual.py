@@ -27,7 +27,7 @@ from minga.simulation._ghost import GhostLayout
 from minga.training._session import Session, SessionSettings
 
 LATENCY_S: Final = 0.0005
-"""One way from a host to the middle of the network. Namespaces on one machine are some tenths of a millisecond apart."""
+"""One way from a host to the middle of the network: namespaces on one machine are a few tenths of that apart."""
 
 TURN_S: Final = 0.05
 """Fine turns, so that what peers measure of their lines is what real lines show them."""

@@ -67,7 +67,7 @@ def measure(steps: int) -> list[Step]:
             link = link or standing.wait_for_link(worker)
         for step in range(1, last + 1):
             standing.wait(lambda step=step: all(standing.step(worker) >= step for worker in workers.all))
-        return standing.collect(workers.all)[WARM_UP : last]
+        return standing.collect(workers.all)[WARM_UP:last]
 
 
 def simulate(steps: int, seed: int) -> list[Step]:

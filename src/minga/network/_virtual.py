@@ -2,8 +2,8 @@
 
 Theory of operation. Every host has an uplink and a downlink whose rates its transfers share evenly, a latency to the
 middle of the network, a share of lost packets (which cost time, as they are sent again), and perhaps a NAT that lets
-nobody dial it; a path from one host to another may be narrower than both their lines. Everything happens by timers of the running loop, so on the loop of `minga.simulation` hours pass in
-seconds, and equal seeds give equal runs.
+nobody dial it. The path from one host to another may be narrower than both their lines. Everything happens by timers
+of the running loop, so on the loop of `minga.simulation` hours pass in seconds, and equal seeds give equal runs.
 
 What goes wrong is told to nobody. Behind a cut, a stall or a kill the others hear only silence; a connection counts as
 lost after `idle_timeout_s` of it, as with QUIC. Meanwhile
