@@ -6,7 +6,7 @@ import torch
 torch.set_num_threads(1)  # small tensors, and several test processes on one machine
 
 FAULT_SEEDS = "0:200"
-SEEDS_A_TEST = 5
+SEEDS_A_TEST = 2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
