@@ -217,6 +217,26 @@ async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
 
 
 @virtually
+async def test_a_delayed_trainer_computes_what_the_next_step_asks_for_while_the_round_lasts() -> None:
+    p = port(delayed=True)
+    assert p.add(ones(4), 4)
+    p.limit(4)
+    assert p.poll() is None
+    p.limit_next(6)
+    await p.seal()
+    for _ in range(3):
+        assert p.poll() is None
+        assert p.add(ones(2), 2)
+    assert p.poll() is WAIT
+    p.reopen(6)
+    assert (p.report().samples, p.poll()) == (6, None)
+    assert p.report().parked, "the next step is full as soon as it begins"
+    p.limit_next(0)
+    await p.seal()
+    assert p.poll() is WAIT
+
+
+@virtually
 async def test_work_is_done_at_the_boundary_and_errors_reach_both_sides() -> None:
     p = port()
     done = p.request("add", lambda: 40 + 2)

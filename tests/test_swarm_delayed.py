@@ -39,7 +39,7 @@ class Ages:
             taken = 0
             for step, groups in sorted(rounds(swarm).items()) if only in (None, name) else ():
                 (samples,) = groups.values()
-                count = samples[name] // 2
+                count = samples.get(name, 0) // 2  # the last round may be only about to begin
                 ages += [step - at for at in computed[taken : taken + count]]
                 taken += count
         return ages
@@ -77,11 +77,11 @@ def test_a_step_takes_as_long_as_the_longer_of_computation_and_transfer(transfer
     step_s = fmean(b - a for a, b in itertools.pairwise(applied[1:]))
     if transfer_s < COMPUTE_S:
         assert COMPUTE_S - 0.1 <= step_s <= 1.05 * COMPUTE_S
-    else:  # the last two micro-batches wait for the new parameters
-        assert transfer_s <= step_s <= 1.08 * transfer_s + 2 * MICRO_BATCH_S
+    else:  # by then the next step's samples are there
+        assert transfer_s <= step_s <= 1.08 * transfer_s
     assert set(ages.at_rounds(swarm)) == {0, 1}
     # Where the transfer is longer there would be time for many more samples.
-    assert all(BATCH <= size <= 1.1 * BATCH for size in sizes(swarm))
+    assert all(BATCH <= size <= 1.1 * BATCH for size in sizes(swarm)[:8])
 
 
 def test_a_batch_that_grew_too_large_does_not_stay_so() -> None:

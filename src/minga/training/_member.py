@@ -182,6 +182,7 @@ class Member:
 
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
         planned_s = asyncio.get_running_loop().time()
+        self._port.limit_next(self._limit_by(plan))
         vector, weight = await self._port.seal()
         self._announcer.set_status("averaging")
         self._node.events.emit(

@@ -13,8 +13,8 @@ last one. The loop may seal at any time: what was accumulated up to the last bou
 micro-batch under way then, whose gradient belongs to parameters that are about to change, is dropped when it ends. With
 the *synchronous* strategy the thread waits while PARKED or SEALED. With the *delayed* one parking sets the buffer aside
 and the thread goes on into a second buffer; the result is applied at the first boundary after it came, so gradients are
-at most one step old. Where rounds take longer than computing does, the thread waits when it has about as many samples
-as it has in the round: else batches would grow.
+at most one step old. Where rounds take longer than computing does, the thread waits when it has the samples of the next
+step; the plan of the round says how many these are, and before it came they are taken to be about as many as lie aside.
 
 At its boundaries, and while it waits, the thread does the work that the loop asks for (`Work`): apply a reduced vector,
 capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
@@ -86,6 +86,7 @@ class TrainerPort:
         self._sum = Accumulator(new_vector, self.condition, delayed=delayed, unit=self.unit)
         self._phase = Phase.OPEN
         self._limit: int | None = None
+        self._next_limit: int | None = None
         self._work: deque[Work] = deque()
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
         self._paused = self._resting = False
@@ -203,6 +204,12 @@ class TrainerPort:
                 self._park()
         self._wake()
 
+    def limit_next(self, samples: int | None) -> None:
+        """How far to go in the step after this one until it is `reopen`ed; None if nobody said."""
+        with self.condition:
+            self._next_limit = samples
+        self._wake()
+
     def rest(self, *, resting: bool) -> None:
         """Keep the thread from computing, from its next boundary on, or let it go on."""
         with self.condition:
@@ -227,7 +234,7 @@ class TrainerPort:
         with self._sum.arithmetic:
             self._sum.clear(everything=drop_all)
             with self.condition:
-                self._phase, self._limit = Phase.OPEN, limit
+                self._phase, self._limit, self._next_limit = Phase.OPEN, limit, None
         self._wake()
 
     # ---- the loop: work for the thread
@@ -265,10 +272,14 @@ class TrainerPort:
 
     def _has_to_wait(self) -> bool:
         if self._delayed:
-            closing = self._phase in (Phase.PARKED, Phase.SEALED)
-            is_ahead = not self._sum.complete_samples or self._sum.is_ahead(self._last_samples)
-            return self._resting or (closing and is_ahead)
+            return self._resting or (self._phase is not Phase.OPEN and self._is_ahead())
         return self._resting or self._phase is not Phase.OPEN
+
+    def _is_ahead(self) -> bool:
+        """Whether there is enough for the next step already, as far as one knows."""
+        if self._next_limit is not None:
+            return self._sum.samples - self._sum.complete_samples >= self._next_limit
+        return not self._sum.complete_samples or self._sum.is_ahead(self._last_samples)
 
     def _has_enough(self, samples: int) -> bool:
         limits = [limit for limit in (self._limit, self._target) if limit is not None]
@@ -315,6 +326,7 @@ class TrainerPort:
             self._sum.to_sum()
             with self.condition:
                 self._phase = Phase.OPEN  # and parks at the next boundary, with what came since
+                self._next_limit = None
         self._wake()
 
     def _wake(self) -> None:
