@@ -22,8 +22,10 @@ all rounds went well in both worlds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, Final, ParamSpec, TypeVar
 
 from benchmarks import _village
 from benchmarks._links_rounds import Rounds, measure_rounds
@@ -34,15 +36,23 @@ from benchmarks._report import emit, finish, note, parser
 from tests.netlab import LabError, why_unavailable
 
 Figures = dict[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 TOLERANCE: Final = 0.15
 OTHER_PLANS: Final = ("equal", "server")
 
 
+def apart(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call it in a process that is gone afterwards, so that it leaves nothing behind for what is measured."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args, **kwargs).result()
+
+
 def compare_rounds(setup: Setup, rounds: int, seed: int, most_warmup: int) -> Figures:
     """The figures of a setup of `benchmarks.links`."""
     kinds = {"adaptive": rounds, **dict.fromkeys(OTHER_PLANS, 1)}
-    foreseen = simulate(setup, kinds, seed, most_warmup)
+    foreseen = apart(simulate, setup, kinds, seed, most_warmup)
     measured: Rounds = measure_rounds(setup, kinds, seed, most_warmup)
     pairs = {
         kind: {"predicted_s": round(foreseen.median_s(kind), 3), "measured_s": round(measured.median_s(kind), 3)}
@@ -58,7 +68,7 @@ def compare_rounds(setup: Setup, rounds: int, seed: int, most_warmup: int) -> Fi
 
 def compare_steps(steps: int, seed: int) -> Figures:
     """The figures of the village."""
-    foreseen, measured = _village.simulate(steps, seed), _village.measure(steps)
+    foreseen, measured = apart(_village.simulate, steps, seed), _village.measure(steps)
     return {
         "predicted_s": round(_village.median_step_s(foreseen), 3),
         "measured_s": round(_village.median_step_s(measured), 3),
