@@ -14,6 +14,7 @@ from swarm_tools import virtually
 
 from minga.averaging._desk import UNFAIR, PlanDesk
 from minga.averaging._division import Division, PartShare, SwarmRates
+from minga.averaging._fairness import unfairness
 from minga.averaging._group import GroupSettings
 from minga.averaging._messages import Join, Member, Part, Plan, Report
 from minga.averaging._planner import divide
@@ -157,3 +158,24 @@ def test_clients_come_last_in_the_order_in_which_members_mend_the_round() -> Non
             assert {member.peer_id for member in plan.members[-3:]} == clients
 
     main()
+
+
+@virtually
+async def test_slow_paths_are_a_reason_for_a_long_round_and_not_the_leaders_fault() -> None:
+    """A peer whose probe met slow paths only takes its line for slow; equal parts would take as long."""
+    rate, slow, me = 1e7, 1e5, 5
+    halves = [set(PEERS[:6]), set(PEERS[6:])]
+
+    def row(peer: PeerId, other: PeerId) -> LinkRow:
+        apart = not any({peer, other} <= half for half in halves)
+        return LinkRow(link_key(other), *[int(slow if apart else rate)] * 4, 10 if apart else 0, 1000)
+
+    links = {
+        peer: Links(int(rate), int(rate), rows=tuple(row(peer, other) for other in PEERS if other != peer))
+        for peer in PEERS
+    }
+    plan = plan_of(dict.fromkeys(range(12), 1 / 12))
+    assert unfairness(plan, links, LineRates(slow, slow), me, 4.0 * NUMEL) is not None, "seen by its line alone"
+    assert unfairness(plan, links, LineRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is None
+    fast = {peer: Links(int(rate), int(rate)) for peer in PEERS}
+    assert unfairness(plan, fast, LineRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is not None

@@ -3,16 +3,21 @@
 A member knows its own line first-hand, and from the board what the others say of theirs. A plan is unfair to it if it
 keeps its line busy for more than `UNFAIR_FACTOR` times as long as a whole round of equal parts keeps three quarters of
 the members busy at most: no honest leader can be so wrong, and however slow a few liars say that they are, nothing
-becomes fair by it. Every member checks every plan, so this takes time in proportion to members and parts only.
+becomes fair by it. Every member checks every plan, so this takes time in proportion to members and parts only. A plan
+that seems unfair by that is looked at again with the paths between the members, which may be what makes equal parts
+slow, and which take longer to reckon with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from minga.averaging._baselines import equal_parts
+from minga.averaging._measured import Claim, swarm_rates
 from minga.averaging._messages import Plan
+from minga.averaging._prediction import predict
 from minga.network._interface import PeerId
 from minga.network._lines import LineRates
 from minga.network._records import Links
@@ -28,6 +33,8 @@ def unfairness(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: in
     if usual_s is None:
         return None
     mine_s = _seconds(own, vector_bytes * _vectors_carried(plan, me))
+    if mine_s > UNFAIR_FACTOR * usual_s + UNFAIR_S:
+        usual_s = max(usual_s, _usual_over_paths_s(plan, links, own, me, vector_bytes))
     if mine_s <= UNFAIR_FACTOR * usual_s + UNFAIR_S:
         return None
     return f"its plan keeps this peer busy for {mine_s:.0f} s, where equal parts take most {usual_s:.0f} s"
@@ -39,11 +46,42 @@ def _usual_s(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: int,
     carried = 2.0 * vector_bytes * (count - 1) / count
     busy_s = []
     for index, member in enumerate(plan.members):
-        known = links.get(member.peer_id)
-        line = own if index == me else LineRates(known.upload or None, known.download or None) if known else LineRates()
+        line = own if index == me else _line(links.get(member.peer_id))
         if line.upload or line.download:
             busy_s.append(_seconds(line, carried))
-    return sorted(busy_s)[math.ceil(0.75 * (len(busy_s) - 1))] if busy_s else None
+    return _third_quartile(busy_s) if busy_s else None
+
+
+def _usual_over_paths_s(
+    plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: int, vector_bytes: float
+) -> float:
+    """The same by the rates that a leader would plan with, each member's time being that of its line or of three
+    quarters of its paths.
+    """
+    claims = []
+    for index, member in enumerate(plan.members):
+        line = own if index == me else _line(links.get(member.peer_id))
+        claims.append(Claim(line.upload, line.download, aggregates=member.aggregates))
+    rates = swarm_rates([member.peer_id for member in plan.members], claims, links)
+    foreseen, count = predict(equal_parts(rates), rates, vector_bytes), len(rates.peers)
+    path_s: list[list[float]] = [[] for _ in rates.peers]
+    for (one, _), rate in rates.pairs.items():
+        path_s[one].append(2.0 * vector_bytes / count / rate if rate else 0.0)
+    busy_s = []
+    for index, peer in enumerate(rates.peers):
+        up_s = foreseen.upload_bytes[index] / peer.upload if peer.upload else 0.0
+        down_s = foreseen.download_bytes[index] / peer.download if peer.download else 0.0
+        fast = [0.0] * max(1, count - 1 - len(path_s[index]))
+        busy_s.append(max(up_s, down_s, _third_quartile([*fast, *path_s[index]])))
+    return _third_quartile(busy_s)
+
+
+def _third_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[math.ceil(0.75 * (len(values) - 1))]
+
+
+def _line(known: Links | None) -> LineRates:
+    return LineRates(known.upload or None, known.download or None) if known is not None else LineRates()
 
 
 def _seconds(line: LineRates, carried_bytes: float) -> float:
