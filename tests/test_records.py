@@ -140,6 +140,7 @@ PROGRESS_FIELDS = {
     "time": 1.0,
     "client": False,
     "vector_bytes": 0,
+    "target_batch_size": 0,
 }
 BROKEN_PAYLOADS: dict[str, object] = {
     "integer for float": {**PROGRESS_FIELDS, "samples_per_second": 4},
