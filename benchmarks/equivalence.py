@@ -39,10 +39,10 @@ from benchmarks._worker import Channel
 from minga import Optimizer, PeerOptions, RunSpec, host, join
 from minga.network._virtual import HostSettings
 from minga.simulation._classification import SAMPLES, Classification
+from minga.simulation._model import ClassifierReplica
 from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation._swarm import Swarm
 from minga.simulation._virtual_time import run_virtual
-from minga.training._replica import Replica
 from minga.training._snapshot import StateSnapshot
 
 TARGET = 256
@@ -112,18 +112,11 @@ def spec_of(codec: str, steps: int, optimizer: str) -> RunSpec:
 # ---- on the virtual network
 
 
-class NotingReplica(Replica):
+class NotingReplica(ClassifierReplica):
     """A replica that notes which samples it contributed to which step."""
 
     def __init__(self, spec: RunSpec) -> None:
-        self.task = Classification(spec)
-        super().__init__(
-            spec,
-            self.task.optimizer,
-            model=self.task.model,
-            scheduler=self.task.scheduler,
-            max_grad_norm=spec.optimizer.max_grad_norm,
-        )
+        super().__init__(spec)
         self.current: list[int] = []
         self.steps: dict[int, list[int]] = {}
         self.losses: dict[int, float] = {}
@@ -152,7 +145,7 @@ def run_in_virtual_world(spec: RunSpec, steps: int) -> Run:
     """Four simulated peers; nothing in the run depends on this machine."""
     replicas: list[NotingReplica] = []
 
-    def make_replica(spec: RunSpec) -> Replica:
+    def make_replica(spec: RunSpec) -> NotingReplica:
         replicas.append(NotingReplica(spec))
         return replicas[-1]
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.scaling --json                       # plans of 10 to 2,000 peers
     python -m benchmarks.scaling --swarm 10,30,100 --json     # and swarms of so many in virtual time; minutes for 100
+    python -m benchmarks.scaling --gossip 2,10,25,50 --json   # and what their gossip takes
 
 A line for each size, of home lines drawn from a distribution (median 30 Mb/s up), a fifth of them behind NAT, and a
 vector of 36 MB (ALBERT-large in float16):
@@ -19,6 +20,11 @@ and of each swarm, before its first round:
     group_s             virtual seconds from when the last peer came until all are in one group
     known               share of the living that a peer knows, the least over all peers, some time later
     cpu_ms              processor time of a second of one peer, in which lines are probed, too
+
+and with `--gossip`, of swarms that do nothing but gossip, from the second minute on:
+
+    kb_s                stream bytes that a peer sends per second
+    cpu_ms              processor time of a second of one peer
 
 ok: a division above 64 peers takes at most 10 % longer than the flat one, or as long as the slowest upload and half as
 long again, and less than 2 s of processor time; nobody opens more than 3 * sqrt(N) + 64 streams; all know everybody.
@@ -49,6 +55,7 @@ from minga.network._virtual import HostSettings
 from minga.simulation import run_virtual
 from minga.simulation._ghost import GhostModel, GhostReplica, no_gradient
 from minga.simulation._swarm import Swarm, TrainerSettings
+from tests.board_swarm import Swarm as Gossipers
 
 SIZES = (10, 30, 64, 100, 300, 1000, 2000)
 PARAMETERS = 17_850_000
@@ -56,16 +63,20 @@ VECTOR_BYTES = 2 * PARAMETERS
 MBIT = 1e6 / 8
 WATCHED_S = 20.0
 LONGEST_FORMING_S = 300.0
+GOSSIP_WARM_UP_S, GOSSIP_S = 60.0, 40.0
 
 
 def main(arguments: list[str]) -> int:
     """Measure each size."""
     options = parser(__doc__)
     options.add_argument("--swarm", default="", help="sizes of swarms to simulate, with commas")
+    options.add_argument("--gossip", default="", help="sizes of swarms that only gossip, with commas")
     chosen = options.parse_args(arguments)
     divide(SwarmRates((PeerRates(MBIT, MBIT),) * 100), VECTOR_BYTES)  # what it imports is not counted below
     rows = [plan_row(size) for size in SIZES]
     swarms = [run_virtual(swarm_row(int(size))) for size in chosen.swarm.split(",") if size]
+    for size in filter(None, chosen.gossip.split(",")):
+        run_virtual(gossip_row(int(size)))
     ok = all(row["ok"] for row in (*rows, *swarms))
     return finish("scaling", ok, chosen.json, sizes=[row["peers"] for row in rows], swarms=len(swarms))
 
@@ -143,6 +154,22 @@ async def swarm_row(size: int) -> dict[str, Any]:
     emit(**row)
     await swarm.close()
     return row
+
+
+async def gossip_row(size: int) -> None:
+    """A swarm of nodes that only gossip; see the module."""
+    swarm = Gossipers(seed=1)
+    await swarm.grow(size)
+    await asyncio.sleep(GOSSIP_WARM_UP_S)
+    sent, cpu_s = _sent(swarm), time.process_time()
+    await asyncio.sleep(GOSSIP_S)
+    cpu_ms = (time.process_time() - cpu_s) / size / GOSSIP_S * 1000
+    emit(gossipers=size, kb_s=round((_sent(swarm) - sent) / size / GOSSIP_S / 1000, 2), cpu_ms=round(cpu_ms, 2))
+    await swarm.close()
+
+
+def _sent(swarm: Gossipers) -> int:
+    return sum(peer.node.traffic()[0] for peer in swarm.peers)
 
 
 def _home(generator: random.Random, index: int) -> PeerRates:

@@ -157,7 +157,8 @@ def test_several_mistakes_are_told_each_on_its_own_line(small: str, capsys: pyte
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are different there")
-def test_ctrl_c_gives_a_summary_of_what_ran(small: str) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_being_told_to_end_gives_a_summary_of_what_ran(small: str, number: int, code: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "minga", "sim", small, "--set", "stop.steps=100000", "--json"],
         stdout=subprocess.PIPE,
@@ -169,12 +170,12 @@ def test_ctrl_c_gives_a_summary_of_what_ran(small: str) -> None:
     for line in process.stdout:
         lines.append(line)
         if json.loads(line).get("event") == "step":
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             break
     rest, errors = process.communicate(timeout=45)
     summary = last_json("".join(lines) + rest)
-    assert process.returncode == 130
-    assert (summary["ok"], summary["error"], summary["ended_by"]) == (False, "KeyboardInterrupt", "interrupt")
+    assert process.returncode == code
+    assert (summary["ok"], summary["exit_code"], summary["ended_by"]) == (False, code, "interrupt")
     assert summary["steps"] >= 1
     assert not errors
 

@@ -70,8 +70,7 @@ def _run_one(scenario: Scenario, options: SimOptions, context: Context) -> int:
             _draw(outcome, options.plot, context)
         _last_line(context, outcome.summary(), interrupted=interrupted)
 
-    outcome = _simulate(Simulation(scenario, options.log), context, tell)
-    return _exit.INTERRUPTED if outcome.ended_by == "interrupt" else _exit.OK
+    return _simulate(Simulation(scenario, options.log), context, tell)[1]
 
 
 def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimOptions, context: Context) -> int:
@@ -90,9 +89,9 @@ def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimOptions,
     for point, scenario in runs:
         words = ", ".join(f"{key} = {value}" for key, value in point)
         context.output.say(escape(f"{scenario.name}: {words}"))
-        outcome = _simulate(Simulation(scenario), context, tell)
-        if outcome.ended_by == "interrupt":
-            return _exit.INTERRUPTED
+        outcome, code = _simulate(Simulation(scenario), context, tell)
+        if code != _exit.OK:
+            return code
         done.append((point, outcome))
         context.output.event("run", settings=dict(point), **outcome.summary())
         if options.plot is not None:
@@ -101,8 +100,8 @@ def _run_all(runs: Sequence[tuple[list[Change], Scenario]], options: SimOptions,
     return _exit.OK
 
 
-def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome], None]) -> Outcome:
-    """Run one simulation, showing how far it is; `tell` is called at its end."""
+def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome], None]) -> tuple[Outcome, int]:
+    """Run one simulation, showing how far it is; `tell` is called at its end. Returns the exit code, too."""
     shown, said = 0, ""
 
     def tell_steps(steps: list[StepRecord]) -> None:
@@ -121,7 +120,7 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
         return [line] if news else []
 
     with contextlib.ExitStack() as display:
-        display.enter_context(_interrupting(simulation))
+        signals = display.enter_context(_interrupting(simulation))
         display.enter_context(Ticker(context.output, tick, escape, plain))
 
         def end(outcome: Outcome) -> None:
@@ -129,22 +128,29 @@ def _simulate(simulation: Simulation, context: Context, tell: Callable[[Outcome]
             tell_steps(outcome.steps)
             tell(outcome)
 
-        return simulation.run(end)
+        outcome = simulation.run(end)
+    if outcome.ended_by != "interrupt":
+        return outcome, _exit.OK
+    return outcome, _exit.TERMINATED if signal.SIGTERM in signals else _exit.INTERRUPTED
 
 
 @contextlib.contextmanager
-def _interrupting(simulation: Simulation) -> Iterator[None]:
-    """Let Ctrl-C end the simulation, and not the program wherever it is just then."""
+def _interrupting(simulation: Simulation) -> Iterator[list[int]]:
+    """Let Ctrl-C or SIGTERM end the simulation, and not the program wherever it is just then; gives those that came."""
+    received: list[int] = []
 
     def handle(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        _exit.interrupts.append(signal_number)
+        received.append(signal_number)
+        if signal_number == signal.SIGINT:
+            _exit.interrupts.append(signal_number)
         simulation.interrupt()
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield received
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 def _draw(outcome: Outcome, folder: Path | None, context: Context) -> None:
@@ -161,6 +167,6 @@ def _last_line(context: Context, fields: dict[str, Any], *, interrupted: bool) -
     if not interrupted:
         context.output.summary(ok=True, **fields)
         return
-    error = {"error": "KeyboardInterrupt", "message": "interrupted", "exit_code": _exit.INTERRUPTED}
-    context.output.summary(ok=False, **error, **fields)
+    name, code = ("KeyboardInterrupt", _exit.INTERRUPTED) if _exit.interrupts else ("Terminated", _exit.TERMINATED)
+    context.output.summary(ok=False, error=name, message="interrupted", exit_code=code, **fields)
     _exit.interrupts_told.append(_exit.INTERRUPTED)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from minga.core._errors import ConfigurationError, StorageError
+from minga.core._errors import ConfigurationError
 from minga.monitor._history import Entry
+from minga.monitor._picture import blank, write
 
 _MARKS = {"joined": ("tab:green", "joined"), "left": ("tab:gray", "left"), "lost": ("tab:red", "lost")}
 
@@ -25,25 +25,12 @@ def plot_history(entries: Sequence[Entry], path: Path, *, title: str = "") -> No
     held_out = [e for e in entries if e["event"] == "evaluation" and _number(e, "heldout_mlm_loss")]
     if not steps and not held_out:
         raise ConfigurationError("there is no loss to draw yet; watch the run for some steps first")
-    # The plain classes of matplotlib need no display and leave no global state behind, unlike its pyplot.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.0, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(11.0, 4.5)
     by_time, by_samples = figure.subplots(1, 2, sharey=True)
     _draw(by_time, by_samples, entries, steps, held_out)
     if title:
         figure.suptitle(title.replace("$", r"\$"))
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(unfinished, format="png", dpi=110)
-        unfinished.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+    write(figure, path)
 
 
 def _draw(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from minga.core._events import EventBus
-from minga.network import _records
+from minga.network import _pulse, _records
 from minga.network._changes import Changes
 from minga.network._interface import Address, PeerId
 from minga.network._liveness import AwakeClock, FailureDetector
@@ -70,7 +70,7 @@ class Board(Changes):
         super().__init__()
         self.peer_id = PeerId(signer.peer_id)
         self.run_id, self.events = run_id, events
-        self.now = AwakeClock(clock)
+        self.now = AwakeClock(clock, _pulse.PULSE_S)  # the gossip looks at it with each tick
         self.verdicts: Counter[Verdict] = Counter()
         """What became of all records received so far."""
         self.store = RecordStore(self.peer_id, run_id, self.now())

@@ -4,7 +4,8 @@ Theory of operation. A peer that is killed, stopped or cut off says nothing, and
 says while it computes. So every open message stream carries a *pulse* frame whenever nothing else was written for some
 ticks, and whoever waits for a frame gives up once nothing at all came for `silence_limit` ticks. Each pulse says after
 how many ticks the next one comes at the latest: `LEAST_TICKS`, or more where a peer has so many streams open, as the
-leader of a large group has, that it would do little else. The side with fewer streams follows the one with more.
+leader of a large group has, that it would do little else. The side with fewer streams follows the one with more, and
+no pause gets shorter on a stream again: the other side may not have heard of it yet when it misses a pulse.
 
 Time is counted in ticks of this peer's own clockwork, not in seconds: if this process was stopped or starved, its
 ticks stop too, and upon waking it does not accuse everyone else of having been silent.

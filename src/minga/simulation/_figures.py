@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from minga.core._errors import StorageError
+from minga.monitor._picture import blank, write
 from minga.simulation._ledger import PHASES
 from minga.simulation._outcome import Outcome
 
@@ -25,20 +24,11 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     }
     if outcome.losses():
         figures = {"loss": _loss, **figures}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"{folder}: cannot be made: {error.strerror}") from error
     return [_save(outcome, drawing, folder / f"{name}.png") for name, drawing in figures.items()]
 
 
 def _save(outcome: Outcome, drawing: Callable[[Any, Outcome], None], path: Path) -> Path:
-    # The plain classes of matplotlib need no display and leave no global state behind, unlike its pyplot.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=SIZE_INCHES, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(*SIZE_INCHES)
     axes = figure.subplots()
     drawing(axes, outcome)
     axes.grid(alpha=0.3)
@@ -46,14 +36,7 @@ def _save(outcome: Outcome, drawing: Callable[[Any, Outcome], None], path: Path)
         axes.legend()
     name = f"{outcome.scenario.name}, seed {outcome.scenario.seed}"
     figure.suptitle(name.replace("$", r"\$"))
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    try:
-        figure.savefig(unfinished, format="png", dpi=110)
-        unfinished.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+    write(figure, path)
     return path
 
 
