@@ -43,7 +43,7 @@ SAMPLES_PER_SECOND: Final = 1.0
 
 CROWDED: Final[dict[ModuleType, dict[str, float]]] = {
     _gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 5.0},
-    _link_report: {"LOOK_S": 5.0, "PERIOD_S": 10.0},
+    _link_report: {"FIRST_PERIOD_S": 10.0, "PERIOD_S": 10.0},
     _pulse: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
     _messages: {"PULSE_S": 1.0},
     _patience: {"APPEAR_S": 10.0},

@@ -166,6 +166,8 @@ def _claim(seat: Seat, *, able: bool) -> Claim:
         samples_per_second=report.rate,
         sends=join.computes and computes,
         aggregates=join.aggregates,
+        upload_shown=join.upload_shown,
+        download_shown=join.download_shown,
     )
 
 

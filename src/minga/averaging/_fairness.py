@@ -47,7 +47,7 @@ def _usual_s(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: int,
     busy_s = []
     for index, member in enumerate(plan.members):
         line = own if index == me else _line(links.get(member.peer_id))
-        if line.upload or line.download:
+        if any(line.limits):
             busy_s.append(_seconds(line, carried))
     return _third_quartile(busy_s) if busy_s else None
 
@@ -61,7 +61,8 @@ def _usual_over_paths_s(
     claims = []
     for index, member in enumerate(plan.members):
         line = own if index == me else _line(links.get(member.peer_id))
-        claims.append(Claim(line.upload, line.download, aggregates=member.aggregates))
+        shown = {"upload_shown": line.upload_shown, "download_shown": line.download_shown}
+        claims.append(Claim(line.upload, line.download, aggregates=member.aggregates, **shown))
     rates = swarm_rates([member.peer_id for member in plan.members], claims, links)
     foreseen, count = predict(equal_parts(rates), rates, vector_bytes), len(rates.peers)
     path_s: list[list[float]] = [[] for _ in rates.peers]
@@ -81,12 +82,15 @@ def _third_quartile(values: Sequence[float]) -> float:
 
 
 def _line(known: Links | None) -> LineRates:
-    return LineRates(known.upload or None, known.download or None) if known is not None else LineRates()
+    if known is None:
+        return LineRates()
+    shown = {"upload_shown": known.upload_shown, "download_shown": known.download_shown}
+    return LineRates(known.upload or None, known.download or None, **shown)
 
 
 def _seconds(line: LineRates, carried_bytes: float) -> float:
-    """How long a line takes for so many bytes each way, the slower way counting."""
-    return max(carried_bytes / rate if rate else 0.0 for rate in (line.upload, line.download))
+    """How long a line takes for so many bytes each way, the slower way counting, as far as that is known."""
+    return max(carried_bytes / rate if rate else 0.0 for rate in line.limits)
 
 
 def _vectors_carried(plan: Plan, me: int) -> float:

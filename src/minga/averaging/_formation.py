@@ -195,6 +195,8 @@ class GroupFormation:
             upload=rates.upload,
             download=rates.download,
             report=self._contributor.report(),
+            upload_shown=rates.upload_shown,
+            download_shown=rates.download_shown,
             suspects=tuple(sorted(self._company.suspects.now()))[:64],
             seats=seats,
             previous=self.previous,

@@ -9,6 +9,10 @@ level times the number of witnesses is what the peer is known to have sent. It c
 a fast newcomer comes to its full share within a few rounds, doubling or tripling its part each time it delivers, while
 a liar stays at `LIFT` times what it really can. The same goes for downloads by what others sent that it acknowledged.
 
+A rate that was never *shown*, because nobody asked for more, is one that the line carries at least: it counts for the
+median of all claims if that is more, and as a download for as much as the same line uploads: few are slower down than
+up. Whoever cannot keep up with that has shown its rate after one round.
+
 A path counts as slower than its ends only if its sender found that it got less than `SLOW_PERCENT` of what both lines
 had room for, and if its receiver never saw more than `AGREE` times that rate come. Of the two rates the lower counts.
 A single liar can therefore slow down what goes to and from itself, as it could by being slow, and cannot touch the path
@@ -39,7 +43,9 @@ ALIKE = 0.5
 
 @dataclass(frozen=True)
 class Claim:
-    """What a peer tells of itself when it joins a group: rates in bytes per second, None where unknown."""
+    """What a peer tells of itself when it joins a group: rates in bytes per second, None where unknown, and the least
+    that they can be where they were not `shown`.
+    """
 
     upload: float | None = None
     download: float | None = None
@@ -47,6 +53,8 @@ class Claim:
     sends: bool = True
     receives: bool = True
     aggregates: bool = True
+    upload_shown: bool = True
+    download_shown: bool = True
 
 
 def swarm_rates(order: Sequence[PeerId], claims: Sequence[Claim], records: Mapping[PeerId, Links]) -> SwarmRates:
@@ -61,8 +69,10 @@ def swarm_rates(order: Sequence[PeerId], claims: Sequence[Claim], records: Mappi
     for (_, i), row in rows.items():
         sent[i].append(row.received_mean)
         received[i].append(row.sent_mean)
-    up = _believed([claim.upload for claim in claims], sent, [links.upload_cap for links in said])
-    down = _believed([claim.download for claim in claims], received, [links.download_cap for links in said])
+    up = _believed([(c.upload, c.upload_shown) for c in claims], sent, [links.upload_cap for links in said])
+    least = [c.download if c.download_shown else _more(c.download, rate) for c, rate in zip(claims, up, strict=True)]
+    downloads = [(rate, claim.download_shown) for claim, rate in zip(claims, least, strict=True)]
+    down = _believed(downloads, received, [links.download_cap for links in said])
     peers = tuple(
         PeerRates(u, d, _speed(c.samples_per_second), c.sends, c.receives, c.aggregates)
         for c, u, d in zip(claims, up, down, strict=True)
@@ -83,15 +93,17 @@ def _rows(order: Sequence[PeerId], records: Mapping[PeerId, Links]) -> dict[tupl
 
 
 def _believed(
-    claims: Sequence[float | None], witnesses: Sequence[Sequence[float]], caps: Sequence[float]
+    claims: Sequence[tuple[float | None, bool]], witnesses: Sequence[Sequence[float]], caps: Sequence[float]
 ) -> list[float | None]:
-    """The rate of each peer as far as it is believed; None if nobody claims anything and it has no cap."""
-    known = [rate for rate in map(_rate, claims) if rate is not None]
+    """The rate of each peer as far as it is believed; None if nobody claims anything and it has no cap. `claims` are
+    rates, and whether they were shown.
+    """
+    known = [rate for claim, _ in claims if (rate := _rate(claim)) is not None]
     usual = median(known) if known else None
     believed: list[float | None] = []
-    for claim, seen in zip(claims, witnesses, strict=True):
+    for (claim, shown), seen in zip(claims, witnesses, strict=True):
         rate = _rate(claim)
-        if rate is None:
+        if rate is None or (usual is not None and not shown and rate < usual):
             rate = usual
         elif usual is not None and rate > usual:
             rate = min(rate, max(usual, LIFT * _shown(seen, len(claims) - 1)))
@@ -137,6 +149,11 @@ def _rate(rate: float | None) -> float | None:
 
 def _speed(rate: float) -> float:
     return rate if math.isfinite(rate) and rate >= 0.0 else 0.0
+
+
+def _more(first: float | None, second: float | None) -> float | None:
+    """The higher one, if the first is known."""
+    return first if first is None or second is None else max(first, second)
 
 
 def _least(first: float | None, second: float | None) -> float | None:

@@ -56,11 +56,12 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A peer asks to be in the group of `step`.
 
     `layout` is the fingerprint of its vector, `aggregates` whether all can reach it, `computes` whether it has samples
-    to give at all, `upload` and `download` its own estimate of its link in bytes per second (None: unknown). `suspects`
-    are the peers before this leader in the ranking from which it hears nothing, `seats` how many members have joined
-    the sender itself (two leaders of one step settle by this who goes on), -1 for a newcomer that looks around,
-    `previous` the fingerprint of the reduced vector that led to `step`, empty if its state came in another way, `batch`
-    the target batch size that the last plan named for `step`, 0 if the sender has not had that plan.
+    to give at all, `upload` and `download` its own estimate of its link in bytes per second (None: unknown), which it
+    carries at least if that was not `shown`. `suspects` are the peers before this leader in the ranking from which it
+    hears nothing, `seats` how many members have joined the sender itself (two leaders of one step settle by this who
+    goes on), -1 for a newcomer that looks around, `previous` the fingerprint of the reduced vector that led to `step`,
+    empty if its state came in another way, `batch` the target batch size that the last plan named for `step`, 0 if the
+    sender has not had that plan.
     """
 
     step: Step
@@ -71,6 +72,8 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upload: Rate | None
     download: Rate | None
     report: Report
+    upload_shown: bool = True
+    download_shown: bool = True
     suspects: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=64)] = ()
     seats: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_MEMBERS)] = 0
     previous: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.averaging._division import Division
+from minga.averaging._large_groups import LARGE
 from minga.averaging._messages import LONGEST_S, MAX_CHUNKS, Join, Member, Part, Plan, SignedPlan
 from minga.averaging._parts import allocate
 from minga.averaging._two_level import most_ways
@@ -25,7 +27,7 @@ CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK = 16, 8
 """A vector goes in so many chunks for each member, or of two levels for each half part if these are fewer: until the
 first is reduced everywhere nothing comes back, and that takes one chunk to each of the others, so about one 16th of the
 way there is lost to it. In a quick round, or one of which nothing is known, what is done for each chunk costs more than
-that.
+that; so it does in a large group, whose parts go in so many chunks each.
 
 A part goes in at least this number of chunks itself, none of which gets smaller than `MIN_CHUNK_BYTES` for that. A root
 sends each result to everybody at once; with chunks as large as those of large parts that would fill its line for so
@@ -54,7 +56,8 @@ def make_plan(
 
     `name` is a text that no other round of the run has.
     """
-    is_quick = division.predicted_s is None or division.predicted_s < QUICK_S
+    is_large = len(members) > LARGE
+    is_quick = is_large or division.predicted_s is None or division.predicted_s < QUICK_S
     chunks = CHUNKS_IF_QUICK if is_quick else CHUNKS_PER_MEMBER
     sizes = allocate(needs.numel, [part.share for part in division.parts])
     parts, stop = [], 0
@@ -77,7 +80,9 @@ def make_plan(
 
 def _lanes(members: int, division: Division) -> int:
     """To how many others a member sends, about."""
-    return min(members, 2 * len(division.parts)) if division.sites else members
+    if not division.sites:
+        return members
+    return len(division.parts) if members > LARGE else min(members, 2 * len(division.parts))
 
 
 def _chunk_bytes(needs: PlanNeeds, chunks: int) -> int:
@@ -111,12 +116,18 @@ def accept_plan(signed: SignedPlan, *, leader: PeerId, step: int, numel: int, me
     if not verify(leader, signed.signature, signed.plan, context=CONTEXT):
         raise ProtocolError("the plan is not signed by its leader", peer=leader, round=step, phase="group")
     try:
-        plan = msgspec.msgpack.decode(signed.plan, type=Plan)
+        plan = _decoded(signed.plan)
     except DECODING_ERRORS as error:
         raise ProtocolError(f"malformed plan: {error}", peer=leader, round=step, phase="group") from error
     if (flaw := next(_flaws(plan, leader, step, numel, me), None)) is not None:
         raise ProtocolError(f"plan refused: {flaw}", peer=leader, round=step, phase="group")
     return plan
+
+
+@functools.lru_cache(maxsize=8)
+def _decoded(encoded: bytes) -> Plan:
+    """The plan, which cannot change; remembered because a simulation has many members of the same round."""
+    return msgspec.msgpack.decode(encoded, type=Plan)
 
 
 def _flaws(plan: Plan, leader: PeerId, step: int, numel: int, me: PeerId) -> Iterator[str]:

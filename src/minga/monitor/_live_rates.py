@@ -54,4 +54,6 @@ def _claim(info: AddressInfo, progress: Progress, links: Links) -> Claim:
         samples_per_second=0.0 if auxiliary else progress.samples_per_second,
         sends=not auxiliary,
         aggregates=not progress.client,
+        upload_shown=links.upload_shown,
+        download_shown=links.download_shown,
     )

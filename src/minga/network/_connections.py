@@ -27,6 +27,8 @@ class Connections:
     def live(self, peer: PeerId) -> Connection | None:
         """The newest open connection to `peer`: of one that was killed and came back, an older one only seems open."""
         known = self._connections.get(peer, [])
+        if known and not known[-1].is_closed:
+            return known[-1]
         for closed in [connection for connection in known if connection.is_closed]:
             known.remove(closed)
             self._note_traffic(closed)

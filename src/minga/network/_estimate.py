@@ -36,7 +36,7 @@ class Estimate:
         """Whether the samples have been lower than the estimate for long."""
         self.newest_s = -math.inf
         """Loop time of the last sample that was not low."""
-        self._samples: deque[tuple[float, int, float]] = deque()  # rate, slots, time
+        self._samples: deque[tuple[float, int, bool, float]] = deque()  # rate, slots, loaded, time
         self._sorted: list[tuple[float, int]] = []  # their rates and slots
         self._least_amount = amount
         self._slots, self._amount = 0, 0.0  # of all samples
@@ -47,6 +47,11 @@ class Estimate:
     def samples(self) -> int:
         """How many samples the estimate rests on."""
         return len(self._samples)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether at least one of them was loaded: else the line carries so much at least, and perhaps far more."""
+        return any(sample[2] for sample in self._samples)
 
     @property
     def value(self) -> float | None:
@@ -63,7 +68,7 @@ class Estimate:
             self._note_low(rate, when, count)
             return
         self._low_count, self._low_peak = 0, 0.0
-        self._samples.append((rate, count, when))
+        self._samples.append((rate, count, loaded, when))
         insort(self._sorted, (rate, count))
         self._slots, self._amount = self._slots + count, self._amount + rate * count
         self._forget_oldest()
@@ -82,7 +87,7 @@ class Estimate:
         self._keep([sample for sample in self._samples if sample[-1] < when])
         self.newest_s = self._samples[-1][-1] if self._samples else -math.inf
 
-    def _keep(self, samples: list[tuple[float, int, float]]) -> None:
+    def _keep(self, samples: list[tuple[float, int, bool, float]]) -> None:
         self._samples.clear()
         self._samples.extend(samples)
         self._sorted = sorted(sample[:2] for sample in samples)
@@ -93,14 +98,14 @@ class Estimate:
         self._low_count += count
         self._low_peak = max(self._low_peak, rate)
         if self._low_count >= LOW_SLOTS:
-            self._keep([(min(ROOM * self._low_peak, self._value or math.inf), 1, when)])
+            self._keep([(min(ROOM * self._low_peak, self._value or math.inf), 1, True, when)])
             self._low_count, self._low_peak, self.doubtful = 0, 0.0, True
 
     def _forget_oldest(self) -> None:
         """Keep no more than the newest samples that make up enough slots and amount."""
         samples = self._samples
         while len(samples) > 1:
-            rate, count, _ = samples[0]
+            rate, count, *_ = samples[0]
             enough = self._slots - count >= SLOTS and self._amount - rate * count >= self._least_amount
             if not enough and len(samples) <= MOST_SAMPLES:
                 return

@@ -47,7 +47,7 @@ from minga.network._records import KINDS_BY_CODE, Left, Verdict
 
 EXCHANGE_METHOD = "board.exchange"
 EXCHANGE_S = 1.0
-EXCHANGES_PER_SECOND = 50.0
+EXCHANGES_PER_SECOND = 30.0
 """A peer begins an exchange every `EXCHANGE_S` seconds, and in a large swarm not so many are begun in all: an exchange
 takes as long as there are peers to tell of."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minga.core._schedule import RateCap
+from minga.network._estimate import Estimate
 from minga.network._pacing import Pacer
 from minga.network._rates import IDLE_SHARE, LinkMeter
 
@@ -14,13 +15,20 @@ from minga.network._rates import IDLE_SHARE, LinkMeter
 class LineRates:
     """A peer's own present rates and caps in bytes per second, None where unknown or without limit.
 
-    No rate exceeds its cap.
+    No rate exceeds its cap. A rate that is not `shown` was only asked for: the line was never full, and may carry more.
     """
 
     upload: float | None = None
     download: float | None = None
     upload_cap: float | None = None
     download_cap: float | None = None
+    upload_shown: bool = True
+    download_shown: bool = True
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """What the line carries each way, up first, as far as that was shown."""
+        return self.upload if self.upload_shown else None, self.download if self.download_shown else None
 
     @property
     def limited_by(self) -> str:
@@ -59,12 +67,17 @@ class Lines:
         """What this peer can send and receive at present, as far as it knows."""
         self.meter.up.settle()
         self.meter.down.settle()
-        up, down = self.upload.rate, self.download.rate
-        return LineRates(_at_most(self.meter.up.total.value, up), _at_most(self.meter.down.total.value, down), up, down)
+        sent, received, caps = self.meter.up.total, self.meter.down.total, (self.upload.rate, self.download.rate)
+        upload, upload_shown = _under(sent, caps[0])
+        download, download_shown = _under(received, caps[1])
+        return LineRates(upload, download, *caps, upload_shown, download_shown)
 
 
-def _at_most(rate: float | None, cap: float | None) -> float | None:
-    return rate if rate is None or cap is None else min(rate, cap)
+def _under(seen: Estimate, cap: float | None) -> tuple[float | None, bool]:
+    """The rate that was seen, or its cap if that is less, and whether there is no more to it."""
+    if seen.value is None or cap is None or seen.value < cap:
+        return seen.value, seen.is_shown
+    return cap, True
 
 
 def _limit(rate: float | None, cap: float | None) -> str:

@@ -12,9 +12,11 @@ from minga.network._node import Node
 from minga.network._rates import Path
 from minga.network._records import MAX_LINK_ROWS, LinkRow, Links, link_key
 
-LOOK_S = 2.5
 FIRST_PERIOD_S, PERIOD_S = 5.0, 30.0
 """Shortest times between two records: where something became known, and where it only changed."""
+
+REPORTS_PER_SECOND = 10.0
+"""Reports in the whole swarm, at most, once it is large: each is a thousand bytes for everybody."""
 
 CHANGE = 0.1
 
@@ -30,6 +32,8 @@ def links_of(node: Node) -> Links:
         _whole(rates.upload_cap),
         _whole(rates.download_cap),
         tuple(_row(node, peer, up.get(peer), down.get(peer)) for peer in peers[:MAX_LINK_ROWS]),
+        rates.upload_shown,
+        rates.download_shown,
     )
 
 
@@ -45,20 +49,22 @@ class LinkReporter:
     async def run(self) -> None:
         """Publish what is new, now and then; runs until cancelled."""
         while True:
-            self._publish_if_due(asyncio.get_running_loop().time())
-            await asyncio.sleep(LOOK_S)
+            period_s = max(FIRST_PERIOD_S, self._board.alive_count / REPORTS_PER_SECOND)
+            self._publish_if_due(asyncio.get_running_loop().time(), period_s)
+            await asyncio.sleep(period_s / 2.0)
 
-    def _publish_if_due(self, now: float) -> None:
+    def _publish_if_due(self, now: float, period_s: float) -> None:
         meter = self._node.lines.meter
         meter.up.settle()
         meter.down.settle()
         changes = meter.up.changes + meter.down.changes
-        if now - self._built_s < FIRST_PERIOD_S or (changes == self._changes and now - self._built_s < PERIOD_S):
+        longer_s = max(PERIOD_S, period_s)
+        if now - self._built_s < period_s or (changes == self._changes and now - self._built_s < longer_s):
             return
         links = links_of(self._node)
         self._built_s, self._changes = now, changes
         news = is_news(links, self._published)
-        if news or (now - self._published_s >= PERIOD_S and has_moved(links, self._published)):
+        if news or (now - self._published_s >= longer_s and has_moved(links, self._published)):
             self._published, self._published_s = links, now
             self._board.put(links)
             rates = self._node.lines.rates()
@@ -80,7 +86,10 @@ def is_news(links: Links, before: Links) -> bool:
         for new, old in zip(_numbers(row), _numbers(known[row.key]) if row.key in known else (0,) * 5, strict=True)
     )
     caps = (links.upload_cap, links.download_cap) != (before.upload_cap, before.download_cap)
-    return rows or caps or bool((links.upload and not before.upload) or (links.download and not before.download))
+    shown = (links.upload_shown, links.download_shown) != (before.upload_shown, before.download_shown)
+    return (
+        rows or caps or shown or bool((links.upload and not before.upload) or (links.download and not before.download))
+    )
 
 
 def has_moved(links: Links, before: Links) -> bool:

@@ -115,13 +115,18 @@ class LinkRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Links(Payload, frozen=True):
-    """Name "links": what the owner's line carries, and its caps, in bytes per second; 0 where unknown or unlimited."""
+    """Name "links": what the owner's line carries, and its caps, in bytes per second; 0 where unknown or unlimited.
+
+    What is not `shown` it carries at least: it was never full.
+    """
 
     upload: RateNumber = 0
     download: RateNumber = 0
     upload_cap: RateNumber = 0
     download_cap: RateNumber = 0
     rows: Annotated[tuple[LinkRow, ...], msgspec.Meta(max_length=MAX_LINK_ROWS)] = ()
+    upload_shown: bool = True
+    download_shown: bool = True
 
 
 class Beat(Payload, frozen=True):
