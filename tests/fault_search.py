@@ -9,7 +9,9 @@ checked:
 * each step is taken by one group, and nobody takes it twice;
 * *no step is lost that a quorum of survivors could have kept.* A round counts as keepable if more than half of its
   members were neither killed nor stopped nor left while it ran, and nothing cut any two of these off from each other.
-  All these members have to finish such a round: none may give it up, and so nobody has to do its step again.
+  All these members have to finish such a round: none may give it up, and so nobody has to do its step again. For a
+  member that is still at it the round runs on when all others have finished it. A round that is under way when all
+  train together again, and the play ends, has no verdict.
 """
 
 from __future__ import annotations
@@ -117,6 +119,8 @@ class Play:
         self._leader: str | None = None
         self.digests: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         """step -> digest -> peers that had it after that step."""
+        self.unfinished: int | None = None
+        """The step that was under way when all trained together again, which ended the play."""
         spec = make_spec(BATCH, codec=scene.codec, training={"strategy": "delayed" if scene.delayed else "synchronous"})
         self.swarm = Swarm(spec, seed=scene.seed, make_replica=vector_replica(NUMEL), gradient=pull, checkpoint_every=2)
         for index in range(PEERS):
@@ -149,6 +153,7 @@ class Play:
                 reached = {peer.name: peer.replica.step for peer in self.swarm.alive()}
                 raise TimeoutError(f"not all train together {BACK_WITHIN_S:g} s after the last mishap: {reached}")
             await asyncio.sleep(0.1)
+        self.unfinished = max(self._steps())
 
     def _steps(self) -> list[int]:
         return [peer.replica.step for peer in self.swarm.alive()]
@@ -268,17 +273,21 @@ def lost_steps(play: Play) -> list[str]:
         since_s = min(event.time for event in members.values())
         until_s = max((event.time for event in ended[round_id].values()), default=math.inf)
         harms = [harm for harm in play.harms if harm.since_s <= until_s and harm.until_s >= since_s]
-        whole = set(members) - {peer for harm in harms for peer in harm.peers if len(harm.peers) == 1}
+        whole = set(members) - {
+            harm.peers[0]
+            for harm in play.harms
+            if len(harm.peers) == 1 and harm.until_s >= since_s
+            if harm.since_s <= until_s or harm.peers[0] not in ended[round_id]
+        }
         cut = [harm.peers for harm in harms if len(harm.peers) == 2 and whole.issuperset(harm.peers)]
         count = next(iter(members.values())).fields["members"]
         # Of each pair that is cut off from each other one has to go.
         if 2 * max(len(whole.difference(gone)) for gone in itertools.product(*cut)) <= count:
             continue
         for name in sorted(whole - {peer for pair in cut for peer in pair}):
-            end = ended[round_id].get(name)
-            if end is None or end.kind == "round.aborted":
+            end, step = ended[round_id].get(name), members[name].fields["step"]
+            if (end is None and step != play.unfinished) or (end is not None and end.kind == "round.aborted"):
                 why = end.fields["why"] if end is not None else "it never ended"
-                step = members[name].fields["step"]
                 wrong.append(f"step {step}, round {round_id[:6]}: {name} gave it up without need: {why}")
     return wrong
 
