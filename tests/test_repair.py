@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reduce_world import ROUND, World
+from reduce_world import ROUND, Party, World
 from swarm_tools import later, virtually
 
 from minga.averaging import _exchange, _patience
@@ -307,5 +307,32 @@ def test_a_coordinator_that_never_got_the_plan_is_passed_over() -> None:
         assert all(torch.equal(result, results[1]) for result in results[1:])
         assert plausible(results[1], vectors, {0, 1})
         await world.close()
+
+    main()
+
+
+def test_a_leader_that_was_restarted_is_no_member_of_its_old_round() -> None:
+    """It is back before a member that stood still reports it to the others, who are done and did not miss it."""
+
+    @virtually
+    async def main() -> None:
+        world = World(5, clients=1, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        leader = world.parties[0]
+
+        def restart() -> None:
+            world.internet.kill(leader.network)
+            network = world.internet.host(leader.network.settings, private_key=leader.network.private_key)
+            world.parties[0], world.book[leader.peer_id] = Party(network, world.book), network.address
+            network.process.context.run(world.parties[0].node.start)
+            for other in world.parties[1:4]:
+                network.process.run(world.parties[0].node.connection(other.peer_id))
+
+        later(2.2, restart)
+        results, outcomes = await reduce_with(world, {0}, [(1.1, "stall", 4), (2.3, "resume", 4)])
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes), outcomes
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert [outcome.seconds < 2.2 for outcome in outcomes if isinstance(outcome, RoundOutcome)] == [True] * 3 + [
+            False
+        ]
 
     main()

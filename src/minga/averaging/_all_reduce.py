@@ -10,7 +10,7 @@ import torch
 from minga.averaging._coordinator import ALIVE, FREEZE, LOST, REPAIR
 from minga.averaging._exchange import FETCH, PART, serve_fetch
 from minga.averaging._layout import VectorLayout
-from minga.averaging._messages import Done, Fetch, Freeze, Lost, PartHello, Plan, Repair
+from minga.averaging._messages import Alive, Done, Fetch, Freeze, Lost, PartHello, Plan, Repair
 from minga.averaging._repair import Repairer
 from minga.averaging._round import Round, RoundOutcome
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
@@ -144,8 +144,8 @@ class AllReduce:
         await stream.send(Done())
 
     async def _serve_alive(self, peer: PeerId, stream: MessageStream) -> None:
-        del peer
-        await stream.receive(Done)
+        request = await stream.receive(Alive)
+        await self._expect(peer, request.round_id)
         await stream.send(Done())
 
     async def _serve_freeze(self, peer: PeerId, stream: MessageStream) -> None:

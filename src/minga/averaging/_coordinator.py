@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from minga.averaging._exchange import fetch
-from minga.averaging._messages import MAX_TERM, Assignment, Done, Freeze, Holding, Lost, Repair
+from minga.averaging._messages import MAX_TERM, Alive, Assignment, Done, Freeze, Holding, Lost, Repair
 from minga.averaging._ranking import has_quorum
 from minga.averaging._round import Round, unpack_bitmap
 from minga.averaging._slowness import Slowness
@@ -41,10 +41,9 @@ class Coordinator:
         elif request.by is None:
             try:
                 await round.node.call(round.members[coordinator], LOST, replace(request, by=sender), Done)
-            except RejectedError:
-                raise  # the sender is to know
-            except RemoteError:
-                return  # if it is gone, this member's own work finds out
+            except RemoteError as error:  # if it is gone, this member's own work finds out
+                if isinstance(error, RejectedError) and error.code == "given_up":
+                    raise  # the sender is to know
 
     async def coordinate(self, sender: int, request: Lost) -> None:
         """Find out what is left of the work of lost and slow members and spread it among the others.
@@ -109,12 +108,12 @@ class Coordinator:
 
         To the others only a link between others is broken; who lacks it fetches what it needs from here.
         """
-        round = self._round
+        round, question = self._round, Alive(self._round.plan.round_id)
 
         async def answers(member: int) -> bool:
             try:
                 async with asyncio.timeout(ALIVE_PATIENCE_S):
-                    await round.node.call(round.members[member], ALIVE, Done(), Done)
+                    await round.node.call(round.members[member], ALIVE, question, Done)
             except (RemoteError, TimeoutError):
                 return False
             return True

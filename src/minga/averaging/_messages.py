@@ -190,6 +190,12 @@ class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: Index | None = None
 
 
+class Alive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Coordinator to member: are you still in this round? Who was restarted meanwhile lives, but is not."""
+
+    round_id: RoundId
+
+
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Chunks (global numbers) of which member `aggregator` makes the result; `key` = (repair term, position) is unique
     in it. `relays` are those of the plan's part, repairs have none.
