@@ -19,7 +19,7 @@ from minga.averaging import _exchange, _patience
 from minga.averaging._all_reduce import RoundAbortedError
 from minga.averaging._coordinator import FREEZE, LOST, REPAIR
 from minga.averaging._layout import VectorLayout
-from minga.averaging._messages import MAX_TERM, Done, Freeze, Holding, Lost, Repair
+from minga.averaging._messages import MAX_TERM, Done, Freeze, Holding, Lost, Part, Repair
 from minga.averaging._repair import Repairer
 from minga.averaging._round import Round, RoundOutcome, chunk_table, unpack_bitmap
 from minga.core._errors import RemoteError
@@ -334,5 +334,26 @@ def test_a_leader_that_was_restarted_is_no_member_of_its_old_round() -> None:
         assert [outcome.seconds < 2.2 for outcome in outcomes if isinstance(outcome, RoundOutcome)] == [True] * 3 + [
             False
         ]
+
+    main()
+
+
+def test_a_client_can_be_reached_by_whoever_mends_the_round() -> None:
+    """The leader dies with a root; the next in order cannot dial the client, which never had to talk to it."""
+
+    @virtually
+    async def main() -> None:
+        world = World(5, clients=1, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        for party in world.parties:
+            party.network.process.context.run(party.node.start)
+        for index in (0, 2):
+            later(0.3, lambda index=index: world.internet.kill(world.parties[index].network))
+        vectors = vectors_of(5)
+        plan = msgspec.structs.replace(world.plan(LAYOUT), parts=(Part(30_000, 2), Part(60_000, 3)))
+        results, outcomes = await world.reduce(plan, LAYOUT, list(vectors), [1] * 5)
+        assert [isinstance(outcomes[i], RoundOutcome) for i in (1, 3, 4)] == [True] * 3, outcomes
+        assert all(torch.equal(results[i], results[1]) for i in (3, 4))
+        assert plausible(results[1], vectors, {0, 2})
+        await world.close()
 
     main()

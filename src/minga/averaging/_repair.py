@@ -36,6 +36,10 @@ from minga.network._node import CALL_TIMEOUT_S
 REPAIR_TIMEOUT_S = 4.0 * CALL_TIMEOUT_S
 """Seconds for a coordinator to mend the round: it asks and tells all members, some of whom may not answer in time."""
 REPORT_PAUSE_S = 0.25
+COORDINATORS = 3
+"""Of so many members, the first in the order of the plan, each may soon have to mend the round. A client connects to
+them when it begins: they could not dial it, and it may notice later than they do that it should report to them."""
+
 TERMS_AHEAD = 64
 """By how much a coordinator's term may exceed what a member has seen: it asks again after each refusal."""
 
@@ -51,7 +55,11 @@ class Repairer:
 
     def start(self) -> None:
         """Begin with the plan's own parts."""
-        self._begin(self._round.assignments.values())
+        round = self._round
+        self._begin(round.assignments.values())
+        if not round.plan.members[round.me].aggregates:
+            for member in range(min(COORDINATORS, round.me)):
+                round.spawn(self._be_reachable(member), frozenset({member}))
 
     def reducer(self, key: tuple[int, int]) -> Reducer | None:
         """This member's reducer of an assignment, if it has that assignment."""
@@ -85,6 +93,9 @@ class Repairer:
                 round.bury_idle()
 
     # ---- any member
+
+    async def _be_reachable(self, member: int) -> None:
+        await self._round.node.connection(self._round.members[member])
 
     def _orphans(self) -> tuple[int, ...]:
         """Chunks that this member lacks, from aggregators that are gone, and that nobody is bringing."""
