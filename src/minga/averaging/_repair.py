@@ -4,7 +4,7 @@ Its part is not lost with it: every member still holds its local vector, and som
 reduced chunks. One living member coordinates, the first in the order of the plan (the leader, as a rule):
 
     member       ── Lost{who} ──▶ coordinator       I hear nothing more from this one, or it holds all others up
-    coordinator  ── alive? ─────▶ the accused       a short question; if it answers, only a link is broken
+    coordinator  ── alive? ─────▶ the accused       still in this round? If it answers, only a link is broken
     coordinator  ── Freeze ─────▶ every member      take no more from it; which chunks do you have?
     coordinator  ── Repair ─────▶ every member      chunks that someone has are fetched from there,
                                                     the others are reduced again by other members, without relays
