@@ -24,7 +24,7 @@ import contextlib
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from minga.core._errors import RejectedError, RemoteError, UnreachableError
@@ -33,15 +33,13 @@ from minga.network._connections import MAX_PEERS
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
+from minga.network._probe_exercise import Exercise
 from minga.network._probe_stream import MAX_PHASE_BYTES, PHASE_S, Ready, Reserve, Wanted, fill, take_in
 from minga.network._receipts import BulkUse
 
 RESERVE, SINK, SOURCE = "links.probe", "links.sink", "links.source"
 MAX_PARTNERS = 16
 CIRCLE = 32
-ENOUGH = 0.85
-"""The share of the partners without whom a probe shows nothing."""
-
 RESERVE_S = 2.0
 SERVE_S = 10.0
 PEER_PERIOD_S = 30.0
@@ -112,7 +110,7 @@ class Prober:
         in between.
         """
         before, begun = self._node.lines.rates(), asyncio.get_running_loop().time()
-        exercise, loop = _Exercise(len(partners), fills=begun - self._filled_s > MAX_AGE_S), asyncio.get_running_loop()
+        exercise, loop = Exercise(len(partners), fills=begun - self._filled_s > MAX_AGE_S), asyncio.get_running_loop()
         tasks = [loop.create_task(self._measure_with(partners[0], exercise))]
         tasks[0].add_done_callback(lambda _: exercise.answer(admitted=False))
         self._engaged_with = self._node.peer_id
@@ -144,7 +142,7 @@ class Prober:
 
     # ---- probing
 
-    def _keep_half(self, exercise: _Exercise, results: Sequence[BaseException | None], begun: float) -> None:
+    def _keep_half(self, exercise: Exercise, results: Sequence[BaseException | None], begun: float) -> None:
         """A probe was broken off: what went over part of the paths would be taken for all the line can do, but the
         upload counts if it was over and it was this peer's own traffic that came in between, no partner's no.
         """
@@ -158,7 +156,7 @@ class Prober:
             meter.up.forget_since(begun)
 
     def _note_unwilling(
-        self, partners: Sequence[PeerId], results: Sequence[BaseException | None], exercise: _Exercise
+        self, partners: Sequence[PeerId], results: Sequence[BaseException | None], exercise: Exercise
     ) -> None:
         """Count who failed time and again where others did not: a probe can do without them."""
         for peer, result in zip(partners, results, strict=False):  # after the doorkeeper's no there is one only
@@ -201,7 +199,7 @@ class Prober:
         self._probed_s, self._node.lines.doubts = asyncio.get_running_loop().time(), 0
         self._node.events.emit("links.probed", upload=rates.upload, download=rates.download)
 
-    async def _measure_with(self, peer: PeerId, exercise: _Exercise) -> None:
+    async def _measure_with(self, peer: PeerId, exercise: Exercise) -> None:
         with exercise.taking_part():
             async with asyncio.timeout(RESERVE_S) as limit, self._node.open(peer, RESERVE) as reservation:
                 await reservation.send(Reserve())
@@ -285,59 +283,6 @@ class Prober:
                 await phase
         except TimeoutError as error:
             raise UnreachableError("the probe took too long", peer=peer) from error
-
-
-class _Gate:
-    """Opens once everybody has come who has not left."""
-
-    def __init__(self, expected: int) -> None:
-        self.came = 0
-        self._expected = expected
-        self._opened = asyncio.Event()
-
-    async def wait(self) -> None:
-        """Come, and wait for the others."""
-        self.came += 1
-        self._review()
-        try:
-            await self._opened.wait()
-        except BaseException:
-            self.came -= 1
-            raise
-
-    def leave(self) -> None:
-        """Do without somebody."""
-        self._expected -= 1
-        self._review()
-
-    def _review(self) -> None:
-        if self.came >= self._expected:
-            self._opened.set()
-
-
-class _Exercise:
-    """One probe: its partners begin each phase together. Unless it `fills` the upload there is one phase only."""
-
-    def __init__(self, partners: int, *, fills: bool) -> None:
-        self.enough, self.fills = math.ceil(ENOUGH * partners), fills
-        self.accepted: set[PeerId] = set()
-        self.ready, self.filled = _Gate(partners), _Gate(partners)
-        self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    def answer(self, *, admitted: bool) -> None:
-        """The doorkeeper said yes or no; only the first answer counts."""
-        if not self.admitted.done():
-            self.admitted.set_result(admitted)
-
-    @contextlib.contextmanager
-    def taking_part(self) -> Iterator[None]:
-        """Whoever fails is not waited for."""
-        try:
-            yield
-        except BaseException:
-            self.ready.leave()
-            self.filled.leave()
-            raise
 
 
 def _is_own(result: BaseException) -> bool:
