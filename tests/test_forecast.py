@@ -163,11 +163,14 @@ def test_a_single_peer_needs_no_round() -> None:
     assert found.step_s == pytest.approx(409.6, rel=0.01)
 
 
-def test_a_large_swarm_is_planned_by_classes() -> None:
+def test_nobody_rests_in_a_large_swarm_since_its_leaders_would_not_ask() -> None:
     speed = "samples_per_s=20, micro_batch=4"
-    found = plan(f"100x({speed}, 1Gbit); 20x({speed}, up=1Mbit, down=50Mbit)")
+    found = plan(f"40x({speed}, 1Gbit); 20x({speed}, up=1Mbit, down=50Mbit)")
     assert [figures.resting for figures in found.classes] == [0, 20]
     assert found.round_s < 36e6 / 125e3
+    larger = plan(f"100x({speed}, 1Gbit); 20x({speed}, up=1Mbit, down=50Mbit)")
+    assert [figures.resting for figures in larger.classes] == [0, 0]
+    assert larger.round_s >= 0.99 * larger.vector_bytes / 125e3
 
 
 @pytest.mark.parametrize(

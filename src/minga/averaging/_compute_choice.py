@@ -3,7 +3,10 @@
 The senders are ranked, once by speed and once by link, and the best prefix of either is taken. Small groups are
 also solved exactly, by the programme of `_linear_programme` with binary variables. A choice counts only if
 the division that would really be executed is faster with it by `GAIN`: a peer that rests still wants the result, and
-nobody likes to be told to rest for nothing.
+nobody likes to be told to rest for nothing. In a group above `LARGE` nobody rests: to find out takes longer than a
+step there, and one more upload matters little.
+
+Leaders, `minga plan` and forecasts all ask `resting`, so that what is foretold is what the leaders do.
 """
 
 from __future__ import annotations
@@ -14,10 +17,18 @@ from functools import partial
 from typing import Final
 
 from minga.averaging._division import SwarmRates
+from minga.averaging._large_groups import LARGE
 from minga.averaging._planner import divide
 from minga.averaging._usable_rates import usable
 
-EXACT_PEERS: Final = 30
+EXACT_PEERS: Final = 12
+"""Up to so many peers the choice is exact, which takes a second for them and ten for 30. A tight limit of time instead
+would make plans depend on how busy the leader's machine is, and a simulation on that of its user.
+"""
+
+LIMIT_S: Final = 30.0
+"""Seconds after which the exact choice is given up, which should never come about."""
+
 GAIN: Final = 0.05
 """By which fraction a step has to become shorter."""
 
@@ -52,12 +63,14 @@ def combined(work: Work, samples_per_second: float, round_s: float) -> float:
     return max(computing_s, round_s) if work.overlapped else computing_s + round_s
 
 
-def resting(rates: SwarmRates, work: Work, *, exact_peers: int = EXACT_PEERS, limit_s: float = 30.0) -> tuple[int, ...]:
-    """The peers that should not compute gradients for now, in ascending order.
+def resting(rates: SwarmRates, work: Work) -> tuple[int, ...]:
+    """The peers that should not compute gradients for now, in ascending order; none in a group above `LARGE`.
 
-    They go on receiving results, and aggregate. Up to `exact_peers` peers the choice is exact (by the bound on rounds)
-    if the solver gets done in `limit_s` seconds, else it is a good one. Takes seconds: keep it off the critical path.
+    They go on receiving results, and aggregate. Up to `EXACT_PEERS` peers the choice is exact (by the bound on rounds),
+    above it is a good one. Takes seconds: keep it off the critical path.
     """
+    if len(rates.peers) > LARGE:
+        return ()
     senders = [index for index, peer in enumerate(rates.peers) if peer.sends and peer.samples_per_second > 0.0]
     if len(senders) < 2 or not any(peer.aggregates for peer in rates.peers) or not work.vector_bytes > 0.0:
         return ()
@@ -65,8 +78,8 @@ def resting(rates: SwarmRates, work: Work, *, exact_peers: int = EXACT_PEERS, li
     if combined(work, speed, 0.0) >= limit * step_seconds(rates, work):
         return ()  # even rounds that take no time at all would not be worth it
     choices = [*_ranked(rates, work, senders)]
-    if len(rates.peers) <= exact_peers:
-        choices += _exact(rates, work, senders, limit_s)
+    if len(rates.peers) <= EXACT_PEERS:
+        choices += _exact(rates, work, senders)
     best: tuple[float, tuple[int, ...]] = (limit * step_seconds(rates, work), ())
     for rests in choices:
         best = min(best, (step_seconds(with_resting(rates, rests), work), rests))
@@ -91,10 +104,10 @@ def with_resting(rates: SwarmRates, rests: tuple[int, ...]) -> SwarmRates:
     return replace(rates, peers=tuple(peers))
 
 
-def _exact(rates: SwarmRates, work: Work, senders: list[int], limit_s: float) -> Iterator[tuple[int, ...]]:
+def _exact(rates: SwarmRates, work: Work, senders: list[int]) -> Iterator[tuple[int, ...]]:
     from minga.averaging._linear_programme import best_contributors
 
-    found = best_contributors(usable(rates), work.vector_bytes, work.batch, overlapped=work.overlapped, limit_s=limit_s)
+    found = best_contributors(usable(rates), work.vector_bytes, work.batch, overlapped=work.overlapped, limit_s=LIMIT_S)
     if found is not None:
         yield tuple(index for index in senders if not found.computes[index])
 

@@ -20,7 +20,6 @@ from minga.averaging._compute_choice import Work, resting
 from minga.averaging._division import Division, SwarmRates, renumbered
 from minga.averaging._fairness import unfairness
 from minga.averaging._group import GroupSettings, Surveyor
-from minga.averaging._large_groups import LARGE
 from minga.averaging._measured import Claim, swarm_rates
 from minga.averaging._messages import Plan
 from minga.averaging._plans import PlanNeeds, make_plan, member_of
@@ -34,10 +33,6 @@ MOVED: Final = 0.1
 RESTING_PERIOD_S: Final = 120.0
 REGROUPED_S: Final = 10.0
 """Seconds after which that is asked anew for a group that has other members."""
-SOLVED_PEERS: Final = 12
-"""Up to so many members the choice of those who rest is exact, which takes a second for them and ten for 30. A limit by
-time would make plans depend on how busy the leader's machine is, and a simulation on that of its user.
-"""
 UNFAIR: Final = "unfair"
 
 Result = TypeVar("Result")
@@ -117,12 +112,9 @@ class PlanDesk:
         self._agreed = _Resting(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
 
     def _who_rests(self, rates: SwarmRates) -> tuple[int, ...]:
-        """Who rests; nobody in a large group, where finding out takes longer than a step, and one more upload matters
-        little.
-        """
+        """Who rests; nobody as long as no rate is known."""
         known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
-        known = known and len(rates.peers) <= LARGE
-        return resting(rates, self._work, exact_peers=SOLVED_PEERS) if known else ()
+        return resting(rates, self._work) if known else ()
 
     async def _solve(self, seats: Mapping[PeerId, Seat]) -> _Solved:
         order = tuple(sorted(seats))

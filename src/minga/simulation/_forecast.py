@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from minga.averaging._compute_choice import Work, with_resting
+from minga.averaging._compute_choice import Work, resting, with_resting
 from minga.averaging._division import Binding, SwarmRates
 from minga.averaging._layout import VectorLayout
 from minga.averaging._planner import divide
@@ -31,7 +31,6 @@ from minga.averaging._prediction import Prediction, predict
 from minga.core._errors import ConfigurationError
 from minga.simulation._filling import Filling, Pace, fill
 from minga.simulation._model_facts import STATE_BYTES, ModelFacts, OptimizerName
-from minga.simulation._planned_rest import planned_rest
 from minga.simulation._setting import Setting, swarm_rates
 
 FORMING_TRIPS: Final = 2.5
@@ -106,7 +105,7 @@ def forecast(setting: Setting) -> Forecast:
     vector_bytes = encoded_bytes(setting.model, setting.codec)
     overlapped = setting.strategy == "delayed"
     work = Work(vector_bytes, setting.target_batch_size, overlapped)
-    rests = planned_rest(setting, given, work)
+    rests = resting(given, work)
     rates = with_resting(given, rests)
     division = divide(rates, vector_bytes)
     foreseen = predict(division, rates, vector_bytes)
