@@ -36,8 +36,9 @@ from minga.simulation._setting import Setting, swarm_rates
 FORMING_TRIPS: Final = 2.5
 DAY_S: Final = 86_400.0
 
-_GOSSIP_PEERS: Final = (1, 2, 10, 50, 100)
-_GOSSIP_BYTES_PER_S: Final = (0.0, 400.0, 8_500.0, 19_000.0, 24_000.0)
+_GOSSIP_PEERS: Final = (1, 2, 10, 25, 50)
+_GOSSIP_BYTES_PER_S: Final = (0.0, 400.0, 8_200.0, 10_200.0, 11_500.0)
+"""Measured with `python -m benchmarks.scaling --gossip 2,10,25,50`; in larger swarms it hardly grows."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def forecast(setting: Setting) -> Forecast:
 
 
 def gossip_bytes_per_s(peers: int) -> float:
-    """Bytes that a peer sends, and receives, besides rounds: measured in simulations, see `minga.network._gossip`."""
+    """Bytes that a peer sends, and receives, besides rounds; see `minga.network._gossip`."""
     return float(np.interp(peers, _GOSSIP_PEERS, _GOSSIP_BYTES_PER_S))
 
 
