@@ -2,7 +2,8 @@
 
 Theory of operation. Three things spread records, each covering for what the one before misses:
 
-* *rumours* (`minga.network._push`): new records go to a few neighbours within some 30 ms;
+* *rumours* (`minga.network._push`): new records go to a few neighbours, what is urgent at once, the rest in windows
+  that grow with the swarm;
 * *exchanges* (`minga.network._exchange`): about once a second each peer makes its board equal with that of one random
   living neighbour. Whatever rumours missed is everywhere after O(log N) such rounds;
 * *dialling*: a peer with fewer than `MIN_NEIGHBOURS` connections dials living peers it is not connected to; now and
