@@ -54,6 +54,11 @@ def test_constants_are_always_the_same(text: str | float, kind: Kind, value: flo
     assert quantity.least == quantity.most == value
 
 
+@pytest.mark.parametrize("text", ["1234567.8B", "choice 1234567.8B 1234567.8B", "uniform 1234567.8B 1234567.9B"])
+def test_no_draw_leaves_what_was_written(text: str) -> None:
+    assert all(1234567.8 <= size <= 1234567.9 for size in draws(text, "size", 20))
+
+
 def test_uniform() -> None:
     drawn = draws("uniform 10Mbit 50Mbit", "rate")
     assert 1.25e6 <= min(drawn) < 1.3e6

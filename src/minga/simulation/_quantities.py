@@ -48,8 +48,11 @@ class Quantity:
     high: float = math.inf
 
     def draw(self, rng: random.Random) -> float:
-        """One value."""
-        return min(max(float(f"{self._draw(rng):.{DIGITS}g}"), self.low), self.high)
+        """One value; what was written out is taken as it is."""
+        drawn = self._draw(rng)
+        if self.shape not in ("constant", "choice"):
+            drawn = float(f"{drawn:.{DIGITS}g}")
+        return min(max(drawn, self.least), self.most)
 
     @property
     def least(self) -> float:
