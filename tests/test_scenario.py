@@ -174,6 +174,8 @@ def test_sweeps_combine() -> None:
     ]
     with pytest.raises(ConfigurationError, match="2500 runs; there may be at most 1000"):
         list(sweeps([f"{key}={','.join(map(str, range(50)))}" for key in "ab"]))
+    with pytest.raises(ConfigurationError, match="no value is given"):
+        list(sweeps(["a=1,2", "b=,"]))
 
 
 # ---- who takes part

@@ -42,6 +42,8 @@ def sweeps(texts: Sequence[str]) -> Iterator[list[Change]]:
     for text in texts:
         key, values = split_change(text, "--sweep")
         axes.append([(key, value.strip()) for value in values.split(",") if value.strip()])
+        if not axes[-1]:
+            raise ConfigurationError(f"--sweep {text[:60]!r}: no value is given; write KEY=A,B,C")
     count = 1
     for axis in axes:
         count *= len(axis)
