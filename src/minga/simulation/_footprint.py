@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minga.simulation._forecast import Forecast, state_bytes
-from minga.simulation._model_facts import STATE_BYTES, ModelFacts
+from minga.simulation._model_facts import STATE_BYTES, ModelFacts, OptimizerName
 from minga.simulation._setting import Volunteers
 
 
@@ -41,10 +41,14 @@ class Footprint:
         return self.accumulators + self.result + self.wire + self.state_copy
 
 
-def device_bytes(model: ModelFacts, optimizer_bytes: int, micro_batch: int) -> int:
-    """What has to fit on the device for micro-batches of this size."""
+def device_bytes(model: ModelFacts, optimizer: OptimizerName, micro_batch: int) -> int:
+    """What has to fit on the device for micro-batches of this size (without unknown activations)."""
     activations = round((model.activation_bytes or 0.0) * micro_batch)
-    return model.parameters * (8 + optimizer_bytes + 4) + activations
+    return model.parameters * (8 + STATE_BYTES[optimizer]) + _scratch_bytes(model, optimizer) + activations
+
+
+def _scratch_bytes(model: ModelFacts, optimizer: OptimizerName) -> int:
+    return 0 if optimizer == "sgd" else 4 * model.parameters
 
 
 def footprint(forecast: Forecast, place: int) -> Footprint:
@@ -61,7 +65,7 @@ def footprint(forecast: Forecast, place: int) -> Footprint:
         parameters=size,
         gradients=size,
         optimizer=model.parameters * STATE_BYTES[setting.optimizer],
-        scratch=size if setting.optimizer != "sgd" else 0,
+        scratch=_scratch_bytes(model, setting.optimizer),
         activations=activations if each.computes else 0,
         accumulators=size * (2 if setting.strategy == "delayed" else 1),
         result=size,

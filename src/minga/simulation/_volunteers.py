@@ -9,7 +9,7 @@ from typing import Final
 from minga.core._errors import ConfigurationError
 from minga.simulation._devices import HOST_S_PER_PARAMETER, THIS, Measurement, Precision, look_up
 from minga.simulation._footprint import device_bytes
-from minga.simulation._model_facts import STATE_BYTES, ModelFacts, OptimizerName
+from minga.simulation._model_facts import ModelFacts, OptimizerName
 from minga.simulation._peers_text import PeerClass
 from minga.simulation._setting import Volunteers
 
@@ -84,12 +84,12 @@ def _trainer(
     usual = min(each.micro_batch or micro_batch, target_batch_size)
     fitting = usual
     if each.micro_batch is None and memory is not None and each.device != THIS:
-        fitting = _that_fits(model, STATE_BYTES[optimizer], usual, memory)
+        fitting = _that_fits(model, optimizer, usual, memory)
     return Volunteers(each, name, speed or 0.0, fitting, update_s, origin, memory, was_made_smaller=fitting < usual)
 
 
-def _that_fits(model: ModelFacts, optimizer_bytes: int, micro_batch: int, memory_bytes: int) -> int:
-    while micro_batch > 1 and device_bytes(model, optimizer_bytes, micro_batch) > ROOM * memory_bytes:
+def _that_fits(model: ModelFacts, optimizer: OptimizerName, micro_batch: int, memory_bytes: int) -> int:
+    while micro_batch > 1 and device_bytes(model, optimizer, micro_batch) > ROOM * memory_bytes:
         micro_batch //= 2
     return micro_batch
 
