@@ -234,4 +234,5 @@ def is_valid(round: Round, assignment: Assignment, last_term: int) -> bool:
 
 
 def exist(round: Round, chunks: tuple[int, ...]) -> bool:
+    """Whether the round has these chunks, and none is named twice."""
     return len(set(chunks)) == len(chunks) and all(index < len(round.chunks) for index in chunks)
