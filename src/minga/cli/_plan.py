@@ -44,6 +44,7 @@ def _is_link(source: str) -> bool:
 def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
     """The peers of a live run, as their board describes them."""
     from minga.monitor._live_rates import live_rates
+    from minga.monitor._status import target_batch_size
 
     context.output.say("Looking for the run …")
     with join(link, options) as joined:
@@ -53,9 +54,10 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
         while time.monotonic() < until:
             time.sleep(POLL_S)
             live = joined.on_loop(lambda: live_rates(session.board))
+        batch = joined.on_loop(lambda: target_batch_size(session.board, spec))
     if not live.vector_bytes:
         raise UnreachableError("nobody takes part in this run at present")
     names = tuple(one[:10] for one in live.peers)
     overlapped = spec.training.strategy == "delayed"
-    work = Work(live.vector_bytes, spec.training.batch_range[0], overlapped=overlapped)
+    work = Work(live.vector_bytes, batch, overlapped=overlapped)
     return SwarmFile(names, live.rates, work)

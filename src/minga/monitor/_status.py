@@ -92,7 +92,7 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
         loss=losses.smoothed,
         samples_per_second=sum(peer.samples_per_second for peer in active),
         samples=sum(peer.samples for peer in active if peer.step == step),
-        target_batch_size=_target_batch_size(board, spec, step),
+        target_batch_size=target_batch_size(board, spec),
         total_samples=losses.total_samples,
         members=len(active),
         averages=len(active) >= 2,
@@ -101,10 +101,12 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
     )
 
 
-def _target_batch_size(board: Board, spec: RunSpec, step: int) -> int:
-    """What most peers at `step` say, within what the run spec allows."""
+def target_batch_size(board: Board, spec: RunSpec) -> int:
+    """That of the newest step: what most peers at it say, within what the run spec allows."""
     least, most = spec.training.batch_range
-    told = [item.payload.target_batch_size for item in board.items(Progress) if item.payload.step == step]
+    known = [item.payload for item in board.items(Progress)]
+    step = max((progress.step for progress in known), default=0)
+    told = [progress.target_batch_size for progress in known if progress.step == step]
     return int(statistics.mode([batch for batch in told if least <= batch <= most] or [least]))
 
 
