@@ -8,8 +8,7 @@ A step is made of
     update       the slowest peer applies the result
 
 one after the other with the synchronous strategy. With the delayed one the next batch fills meanwhile, and a step takes
-whichever is longer: filling, or all the rest. In the second case two micro-batches come on top, since a trainer that is
-ahead of its round waits for it two micro-batches before its share is full (`minga.training._accumulator`).
+whichever is longer: filling, or all the rest.
 
 Rates are what the lines carry as payload, as a speed test shows it, and all of it is free for the run.
 """
@@ -117,11 +116,7 @@ def forecast(setting: Setting) -> Forecast:
     update_s = max(each.update_s for each in setting.volunteers)
     communication_s = forming_s + foreseen.seconds + update_s
     computing_s, batch = _computing(setting, paces, filling)
-    step_s = computing_s + communication_s
-    if overlapped:
-        speed = sum(pace.samples_per_s for pace in paces)
-        lead_s = sum(pace.samples_per_s * 2.0 * pace.micro_batch_s for pace in paces) / speed
-        step_s = max(computing_s, communication_s + min(lead_s, computing_s))
+    step_s = max(computing_s, communication_s) if overlapped else computing_s + communication_s
     able = sum(peer.samples_per_second for peer in given.peers)
     used = batch / able / step_s if step_s < math.inf else 0.0
     return Forecast(
