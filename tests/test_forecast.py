@@ -143,6 +143,8 @@ def test_traffic_memory_and_sync() -> None:
     assert memory.accumulators == 72_000_000
     assert memory.activations is None  # nothing is known of what 18M parameters do
     assert footprint(found, 1).activations == 0
+    assert memory.wire * 4 + footprint(found, 1).wire == pytest.approx(found.vector_bytes, rel=0.01)
+    assert footprint(found, 1).wire > 0.9 * found.vector_bytes
     assert state_bytes(SMALL, "lamb") == 216_000_000
     assert trainer.sync_s == pytest.approx(216e6 / 12.5e6, rel=0.01)
     assert auxiliary.sync_s < trainer.sync_s

@@ -1,8 +1,8 @@
 """How much memory a peer needs, by what the code keeps: on the device, and in main memory beside it.
 
     device   parameters, gradients and optimizer state in float32, the optimizer's scratch, activations of a micro-batch
-    main     the sum of gradients (two of them with the delayed strategy), the result of the round, the part that the
-             peer reduces while it is being summed up and as it came in, and a copy of the state for a newcomer
+    main     the sum of gradients (two of them with the delayed strategy), the result of the round, in which parts are
+             summed up, too, the part that the peer reduces as it is sent, and a copy of the state for a newcomer
 
 Where the device is the processor both are one. Programs and libraries (some 0.5 to 1 GB) come on top, and the data.
 """
@@ -58,9 +58,6 @@ def footprint(forecast: Forecast, place: int) -> Footprint:
     model, size = setting.model, 4 * setting.model.parameters
     known = model.activation_bytes is not None and each.computes
     activations = round((model.activation_bytes or 0.0) * each.micro_batch) if known else None
-    # Of its part a peer holds the float32 sum; and of each sender a few chunks on their way, below 1 % of the vector.
-    reduced = forecast.classes[place].download_bytes / max(1, len(forecast.rates.peers) - 1)
-    share = min(1.0, reduced / forecast.vector_bytes) if forecast.vector_bytes else 0.0
     return Footprint(
         parameters=size,
         gradients=size,
@@ -69,6 +66,7 @@ def footprint(forecast: Forecast, place: int) -> Footprint:
         activations=activations if each.computes else 0,
         accumulators=size * (2 if setting.strategy == "delayed" else 1),
         result=size,
-        wire=round(share * size + forecast.vector_bytes),
+        # And of each sender a few chunks on their way, below 1 % of the vector.
+        wire=round(forecast.classes[place].reduces * forecast.vector_bytes),
         state_copy=state_bytes(model, setting.optimizer),
     )

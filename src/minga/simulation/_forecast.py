@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from minga.averaging._compute_choice import Work, resting, with_resting
-from minga.averaging._division import Binding, SwarmRates
+from minga.averaging._division import Binding, Division, SwarmRates
 from minga.averaging._layout import VectorLayout
 from minga.averaging._planner import divide
 from minga.averaging._prediction import Prediction, predict
@@ -44,9 +44,11 @@ _GOSSIP_BYTES_PER_S: Final = (0.0, 400.0, 8_200.0, 10_200.0, 11_500.0)
 class ClassForecast:
     """What each peer of one class will do, on average: bytes for each round, samples for each step of all of them.
 
-    `resting` of them compute nothing; `sync_s` is the time that one more of them needs for the state.
+    `reduces` is the fraction of the vector of which it is root or relay. `resting` of them compute nothing; `sync_s` is
+    the time that one more of them needs for the state.
     """
 
+    reduces: float
     upload_bytes: float
     download_bytes: float
     upload_bytes_per_day: float
@@ -77,7 +79,6 @@ class Forecast:
     binding: Binding | None
     two_level: bool
     classes: tuple[ClassForecast, ...]
-    rates: SwarmRates
 
     @property
     def steps_per_hour(self) -> float:
@@ -132,8 +133,7 @@ def forecast(setting: Setting) -> Forecast:
         idle=max(0.0, 1.0 - computing_s / step_s) if step_s < math.inf else 1.0,
         binding=foreseen.binding,
         two_level=bool(division.sites),
-        classes=_classes(setting, foreseen, filling, rested, step_s),
-        rates=rates,
+        classes=_classes(setting, division, foreseen, filling, rested, step_s),
     )
 
 
@@ -198,19 +198,23 @@ def _round_trip_s(setting: Setting) -> float:
 
 
 def _classes(
-    setting: Setting, foreseen: Prediction, filling: Filling, rested: Sequence[int], step_s: float
+    setting: Setting, division: Division, foreseen: Prediction, filling: Filling, rested: Sequence[int], step_s: float
 ) -> tuple[ClassForecast, ...]:
     found, start = [], 0
     per_day = DAY_S / step_s if step_s < math.inf else 0.0
     total = len(foreseen.upload_bytes)
     gossip = gossip_bytes_per_s(total) * DAY_S
     donors_per_s = _free_for_newcomers(setting, foreseen, step_s)
+    reduces = np.zeros(total)
+    for part in division.parts:
+        reduces[list({part.root, *part.relays})] += part.share
     for each, samples, rests in zip(setting.volunteers, filling.samples, rested, strict=True):
         stop = start + each.peers.count
         up, down = (float(np.mean(part[start:stop])) for part in (foreseen.upload_bytes, foreseen.download_bytes))
         rate = min(each.peers.download, donors_per_s)
         found.append(
             ClassForecast(
+                reduces=float(np.mean(reduces[start:stop])),
                 upload_bytes=up,
                 download_bytes=down,
                 upload_bytes_per_day=up * per_day + gossip,
