@@ -17,14 +17,14 @@ of them is. The count may be left out for a single peer. Each of these may come 
 
 from __future__ import annotations
 
-import math
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from minga.core._errors import ConfigurationError
-from minga.core._units import parse_rate
+from minga.core._units import parse_duration, parse_rate, parse_size
 from minga.simulation._devices import DEVICES
 
 MAX_PEERS: Final = 1000
@@ -38,8 +38,6 @@ USUAL_LATENCY_S: Final = 0.02
 Role = Literal["trainer", "client", "auxiliary"]
 
 _CLASS = re.compile(r"\s*(?:(\d{1,9})\s*[xX*]\s*)?\(([^()]*)\)\s*")
-_MEMORY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([KMGT])(i?)B", re.IGNORECASE)
-_LATENCY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s)", re.IGNORECASE)
 _ROLES: Final[dict[str, Role]] = {
     "client": "client",
     "nat": "client",
@@ -175,11 +173,10 @@ def _rate(value: str) -> float:
 
 
 def _latency(value: str) -> float:
-    match = _LATENCY.fullmatch(value)
-    seconds = math.nan if match is None else float(match[1]) * (1e-3 if match[2].lower() == "ms" else 1.0)
-    if not seconds <= MAX_LATENCY_S:
-        raise ValueError(f"a latency is written like 20ms or 0.1s, at most {MAX_LATENCY_S:g} s")
-    return seconds
+    with contextlib.suppress(ConfigurationError):
+        if (seconds := parse_duration(value)) <= MAX_LATENCY_S:
+            return seconds
+    raise ValueError(f"a latency is written like 20ms or 0.1s, at most {MAX_LATENCY_S:g} s")
 
 
 def _speed(value: str) -> float:
@@ -197,13 +194,10 @@ def _micro_batch(value: str) -> int:
 
 
 def _memory(value: str) -> int:
-    match = _MEMORY.fullmatch(value)
-    number = 0.0
-    if match is not None:
-        number = float(match[1]) * (1024 if match[3] else 1000) ** ("KMGT".index(match[2].upper()) + 1)
-    if not 0.0 < number <= MAX_MEMORY_BYTES:
-        raise ValueError("a memory is written like 16GiB or 900MB")
-    return int(number)
+    with contextlib.suppress(ConfigurationError):
+        if 1.0 <= (size := parse_size(value)) <= MAX_MEMORY_BYTES:
+            return int(size)
+    raise ValueError("a memory is written like 16GiB or 900MB")
 
 
 _READERS: Final[dict[str, Callable[[str], Any]]] = {
