@@ -13,7 +13,8 @@ A script has one fault a line; `#` begins a comment:
 
 `at` counts from the moment when the script starts; a fault without `at` or `when` happens at once. `when` waits for the
 first event of that kind, of anybody or of the named peer or role, whose fields have the given values. Every fault
-happens once. Times are in ms, s or min; rates in bit, kbit, Mbit or Gbit per second.
+happens once. Of two that overlap on one peer or link, the first to end ends both. Times are in ms, s or min; rates in
+bit, kbit, Mbit or Gbit per second.
 """
 
 from __future__ import annotations
