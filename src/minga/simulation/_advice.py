@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from minga.averaging._explanation import AUXILIARY_RATE
 from minga.averaging._gathering import HOLD_S
 from minga.core._errors import ConfigurationError
 from minga.core._units import format_duration, format_size
@@ -18,10 +19,19 @@ from minga.simulation._setting import Volunteers
 from minga.simulation._volunteers import ROOM
 
 OVERSHOOT: Final = 1.1
+"""How many times longer than without whole micro-batches filling may take before somebody is told."""
+
 GAIN: Final = 0.05
 AUXILIARY_GAIN: Final = 0.1
+"""By which fraction a step has to change for peers, or one more auxiliary, to make a difference."""
+
+LITTLE: Final = 0.05
+"""Where communication takes no larger share of a step, nobody is told how to shorten it."""
+
+BINDS: Final = 0.97
+"""Whoever is busy for this share of a round binds it."""
+
 MUCH_A_DAY_BYTES: Final = 50e9
-FASTEST_HELPER: Final = 125e6
 
 
 def warnings(found: Forecast) -> tuple[str, ...]:
@@ -90,11 +100,11 @@ def _binding(found: Forecast) -> Iterator[str]:
     full = [
         place
         for place, figures in enumerate(found.classes)
-        if figures.busy_s >= 0.97 * found.round_s > 0.0
+        if figures.busy_s >= BINDS * found.round_s > 0.0
         and figures.resting < setting.volunteers[place].peers.count
         and setting.volunteers[place].computes
     ]
-    if not full or len(full) == len(setting.volunteers) or found.idle <= 0.05:
+    if not full or len(full) == len(setting.volunteers) or found.idle <= LITTLE:
         return
     without = tuple(each for place, each in enumerate(setting.volunteers) if place not in full)
     try:
@@ -165,9 +175,9 @@ def _traffic(found: Forecast) -> Iterator[str]:
 
 
 def _helper(found: Forecast) -> Iterator[str]:
-    if found.idle <= 0.05:
+    if found.idle <= LITTLE:
         return
-    peers = PeerClass("", 1, 1, FASTEST_HELPER, FASTEST_HELPER, "auxiliary")
+    peers = PeerClass("", 1, 1, AUXILIARY_RATE, AUXILIARY_RATE, "auxiliary")
     helper = Volunteers(peers, "aux", 0.0, 1, 0.0, "none")
     helped = forecast(replace(found.setting, volunteers=(*found.setting.volunteers, helper)))
     if helped.step_s <= found.step_s * (1.0 - AUXILIARY_GAIN):
