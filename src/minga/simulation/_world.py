@@ -72,7 +72,10 @@ class World:
         loop = asyncio.get_running_loop()
         until_s = math.inf if stay.for_s is None else loop.time() + stay.for_s
         while loop.time() < until_s:
-            peer = await self._join(resident)
+            if not self._can_join(resident):
+                await asyncio.sleep(ENTRY_POLL_S)
+                continue
+            peer = self._join(resident)
             if not await _has_ended(peer, until_s - loop.time()):
                 await self._leave(peer, crashes=stay.crashes)
                 return
@@ -83,10 +86,12 @@ class World:
             await self._leave(peer, crashes=False, how="error")
             await asyncio.sleep(min(RETRY_S, until_s - loop.time()))
 
-    async def _join(self, resident: Resident) -> SimulatedPeer:
-        """Start a peer, as soon as there is somebody whom it can dial, unless it may be the first one."""
-        while not resident.host.dialable and not any(p.network.settings.dialable for p in self._swarm.alive()):
-            await asyncio.sleep(ENTRY_POLL_S)
+    def _can_join(self, resident: Resident) -> bool:
+        """Whether there is somebody whom it can dial, unless it may be the first one."""
+        return resident.host.dialable or any(peer.network.settings.dialable for peer in self._swarm.alive())
+
+    def _join(self, resident: Resident) -> SimulatedPeer:
+        """Start a peer."""
         if resident.name in self._swarm.peers:
             peer = self._swarm.restart(resident.name)
         else:
