@@ -116,8 +116,9 @@ def test_equal_seeds_draw_equal_values_of_few_digits() -> None:
         ("exponential 3s sigma=2", "duration", "takes its mean"),
         ("choice", "size", "values to choose among"),
         ("exponential 3s mean=2s", "duration", "there are median=, sigma=, min= and max=, once each"),
-        ("nan", "number", "no number of at least 0"),
-        ("-3", "number", "no number of at least 0"),
+        ("nan", "number", "no number from 0 to 1000000000"),
+        ("-3", "number", "no number from 0 to 1000000000"),
+        ("1e300", "number", "no number from 0 to 1000000000"),
         ("uniform " + "1 " * 400, "number", "a value such as 10"),
     ],
 )

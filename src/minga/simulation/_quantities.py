@@ -27,6 +27,7 @@ Shape = Literal["constant", "uniform", "log-uniform", "lognormal", "exponential"
 
 MAX_TEXT: Final = 500
 MAX_SIGMA: Final = 5.0
+MAX_NUMBER: Final = 1e9
 DIGITS: Final = 6
 
 EXAMPLES: Final[Mapping[Kind, tuple[str, str]]] = {
@@ -170,8 +171,8 @@ def _one(text: str, kind: Kind) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise ConfigurationError(f"`{text[:40]}` is no number of at least 0; write {_hint(kind)}")
+    if not 0.0 <= number <= MAX_NUMBER:
+        raise ConfigurationError(f"`{text[:40]}` is no number from 0 to {MAX_NUMBER:.0f}; write {_hint(kind)}")
     return number
 
 
