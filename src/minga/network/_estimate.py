@@ -36,7 +36,7 @@ class Estimate:
         """Whether the samples have been lower than the estimate for long."""
         self.newest_s = -math.inf
         """Loop time of the last sample that was not low."""
-        self._samples: deque[tuple[float, int, bool, float]] = deque()  # rate, slots, loaded, time
+        self._samples: deque[tuple[float, int, bool, float]] = deque()  # rate, slots, shows, time
         self._sorted: list[tuple[float, int]] = []  # their rates and slots
         self._least_amount = amount
         self._slots, self._amount = 0, 0.0  # of all samples
@@ -50,7 +50,7 @@ class Estimate:
 
     @property
     def is_shown(self) -> bool:
-        """Whether at least one of them was loaded: else the line carries so much at least, and perhaps far more."""
+        """Whether at least one of them shows what the line carries; else that is so much at least, perhaps far more."""
         return any(sample[2] for sample in self._samples)
 
     @property
@@ -58,8 +58,11 @@ class Estimate:
         """The estimate; None before the first sample."""
         return self._value
 
-    def add(self, rate: float, when: float, *, loaded: bool, count: int = 1) -> None:
-        """Take in a sample of `count` slots, taken at loop time `when`; what is no positive number is ignored."""
+    def add(self, rate: float, when: float, *, loaded: bool, count: int = 1, shows: bool = False) -> None:
+        """Take in a sample of `count` slots, taken at loop time `when`; what is no positive number is ignored.
+
+        Loaded or not, it may be one that `shows` what the line carries.
+        """
         if not (math.isfinite(rate) and rate > 0.0):
             return
         rate = min(rate, FASTEST_RATE)
@@ -68,7 +71,7 @@ class Estimate:
             self._note_low(rate, when, count)
             return
         self._low_count, self._low_peak = 0, 0.0
-        self._samples.append((rate, count, loaded, when))
+        self._samples.append((rate, count, loaded or shows, when))
         insort(self._sorted, (rate, count))
         self._slots, self._amount = self._slots + count, self._amount + rate * count
         self._forget_oldest()

@@ -205,7 +205,8 @@ class DirectionMeter:
         if known is not None and stretch.use is Use.ONE_WAITS:  # rather the line than a path that is as fast
             loaded = stretch.rate >= NEAR * known
         if loaded or stretch.use is Use.BROAD or known is None or stretch.rate > known:
-            self.total.add(stretch.rate, stretch.end_s, loaded=loaded, count=stretch.slots)
+            shows = stretch.use >= Use.BROAD
+            self.total.add(stretch.rate, stretch.end_s, loaded=loaded, count=stretch.slots, shows=shows)
 
     def _evaluate_path(self, peer: PeerId, flow: Flow, spare: float, when: float) -> None:
         """`spare`: bytes that the line could have moved besides in this slot."""
