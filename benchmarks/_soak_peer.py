@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from benchmarks._classification import SAMPLES, Classification
 from benchmarks._worker import Channel
 from minga import Event, Optimizer, Peer, PeerOptions, RunSpec, host, join
+from minga.simulation._classification import SAMPLES, Classification
 
 MICRO_BATCH = 32
 VITALS_EVERY_S = 0.25

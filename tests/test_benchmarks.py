@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -38,6 +39,12 @@ def summary(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     assert lines[-1]["benchmark"] == name
     assert done.returncode == (0 if lines[-1]["ok"] else 1)
     return done.returncode, lines[-1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("[!_]*.py")), ids=lambda path: path.stem)
+def test_each_can_be_started(path: Path) -> None:
+    """Also those that take too long to be run here, and are not missed until somebody wants to measure."""
+    importlib.import_module(f"benchmarks.{path.stem}")
 
 
 def test_equivalence_holds_and_repeats_exactly() -> None:

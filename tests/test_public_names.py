@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import minga
+import minga.simulation
 
 NAMES = [
     "ClosedError",
@@ -32,6 +33,32 @@ NAMES = [
     "host",
     "join",
 ]
+
+
+SIMULATION_NAMES = [
+    "AtEvent",
+    "AtTime",
+    "DeadlockError",
+    "Fault",
+    "FaultDriver",
+    "FaultRecord",
+    "FaultTarget",
+    "Outcome",
+    "Scenario",
+    "Simulation",
+    "VirtualFaults",
+    "VirtualTimeLimitError",
+    "VirtualTimeLoop",
+    "parse_faults",
+    "read_scenario",
+    "run_virtual",
+]
+
+
+def test_public_names_of_the_simulator() -> None:
+    assert list(minga.simulation.__all__) == SIMULATION_NAMES
+    for name in SIMULATION_NAMES:
+        assert inspect.getdoc(getattr(minga.simulation, name)), name
 
 
 def test_public_names() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from minga.core._run_spec import RunSpec
 from minga.simulation._classification import SAMPLES, Classification
@@ -38,14 +39,14 @@ def replica_maker(scenario: Scenario) -> Callable[[RunSpec], ReplicaInterface]:
 
 def gradient_of(scenario: Scenario) -> Callable[[SimulatedPeer, int], None]:
     """What computes the gradients of a micro-batch."""
-    return classify if scenario.model.kind == "classifier" else no_gradient
+    return partial(classify, scenario.seed) if scenario.model.kind == "classifier" else no_gradient
 
 
-def classify(peer: SimulatedPeer, samples: int) -> None:
-    """Set the gradients of a micro-batch: every peer draws its own samples."""
+def classify(seed: int, peer: SimulatedPeer, samples: int) -> None:
+    """Set the gradients of a micro-batch: every peer draws its own samples, and others after it was restarted."""
     replica = peer.replica
     if isinstance(replica, ClassifierReplica):
-        chosen = random.Random(f"minga samples {peer.name} {peer.samples_done}")
+        chosen = random.Random(f"minga samples {seed} {peer.name} {replica.step} {peer.samples_done}")
         replica.task.backward([chosen.randrange(SAMPLES) for _ in range(samples)])
 
 
