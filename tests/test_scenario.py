@@ -140,6 +140,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ConfigurationError, match="neither a file nor a scenario that comes with minga; there are: conf"
     ):
         read_scenario("absent")
+    with pytest.raises(ConfigurationError, match="neither a file nor a scenario"):
+        read_scenario("a" * 5000)
 
 
 # ---- other values
@@ -168,10 +170,18 @@ def test_changes_that_make_no_sense(text: str, said: str) -> None:
         changed(tomllib.loads(HOME), [split_change(text, "--set")])
 
 
+@pytest.mark.parametrize("text", ["9" * 5000, "[" * 5000, "1\nother = 2"])
+def test_what_is_no_value_is_taken_as_text(text: str) -> None:
+    assert changed({}, [("seed", text)]) == {"seed": text}
+
+
 def test_sweeps_combine() -> None:
     assert list(sweeps(["a=1,2", "b.c=x, y"])) == [
         [("a", a), ("b.c", b)] for a, b in itertools.product(("1", "2"), ("x", "y"))
     ]
+    for texts in (["a=1,1"], ["a=1", "a=2"]):
+        with pytest.raises(ConfigurationError, match="write each key once, with different values"):
+            list(sweeps(texts))
     with pytest.raises(ConfigurationError, match="2500 runs; there may be at most 1000"):
         list(sweeps([f"{key}={','.join(map(str, range(50)))}" for key in "ab"]))
     with pytest.raises(ConfigurationError, match="no value is given"):

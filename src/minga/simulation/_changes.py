@@ -38,12 +38,15 @@ def changed(values: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, A
 
 def sweeps(texts: Sequence[str]) -> Iterator[list[Change]]:
     """All combinations of the values of `key=a,b,c`, as changes. Raises `ConfigurationError`, also for too many."""
-    axes = []
+    axes: list[list[Change]] = []
     for text in texts:
         key, values = split_change(text, "--sweep")
-        axes.append([(key, value.strip()) for value in values.split(",") if value.strip()])
-        if not axes[-1]:
+        axis = [(key, value.strip()) for value in values.split(",") if value.strip()]
+        if not axis:
             raise ConfigurationError(f"--sweep {text[:60]!r}: no value is given; write KEY=A,B,C")
+        if len(set(axis)) < len(axis) or any(key == other[0][0] for other in axes):
+            raise ConfigurationError(f"--sweep {text[:60]!r}: write each key once, with different values: KEY=A,B,C")
+        axes.append(axis)
     count = 1
     for axis in axes:
         count *= len(axis)
@@ -79,6 +82,7 @@ def _name(each: Any) -> str:
 def _value(text: str) -> Any:
     """A number, a truth value or a list if it reads like one in TOML, else the text itself."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+        values = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # no TOML, or more digits or brackets than anybody needs
         return text
+    return values["value"] if len(values) == 1 else text  # a text of several lines can be several settings

@@ -5,6 +5,7 @@ Sections that a run spec has, too (optimizer, training, averaging, state), mean 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import resources
@@ -138,9 +139,9 @@ def read_scenario(source: str) -> dict[str, Any]:
             values = read_toml(path, MAX_FILE_BYTES)
         return {"name": source, **values}
     path = Path(source)
-    if not path.exists() and path.suffix != ".toml":
+    if not os.path.exists(source) and path.suffix != ".toml":  # `Path` objects to names that no file can have
         raise ConfigurationError(
-            f"{source}: neither a file nor a scenario that comes with minga; there are: {', '.join(shipped())}"
+            f"{source[:60]}: neither a file nor a scenario that comes with minga; there are: {', '.join(shipped())}"
         )
     return {"name": path.stem[:64], **read_toml(path, MAX_FILE_BYTES)}
 
@@ -149,7 +150,8 @@ def _contradictions(scenario: Scenario) -> Iterator[str]:
     """What is wrong although every value by itself is allowed."""
     yield from _wrong_settings(scenario)
     yield from _wrong_peers(scenario.peers, scenario)
-    yield from _wrong_names(scenario)
+    if scenario.peers:
+        yield from _wrong_names(scenario)
 
 
 def _wrong_settings(scenario: Scenario) -> Iterator[str]:
