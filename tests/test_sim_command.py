@@ -108,6 +108,20 @@ def test_a_damaged_log_is_refused_in_words(small: str, tmp_path: Path, capsys: p
     assert call("replay", str(tmp_path / "absent")) == 2
 
 
+def test_names_in_a_log_cannot_command_the_terminal(
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log.jsonl"
+    assert call("sim", small, "--set", "stop.steps=1", "--log", str(log)) == 0
+    names = log.read_text("utf-8").replace("home-1", r"\u001b[2Jhome\ud800")
+    log.write_text(names, "utf-8")
+    capsys.readouterr()
+    assert call("replay", str(log)) == 0
+    said = capsys.readouterr().out
+    assert "\N{REPLACEMENT CHARACTER}[2Jhome\N{REPLACEMENT CHARACTER} joins as trainer" in said
+    assert "cut off or changed" in said
+
+
 def test_a_sweep_makes_a_table_and_lines(small: str, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ("sim", small, "--set", "stop.steps=2", "--sweep", "training.target_batch_size=32,64")
     assert call(*arguments) == 0

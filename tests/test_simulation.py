@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,15 @@ def test_a_changed_log_is_noticed(small: tuple[Outcome, Path], tmp_path: Path) -
         log = Log(path)
         assert list(log)
         assert not log.is_complete
+    for name, text in (("half a line", "".join(lines)[:-100]), ("more after it", "".join([*lines, lines[1]]))):
+        (tmp_path / name).write_text(text, "utf-8")
+        log = Log(tmp_path / name)
+        assert list(log)
+        assert not log.is_complete
+    for number in ("NaN", "-Infinity", "1e999", "9" * 400):
+        (tmp_path / "bad").write_text(lines[0] + f'{{"t": {number}, "kind": "x"}}\n', "utf-8")
+        with pytest.raises(ConfigurationError, match="line 2: not JSON"):
+            list(Log(tmp_path / "bad"))
     for text, said in (("", "not JSON"), ("[]", "not an object"), ("{}", "not the log of a simulation")):
         (tmp_path / "bad").write_text(text, "utf-8")
         with pytest.raises(ConfigurationError, match=said):
@@ -94,6 +105,13 @@ def test_a_changed_log_is_noticed(small: tuple[Outcome, Path], tmp_path: Path) -
     (tmp_path / "bad").write_text(lines[0] + '{"kind": 3}\n', "utf-8")
     with pytest.raises(ConfigurationError, match="line 2: an entry needs"):
         list(Log(tmp_path / "bad"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such files there")
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match="pipe: not a regular file"):
+        Log(tmp_path / "pipe")
 
 
 def test_numbers_of_a_log_have_one_form(tmp_path: Path) -> None:

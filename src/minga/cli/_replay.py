@@ -23,12 +23,13 @@ def run_replay(path: Path, number: int | None, context: Context) -> None:
             ledger.add(entry)
         steps = [step for step in ledger.finished() if number in (None, step.number)]
         lines = list(_lines(log, ledger, steps, whole=number is not None))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        events = [{**step_json(step), "incidents": step.incidents} for step in steps]
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigurationError(f"{path}: not as `minga sim` writes it, something was changed: {error!r}") from error
     if not steps and number is not None:
         raise ConfigurationError(f"{path}: has no step {number}; there are steps 1 to {ledger.last_step}")
-    for step in steps:
-        context.output.event("step", **step_json(step), incidents=step.incidents)
+    for event in events:
+        context.output.event("step", **event)
     _show(lines, context)
     context.output.summary(
         ok=True, steps=ledger.last_step, peers=len(ledger.peers), virtual_s=ledger.now_s, is_complete=log.is_complete
@@ -46,7 +47,10 @@ def _lines(log: Log, ledger: Ledger, steps: list[StepRecord], *, whole: bool) ->
 
 
 def _show(lines: Sequence[str], context: Context) -> None:
-    """All at once, in a pager where somebody sits."""
+    """All at once, in a pager where somebody sits; without letters that would command a terminal, or are none."""
+    lines = [
+        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line) for line in lines
+    ]
     if context.output.interactive:
         with context.output.console.pager(styles=True):
             for line in lines:

@@ -8,6 +8,7 @@ equal bytes.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -19,6 +20,8 @@ from minga.core._errors import ConfigurationError, StorageError
 FORMAT: Final = 1
 DIGITS: Final = 6
 MAX_LINE: Final = 1 << 20
+MAX_DIGITS: Final = 20
+"""Of a whole number in a log."""
 
 Entry = dict[str, Any]
 
@@ -87,6 +90,8 @@ class Log:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
+            if not path.is_file() and not path.is_dir() and path.exists():
+                raise ConfigurationError(f"{path}: not a regular file; it is read twice, so write the log into one")
             with path.open(encoding="utf-8") as file:
                 self.head = self._parse(file.readline(MAX_LINE), 1)
         except OSError as error:
@@ -108,9 +113,11 @@ class Log:
             number = 1
             while line := file.readline(MAX_LINE):
                 number += 1
+                if not line.endswith("\n") and len(line) < MAX_LINE:
+                    return  # whoever wrote it was stopped in the middle of a line
                 entry = self._parse(line, number)
                 if "log_digest" in entry:
-                    self.is_complete = entry["log_digest"] == hashed.hexdigest()
+                    self.is_complete = entry["log_digest"] == hashed.hexdigest() and not file.readline(MAX_LINE)
                     return
                 if not isinstance(entry.get("t"), int | float) or not isinstance(entry.get("kind"), str):
                     raise ConfigurationError(f"{self._path}: line {number}: an entry needs `t` and `kind`")
@@ -119,12 +126,26 @@ class Log:
 
     def _parse(self, line: str, number: int) -> Entry:
         try:
-            value = json.loads(line)
+            value = json.loads(line, parse_int=_whole, parse_float=_real, parse_constant=_real)
         except (ValueError, RecursionError) as error:
             raise ConfigurationError(f"{self._path}: line {number}: not JSON: {str(error)[:100]}") from error
         if not isinstance(value, dict):
             raise ConfigurationError(f"{self._path}: line {number}: not an object")
         return value
+
+
+def _whole(digits: str) -> int:
+    """A whole number that arithmetic with real ones can take."""
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits; there may be {MAX_DIGITS}")
+    return int(digits)
+
+
+def _real(text: str) -> float:
+    """A finite number."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return number
 
 
 def _line(entry: Mapping[str, Any]) -> str:
