@@ -163,6 +163,25 @@ def test_bad_input(arguments: tuple[str, ...], said: str, capsys: pytest.Capture
     assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
+def test_places_that_cannot_be_written_are_told_before_the_run(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path(small).read_text("utf-8")
+    assert call("sim", small, "--log", small) == 2
+    assert "that is the scenario itself" in capsys.readouterr().err
+    assert call("sim", small, "--plot", small) == 4
+    assert "not a folder" in (said := capsys.readouterr()).err
+    assert said.out == ""
+    assert call("sim", small, "--log", f"{small}/log") == 4
+    assert "small.toml is no folder" in capsys.readouterr().err
+    assert Path(small).read_text("utf-8") == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_nothing_is_said_of_a_run_whose_log_the_disk_refuses(small: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("sim", small, "--set", "stop.steps=1", "--log", "/dev/full", "--json") == 4
+    (last,) = (line for line in lines_of(capfd.readouterr().out) if line.get("summary"))
+    assert (last["ok"], last["error"], last["exit_code"]) == (False, "StorageError", 4)
+
+
 def test_several_mistakes_are_told_each_on_its_own_line(small: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("sim", small, "--set", "peers.home.count=0", "--set", "stop.steps=0", "--set", "colour=red") == 2
     lines = capsys.readouterr().err.splitlines()

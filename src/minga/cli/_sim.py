@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from minga.cli._sim_view import (
     summary_text,
     sweep_table,
 )
-from minga.core._errors import ConfigurationError
+from minga.core._errors import ConfigurationError, StorageError
 from minga.simulation._changes import Change, changed, split_change, sweeps
 from minga.simulation._ledger import StepRecord
 from minga.simulation._outcome import Outcome
@@ -51,6 +52,7 @@ def run_sim(source: str, options: SimOptions, context: Context) -> int:
     """Run a scenario, or one for each combination of a sweep; the exit code."""
     values = read_scenario(source)
     changes = [split_change(text, "--set") for text in options.changes]
+    _check_places(source, options)
     if not options.sweep:
         return _run_one(Scenario.from_mapping(changed(values, changes), source), options, context)
     if options.log is not None:
@@ -58,6 +60,25 @@ def run_sim(source: str, options: SimOptions, context: Context) -> int:
     points = list(sweeps(options.sweep))
     scenarios = [Scenario.from_mapping(changed(values, [*changes, *point]), source) for point in points]
     return _run_all(list(zip(points, scenarios, strict=True)), options, context)
+
+
+def _check_places(source: str, options: SimOptions) -> None:
+    """Refuse at once what could not be written in the end, or would overwrite the scenario.
+
+    Raises `ConfigurationError` and `StorageError`.
+    """
+    log = options.log
+    if log is not None and os.path.exists(source) and os.path.exists(log) and os.path.samefile(source, log):
+        raise ConfigurationError(f"--log {log}: that is the scenario itself; name another file")
+    if options.plot is None:
+        return
+    try:
+        options.plot.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "not a folder" if isinstance(error, FileExistsError) else error.strerror
+        raise StorageError(f"--plot {options.plot}: {why}") from error
+    if not os.access(options.plot, os.W_OK | os.X_OK):
+        raise StorageError(f"--plot {options.plot}: nothing can be written into this folder")
 
 
 def _run_one(scenario: Scenario, options: SimOptions, context: Context) -> int:

@@ -38,6 +38,8 @@ class LogWriter:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = path.open("w", encoding="utf-8", newline="\n")
+            except FileExistsError as error:
+                raise StorageError(f"{path}: cannot be written: {path.parent} is no folder") from error
             except OSError as error:
                 raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
         self._write(_line(_fixed({"minga_log": FORMAT, **head})))

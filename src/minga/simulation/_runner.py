@@ -92,6 +92,7 @@ class Simulation:
         for peer in swarm.alive():
             recorder.stayed(peer)
         recorder.close()
+        writer.close()  # so that nothing is said of a log that the disk refuses, or that there is no time left to write
         outcome = Outcome(
             scenario=self.scenario,
             ledger=self.ledger,
