@@ -101,7 +101,7 @@ def test_equal_seeds_draw_equal_values_of_few_digits() -> None:
         ("50 M", "rate", "such as 10Mbit"),
         ("fast", "rate", "such as 10Mbit"),
         (50, "rate", "a bare number has no unit"),
-        (True, "number", "a bare number has no unit"),
+        (True, "number", "write a value such as 10, or"),
         ("", "duration", "a value such as 30min"),
         ("uniform 5Mbit", "rate", "two values, the lower one first"),
         ("uniform 5s 3s", "duration", "two values, the lower one first"),

@@ -72,6 +72,12 @@ def test_all_scenarios_are_shipped() -> None:
         (HOME + 'up = "exponential 1Mbit"', "it must be more than 0 in every draw"),
         (HOME + "up = [1]", 'up = [1]: it must be a value such as "50Mbit", or a distribution'),
         (HOME + "dialable = 1.5", "dialable = 1.5: must be a number of at least 0 and at most 1"),
+        (HOME + 'latency = "2min"', "[[peers]] number 1: latency = '2min': a latency is at most 60 s"),
+        (HOME + 'latency = "exponential 1h"', "a latency is at most 60 s"),
+        (
+            HOME + 'region = "x"\n[[paths]]\nbetween = ["x"]\nlatency = "3min"',
+            "[[paths]] number 1: latency = '3min': a latency is at most 60 s",
+        ),
         (HOME + "dialable = 0", "peers: all are behind NAT"),
         (HOME + 'away = "1h"', "away and crash are about the end of a session"),
         (HOME + 'role = "auxiliary"', "an auxiliary computes no gradients; leave samples_per_second out"),
@@ -93,7 +99,7 @@ def test_all_scenarios_are_shipped() -> None:
         ("[training]\nseed = 3\n" + HOME, "training.seed: in a scenario it is seed, above all sections"),
         ("[training]\nstop_after_steps = 3\n" + HOME, "training.stop_after_steps: in a scenario it is steps in [stop]"),
         ('[network]\nrelay = "public"\n' + HOME, "network.relay: relays are not simulated"),
-        (HOME + '[[paths]]\nbetween = ["mars"]\nlatency = "3min"', "'mars' is no region of [[peers]]; there are: none"),
+        (HOME + '[[paths]]\nbetween = ["mars"]\nlatency = "3s"', "'mars' is no region of [[peers]]; there are: none"),
         (
             HOME + 'region = "x"\n' + '[[paths]]\nbetween = ["x"]\nlatency = "3s"\n' * 2,
             "[[paths]] number 2: between = ['x']: there is one for these already",
@@ -236,6 +242,11 @@ def test_another_setting_leaves_the_draws_of_the_others_alone() -> None:
     before = {each.name: each for each in population(scenario(MIXED))}
     after = {each.name: each for each in population(scenario(MIXED.replace("uniform 5 15", "uniform 6 16")))}
     assert all(before[name].host == after[name].host for name in before)
+
+
+def test_no_latency_is_longer_than_the_network_permits() -> None:
+    found = population(scenario(HOME.replace("4", "50") + 'latency = "lognormal median=10s sigma=3"'))
+    assert max(each.host.latency_s for each in found) == 60.0
 
 
 def test_sessions_end_as_the_class_says() -> None:

@@ -22,6 +22,8 @@ FIRST_RETRY_S = 0.25
 LONGEST_RETRY_S = 1.0
 """Seconds after which a first packet without an answer is sent again: at first, and at most after doubling."""
 
+MAX_LATENCY_S = 60.0
+
 
 @dataclass(frozen=True)
 class HostSettings:
@@ -175,8 +177,8 @@ def check_rate(field: str, rate: float | None) -> None:
 
 def check_latency(field: str, seconds: float) -> None:
     """Raise `ConfigurationError` unless `seconds` is a plausible one-way latency."""
-    if not 0 <= seconds <= 60:
-        raise ConfigurationError(f"{field} must be between 0 and 60 seconds, not {seconds}")
+    if not 0 <= seconds <= MAX_LATENCY_S:
+        raise ConfigurationError(f"{field} must be between 0 and {MAX_LATENCY_S:g} seconds, not {seconds}")
 
 
 def _closed() -> ClosedError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from minga.network._virtual import HostSettings
+from minga.network._virtual_host import MAX_LATENCY_S
 from minga.simulation._scenario import Scenario
 from minga.simulation._scenario_sections import PeerClass
 from minga.simulation._simulated_peer import TrainerSettings
@@ -77,7 +78,7 @@ def _resident(scenario: Scenario, kind: PeerClass, number: int) -> Resident:
     host = HostSettings(
         up_bytes_per_s=None if kind.up is None else kind.up.draw(rng),
         down_bytes_per_s=None if kind.down is None else kind.down.draw(rng),
-        latency_s=kind.latency.draw(rng),
+        latency_s=min(kind.latency.draw(rng), MAX_LATENCY_S),
         loss=kind.packet_loss,
         dialable=_is_dialable(kind, number),
         region=kind.region or "",

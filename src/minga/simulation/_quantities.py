@@ -87,7 +87,9 @@ class Quantity:
 def parse_quantity(value: str | float, kind: Kind) -> Quantity:
     """Read a quantity. Raises `ConfigurationError` that says what is allowed."""
     if isinstance(value, bool) or not isinstance(value, str):
-        if kind != "number" or isinstance(value, bool):
+        if isinstance(value, bool):
+            raise ConfigurationError(f"write {_hint(kind)}")
+        if kind != "number":
             raise ConfigurationError(f"a bare number has no unit; write {_hint(kind)}")
         value = repr(value)
     words = value.split() if len(value) <= MAX_TEXT else []

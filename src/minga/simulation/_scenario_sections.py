@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec_fields import Real, Section, choice, described, real, whole
+from minga.network._virtual_host import MAX_LATENCY_S
 from minga.simulation._faults import LASTING, parse_faults
 from minga.simulation._liars import LIES, check_behaviour
 from minga.simulation._scenario_fields import (
@@ -35,6 +37,14 @@ SIZES: Final = {
 """Parameters of models that a ghost may be named after."""
 
 Name = Annotated[str, Field(pattern=NAME)]
+
+
+def _plausible(latency: Duration) -> Duration:
+    """A latency that the virtual network permits; what an open-ended distribution draws beyond is cut off there."""
+    most = latency.most if latency.most < math.inf else latency.values[0]
+    if most > MAX_LATENCY_S:
+        raise ValueError(f"a latency is at most {MAX_LATENCY_S:g} s")
+    return latency
 
 
 class ModelTable(Section):
@@ -96,6 +106,11 @@ class PeerClass(Section):
     away: Span | None = quantity(None, "duration", "how long it is away between two sessions; for good if left out")
     crash: Real = real(0.0, 0.0, 1.0, "share of sessions that end without a goodbye")
 
+    @field_validator("latency")
+    @classmethod
+    def _check_latency(cls, latency: Duration) -> Duration:
+        return _plausible(latency)
+
     @model_validator(mode="after")
     def _check_role(self) -> PeerClass:
         if self.role == "trainer" and self.samples_per_second is None:
@@ -122,7 +137,7 @@ class RegionPath(Section):
     def _check_latency(cls, latency: Duration) -> Duration:
         if latency.shape != "constant":
             raise ValueError("it must be one duration, not a distribution")
-        return latency
+        return _plausible(latency)
 
 
 class RandomFault(Section):
