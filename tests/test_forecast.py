@@ -107,8 +107,10 @@ def test_this_machine_s_measurements(tmp_path: Path) -> None:
     assert {each.device: each.samples_per_s for each in measured} == {"cuda:0": 40.0, "cpu": 3.0}
     (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096, measured=measured)
     assert (own.samples_per_s, own.micro_batch, own.speed_origin) == (40.0, 32, "measured")
-    with pytest.raises(ConfigurationError, match=r"not measured with 18M and 512 tokens.*minga bench-device"):
+    with pytest.raises(ConfigurationError, match=r"not measured with 18M and 512 tokens.*the recipe's models alone"):
         resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096)
+    with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny --tokens 512`"):
+        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096)
     path.write_text("[]", "utf-8")
     with pytest.raises(ConfigurationError, match=r"devices\.json: no table of devices"):
         read_measurements(path)
@@ -303,6 +305,8 @@ def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.Captu
     [
         (["--model", "18M"], "give either a FILE or LINK, or both --model and --peers"),
         (["x.toml", "--model", "18M", "--peers", PEERS], "give either a FILE or LINK"),
+        (["x.toml", "--codec", "int8", "--tokens", "5"], "--codec, --tokens: only with --model"),
+        (["--model", "resnet-50", "--peers", PEERS, "--tokens", "5"], "--tokens: samples of resnet-50 are images"),
         (["--model", "18M", "--peers", PEERS, "--codec", "int4"], "--codec 'int4': it must be one of float32"),
         (
             ["--model", "18M", "--peers", PEERS, "--strategy", "x"],

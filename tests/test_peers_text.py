@@ -21,6 +21,7 @@ def test_what_is_understood() -> None:
     assert (clients.role, clients.upload, clients.samples_per_s, clients.count) == ("client", 8e6, 3.5, 2)
     (own,) = parse_peers("(t4, up=1Mbit, micro_batch=8, memory=8GiB);")
     assert (own.download, own.micro_batch, own.memory_bytes) == (125e3, 8, 8 << 30)
+    assert parse_peers("(samples_per_s=1000000000, 1Gbit)")[0].samples_per_s == 1e9
 
 
 @pytest.mark.parametrize(
@@ -45,9 +46,12 @@ def test_what_is_understood() -> None:
             "at character 13, 'latency=5': a latency is written like 20ms or 0.1s, at most 10 s",
         ),
         ("(t4, 1Gbit, latency=11s)", "at most 10 s"),
+        ("(t4, 0Mbit)", "at character 6, '0Mbit': rate = '0Mbit' is out of range: it must be more than 0"),
+        ("(9000Tbit, t4)", "at character 2, '9000Tbit': rate = '9000Tbit' is out of range"),
+        ("(t4, 1Gbit, memory=9999TB)", "at most 1024TiB"),
         ("(t4, 1Gbit, memory=16)", "a memory is written like 16GiB or 900MB"),
         ("(t4, 1Gbit, micro_batch=0)", "micro_batch is a whole number from 1 to 1048576"),
-        ("(t4, 1Gbit, samples_per_s=0)", "samples_per_s is a number above 0"),
+        ("(t4, 1Gbit, samples_per_s=0)", "samples_per_s is a number such as 12.5, above 0"),
         ("(t4, 1Gbit,, aux)", "nothing stands between two commas"),
         ("0x(t4, 1Gbit)", "there may be 1 to 1000 peers"),
         ("600x(t4, 1Gbit); 600x(v100, 1Gbit)", "1200 peers in all; there may be at most 1000"),

@@ -110,6 +110,8 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
     if name in KNOWN:
         return _known(name, KNOWN[name], tokens)
     if name == "resnet-50":
+        if tokens is not None:
+            raise ConfigurationError("--tokens: samples of resnet-50 are images, which have none; leave it out")
         origin = "as published, with images of 224 x 224"
         return ModelFacts(name, (RESNET_50_PARAMETERS,), RESNET_50_OPERATIONS, 1, None, origin)
     if (match := _NUMBER.fullmatch(name)) is not None:

@@ -160,8 +160,9 @@ def _parse_word(place: int, word: str) -> tuple[str, Any]:
         return "role", _ROLES[bare.lower()]
     try:
         return "both", parse_rate(bare)
-    except ConfigurationError:
-        pass  # then it names a device
+    except ConfigurationError as error:
+        if re.fullmatch(r"[\d.]+\s*[kmgtKMGT]?[iI]?(?:b|B|bits?|bytes?)(?:/s|ps)?", bare):  # one that is out of range
+            raise _refuse(place, word, str(error)) from error
     is_number = bare.isdigit() and bare not in DEVICES  # a rate whose unit was forgotten
     if is_number or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}", bare):
         raise _refuse(place, word, f"neither a device nor a rate with its unit; there may be: {_ALLOWED}")
@@ -180,9 +181,9 @@ def _latency(value: str) -> float:
 
 
 def _speed(value: str) -> float:
-    speed = float(value) if re.fullmatch(r"\d{1,9}(\.\d{1,9})?", value, re.ASCII) else 0.0
+    speed = float(value) if re.fullmatch(r"\d{1,10}(\.\d{1,9})?", value, re.ASCII) else 0.0
     if not 0.0 < speed <= 1e9:
-        raise ValueError("samples_per_s is a number above 0, at most 1000000000")
+        raise ValueError("samples_per_s is a number such as 12.5, above 0 and at most 1000000000")
     return speed
 
 
@@ -197,7 +198,7 @@ def _memory(value: str) -> int:
     with contextlib.suppress(ConfigurationError):
         if 1.0 <= (size := parse_size(value)) <= MAX_MEMORY_BYTES:
             return int(size)
-    raise ValueError("a memory is written like 16GiB or 900MB")
+    raise ValueError("a memory is written like 16GiB or 900MB, at most 1024TiB")
 
 
 _READERS: Final[dict[str, Callable[[str], Any]]] = {

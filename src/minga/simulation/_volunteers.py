@@ -99,8 +99,10 @@ def measured_of(model: ModelFacts, measured: Sequence[Measurement]) -> Measureme
     fitting = [each for each in measured if each.model == model.name and each.tokens == model.tokens]
     if not fitting:
         known = ", ".join(sorted({f"{each.model} with {each.tokens} tokens" for each in measured})) or "nothing yet"
+        why = f"this machine was not measured with {model.name} and {model.tokens} tokens (but: {known})"
+        if not model.name.startswith("albert-"):
+            raise ConfigurationError(f"{why}, and bench-device measures the recipe's models alone; give samples_per_s=")
         raise ConfigurationError(
-            f"this machine was not measured with {model.name} and {model.tokens} tokens (but: {known}); run "
-            f"`minga bench-device --model {model.name} --tokens {model.tokens}`, or give samples_per_s="
+            f"{why}; run `minga bench-device --model {model.name} --tokens {model.tokens}`, or give samples_per_s="
         )
     return max(fitting, key=lambda each: each.samples_per_s)
