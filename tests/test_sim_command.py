@@ -13,6 +13,7 @@ import pytest
 from cli_run import last_json
 
 import minga.cli
+from minga.cli._output import Output
 from minga.cli._sim_view import BAR_CHARACTERS, bar
 
 SMALL = """
@@ -180,6 +181,24 @@ def test_nothing_is_said_of_a_run_whose_log_the_disk_refuses(small: str, capfd: 
     assert call("sim", small, "--set", "stop.steps=1", "--log", "/dev/full", "--json") == 4
     (last,) = (line for line in lines_of(capfd.readouterr().out) if line.get("summary"))
     assert (last["ok"], last["error"], last["exit_code"]) == (False, "StorageError", 4)
+
+
+def test_without_stdout_json_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Output(json_output=True)
+    monkeypatch.setattr("minga.cli._output.sys.stdout", None)
+    output.summary(ok=True)
+    assert output._ended
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_output_that_the_disk_refuses() -> None:
+    code = "import minga.cli; minga.cli.main(['sim', '--list'])"
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.stderr.startswith("minga: the output cannot be written: No space left on device")
+    assert ended.returncode == 4
 
 
 def test_several_mistakes_are_told_each_on_its_own_line(small: str, capsys: pytest.CaptureFixture[str]) -> None:

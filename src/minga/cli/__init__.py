@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import sys
 from collections.abc import Sequence
 
 from minga.cli import _exit
+from minga.core._errors import StorageError
 
 __all__ = ["main"]
+
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+"""How a disk refuses output that the shell wrote into a file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -38,6 +43,10 @@ def _run(arguments: list[str]) -> int:
         # Whoever read the output is gone; keep the interpreter from complaining when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _exit.OK
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _exit.report(StorageError(f"the output cannot be written: {error.strerror}"), json_output=json_output)
     except BaseException as error:
         if _exit.interrupts:  # in the middle of an import, say, which makes an error of its own of it
             return _exit.report_interrupt(json_output=json_output)

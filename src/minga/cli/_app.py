@@ -214,15 +214,14 @@ def plan(
     ready = make_context(json_output=json_output)
     if (source is None) == (model is None or peers is None) or (source is not None and (model or peers)):
         raise typer.BadParameter("give either a FILE or LINK, or both --model and --peers")
-    options = {
-        "--target-batch": target_batch,
-        "--codec": codec,
-        "--strategy": strategy,
-        "--optimizer": optimizer,
-        "--tokens": tokens,
-        "--precision": precision if precision != "single" else None,
+    given = {
+        "target-batch": target_batch,
+        "codec": codec,
+        "strategy": strategy,
+        "optimizer": optimizer,
+        "tokens": tokens,
     }
-    if source is not None and (idle := [name for name, value in options.items() if value is not None]):
+    if source is not None and (idle := [f"--{name}" for name, value in given.items() if value is not None]):
         raise typer.BadParameter(f"{', '.join(idle)}: only with --model; the FILE or LINK says what its run does")
     if source is None:
         from minga.cli._forecast import ForecastOptions, run_forecast

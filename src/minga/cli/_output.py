@@ -83,7 +83,7 @@ class Output:
             line = self._lines.get()
             # Below Python's buffered stdout: a thread inside it would hold its lock while the interpreter ends.
             data = line.encode()
-            with contextlib.suppress(OSError):  # whoever read the pipe is gone
+            with contextlib.suppress(OSError, AttributeError):  # whoever read the pipe is gone, or there is no stdout
                 while data:
                     data = data[os.write(sys.stdout.fileno(), data) :]
             self._lines.task_done()
