@@ -19,7 +19,7 @@ from minga.averaging import _exchange, _patience
 from minga.averaging._all_reduce import RoundAbortedError
 from minga.averaging._coordinator import FREEZE, LOST, REPAIR
 from minga.averaging._layout import VectorLayout
-from minga.averaging._messages import MAX_TERM, Done, Freeze, Holding, Lost, Part, Plan, Repair
+from minga.averaging._messages import MAX_TERM, Done, Freeze, Holding, Lost, Part, Repair
 from minga.averaging._repair import Repairer
 from minga.averaging._round import Round, RoundOutcome, chunk_table, unpack_bitmap
 from minga.core._errors import RemoteError
@@ -45,7 +45,7 @@ def plausible(result: torch.Tensor, vectors: list[torch.Tensor], dead: set[int])
 
 
 async def reduce_with(
-    world: World, dead: set[int], events: list[tuple[float, str, int]], plan: Plan | None = None
+    world: World, dead: set[int], events: list[tuple[float, str, int]]
 ) -> tuple[list[torch.Tensor], list[RoundOutcome | BaseException]]:
     """Let all reduce while things happen; returns what the survivors have."""
     await world.start()
@@ -56,7 +56,7 @@ async def reduce_with(
     count = len(world.parties)
     for when_s, fault, index in events:
         later(when_s, lambda fault=fault, index=index: getattr(world.internet, fault)(world.parties[index].network))
-    results, outcomes = await world.reduce(plan or world.plan(LAYOUT), LAYOUT, list(vectors_of(count)), [1] * count)
+    results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors_of(count)), [1] * count)
     await world.close()
     kept = [i for i in range(count) if i not in dead]
     return [results[i] for i in kept], [outcomes[i] for i in kept]
@@ -307,26 +307,6 @@ def test_a_coordinator_that_never_got_the_plan_is_passed_over() -> None:
         assert all(torch.equal(result, results[1]) for result in results[1:])
         assert plausible(results[1], vectors, {0, 1})
         await world.close()
-
-    main()
-
-
-@pytest.mark.parametrize("when_s", [0.05, 0.3, 0.7])
-def test_a_leader_that_stood_still_gives_nobody_up_who_went_on_without_it(when_s: float) -> None:
-    """Its streams have ended when it wakes, but the others live, and have what it lacks."""
-
-    @virtually
-    async def main() -> None:
-        world = World(6, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
-        plan = world.plan(LAYOUT)
-        parts = tuple(msgspec.structs.replace(part, root=max(part.root, 1)) for part in plan.parts)
-        plan = msgspec.structs.replace(plan, parts=parts)
-        events = [(when_s, "stall", 0), (when_s + 2.3, "resume", 0)]
-        results, outcomes = await reduce_with(world, set(), events, plan)
-        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes), outcomes
-        assert all(torch.equal(result, results[0]) for result in results)
-        mine = {world.parties[0].peer_id}
-        assert all(outcome.lost.keys() <= mine for outcome in outcomes if isinstance(outcome, RoundOutcome)), outcomes
 
     main()
 

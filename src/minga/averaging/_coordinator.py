@@ -28,7 +28,6 @@ class Coordinator:
         self._round, self._slowness, self._apply = round, slowness, apply
         self._lock = asyncio.Lock()
         self._repaired: set[int] = set()
-        self._spared: set[int] = set()
 
     async def hear(self, sender: int, request: Lost) -> None:
         """A member reports. If it should have told another one, which it may not reach, that one is told."""
@@ -58,8 +57,6 @@ class Coordinator:
                 raise RejectedError("it was given up in this round", code="given_up")
             known = set(range(len(round.members)))
             accused = (set(request.lost) & known) - self._repaired
-            if sender == round.me and request.by is None:
-                await self._spare(accused)
             lost = await self._gone(accused - {round.me})
             slow = set(request.slow) & known
             if request.by is None:
@@ -106,38 +103,11 @@ class Coordinator:
                 revoked.add(sender)
         return revoked - round.revoked
 
-    async def _spare(self, accused: set[int]) -> None:
-        """Take back, once, that this member regards those as gone who answer it, and fetch from them what it lacks.
-
-        If it stood still for a while, they have given up its samples and ended its streams: that looks like their end.
-        """
-        round = self._round
-        lacking = {member: self._lacking_from(member) for member in accused & round.dead.keys() - self._spared}
-        asked = {member for member, chunks in lacking.items() if chunks}
-        for member in sorted(await self._answering(asked)):
-            self._spared.add(member)
-            del round.dead[member]
-            round.spawn(fetch(round, member, lacking[member]), frozenset({member}))
-
-    def _lacking_from(self, member: int) -> tuple[int, ...]:
-        """Chunks that were to come from a member directly; none if others should have got some of these from here."""
-        round, lacking = self._round, []
-        for assignment in round.assignments.values():
-            if round.routes.parent(assignment, round.me) == member:
-                if round.routes.is_relay(assignment, round.me):
-                    return ()
-                lacking += [index for index in assignment.chunks if not round.have[index]]
-        return tuple(lacking)
-
     async def _gone(self, lost: set[int]) -> set[int]:
         """Those of `lost` that this member regards as gone, too, or that do not answer it at once.
 
         To the others only a link between others is broken; who lacks it fetches what it needs from here.
         """
-        return lost - await self._answering(lost - self._round.dead.keys())
-
-    async def _answering(self, members: set[int]) -> set[int]:
-        """Those who say at once that they are in this round."""
         round, question = self._round, Alive(self._round.plan.round_id)
 
         async def answers(member: int) -> bool:
@@ -148,9 +118,9 @@ class Coordinator:
                 return False
             return True
 
-        asked = sorted(members)
+        asked = sorted(lost - set(round.dead))
         answers_of = await asyncio.gather(*(answers(member) for member in asked))
-        return {member for member, answer in zip(asked, answers_of, strict=True) if answer}
+        return lost - {member for member, answer in zip(asked, answers_of, strict=True) if answer}
 
     async def _freeze_everyone(self, term: int) -> dict[int, Holding]:
         round = self._round
