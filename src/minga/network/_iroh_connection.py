@@ -130,8 +130,26 @@ class IrohConnection(Connection):
         """Open a one-way stream on the outgoing lane and send `first`; waits while too many are open."""
         # An interrupt would come too late for this call only if the other side allows no streams for ever.
         sender = await self._outgoing.open_uni()
-        await _fast_bytes.write_all(sender, first, interrupt)
+        try:
+            await _fast_bytes.write_all(sender, first, interrupt)
+        except BaseException:
+            await self.break_off(sender.reset)
+            raise
         return sender
+
+    async def break_off(self, *ends: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        """Call the foreign `reset` or `stop` of one-way streams; that is seen through even if the caller is cancelled.
+
+        The transport ends a sender that is merely let go of in good order: the other side would take what was sent
+        until then for all that was to come.
+        """
+
+        async def end_each() -> None:
+            for end in ends:
+                with contextlib.suppress(*BINDING_ERRORS):
+                    await end(0)
+
+        await asyncio.wait({self._spawn(end_each())})
 
     def abort_answer(self, number: int) -> None:
         """Tell the opener of stream `number` that no answer, or no more of it, will come."""
@@ -165,10 +183,11 @@ class IrohConnection(Connection):
 
     # ---- inner workings
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _check_open(self) -> None:
         if self.is_closed:

@@ -100,16 +100,13 @@ class IrohStream(Stream):
         self.interrupt.fire(lambda: self._connection.explain("the stream was reset"))
         if self._finished and self._ended:
             return
-        # The interrupt has made waiting calls let go of the foreign locks, in the next turn of the loop.
-        await asyncio.sleep(0)
         if not self._opened_here and not self._broken:
             self._connection.abort_answer(self._number)
-        with contextlib.suppress(*BINDING_ERRORS):
-            if self._sender is not None:
-                await self._sender.reset(0)
-        with contextlib.suppress(*BINDING_ERRORS):
-            if self._receiver is not None and not self._ended:
-                await self._receiver.stop(0)
+        # The interrupt makes waiting calls let go of the foreign locks, in the next turn of the loop.
+        ends = [self._sender.reset] if self._sender is not None else []
+        if self._receiver is not None and not self._ended:
+            ends.append(self._receiver.stop)
+        await self._connection.break_off(*ends)
 
     async def _open_sender(self, first: bytes) -> None:
         async with self._opening:
@@ -117,6 +114,9 @@ class IrohStream(Stream):
             kind = OPEN if self._opened_here else ANSWER
             sender = await self._connection.open_sender(HEADER.pack(kind, self._number) + first, self.interrupt)
             self._sender = sender
+            if self.interrupt.fired:  # in this very turn, and the reset did not know of this sender yet
+                await self._connection.break_off(sender.reset)
+                self.interrupt.check()
 
     async def _read_some(self, target: memoryview) -> int:
         with self._explained():

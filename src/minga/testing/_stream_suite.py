@@ -235,6 +235,44 @@ async def check_cancelled_read(make: MakeNetwork) -> None:
     await stream_pair(pair.outgoing, pair.incoming)
 
 
+@check
+async def check_cancelled_beginning(make: MakeNetwork) -> None:
+    """Whenever the first write on a stream is cancelled, the reset that follows is no end in good order."""
+    pair = await joined(make)
+    for opener, other in ((pair.outgoing, pair.incoming), (pair.incoming, pair.outgoing)):
+        endings: list[asyncio.Future[bytes]] = []
+        accepting = asyncio.ensure_future(_note_endings(other, endings))
+        for turns in range(30):
+            near = await opener.open_stream()
+            writing = asyncio.ensure_future(near.write(b"half of it"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            writing.cancel()
+            await asyncio.wait({writing})
+            await near.reset()
+        whole = await opener.open_stream()
+        await whole.write(b"all of it")
+        await whole.finish()
+        expect(await whole.read(1) == b"", "a stream that was written and finished was not answered")
+        accepting.cancel()
+        read = {ending.result() for ending in endings if ending.done() and ending.exception() is None}
+        expect(read == {b"all of it"}, f"the other side saw streams that were reset end in good order: {read}")
+        for ending in endings:
+            ending.cancel()
+
+
+async def _note_endings(connection: Connection, endings: list[asyncio.Future[bytes]]) -> None:
+    async def read(stream: Stream) -> bytes:
+        body = b""
+        while data := await stream.read(100):
+            body += data
+        await stream.finish()
+        return body
+
+    while True:
+        endings.append(asyncio.ensure_future(read(await connection.accept_stream())))
+
+
 async def _cancel(task: asyncio.Future[object] | asyncio.Future[bytes] | asyncio.Future[None]) -> None:
     task.cancel()
     await asyncio.wait({task})
@@ -252,4 +290,5 @@ STREAM_CHECKS: tuple[Check, ...] = (
     check_back_pressure,
     check_many_streams,
     check_cancelled_read,
+    check_cancelled_beginning,
 )
