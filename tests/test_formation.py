@@ -68,8 +68,8 @@ class Sight:
     def averaging(self, step: int) -> Collection[PeerId]:
         return ()
 
-    def syncing(self, patience_s: float) -> Collection[PeerId]:
-        return []
+    def syncing(self) -> dict[PeerId, float]:
+        return {}
 
     def address(self, peer: PeerId) -> Address | None:
         return self.world.book.get(peer)

@@ -12,6 +12,7 @@ from swarm_tools import later, virtually
 from minga.averaging._batch_size import BatchSize
 from minga.averaging._gathering import JOIN_GRACE_S, Gathering, OutOfSyncError, Surroundings
 from minga.averaging._group import GroupSettings
+from minga.averaging._holding import LEAST_S, hold_s, waited_for
 from minga.averaging._limits import Pace
 from minga.averaging._messages import FromLeader, Join, Limit, Redirect, Report, Update
 from minga.averaging._seat import Seat
@@ -83,12 +84,10 @@ class Scene:
     def __init__(self, batch: int, own: Report, **around: Any) -> None:
         self.trainer = Trainer(own)
         self.expected: set[PeerId] = set()
-        self.fetching: set[PeerId] = set()
+        self.syncing: dict[PeerId, float] = {}
         self.closable = True
         self.other: Address | None = None
-        surroundings = Surroundings(
-            lambda: self.expected, lambda patience_s: self.fetching, self._may_close, lambda: self.other
-        )
+        surroundings = Surroundings(lambda: self.expected, lambda: self.syncing, self._may_close, lambda: self.other)
         seat = Seat(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
         self.gathering = Gathering(
             3, ME, seat, self.trainer, BatchSize(GroupSettings(batch, "", 1, 4, True)), surroundings
@@ -233,9 +232,9 @@ async def test_members_of_the_last_round_are_waited_for_a_little() -> None:
 async def test_newcomers_are_held_for_until_they_have_joined() -> None:
     scene = Scene(100, stopped(120))
     newcomer = join_of(1, Report())[0]
-    scene.fetching = {newcomer}
-    later(4.0, scene.fetching.clear)  # it has the state; its join is on the way
-    later(4.4, lambda: scene.sit(1, stopped(0)))
+    scene.syncing = {newcomer: 0.2}
+    later(1.0, scene.syncing.clear)  # it has the state; its join is on the way
+    later(1.4, lambda: scene.sit(1, stopped(0)))
     await scene.gathering.run()
     assert set(scene.gathering.everyone()) == {ME, newcomer}
 
@@ -243,10 +242,61 @@ async def test_newcomers_are_held_for_until_they_have_joined() -> None:
 @virtually
 async def test_a_newcomer_that_never_joins_is_given_up() -> None:
     scene = Scene(100, stopped(120))
-    scene.fetching = {join_of(1, Report())[0]}
-    later(4.0, scene.fetching.clear)
+    scene.syncing = {join_of(1, Report())[0]: 0.0}
+    later(0.3, scene.syncing.clear)
     await scene.gathering.run()
-    assert asyncio.get_running_loop().time() == pytest.approx(4.0 + JOIN_GRACE_S, abs=0.3)
+    assert asyncio.get_running_loop().time() == pytest.approx(0.3 + JOIN_GRACE_S, abs=0.2)
+
+
+@virtually
+async def test_newcomer_after_newcomer_holds_a_step_no_longer_than_one() -> None:
+    scene = Scene(100, stopped(120))
+    scene.syncing = {join_of(1, Report())[0]: 0.0}
+    for number in range(2, 8):
+        peer = join_of(number, Report())[0]
+        later(number - 1.0, lambda peer=peer: scene.syncing.update({peer: 0.0}))
+    await scene.gathering.run()
+    assert asyncio.get_running_loop().time() == pytest.approx(LEAST_S, abs=0.2)
+
+
+@virtually
+async def test_what_a_step_was_held_before_it_could_close_counts() -> None:
+    scene = Scene(100, stopped(120))
+    scene.closable, newcomer = False, join_of(1, Report())[0]
+    scene.syncing = {newcomer: 0.0}
+    later(20.0, lambda: setattr(scene, "closable", True))
+    await scene.gathering.run()
+    assert asyncio.get_running_loop().time() == pytest.approx(20.0, abs=0.3)
+
+
+@virtually
+async def test_a_newcomer_that_was_not_waited_for_long_enough_is_waited_for_as_long_as_it_took() -> None:
+    scene = Scene(100, stopped(120))
+    newcomer, loop = join_of(1, Report())[0], asyncio.get_running_loop()
+    scene.syncing = {newcomer: 7.0}
+    for tenth in range(1, 200):
+        later(tenth / 10, lambda: scene.syncing.update({newcomer: 7.0 + loop.time()}))
+    await scene.gathering.run()
+    assert loop.time() == pytest.approx(7.0, abs=0.3)
+
+
+@virtually
+async def test_whoever_has_the_state_at_last_still_has_time_to_join() -> None:
+    scene, newcomer = Scene(100, stopped(120)), join_of(1, Report())[0]
+    scene.syncing = {newcomer: 7.0}
+    later(5.0, scene.syncing.clear)
+    later(6.0, lambda: scene.sit(1, stopped(0)))
+    await scene.gathering.run()
+    assert set(scene.gathering.everyone()) == {ME, newcomer}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step_s", "held_s"),
+    [(0.0, 1.0, 2.0), (5.0, 1.0, 5.0), (28.0, 1.0, 10.0), (31.0, 1.0, 0.0), (5.0, 60.0, 60.0), (181.0, 60.0, 0.0)],
+)
+def test_how_long_a_step_is_held_at_most(seconds: float, step_s: float, held_s: float) -> None:
+    assert bool(waited_for({ME: seconds}, step_s)) == bool(held_s)
+    assert not held_s or hold_s({ME: seconds + 1.5}, step_s, 1.5) == held_s
 
 
 @virtually

@@ -18,11 +18,12 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from minga.averaging._batch_size import BatchSize
 from minga.averaging._contributor import Contributor
+from minga.averaging._holding import hold_s, waited_for
 from minga.averaging._limits import SURPLUS, Pace, seconds_as_is, share_out
 from minga.averaging._messages import FromLeader, Join, Limit, Redirect, SignedPlan, Update
 from minga.averaging._seat import Seat
@@ -35,13 +36,7 @@ JOIN_GRACE_S = 1.5
 """Seconds that a full step waits for members of the last round that are alive but have not joined yet, counted from
 the end of that round where they are still at it."""
 
-HOLD_S = 10.0
-"""How long a full step waits for a newcomer that is fetching state; longer where the step itself took longer.
-
-While the swarm waits its state does not change, so that whoever can fetch it in that time gets in, however short the
-steps are; it waits once for each newcomer."""
-
-CLOSE_CHECK_S = 0.25
+CLOSE_CHECK_S, HOLD_CHECK_S = 0.25, 0.1
 DIVERGED = "diverged"
 MAX_FOLLOWERS = 999
 """So that a plan fits into a message, whatever addresses its members tell."""
@@ -67,8 +62,8 @@ class Surroundings:
 
     expected: Callable[[], Collection[PeerId]]
     """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those who have not joined."""
-    syncing: Callable[[float], Collection[PeerId]]
-    """Newcomers that are fetching state, each for at most the given seconds since that was first seen."""
+    syncing: Callable[[], Mapping[PeerId, float]]
+    """Newcomers that are fetching state, and for how many seconds each has done so by now."""
     may_close: Callable[[Collection[PeerId]], bool]
     """Whether these members may take the step without the others, as far as one can see."""
     abdicate: Callable[[], Address | None]
@@ -91,6 +86,8 @@ class Gathering:
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
     _begun_s: float = 0.0
+    _full_s: float | None = None
+    _held_s: float = 0.0
     _look_s: float = 0.0
 
     # ---- members
@@ -222,14 +219,15 @@ class Gathering:
         await self._send_the_unlike_away()
         if not self._is_full():
             return False
+        self._full_s = self._full_s or _now()
         await self._wait_for_those_about_to_stop()
-        await self._hold_for_newcomers()
+        await self._hold_for_newcomers(self._full_s)
         while not self.around.may_close(self.everyone()):
             if self.around.abdicate() is not None:
                 return False
             await self.changed.wait(CLOSE_CHECK_S)
         else:
-            await self._hold_for_newcomers()
+            await self._hold_for_newcomers(self._full_s)
         await self._hear_from_everybody()
         return self.around.may_close(self.everyone()) and self._is_full()
 
@@ -258,15 +256,21 @@ class Gathering:
             await self.changed.wait(deadline - _now())
             self._refresh()
 
-    async def _hold_for_newcomers(self) -> None:
+    async def _hold_for_newcomers(self, full_s: float) -> None:
         """Wait for those who are fetching the present state, and then a little for each of them to join."""
-        patience_s = max(HOLD_S, _now() - self._begun_s)
+        step_s, since_s = full_s - self._begun_s, _now() - self._held_s
         until: dict[PeerId, float] = {}
+        most_s = 0.0
         while True:
-            until.update(dict.fromkeys(self.around.syncing(patience_s), _now() + JOIN_GRACE_S))
+            syncing, self._held_s = self.around.syncing(), _now() - since_s
+            most_s = max(most_s, hold_s(syncing, step_s, _now() - full_s))
+            if self._held_s < most_s:
+                until.update(dict.fromkeys(waited_for(syncing, step_s), _now() + JOIN_GRACE_S))
+            else:  # only for those who have it by now
+                until = {peer: each_s for peer, each_s in until.items() if peer not in syncing}
             if all(peer in self.seats or _now() >= until[peer] for peer in until):
                 return
-            await self.changed.wait(0.1)
+            await self.changed.wait(HOLD_CHECK_S)
 
     async def _hear_from_everybody(self) -> None:
         """Wait until those that fell quiet are heard again or given up: found out in a round it costs more time."""

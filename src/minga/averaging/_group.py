@@ -35,8 +35,8 @@ class Surveyor(Protocol):
     def is_behind(self, step: int) -> bool:
         """Whether at least half of those alive are at a later step, so that `step` is over."""
 
-    def syncing(self, patience_s: float) -> Collection[PeerId]:
-        """Alive newcomers that are fetching state, each for at most `patience_s` seconds."""
+    def syncing(self) -> Mapping[PeerId, float]:
+        """Living newcomers that are fetching state, and for how many seconds each has done so by now."""
 
     def address(self, peer: PeerId) -> Address | None:
         """Where a peer can be dialled, if known."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from minga.averaging._explanation import AUXILIARY_RATE
-from minga.averaging._gathering import HOLD_S
+from minga.averaging._holding import longest_hold_s
 from minga.core._errors import ConfigurationError
 from minga.core._units import format_duration, format_size
 from minga.simulation._advised_batch import IDLE_SHARE, advised_batch
@@ -43,7 +43,7 @@ def warnings(found: Forecast) -> tuple[str, ...]:
 
 
 def _newcomers(found: Forecast) -> Iterator[str]:
-    patience_s = max(HOLD_S, found.step_s)
+    patience_s = longest_hold_s(found.step_s)
     slowest = max(range(len(found.classes)), key=lambda place: found.classes[place].sync_s)
     name, sync_s = found.setting.volunteers[slowest].name, found.classes[slowest].sync_s
     if sync_s == math.inf:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from minga.averaging._all_reduce import AllReduce, RoundAbortedError
 from minga.averaging._desk import Divide
@@ -39,6 +40,11 @@ from minga.training._tardiness import Tardiness
 SYNC_RETRY_S = 1.0
 SYNC_PAUSE_S = 0.1
 OVERTAKEN_PERIOD_S = 0.5
+SHORTEST_FETCH_S = 1.0
+"""A download that is over sooner is not given up, even if the swarm has taken a step meanwhile."""
+
+MOST_FETCHES_GIVEN_UP = 8
+"""Then downloads go on to their end: steps are too short for this peer's line, and each costs others a copy."""
 DIVERGED_S = 5.0
 FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished the run stays for the others of its last group."""
@@ -117,6 +123,7 @@ class Member:
         self._tardiness = Tardiness(node)
         self._needs_state = True
         self._at_least = 0
+        self._fetches_given_up = 0
         self._diverged_since_s: float | None = None
         self._lost: tuple[PeerId, ...] = ()
 
@@ -279,14 +286,18 @@ class Member:
             self._announcer.set_status("syncing")
             begun = asyncio.get_running_loop().time()
             try:
-                self.step = await self._synchroniser.fetch(newest)
+                self.step = await self._synchroniser.fetch(newest, self._watch_whether_over(newest))
+            except OutOfSyncError as error:
+                self._fetches_given_up += 1
+                self._node.events.emit("sync.overtaken", step=newest, why=error.message)
+                return
             except RemoteError as error:
                 self.step, self._at_least = standing, 0
                 self._node.events.emit("sync.failed", step=newest, why=error.message)
                 await asyncio.sleep(SYNC_RETRY_S)
                 return
             self._formation.come_back(self.surveyor.settled())
-            self._at_least, self._diverged_since_s = 0, None
+            self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
             self._node.events.emit("sync.finished", step=self.step, seconds=asyncio.get_running_loop().time() - begun)
             # If a step ended meanwhile it still has to be seen fetching: the next one is held for it only then.
             self._needs_state = self.surveyor.is_behind(self.step)
@@ -294,6 +305,16 @@ class Member:
         if not self._needs_state:  # diverged, from others who have not told their step yet
             await asyncio.sleep(SYNC_PAUSE_S)
         self._needs_state = False
+
+    async def _watch_whether_over(self, step: int) -> NoReturn:
+        """Raise `OutOfSyncError` when the state of `step` is of no use any more.
+
+        A step is held for those that fetch its state. So the next one's is fetched from its very beginning.
+        """
+        await asyncio.sleep(SHORTEST_FETCH_S)
+        while self._fetches_given_up >= MOST_FETCHES_GIVEN_UP or (self.surveyor.newest_step() or 0) <= step:
+            await asyncio.sleep(OVERTAKEN_PERIOD_S)
+        raise OutOfSyncError("the swarm went on before the state was here", code="behind", round=step)
 
     def _step_to_fetch(self) -> int | None:
         """The step whose state this peer needs, or None if what it has will do.

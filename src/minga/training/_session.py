@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from minga.training._replica_interface import ReplicaInterface
 from minga.training._snapshot import StateSnapshot
 from minga.training._state_download import SyncProgress, download
 from minga.training._state_server import StateServer
+from minga.training._synchroniser import Download
 
 ENTRY_ATTEMPTS = 3
 ENTRY_PAUSE_S = 1.0
@@ -216,7 +217,7 @@ class Session:
             logger.exception("this peer's member of the run failed")
             self.events.emit("member.failed", why=traceback.format_exception_only(error)[-1].strip())
 
-    def _downloader(self, replica: ReplicaInterface) -> Callable[[int, StateSnapshot], Awaitable[StateSnapshot]]:
+    def _downloader(self, replica: ReplicaInterface) -> Download:
         def note(progress: SyncProgress) -> None:
             self.sync_progress = progress
             self.events.emit(

@@ -11,12 +11,10 @@ from minga.network._lines import LineRates
 from minga.network._link_report import links_of
 from minga.network._node import Node
 from minga.network._records import AddressInfo, Links, Progress
+from minga.training._newcomers import Newcomers
 
 MOST_DONORS = 24
 """Each donor costs a connection, and of so many the liars will hardly be most."""
-
-FORGIVEN_S = 600.0
-"""Seconds after which the swarm waits anew for a peer that it already waited for."""
 
 
 class BoardSurveyor:
@@ -24,7 +22,7 @@ class BoardSurveyor:
 
     def __init__(self, board: Board, node: Node) -> None:
         self._board, self._node = board, node
-        self._syncing_since: dict[PeerId, float] = {}
+        self._newcomers = Newcomers(asyncio.get_running_loop().time)
         self._known: dict[PeerId, Progress] = {}
         self._known_at = -1
         self._random = random.Random(f"minga donors {node.peer_id}")
@@ -58,19 +56,9 @@ class BoardSurveyor:
             if progress.step == step and not progress.client and self._reachable(peer)
         ]
 
-    def syncing(self, patience_s: float) -> list[PeerId]:
-        """Living newcomers that are fetching state, each for at most `patience_s` seconds since it was first seen so.
-
-        A newcomer that does not get done in that time, or that pretends, delays nobody a second time.
-        """
-        now = asyncio.get_running_loop().time()
-        syncing = [peer for peer, p in self._progress().items() if p.status == "syncing"]
-        for peer in syncing:
-            self._syncing_since.setdefault(peer, now)
-        for peer, since in list(self._syncing_since.items()):
-            if peer not in syncing and now - since > FORGIVEN_S:
-                del self._syncing_since[peer]
-        return [peer for peer in syncing if now - self._syncing_since[peer] < patience_s]
+    def syncing(self) -> dict[PeerId, float]:
+        """Living newcomers that are fetching state, and for how many seconds each has done so by now."""
+        return self._newcomers.syncing(self._progress())
 
     def newest_step(self) -> int | None:
         """The latest step that at least half of the other active members have reached; None if there are none.
@@ -131,6 +119,7 @@ class BoardSurveyor:
                 if peer != me and (info := infos.get(peer)) is not None and info.role != "monitor"
             }
             self._known_at = self._board.generation
+            self._newcomers.look(self._known)
         return self._known
 
     def _reachable(self, peer: PeerId) -> bool:

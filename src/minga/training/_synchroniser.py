@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
 
+from minga.core._racing import racing
 from minga.network._board import Board
 from minga.network._interface import PeerId
 from minga.network._records import StateInfo
@@ -12,7 +14,7 @@ from minga.training._port import TrainerPort
 from minga.training._replica_interface import ReplicaInterface
 from minga.training._snapshot import StateSnapshot
 
-Download = Callable[[int, StateSnapshot], Awaitable[StateSnapshot]]
+Download = Callable[[int, StateSnapshot], Coroutine[Any, Any, StateSnapshot]]
 
 
 class Synchroniser:
@@ -31,13 +33,15 @@ class Synchroniser:
         snapshot: StateSnapshot = await self._port.request("capture", self._replica.capture)
         return snapshot
 
-    async def fetch(self, minimum_step: int) -> int:
+    async def fetch(self, minimum_step: int, overtaken: Coroutine[Any, Any, NoReturn]) -> int:
         """Take over the swarm's state of at least `minimum_step`; returns its step.
 
-        What was accumulated towards a step is dropped. Raises `RemoteError`, with nothing changed, if nobody can serve
-        the state.
+        What was accumulated towards a step is dropped. Raises, with nothing changed, `RemoteError` if nobody can serve
+        the state, or what `overtaken` raises while it is being downloaded.
         """
-        snapshot = await self._download(minimum_step, await self.capture())
+        own = await self.capture()
+        async with racing((self._download(minimum_step, own), overtaken)) as ends:
+            snapshot: StateSnapshot = await next(ends)
 
         def restore() -> None:
             self._replica.restore(snapshot)
