@@ -409,6 +409,22 @@ async def test_a_donor_killed_midway_is_replaced_by_the_others(swarm: Swarm) -> 
 
 
 @virtually
+async def test_a_donor_killed_with_the_only_chunk_costs_about_a_second(swarm: Swarm) -> None:
+    snapshot = StateSnapshot(2, (TensorEntry("a", "uint8", (CHUNK_BYTES,)),), {}, torch.ones(CHUNK_BYTES).byte())
+    donors = await swarm.donors(snapshot, snapshot, snapshot)
+    newcomer = swarm.peer()
+    task = asyncio.ensure_future(fetch(newcomer, donors))
+    while not (asked := [donor for donor in donors if any(donor.server._downloads.values())]):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    for donor in asked[:1]:
+        swarm.internet.kill(donor.network)
+    killed = asyncio.get_running_loop().time()
+    assert same(await task, snapshot)
+    assert asyncio.get_running_loop().time() - killed < 3.0
+
+
+@virtually
 async def test_all_donors_killed_then_resumed_from_the_cache(swarm: Swarm, folder: Path) -> None:
     snapshot = make_snapshot(chunks=16)
     donors = await swarm.donors(snapshot, snapshot)

@@ -2,9 +2,10 @@
 
 Theory of operation. Every donor has one task and one stream. The tasks take indices from one common queue, a second's
 worth at a time by the donor's measured pace, so that a fast donor serves more. When the queue is empty, a task that has
-nothing left to do asks its donor for chunks that another donor is taking unusually long over, and the first copy that
-verifies counts; so neither a dead nor a crawling donor holds up the end. Each chunk is received into a buffer of the
-task's own and verified before it is copied to its place. A donor that fails gives its indices back to the queue.
+nothing left to do asks its donor for chunks that another donor is taking unusually long over, or that gives no signs of
+life, and the first copy that verifies counts; so neither a dead nor a crawling donor holds up the end. Each chunk is
+received into a buffer of the task's own and verified before it is copied to its place. A donor that fails gives its
+indices back to the queue.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ PIPELINE_S = 1.0
 
 PATIENCE_CHUNKS = 4.0
 """A chunk is overdue at its donor when an idle donor could have sent this many meanwhile, and `PIPELINE_S` passed."""
+
+QUIET_S = 0.5
+"""A donor whose signs of life are overdue by so much, and a round trip, may be dead."""
 
 FIRST_CHUNK_S = 2.0
 """Seconds assumed for a chunk of a donor that has not sent any yet."""
@@ -65,6 +69,7 @@ class ChunkFetch:
         self._missing = set(missing)
         self._arriving: set[int] = set()
         self._asked: dict[int, dict[PeerId, float]] = {}
+        self._streams: dict[PeerId, MessageStream] = {}
         self._changed = Signal()
         self.received_bytes: dict[PeerId, int] = {}
         self.failed: dict[PeerId, RemoteError] = {}
@@ -94,11 +99,13 @@ class ChunkFetch:
                 await stream.send(OpenDownload(self._manifest.digest))
                 # Waiting for this costs one round trip, and lets the reason of a refusal arrive.
                 await _timely(stream.receive(DownloadOpened), donor)
+                self._streams[donor] = stream
                 await self._pull(donor, stream)
         except RemoteError as error:
             self.failed[donor] = error
             drop_donor(self._node, donor, error)
         finally:
+            self._streams.pop(donor, None)
             self._give_back(donor)
 
     async def _pull(self, donor: PeerId, stream: MessageStream) -> None:
@@ -114,7 +121,7 @@ class ChunkFetch:
                 await stream.send(Take(tuple(indices)))
                 pending.extend(indices)
             if not pending:
-                await self._changed.wait(_patience_s(chunk_s))
+                await self._changed.wait(min(_patience_s(chunk_s), QUIET_S / 2))
                 continue
             index = pending.popleft()
             data = scratch[: self._manifest.chunk_size(index)]
@@ -157,12 +164,17 @@ class ChunkFetch:
             overdue = (
                 (max(askers.values()), index)
                 for index, askers in self._asked.items()
-                if donor not in askers and now - max(askers.values()) >= _patience_s(chunk_s) - 1e-9
+                if donor not in askers
+                and (now - max(askers.values()) >= _patience_s(chunk_s) - 1e-9 or all(map(self._is_quiet, askers)))
             )
             indices = [index for _, index in sorted(overdue)[:1]]
         for index in indices:
             self._asked.setdefault(index, {})[donor] = now
         return indices
+
+    def _is_quiet(self, donor: PeerId) -> bool:
+        stream = self._streams.get(donor)
+        return stream is not None and stream.quiet_s > QUIET_S + stream.round_trip_s + stream.pause_s
 
     def _give_back(self, donor: PeerId) -> None:
         """Put what only this donor was asked for back into the queue."""
