@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -336,3 +337,12 @@ def test_an_orphaned_fork_does_not_keep_the_key(tmp_path: Path) -> None:
         # The child still runs: it ends when this process closes its standard input.
         with Identity.acquire(path) as mine:
             assert mine.path == path
+
+
+def test_a_process_remembers_more_signatures_where_it_is_told_to_and_never_fewer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_keys, "_verified", functools.lru_cache(2)(_keys._verify_digest))
+    for count, remembered in ((1, 2), (5, 5), (3, 5)):
+        _keys.remember_signatures(count)
+        assert _keys._verified.cache_info().maxsize == remembered

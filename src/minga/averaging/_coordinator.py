@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from weakref import WeakMethod
 
 from msgspec.structs import replace
 
@@ -21,10 +22,11 @@ ALIVE_PATIENCE_S = 0.5
 class Coordinator:
     """What a member does when it is the first of the living in the order of the plan, and others report to it.
 
-    `apply` is how a member takes on a repair.
+    `apply` is how a member takes on a repair. It is held weakly: what repairs a round holds this coordinator, and with
+    the round tensors as large as the vector, which must not wait for the garbage collector when the round is over.
     """
 
-    def __init__(self, round: Round, slowness: Slowness, apply: Callable[[int, Repair], None]) -> None:
+    def __init__(self, round: Round, slowness: Slowness, apply: WeakMethod[Callable[[int, Repair], None]]) -> None:
         self._round, self._slowness, self._apply = round, slowness, apply
         self._lock = asyncio.Lock()
         self._repaired: set[int] = set()
@@ -186,7 +188,8 @@ class Coordinator:
             except RemoteError as error:
                 round.bury(member, error.message)
 
-        self._apply(round.me, repair)
+        if (apply := self._apply()) is not None:
+            apply(round.me, repair)
         await asyncio.gather(*(tell(i) for i in holdings if i != round.me))
 
 

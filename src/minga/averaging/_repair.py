@@ -22,6 +22,7 @@ the link between a root and a relay is broken, for then nobody else can help.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from weakref import WeakMethod
 
 from minga.averaging._coordinator import LOST, Coordinator, exist, is_valid, responsible
 from minga.averaging._exchange import exchange, fetch
@@ -51,7 +52,7 @@ class Repairer:
         self._round = round
         self._reducers: dict[tuple[int, int], Reducer] = {}
         self._slowness = Slowness(round)
-        self.coordinator = Coordinator(round, self._slowness, self.apply)
+        self.coordinator = Coordinator(round, self._slowness, WeakMethod(self.apply))
 
     def start(self) -> None:
         """Begin with the plan's own parts."""

@@ -31,7 +31,7 @@ MAX_IDENTITIES_PER_FILE = 64
 
 _DIGEST_CONTEXT = "minga v1 signed message"
 _SIGNED_LABEL = b"minga-signature-1:"
-_VERIFIED_CACHE_SIZE = 1 << 15  # about 300 bytes each
+_VERIFIED_CACHE_SIZE = 1 << 10  # about 300 bytes each
 _PEER_ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -43,11 +43,21 @@ def is_peer_id(text: object) -> bool:
 def verify(peer_id: str, signature: bytes, message: bytes, *, context: bytes = b"") -> bool:
     """Whether `peer_id` signed `message` for the purpose `context`; malformed ids and signatures are just False.
 
-    A pure function: equal arguments are computed once and then remembered, for the last 32,768 signatures.
+    A pure function: equal arguments are computed once and then remembered, see `remember_signatures`.
     """
     if not is_peer_id(peer_id) or len(signature) != SIGNATURE_BYTES or len(context) > 255:
         return False
-    return _verify_digest(peer_id, bytes(signature), _digest(message, context))
+    return _verified(peer_id, bytes(signature), _digest(message, context))
+
+
+def remember_signatures(count: int) -> None:
+    """Let this process remember what it found out about the last `count` signatures, if it remembers fewer now.
+
+    A peer sees most signatures once. Where many peers live in one process, each of them sees the same ones.
+    """
+    global _verified
+    if (_verified.cache_info().maxsize or 0) < count:
+        _verified = functools.lru_cache(count)(_verify_digest)
 
 
 @final
@@ -188,10 +198,12 @@ def _digest(message: bytes, context: bytes) -> bytes:
     return bytes(hasher.digest())
 
 
-@functools.lru_cache(maxsize=_VERIFIED_CACHE_SIZE)
 def _verify_digest(peer_id: str, signature: bytes, digest: bytes) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(peer_id)).verify(signature, _SIGNED_LABEL + digest)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+_verified = functools.lru_cache(_VERIFIED_CACHE_SIZE)(_verify_digest)

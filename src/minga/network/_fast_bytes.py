@@ -64,11 +64,16 @@ T = TypeVar("T")
 
 
 class Interrupt:
-    """Breaks off the waiting calls of one stream or connection, and all later ones, with an error."""
+    """Breaks off the waiting calls of one stream or connection, and all later ones, with an error.
+
+    The error is made where it is raised: a future would keep it, with the frames that it went through, and these the
+    future, so that all that is large in them would wait for the garbage collector.
+    """
 
     def __init__(self) -> None:
         self._make_error: Callable[[], Exception] | None = None
         self._waiting: set[asyncio.Future[Any]] = set()
+        self._broken_off: set[asyncio.Future[Any]] = set()
 
     @property
     def fired(self) -> bool:
@@ -79,10 +84,10 @@ class Interrupt:
         """Let everything that waits raise `make_error()`; only the first call counts."""
         if self._make_error is None:
             self._make_error = make_error
-            for future in list(self._waiting):
+            for future in self._waiting:
                 if not future.done():
-                    future.set_exception(make_error())
-                    future.exception()  # counts as seen, even if the waiting task is cancelled before it runs
+                    self._broken_off.add(future)
+                    future.set_result(None)
 
     def check(self) -> None:
         """Raise the error if the interrupt fired."""
@@ -94,9 +99,13 @@ class Interrupt:
         self.check()
         self._waiting.add(future)
         try:
-            return await future
+            result = await future
+            if future in self._broken_off:
+                self.check()
+            return result
         finally:
             self._waiting.discard(future)
+            self._broken_off.discard(future)
 
 
 def unsupported_reason(bindings: Any = iroh_ffi) -> str | None:

@@ -203,8 +203,10 @@ class IrohConnection(Connection):
         with contextlib.suppress(*BINDING_ERRORS):
             self._measure()  # the last word on how much was moved
 
+        explain, peer = self._explain, self._peer_id
+
         def error() -> MingaError:
-            return self._explain(what, self._peer_id)
+            return explain(what, peer)
 
         self._interrupt.fire(error)
         for stream in list(self._streams.values()):
@@ -212,6 +214,7 @@ class IrohConnection(Connection):
         self._arrived.clear()
         if self._tcp is not None:
             self._tcp.lose(error)
+            self._tcp = None  # it knows this connection: neither should have to wait for the garbage collector
         for lane in (self._outgoing, self._incoming):
             with contextlib.suppress(*BINDING_ERRORS):
                 lane.close(0, b"")

@@ -97,7 +97,8 @@ class IrohStream(Stream):
         """Abort both directions; see the interface."""
         if self.interrupt.fired:
             return
-        self.interrupt.fire(lambda: self._connection.explain("the stream was reset"))
+        connection = self._connection  # the interrupt, which is a part of this stream, must not hold the stream
+        self.interrupt.fire(lambda: connection.explain("the stream was reset"))
         if self._finished and self._ended:
             return
         if not self._opened_here and not self._broken:
@@ -130,7 +131,8 @@ class IrohStream(Stream):
                 got = await _fast_bytes.read_into(self._receiver, target, self.interrupt)
             except BINDING_ERRORS:
                 # A reset ends both directions, but that it stopped reading is told on the other lane, perhaps later.
-                self.interrupt.fire(lambda: self._connection.explain("the other side reset the stream"))
+                connection = self._connection
+                self.interrupt.fire(lambda: connection.explain("the other side reset the stream"))
                 raise
             self._ended = not got
             return got

@@ -55,6 +55,9 @@ class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class MessageStream:
     """Frames over one `Stream`, with signs of life in both directions. `lines` is measured and held to its caps.
 
+    Nothing that a stream holds holds the stream: dozens a second end, and what they hold of the transport's memory is
+    free at once, not when the garbage collector comes by, which does not see that memory.
+
     Errors of every receiving method: `SilentError`, `UnreachableError`, `ProtocolError`, and `RejectedError` when
     the other side refused. Sending methods raise `UnreachableError` or `SilentError`.
     """
@@ -69,7 +72,7 @@ class MessageStream:
     ) -> None:
         self.peer = peer
         self.tally = BulkTally(peer, lines, lambda: clockwork.pause_ticks / LEAST_TICKS)
-        self._lines, self._paced = lines, PacedStream(stream, lines, self._bulk_came)
+        self._lines, self._paced = lines, PacedStream(stream, lines)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
         self._trip_tick, self._trip_s = -1, 0.0
         self._write_lock = asyncio.Lock()
@@ -79,7 +82,7 @@ class MessageStream:
         self._waiting = self._silent = self._finished = self._ended = False
         self._pulse_task: asyncio.Task[None] | None = None
         self._reset_task: asyncio.Task[None] | None = None
-        self._receipts = ReceiptQueue(self._write_aside)
+        self._receipts = ReceiptQueue()
         clockwork.add(self)
 
     @property
@@ -236,7 +239,7 @@ class MessageStream:
 
     def _send_receipt(self, receipt: bytes | None) -> None:
         if receipt is not None:
-            self._receipts.add(_HEADER.pack(RECEIPT, len(receipt)) + receipt)
+            self._receipts.add(_HEADER.pack(RECEIPT, len(receipt)) + receipt, self._write_aside)
 
     def _moved(self, _: int) -> None:
         self._last_heard = self._last_moved = self._clockwork.tick
@@ -307,7 +310,7 @@ class MessageStream:
         try:
             if kind == BULK and target is not None:
                 self._send_receipt(self.tally.expect(length))
-                await self._paced.read_into(target)
+                await self._paced.read_into(target, self._bulk_came)
                 return bytearray()
             body = await self._read_exactly(length)
             self._lines.download.charge(length)

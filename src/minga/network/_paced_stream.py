@@ -10,12 +10,12 @@ from minga.network._lines import Lines
 
 
 class PacedStream:
-    """Writes to and reads from `stream` as the caps of `lines` allow. `came` is told of bulk bytes."""
+    """Writes to and reads from `stream` as the caps of `lines` allow."""
 
-    def __init__(self, stream: Stream, lines: Lines, came: Callable[[int], None]) -> None:
+    def __init__(self, stream: Stream, lines: Lines) -> None:
         self.is_held = False
         """Whether nothing is read because of this side's own cap, so that the other side's silence means nothing."""
-        self._stream, self._lines, self._came = stream, lines, came
+        self._stream, self._lines = stream, lines
 
     async def write(self, data: Buffer, *, urgent: bool) -> None:
         """Send all of `data`; what is urgent goes before what is not, on all streams of the node."""
@@ -30,8 +30,8 @@ class PacedStream:
             await self._stream.write(piece)
             view = view[piece.nbytes :]
 
-    async def read_into(self, target: memoryview) -> None:
-        """Fill `target` with bulk bytes."""
+    async def read_into(self, target: memoryview, came: Callable[[int], None]) -> None:
+        """Fill `target` with bulk bytes; `came` is told how many of them came, again and again."""
         pacer = self._lines.download
         while pacer.rate is not None and target.nbytes:
             piece = target[: pacer.piece_bytes]
@@ -40,8 +40,8 @@ class PacedStream:
                 await pacer.take(piece.nbytes)
             finally:
                 self.is_held = False
-            self._came(0)
-            await self._stream.read_into(piece, self._came)
+            came(0)
+            await self._stream.read_into(piece, came)
             target = target[piece.nbytes :]
         if target.nbytes:
-            await self._stream.read_into(target, self._came)
+            await self._stream.read_into(target, came)

@@ -105,6 +105,9 @@ class Clockwork:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(PULSE_S)
-            self.tick += 1
-            for pulsed in list(self._pulsed):
-                pulsed.on_tick(self.tick)
+            self._tell()
+
+    def _tell(self) -> None:
+        self.tick += 1
+        for pulsed in list(self._pulsed):
+            pulsed.on_tick(self.tick)

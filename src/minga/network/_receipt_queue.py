@@ -10,26 +10,25 @@ MAX_BYTES = 1 << 12
 
 
 class ReceiptQueue:
-    """Frames that `write` sends one after the other, those that wait together."""
+    """Frames that are sent one after the other, those that wait together."""
 
-    def __init__(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        self._write = write
+    def __init__(self) -> None:
         self._waiting = bytearray()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, frame: bytes) -> None:
-        """Send a frame soon."""
+    def add(self, frame: bytes, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Send a frame soon, by `write`."""
         if len(self._waiting) < MAX_BYTES:
             self._waiting += frame
             if self._task is None or self._task.done():
-                self._task = asyncio.get_running_loop().create_task(self._empty())
+                self._task = asyncio.get_running_loop().create_task(self._empty(write))
 
     def close(self) -> None:
         """Send nothing more."""
         if self._task is not None:
             self._task.cancel()
 
-    async def _empty(self) -> None:
+    async def _empty(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         while self._waiting:
             frames, self._waiting = bytes(self._waiting), bytearray()
-            await self._write(frames)
+            await write(frames)

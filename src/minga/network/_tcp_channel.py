@@ -303,3 +303,4 @@ class TlsChannel(asyncio.BufferedProtocol):
         self.resume_writing()
         if self.on_lost is not None:
             self.on_lost()
+        self.on_lost = self.on_readable = None  # they know this channel, and its buffers are large

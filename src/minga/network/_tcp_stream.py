@@ -112,7 +112,8 @@ class TcpStream(Stream):
         if self.interrupt.fired:
             return
         stalled_s = self._channel.stalled_s
-        self.interrupt.fire(lambda: self._owner.explain("the stream was reset"))
+        owner = self._owner
+        self.interrupt.fire(lambda: owner.explain("the stream was reset"))
         unused = self._opened_here and not self._wrote
         over = self._said_end and not self._broken and self._is_end_here()
         self._release(clean=unused or over, stalled_s=stalled_s)
@@ -182,8 +183,8 @@ class TcpStream(Stream):
 
     def _fail(self) -> None:
         """Raise what the loss of the connection means."""
-        why = self._channel.lost or "the connection was lost"
-        self.interrupt.fire(lambda: self._owner.explain(why))
+        owner, why = self._owner, self._channel.lost or "the connection was lost"
+        self.interrupt.fire(lambda: owner.explain(why))
         self._release(clean=False)
         self.interrupt.check()
 

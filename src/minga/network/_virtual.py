@@ -27,6 +27,7 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from minga.core._errors import ConfigurationError
+from minga.identity._keys import remember_signatures
 from minga.network._interface import PeerId
 from minga.network._virtual_host import HostSettings, VirtualNetwork, check_latency, check_rate
 from minga.network._virtual_link import TURN_S
@@ -37,6 +38,7 @@ __all__ = ["Delivery", "HostSettings", "VirtualInternet", "VirtualNetwork"]
 WINDOW_BYTES = 2 << 20
 IDLE_TIMEOUT_S = 30.0
 DIAL_TIMEOUT_S = 5.0
+SIGNATURES = 1 << 15
 
 
 class VirtualInternet:
@@ -58,6 +60,7 @@ class VirtualInternet:
         turn_s: float = TURN_S,
         on_delivery: Callable[[Delivery], None] | None = None,
     ) -> None:
+        remember_signatures(SIGNATURES)  # of all hosts' records
         self.seed, self.dial_timeout_s = seed, dial_timeout_s
         self.hosts: dict[str, VirtualNetwork] = {}
         self.paths = Paths(
