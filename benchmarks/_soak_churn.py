@@ -20,6 +20,8 @@ START_S = 60.0
 class Churn:
     """Kills one or two peers at a time, and lets others join in their places after a random while.
 
+    It strikes only when everybody has taken a step: else the two could be half of those who took the last one, and by
+    the rules of quorum nobody would ever take the next.
     The processes of newcomers are started beforehand, so that the import of torch is not part of their joining.
     """
 
@@ -40,7 +42,7 @@ class Churn:
         while time.monotonic() < until_s or self._arrivals_s:
             self._let_in()
             now = time.monotonic()
-            full = len(self.swarm.peers) == self.peers and not self._arrivals_s
+            full = len(self.swarm.peers) == self.peers and all(map(self.swarm.step, self.swarm.peers))
             if now >= self._strike_s and now < until_s and full:
                 self._strike()
             due_s = min([self._strike_s, *self._arrivals_s]) if now < until_s else min(self._arrivals_s, default=now)
