@@ -147,7 +147,7 @@ def test_case_and_line_breaks_carry_nothing() -> None:
         (str(LINK).replace("minga1", "minga2"), "format 2.*update minga"),
         (str(LINK) + str(LINK), "'1', which no link contains"),
         (str(LINK)[:40] + "!" + str(LINK)[41:], "character 41 of the link is '!'"),
-        ("minga1" + "a" * 8000, "characters long"),
+        ("minga1" + "a" * 16000, "characters long"),
         ("minga1", "cut off|end is missing"),
         ("minga1" + "a" * 16, "bytes too many"),
     ],

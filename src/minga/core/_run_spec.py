@@ -27,13 +27,14 @@ from minga.core._run_spec_sections import (
     ModelSection,
     NetworkSection,
     OptimizerSection,
+    SecuritySection,
     StateSection,
     TrainingSection,
     check_file_names,
 )
 from minga.core._run_spec_toml import render
 
-SPEC_VERSION = 2
+SPEC_VERSION = 3
 MAX_SPEC_BYTES = 256 << 10
 MAX_FILES = 16
 _RUN_ID_CONTEXT = "minga v1 run id"
@@ -56,6 +57,7 @@ class RunSpec(Section):
     state: StateSection = StateSection()
     checkpoints: CheckpointsSection = CheckpointsSection()
     network: NetworkSection = NetworkSection()
+    security: SecuritySection = SecuritySection()
     files: dict[str, FileEntry] = described(
         {}, "files that come with the run", f"at most {MAX_FILES} tables [files.NAME]", max_length=MAX_FILES
     )

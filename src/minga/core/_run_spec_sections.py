@@ -15,6 +15,7 @@ from minga.core._urls import MAX_URL_CHARACTERS, is_https_url
 
 MAX_FILE_BYTES = 256 << 20
 MAX_BATCH = 2**24
+MAX_ORGANISERS = 7
 _KEY = r"^[a-z][a-z0-9_]{0,63}$"
 _DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
@@ -237,6 +238,34 @@ class NetworkSection(Section):
             if not is_https_url(url):
                 raise ValueError(f"{url[:60]!r} is no https:// URL of at most {MAX_URL_CHARACTERS} characters")
         return relay
+
+
+class SecuritySection(Section):
+    """Who may take part."""
+
+    mode: Literal["open", "members"] = choice(
+        "open", "open: whoever has the link; members: whom the organisers admitted", "open", "members"
+    )
+    organisers: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...], Field(strict=False, max_length=MAX_ORGANISERS)
+    ] = described(
+        (),
+        "(members) keys of those who admit and ban; none named: whoever hosts the run",
+        f"a list of at most {MAX_ORGANISERS} keys of 64 lower-case hexadecimal digits",
+    )
+    organisers_needed: int = whole(1, 1, MAX_ORGANISERS, "(members) how many of them have to sign for that")
+
+    @model_validator(mode="after")
+    def _check_organisers(self) -> SecuritySection:
+        if self.mode == "open" and self.organisers:
+            raise ValueError('organisers is for mode = "members" only')
+        if len(set(self.organisers)) != len(self.organisers):
+            raise ValueError("organisers names a key twice")
+        if self.organisers_needed > max(1, len(self.organisers)):
+            raise ValueError(
+                f"organisers_needed = {self.organisers_needed} exceeds the {len(self.organisers)} organisers named"
+            )
+        return self
 
 
 class FileEntry(Section):

@@ -5,6 +5,7 @@
     entries until the end     flags (1 byte) · peer id (32) unless it is the organiser
                               · families (1) and endpoints (6 or 18 each) if there are any
                               · length (1) and text of the relay URL without `https://` if there is one
+    access, if there is any   0x20 (in place of flags) · length (2) · see `_link_access.py`
 
     flags     bit 7: the peer is the organiser    bit 6: has a relay    bits 5, 4: zero    bits 3-0: endpoints, 0 to 8
     families  bit i: endpoint i is IPv6 (address 16 bytes, port 2) rather than IPv4 (4 and 2)
@@ -22,10 +23,12 @@ from typing import NoReturn
 from minga.core._errors import LinkError
 from minga.core._urls import MAX_URL_CHARACTERS, is_https_url
 from minga.identity._keys import is_peer_id
+from minga.identity._link_access import MAX_ACCESS_BYTES, LinkAccess
 
-MAX_BODY_BYTES = 1020
+MAX_BODY_BYTES = 2000
 MAX_DIRECT = 8
 _ORGANISER, _RELAY, _COUNT, _RESERVED = 0x80, 0x40, 0x0F, 0x30
+_ACCESS = 0x20
 _HTTPS = "https://"
 _ENDPOINT = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})", re.ASCII)
 
@@ -55,27 +58,37 @@ class Entry:
             )
 
 
-def encode_body(run_id: str, organiser: str, entries: tuple[Entry, ...]) -> bytes:
+def encode_body(run_id: str, organiser: str, entries: tuple[Entry, ...], access: LinkAccess | None = None) -> bytes:
     """The body as bytes. Raises `LinkError` if it would exceed `MAX_BODY_BYTES`."""
     body = bytes.fromhex(run_id) + bytes.fromhex(organiser)
     body += b"".join(_encode_entry(entry, organiser) for entry in entries)
+    if access is not None:
+        packed = access.encode()
+        body += bytes([_ACCESS]) + len(packed).to_bytes(2, "big") + packed
     if len(body) + 2 > MAX_BODY_BYTES:
         raise LinkError(f"the addresses need {len(body) + 2} bytes, and a link holds {MAX_BODY_BYTES}; name fewer")
     return (len(body) + 2).to_bytes(2, "big") + body
 
 
-def decode_body(body: bytes) -> tuple[str, str, tuple[Entry, ...]]:
-    """Run id, organiser and entries of a body whose checksum was right. Raises `LinkError` if it makes no sense."""
+def decode_body(body: bytes) -> tuple[str, str, tuple[Entry, ...], LinkAccess | None]:
+    """Run id, organiser, entries and access of a body whose checksum was right.
+
+    Raises `LinkError` if it makes no sense.
+    """
     reader = _Reader(body)
     if reader.take(2) != len(body).to_bytes(2, "big") or len(body) > MAX_BODY_BYTES:
         _refuse()
     run_id, organiser = reader.take(32).hex(), reader.take(32).hex()
-    entries = []
+    entries: list[Entry] = []
+    access = None
     while not reader.at_end:
+        if reader.next_byte == _ACCESS:
+            access = _decode_access(reader)
+            break
         entries.append(_decode_entry(reader, organiser))
-    if encode_body(run_id, organiser, tuple(entries)) != body:
+    if encode_body(run_id, organiser, tuple(entries), access) != body:
         _refuse()
-    return run_id, organiser, tuple(entries)
+    return run_id, organiser, tuple(entries), access
 
 
 class _Reader:
@@ -85,6 +98,10 @@ class _Reader:
     @property
     def at_end(self) -> bool:
         return self._position == len(self._data)
+
+    @property
+    def next_byte(self) -> int:
+        return self._data[self._position]
 
     def take(self, size: int) -> bytes:
         piece = self._data[self._position : self._position + size]
@@ -125,6 +142,17 @@ def _decode_entry(reader: _Reader, organiser: str) -> Entry:
         except UnicodeDecodeError:
             _refuse()
     return Entry(peer_id, direct, relay)
+
+
+def _decode_access(reader: _Reader) -> LinkAccess:
+    reader.take(1)
+    size = int.from_bytes(reader.take(2), "big")
+    if size > MAX_ACCESS_BYTES:
+        _refuse()
+    try:
+        return LinkAccess.decode(reader.take(size))
+    except ValueError:
+        _refuse()
 
 
 def _pack_endpoint(text: str) -> bytes:

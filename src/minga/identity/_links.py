@@ -24,6 +24,7 @@ import segno
 
 from minga.core._errors import LinkError
 from minga.identity._keys import is_peer_id
+from minga.identity._link_access import LinkAccess
 from minga.identity._link_body import MAX_BODY_BYTES, Entry, decode_body, encode_body
 
 __all__ = ["MAX_LINK_CHARACTERS", "Entry", "Link"]
@@ -43,15 +44,17 @@ _HEAD = re.compile(rf"{PREFIX}([0-9])", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An invitation to a run: its id, the organiser's public key (both 64 hexadecimal digits) and where to enter.
+    """The way into a run: its id, the organiser's public key (both 64 hexadecimal digits) and where to enter; for a run
+    of members it may also have what admits its reader.
 
     `LinkError` is raised for values that no link can carry: no entry or more than 8, two entries for one peer,
-    malformed ids, or more than 1,020 bytes in all.
+    malformed ids, or more than 2,000 bytes in all.
     """
 
     run_id: str
     organiser: str
     entries: tuple[Entry, ...]
+    access: LinkAccess | None = None
 
     def __post_init__(self) -> None:
         for name in ("run_id", "organiser"):
@@ -63,7 +66,9 @@ class Link:
             raise LinkError(f"a link names 1 to {MAX_ENTRIES} peers to enter by, not {len(self.entries)}")
         if len({entry.peer_id for entry in self.entries}) != len(self.entries):
             raise LinkError("a link names each peer only once")
-        encode_body(self.run_id, self.organiser, self.entries)
+        if self.access is not None and self.access.grant.run.hex() != self.run_id:
+            raise LinkError("the grant in the link belongs to another run")
+        encode_body(self.run_id, self.organiser, self.entries, self.access)
 
     @classmethod
     def parse(cls, text: str) -> Link:
@@ -82,7 +87,7 @@ class Link:
         return cls(*decode_body(body))
 
     def __str__(self) -> str:
-        body = encode_body(self.run_id, self.organiser, self.entries)
+        body = encode_body(self.run_id, self.organiser, self.entries, self.access)
         return f"{PREFIX}{FORMAT_VERSION}{_base32(body + _checksum(body))}"
 
     def qr(self, *, colour: bool = True, quiet_zone: int = 2) -> str:

@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 from minga.core._events import EventBus
 from minga.network import _pulse, _records
 from minga.network._changes import Changes
+from minga.network._gate import Gate, OpenGate
 from minga.network._interface import Address, PeerId
 from minga.network._liveness import AwakeClock, FailureDetector
 from minga.network._owner import LEFT, Entry
@@ -27,6 +28,7 @@ from minga.network._records import (
     TTL_S,
     AddressInfo,
     Beat,
+    Credential,
     Payload,
     Record,
     Signer,
@@ -55,7 +57,8 @@ class Item(NamedTuple, Generic[P]):
 class Board(Changes):
     """All records of one run as one peer knows them, and what this peer itself publishes.
 
-    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds.
+    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `gate` says whose records
+    are kept (default: everybody's).
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Board(Changes):
         wall_time: Callable[[], float],
         clock: Callable[[], float],
         events: EventBus,
+        gate: Gate | None = None,
     ) -> None:
         super().__init__()
         self.peer_id = PeerId(signer.peer_id)
@@ -73,7 +77,8 @@ class Board(Changes):
         self.now = AwakeClock(clock, _pulse.PULSE_S)  # the gossip looks at it with each tick
         self.verdicts: Counter[Verdict] = Counter()
         """What became of all records received so far."""
-        self.store = RecordStore(self.peer_id, run_id, self.now())
+        self._gate = gate or OpenGate()
+        self.store = RecordStore(self.peer_id, run_id, self.now(), self._gate)
         self._signer, self._wall_time = signer, wall_time
         self._detector = FailureDetector()
         self._former: dict[PeerId, Address] = {}
@@ -169,12 +174,22 @@ class Board(Changes):
             self._former.pop(peer, None)
             self._review(peer)
 
+    def expel(self, peer: PeerId) -> None:
+        """Drop another peer, with all that is known of it, because it takes part no more."""
+        if peer in self.store.owners and peer != self.peer_id:
+            self._drop(peer)
+        self._former.pop(peer, None)
+
     def receive(self, record: Record, sender: PeerId, age_s: float = 0.0) -> Verdict:
         """Take in a record that `sender`, an authenticated neighbour, passed on `age_s` after it got it itself."""
         verdict = self.store.judge(record, sender, self.now(), self._wall_time())
         if verdict is Verdict.NEW:
             try:
-                self._accept(record, _records.open_payload(record), sender, age_s)
+                payload = _records.open_payload(record)
+                if isinstance(payload, Credential) and not self._gate.learn(record.owner, payload.credential):
+                    verdict = Verdict.NOT_ADMITTED
+                else:
+                    self._accept(record, payload, sender, age_s)
             except ValueError:
                 verdict = Verdict.BAD_PAYLOAD
         elif verdict is Verdict.STALE:

@@ -28,6 +28,7 @@ PAGE_BYTES = 200_000
 """Records are put into one message up to this size; `MAX_MESSAGE_BYTES` is far more than that and one record."""
 
 MAX_RECORDS = MAX_OWNERS * len(KINDS)
+_CREDENTIAL = KINDS["access"].code
 _ITEM_BYTES = PREFIX_BYTES + 4
 _OVERHEAD_BYTES = 140  # of a record and its age around the payload, at most
 
@@ -140,11 +141,12 @@ def select(board: Board, wanted: Iterable[Wanted], before: float) -> list[Entry]
 def paged(entries: Iterable[Entry], now: float) -> Iterator[list[Aged]]:
     """The entries with their ages at awake time `now`, in lists of at most about `PAGE_BYTES`.
 
-    The newest come first, so that older ones of the same owner are not taken for earlier beats.
+    What says that an owner is admitted comes first, else its other records would be turned away; then the newest, so
+    that older ones of the same owner are not taken for earlier beats.
     """
     page: list[Aged] = []
     size = 0
-    for entry in sorted(entries, key=lambda entry: -entry.record.version):
+    for entry in sorted(entries, key=lambda entry: (entry.record.code != _CREDENTIAL, -entry.record.version)):
         bytes_needed = len(entry.record.payload) + _OVERHEAD_BYTES
         if page and size + bytes_needed > PAGE_BYTES:
             yield page

@@ -1,8 +1,8 @@
 """The first words on a connection and on a stream.
 
 A fresh connection carries one exchange of `Hello`s, the dialler's first, on a stream of its own: wire versions (a
-range; ranges without a common one part), run id, role and date, so that strangers, other runs and incompatible versions
-are told so in words and sent away. Every later stream begins with a `Call` that names a method.
+range; ranges without a common one part), run id, role, date and credential, so that strangers, other runs and
+incompatible versions are told so in words and sent away. Every later stream begins with a `Call` that names a method.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from minga.core._errors import RejectedError
+from minga.network._gate import MAX_CREDENTIAL_BYTES
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 
@@ -23,13 +24,16 @@ Role = Literal["trainer", "client", "auxiliary", "monitor"]
 Version = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 
 
-class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock."""
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock, `credential`
+    what the gate of the run asks for, see `minga.network._gate`.
+    """
 
     versions: tuple[Version, Version]
     run_id: Annotated[str, msgspec.Meta(max_length=64)]
     role: Role
     wall_time: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
+    credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)] = b""
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

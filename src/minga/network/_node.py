@@ -32,6 +32,7 @@ from minga.core._events import EventBus
 from minga.network import _hello
 from minga.network._bounded import BoundedDict
 from minga.network._connections import MAX_PEERS, Connections
+from minga.network._gate import Gate, OpenGate
 from minga.network._hello import WIRE_VERSIONS, Call, Hello, Role
 from minga.network._interface import Address, Connection, LinkFacts, Network, PeerId, Stream
 from minga.network._lines import Lines
@@ -54,7 +55,7 @@ logger = logging.getLogger("minga.network")
 
 class Node:
     """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown. `lines` is
-    what is known of this peer's line, and its caps.
+    what is known of this peer's line, and its caps. `gate` says who is let in (default: everybody).
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Node:
         lookup: Callable[[PeerId], Address | None],
         events: EventBus,
         lines: Lines | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
         self.clockwork = Clockwork()
@@ -73,7 +75,7 @@ class Node:
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
         self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
-        self._lookup = lookup
+        self._lookup, self._gate = lookup, gate or OpenGate()
         self._server = Server(self._wrap, self.spawn, self.offend)
         self._reception = Reception(network, events, self._greet, self._adopt, self.spawn)
         self._connections, self._offences = Connections(), Offences()
@@ -235,12 +237,14 @@ class Node:
     # ---- inner workings
 
     def _hello(self) -> Hello:
-        return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time())
+        credential = self._gate.credential()
+        return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time(), credential)
 
     def _check_hello(self, hello: Hello, peer: PeerId) -> None:
         _hello.check_hello(hello, self.run_id, peer)
         if self._offences.is_cut_off(peer, asyncio.get_running_loop().time()):
             raise RejectedError("cut off after repeated breaches of the protocol", code="cut_off", peer=peer)
+        self._gate.meet(peer, hello.credential)
 
     def _check_guest(self, hello: Hello, peer: PeerId) -> None:
         self._check_hello(hello, peer)

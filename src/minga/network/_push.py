@@ -34,7 +34,7 @@ URGENT_PER_PEER_S = 0.002
 
 PUSH_TIMEOUT_S = 10.0
 
-_URGENT = {KINDS["address"].code, KINDS["left"].code}
+_URGENT = {KINDS["address"].code, KINDS["left"].code, KINDS["access"].code}
 _LARGE = {KINDS["links"].code}
 """Told by their owners only: each repetition costs a thousand bytes, and they may be some seconds late."""
 

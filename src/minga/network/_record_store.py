@@ -5,6 +5,9 @@ an owner is believed any more (its *floor*), so that nothing that was replaced, 
 replay. No tombstone is needed beyond a record's own expiry plus the tolerated clock skew: from then on a replay is
 refused for its date. A record "left" voids all earlier ones of its owner.
 
+In a run that is not open to everybody (`minga.network._gate`) only admitted owners are kept; a record "access" tells
+what its owner shows to be one, so it is looked at first.
+
 Memory is bounded: `MAX_OWNERS` owners with at most one record of bounded size per name. Anybody can make up keys, so
 when the store is full, the neighbour that introduced most owners pays: its last introduction makes room for a
 newcomer, and if the newcomer is its own, that one is turned away. So a flood crowds out itself first.
@@ -19,20 +22,22 @@ from collections import Counter
 from collections.abc import Callable
 
 from minga.network import _records
+from minga.network._gate import Gate
 from minga.network._interface import PeerId
 from minga.network._owner import Owner
 from minga.network._records import CLOCK_SKEW_S, Record, Verdict
 
 MAX_OWNERS = 4096
+_CREDENTIAL = _records.KINDS["access"].code
 
 
 class RecordStore:
-    """The records of everybody, this peer (`own_id`) included, who is never evicted."""
+    """The records of everybody whom `gate` admits, and of this peer (`own_id`), who is never evicted."""
 
-    def __init__(self, own_id: PeerId, run_id: str, now: float) -> None:
+    def __init__(self, own_id: PeerId, run_id: str, now: float, gate: Gate) -> None:
         self.own = Owner(own_id, own_id, now)
         self.owners: dict[PeerId, Owner] = {own_id: self.own}
-        self._run_id = run_id
+        self._run_id, self._gate = run_id, gate
         self._introduced: Counter[PeerId] = Counter()
 
     def judge(self, record: Record, sender: PeerId, now: float, wall_time_s: float) -> Verdict:
@@ -42,6 +47,8 @@ class RecordStore:
             return verdict
         owner_id = record.owner
         owner = self.owners.get(owner_id)
+        if owner is not self.own and record.code != _CREDENTIAL and not self._gate.admits(owner_id):
+            return Verdict.NOT_ADMITTED
         if owner is not None and owner.is_stale(record):
             return Verdict.STALE
         if owner is self.own:  # an earlier life of this peer, whose clock may have been another one

@@ -21,6 +21,7 @@ import msgspec
 from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ConfigurationError
 from minga.identity._keys import verify
+from minga.network._gate import MAX_CREDENTIAL_BYTES
 from minga.network._hello import Role
 from minga.network._interface import Endpoints, PeerId, RelayUrl
 
@@ -139,6 +140,12 @@ class Left(Payload, frozen=True):
     reason: ShortText = ""
 
 
+class Credential(Payload, frozen=True):
+    """Name "access": what the owner shows in its hellos, for those who never meet it."""
+
+    credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)]
+
+
 def link_key(peer: PeerId) -> bytes:
     """What stands for a peer in the rows of `Links`: the first bytes of its key."""
     return bytes.fromhex(peer[:16])
@@ -166,6 +173,7 @@ KINDS = {
         Kind("beat", 5, Beat, 64, False),
         Kind("left", 6, Left, 1024, False),
         Kind("links", 7, Links, MAX_PAYLOAD_BYTES),
+        Kind("access", 8, Credential, MAX_CREDENTIAL_BYTES + 64, False),
     )
 }
 KINDS_BY_TYPE = {kind.type: kind for kind in KINDS.values()}
@@ -202,6 +210,7 @@ class Verdict(enum.Enum):
     FULL = "too many owners on the board"
     SUPERSEDING = "of an earlier life of this peer"
     TOO_OFTEN = "its owner writes too often"
+    NOT_ADMITTED = "its owner is not admitted to the run"
     MALFORMED = "malformed key or signature"
     UNKNOWN_NAME = "unknown record name"
     OVERSIZED = "oversized payload"

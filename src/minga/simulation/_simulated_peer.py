@@ -11,6 +11,7 @@ import torch
 
 from minga.core._errors import ClosedError, LocalError, RemoteError, RunFinishedError
 from minga.core._run_spec import RunSpec
+from minga.identity._link_access import LinkAccess
 from minga.network._virtual import VirtualNetwork
 from minga.training._port import TrainerPort
 from minga.training._replica_interface import ReplicaInterface
@@ -57,6 +58,8 @@ class SimulatedPeer:
         self.checkpoint: StateSnapshot | None = None
         self.port: TrainerPort | None = None
         self.apply_s = apply_s
+        self.access: LinkAccess | None = None
+        """What admits it to a run for members."""
         self.ended = asyncio.Event()
         """Set when the peer takes part no more: it was killed or closed, or failed with `error`."""
         self._computed_s, self._busy_since, self._busy_s = 0.0, 0.0, 0.0

@@ -20,7 +20,9 @@ from minga.core._errors import ConfigurationError
 from minga.core._events import Event
 from minga.core._run_spec import RunSpec
 from minga.core._schedule import RateCap
+from minga.identity._access_ledger import AccessLedger, Organisers
 from minga.identity._keys import Identity
+from minga.identity._link_access import LinkAccess
 from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
 from minga.network._virtual_link import TURN_S
@@ -28,6 +30,7 @@ from minga.simulation._fault_driver import FaultDriver, FaultRecord, VirtualFaul
 from minga.simulation._faults import parse_faults
 from minga.simulation._liars import Liars
 from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
+from minga.training._admission import Admission
 from minga.training._replica import Replica
 from minga.training._replica_interface import ReplicaInterface
 from minga.training._session import Session, SessionSettings
@@ -71,7 +74,8 @@ class Swarm:
 
     `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model; the default minimises the
     distance of a small linear model to random targets. With `checkpoint_every` each peer keeps a copy of its state
-    at multiples of that many steps. `divide` says who reduces what, `turn_s` how finely lines are simulated.
+    at multiples of that many steps. `divide` says who reduces what, `turn_s` how finely lines are simulated. A run for
+    members needs the key of its `organiser`, who need not be among the peers.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Swarm:
         divide: Divide = divide,
         log: SwarmLog | None = None,
         turn_s: float = TURN_S,
+        organiser: Identity | None = None,
     ) -> None:
         self.spec, self.log, self.internet = spec, log or SwarmLog(), VirtualInternet(seed, turn_s=turn_s)
         self.peers: dict[str, SimulatedPeer] = {}
@@ -94,6 +99,7 @@ class Swarm:
         self._checkpoint_every, self._divide = checkpoint_every, divide
         self._tasks: list[asyncio.Task[None]] = []
         self._drivers: list[FaultDriver] = []
+        self._organiser = organiser or Identity.from_seed(bytes(32))
         self._liars = Liars(lambda name: self.peers[name].session)
 
     def add(
@@ -106,10 +112,11 @@ class Swarm:
         max_upload: RateCap | None = None,
         entries: Sequence[Address] | None = None,
         apply_s: float = 0.0,
+        access: LinkAccess | None = None,
     ) -> SimulatedPeer:
         """Add a peer that joins now, through `entries`, by default some of those who are there already.
 
-        To apply a step takes it `apply_s` seconds.
+        To apply a step takes it `apply_s` seconds. To a run for members `access` admits it.
         """
         if auxiliary and trainer is not None:
             raise ConfigurationError("an auxiliary peer does not train")
@@ -117,7 +124,7 @@ class Swarm:
         role = "auxiliary" if auxiliary else "trainer" if network.settings.dialable else "client"
         settings = SessionSettings(role=role, max_upload=max_upload, divide=self._divide)  # type: ignore[arg-type]
         trainer = None if auxiliary else trainer or TrainerSettings()
-        return self._start(network, settings, trainer, entries, None, apply_s)
+        return self._start(network, settings, trainer, entries, None, apply_s, access)
 
     def restart(self, name: str, *, entries: Sequence[Address] | None = None) -> SimulatedPeer:
         """Start a peer anew that was killed or closed, with its key, from its last checkpoint if it made one."""
@@ -126,7 +133,13 @@ class Swarm:
             raise ConfigurationError(f"{name} is still running")
         network = self.internet.host(former.network.settings, name=name, private_key=former.network.private_key)
         return self._start(
-            network, former.session.settings, former.settings, entries, former.checkpoint, former.apply_s
+            network,
+            former.session.settings,
+            former.settings,
+            entries,
+            former.checkpoint,
+            former.apply_s,
+            former.access,
         )
 
     def script(self, faults: str, on_record: Callable[[FaultRecord], None] | None = None) -> FaultDriver:
@@ -197,12 +210,22 @@ class Swarm:
         entries: Sequence[Address] | None,
         checkpoint: StateSnapshot | None,
         apply_s: float,
+        access: LinkAccess | None,
     ) -> SimulatedPeer:
         if entries is None:
             known = [peer.network for peer in self.alive() if peer.network is not network]
             entries = [host.address for host in known if host.settings.dialable][:MAX_ENTRIES]
-        session = Session(network, Identity.from_seed(network.private_key), self.spec.run_id, settings, entries)
+        token = None if access is None else access.token_for(network.peer_id)
+        admission = Admission(network.peer_id, network.wall_time, token)
+        identity = Identity.from_seed(network.private_key)
+        session = Session(network, identity, self.spec.run_id, settings, entries, admission)
+        if self.spec.security.mode == "open":
+            admission.open_to_all()
+        else:
+            organisers = Organisers.of_spec(self.spec, self._organiser.peer_id)
+            session.for_members(AccessLedger(self.spec.run_id, organisers, self._organiser.peer_id))
         peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer, apply_s)
+        peer.access = access
         if checkpoint is not None:
             peer.replica.restore(checkpoint)
             peer.checkpoint = checkpoint

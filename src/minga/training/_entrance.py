@@ -23,10 +23,13 @@ from minga.network._hello import Role
 from minga.network._interface import Address, PeerId
 from minga.network._iroh import IrohNetwork
 from minga.network._iroh_settings import NetworkSettings
+from minga.training._access_files import AccessFiles
+from minga.training._admission import Admission
 from minga.training._checkpoints import CheckpointStore
 from minga.training._loop_thread import LoopThread
 from minga.training._peer import Peer
-from minga.training._run_files_fetch import fetch_files, fetch_run_spec
+from minga.training._run_access import RunAccess
+from minga.training._run_files_fetch import fetch_files
 from minga.training._session import Session, SessionSettings
 from minga.training._way_back import MAX_PLACES, Places, WayBack, merged, own_port
 
@@ -67,6 +70,11 @@ class PeerOptions:
         """This peer's key; a key file is held for this process alone."""
         return Identity.ephemeral() if self.ephemeral else Identity.acquire(self.identity)
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the peer leaves files that lead back into the run: not who only looks on, or forgets its key."""
+        return not self.ephemeral and self.role != "monitor"
+
     def run_directory(self, run_id: str) -> Path:
         """The folder of one run; created if it is missing."""
         base = self.directory or platformdirs.user_data_path("minga") / "runs"
@@ -96,25 +104,19 @@ def join(link: Link | str, options: PeerOptions | None = None, *, with_files: bo
 
     directory = options.run_directory(link.run_id)
     known = WayBack.spec(directory, link)
+    access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files)
 
     async def find(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
-        found: list[RunSpec] = []
-        peers = list(session.node.connected())
-        if known is not None:
-            signed, spec = known
-        else:
-            signed = await fetch_run_spec(
-                session.node, peers, lambda s, p: found.append(s.verify(link.run_id, link.organiser, peer=p))
-            )
-            spec = found[-1]
+        signed, spec = access.spec()
         if not with_files:
             return signed, spec, {}
+        peers = list(session.node.connected())
         return signed, spec, await fetch_files(session.node, peers, spec.files, directory / "files")
 
     may_be_alone = (
         known is not None and options.role == "trainer" and bool(CheckpointStore(directory / "checkpoints").steps())
     )
-    return _enter(link.run_id, options, network, directory, entries, find, may_be_alone=may_be_alone)
+    return _enter(link.run_id, options, network, directory, entries, find, access, may_be_alone=may_be_alone)
 
 
 def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[str, bytes] | None = None) -> Peer:
@@ -133,8 +135,9 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
     )
 
     directory = options.run_directory(published.run_id)
+    access = RunAccess(AccessFiles(directory), keeps=options.keeps_files)
 
-    async def publish(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
+    async def publish(_: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
         paths: dict[str, Path] = {}
         for name, body in shipped.items():
             path = directory / "files" / name
@@ -143,9 +146,12 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
             except OSError as error:
                 raise StorageError(f"{path} cannot be written: {error}") from error
             paths[name] = path
-        return SignedRunSpec.sign(published, session.identity), published, paths
+        return *access.spec(), paths
 
-    return _enter(published.run_id, options, network, directory, [], publish, may_be_alone=True)
+    def sign(identity: Identity) -> None:
+        access.known = SignedRunSpec.sign(published, identity), published
+
+    return _enter(published.run_id, options, network, directory, [], publish, access, may_be_alone=True, before=sign)
 
 
 Publish = Callable[[Session], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
@@ -158,26 +164,33 @@ def _enter(
     directory: Path,
     entries: Sequence[Address],
     publish: Publish,
+    access: RunAccess,
     *,
     may_be_alone: bool,
+    before: Callable[[Identity], None] = lambda _: None,
 ) -> Peer:
     """Start the background thread, appear in the run, and get spec and files by `publish`; undo all if that fails."""
     held = options.open_identity()
     identity = held.identity if isinstance(held, HeldIdentity) else held
-    way_back = None if options.ephemeral or options.role == "monitor" else WayBack(directory, PeerId(identity.peer_id))
+    way_back = WayBack(directory, PeerId(identity.peer_id)) if options.keeps_files else None
     places = Places() if way_back is None else way_back.places()
     thread = LoopThread("minga")
     session: Session | None = None
 
     async def start() -> Session:
         nonlocal session
+        before(identity)
+        opened = await _open_network(identity, network, places.own_port)
         session = Session(
-            await _open_network(identity, network, places.own_port),
+            opened,
             identity,
             run_id,
             SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
             merged([*entries, *places.others]),
+            Admission(opened.peer_id, opened.wall_time, access.token(identity.peer_id)),
+            access.meet,
         )
+        access.decide(session)
         await session.start()
         return session
 
@@ -187,6 +200,7 @@ def _enter(
         peer = Peer(thread, started, signed, spec, files, directory, held)
         if way_back is not None:
             way_back.keep_spec(signed)
+            access.keep_token(started)
             keeping = way_back.keep_places(lambda: _places_of(started))
             thread.ask(lambda: started.node.spawn(keeping))
         return peer

@@ -21,6 +21,7 @@ from minga.core._events import EventBus
 from minga.core._racing import racing
 from minga.core._run_spec import RunSpec
 from minga.core._schedule import RateCap
+from minga.identity._access_ledger import AccessLedger
 from minga.identity._keys import Identity
 from minga.network._board import Board
 from minga.network._gossip import Gossip
@@ -31,7 +32,10 @@ from minga.network._link_report import LinkReporter
 from minga.network._node import Node
 from minga.network._probe import Prober
 from minga.network._reachability import Reachability
-from minga.network._records import AddressInfo
+from minga.network._records import AddressInfo, Credential
+from minga.training._access_files import AccessFiles
+from minga.training._admission import CODE, Admission
+from minga.training._doorkeeper import Doorkeeper
 from minga.training._member import Member, MemberSettings
 from minga.training._port import TrainerPort
 from minga.training._replica_interface import ReplicaInterface
@@ -67,8 +71,16 @@ class SessionSettings:
     divide: Divide = divide
 
 
+Meeting = Callable[["Session", PeerId], Awaitable[None]]
+"""What a newcomer does with the first peer that it meets, before it believes anything else."""
+
+
 class Session:
-    """One peer in one run. `entries` are addresses at which the run can be found; none for its very first peer."""
+    """One peer in one run. `entries` are addresses at which the run can be found; none for its very first peer.
+
+    `admission` says who may take part (default: everybody). Where it is not decided yet what kind of run this is,
+    `on_meeting` has to find that out from a peer, and call `open_to_all` or `Session.for_members`.
+    """
 
     def __init__(
         self,
@@ -77,9 +89,14 @@ class Session:
         run_id: str,
         settings: SessionSettings,
         entries: Sequence[Address] = (),
+        admission: Admission | None = None,
+        on_meeting: Meeting | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.events = EventBus(loop.time)
+        self.admission = admission or Admission.for_everybody(network.peer_id, network.wall_time)
+        self.admission.events = self.events
+        self._on_meeting = on_meeting
         self.settings, self.entries = settings, tuple(e for e in entries if e.peer_id != network.peer_id)
         self.node = Node(
             network,
@@ -88,8 +105,11 @@ class Session:
             lookup=self._lookup,
             events=self.events,
             lines=Lines(loop.time, network.wall_time, settings.max_upload, settings.max_download),
+            gate=self.admission,
         )
-        self.board = Board(identity, run_id, wall_time=network.wall_time, clock=loop.time, events=self.events)
+        self.board = Board(
+            identity, run_id, wall_time=network.wall_time, clock=loop.time, events=self.events, gate=self.admission
+        )
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self._reachability = Reachability(self.node)
         self.state_server = StateServer(self.node)
@@ -97,6 +117,8 @@ class Session:
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self._life: asyncio.Task[None] | None = None
+        self._doorkeeper: Doorkeeper | None = None
+        self._started = False
 
     @property
     def peer_id(self) -> PeerId:
@@ -109,6 +131,9 @@ class Session:
         Raises the error of the last entry tried if none of them lets this peer in.
         """
         self.node.start()
+        self._started = True
+        if self._doorkeeper is not None:
+            self.node.spawn(self._doorkeeper.run())
         self.gossip.start()
         await self._enter()
         if self.settings.role in ("trainer", "auxiliary") and await self._reachability.check() is False:
@@ -123,8 +148,27 @@ class Session:
 
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""
+        if credential := self.admission.credential():
+            self.board.put(Credential(credential))
         address = self.node.address
         self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
+
+    def for_members(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
+        """Only those whom the orders in `ledger` admit may take part; what is learned about that is kept in `files`."""
+        refused = self.admission.enforce(ledger)
+        self._doorkeeper = Doorkeeper(
+            self.node,
+            self.board,
+            self.admission,
+            ledger,
+            files,
+            in_step=lambda: self.member is not None and self.member.ready.is_set(),
+            on_own_end=self._lose_access,
+        )
+        if self._started:
+            self.node.spawn(self._doorkeeper.run())
+        for peer in refused:
+            self.node.spawn(self.node.disconnect(peer))
 
     def attach(self, spec: RunSpec, replica: ReplicaInterface, port: TrainerPort) -> Member:
         """Begin to take part in steps with a trainer behind `port`."""
@@ -206,7 +250,20 @@ class Session:
 
     async def _knock(self, entry: Address) -> None:
         await self.node.dial(entry)
+        if self._on_meeting is not None and not self.admission.is_decided:
+            await self._on_meeting(self, entry.peer_id)
+        if self._doorkeeper is not None:
+            await self._doorkeeper.exchange.exchange(entry.peer_id)
         await self.gossip.synchronise(entry.peer_id)
+
+    def _lose_access(self, why: str) -> None:
+        """This peer may not take part any more: let the trainer go."""
+        error = RejectedError(f"this machine's access to the run has ended: {why}", code=CODE)
+        self.events.emit("access.lost", why=why)
+        if self._life is not None:
+            self._life.cancel()
+        if self.member is not None:
+            self.member.close(error)
 
     async def _live(self, member: Member, step: int) -> None:
         try:

@@ -1,0 +1,107 @@
+"""What a peer keeps on disk about access to a run: its own token, the organisers' orders, who came by which invitation.
+
+All of it is public and checked again when it is read, so a file that is missing or damaged only means that it has to be
+learned anew. The orders lie in one file for all peers of a folder: an organiser's command leaves an order there, and
+the peer that runs beside it finds it and spreads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from minga.core._atomic import write_atomically
+from minga.core._decoding import DECODING_ERRORS
+from minga.identity._access_orders import MAX_BARRED, MAX_TERMS, MAX_USES, Revocation, Transfer
+from minga.identity._access_token import MAX_TOKEN_BYTES, Token
+
+ORDERS_FILE, GUESTS_FILE = "access-orders.msgpack", "access-guests.msgpack"
+MAX_FILE_BYTES = 8 << 20
+_PEER = r"\A[0-9a-f]{64}\Z"
+
+T = TypeVar("T")
+
+PeerText = Annotated[str, msgspec.Meta(pattern=_PEER)]
+Guests = dict[PeerText, Annotated[list[PeerText], msgspec.Meta(max_length=2 * MAX_USES)]]
+
+
+class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Orders in an order in which they can be taken: transfers, then revocations."""
+
+    transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=MAX_TERMS)] = ()
+    revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MAX_BARRED)] = ()
+
+    def all(self) -> list[Transfer | Revocation]:
+        """Both kinds."""
+        return [*self.transfers, *self.revocations]
+
+    @classmethod
+    def of(cls, orders: list[Transfer | Revocation]) -> Orders:
+        """The orders of a ledger."""
+        transfers = tuple(order for order in orders if isinstance(order, Transfer))
+        return cls(transfers, tuple(order for order in orders if isinstance(order, Revocation)))
+
+
+class AccessFiles:
+    """The files in the folder of one run."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen_orders: tuple[int, int] | None = None
+
+    def token(self, peer_id: str) -> Token | None:
+        """The token that a peer of this machine showed the last time."""
+        try:
+            with self._token_file(peer_id).open("rb") as file:
+                return Token.decode(file.read(MAX_TOKEN_BYTES + 1))
+        except (OSError, ValueError):
+            return None
+
+    def keep_token(self, peer_id: str, token: Token) -> None:
+        """Remember the token of a peer of this machine."""
+        self._write(self._token_file(peer_id), token.encode())
+
+    def orders(self) -> list[Transfer | Revocation]:
+        """The orders on disk."""
+        return self._read(ORDERS_FILE, Orders, Orders()).all()
+
+    def changed_orders(self) -> list[Transfer | Revocation]:
+        """The orders on disk if somebody else wrote them since this was asked last, else none."""
+        try:
+            status = (self._directory / ORDERS_FILE).stat()
+        except OSError:
+            return []
+        seen = (status.st_mtime_ns, status.st_ino)
+        if seen == self._seen_orders:
+            return []
+        self._seen_orders = seen
+        return self.orders()
+
+    def keep_orders(self, orders: list[Transfer | Revocation]) -> None:
+        """Write all orders that are known."""
+        self._write(self._directory / ORDERS_FILE, msgspec.msgpack.encode(Orders.of(orders)))
+
+    def guests(self) -> Guests:
+        """Who came by which invitation."""
+        return self._read(GUESTS_FILE, Guests, {})
+
+    def keep_guests(self, guests: Guests) -> None:
+        """Remember who came by which invitation."""
+        self._write(self._directory / GUESTS_FILE, msgspec.msgpack.encode(guests))
+
+    def _token_file(self, peer_id: str) -> Path:
+        return self._directory / f"access-{peer_id[:16]}.token"
+
+    def _read(self, name: str, kind: type[T], missing: T) -> T:
+        try:
+            with (self._directory / name).open("rb") as file:
+                return msgspec.msgpack.decode(file.read(MAX_FILE_BYTES), type=kind)
+        except (OSError, *DECODING_ERRORS):
+            return missing
+
+    def _write(self, path: Path, body: bytes) -> None:
+        with contextlib.suppress(OSError):
+            write_atomically(path, body)
