@@ -294,7 +294,7 @@ def test_bounds() -> None:
         Link(RUN, ORGANISER, ("x",))  # type: ignore[arg-type]
     large = Entry(OTHER, ("[2001:db8::7]:443",) * 8, "https://" + "r" * 190)
     with pytest.raises(LinkError, match="name fewer"):
-        Link(RUN, ORGANISER, tuple(Entry(f"{i:064x}", large.direct, large.relay) for i in range(4)))
+        Link(RUN, ORGANISER, tuple(Entry(f"{i:064x}", large.direct, large.relay) for i in range(6)))
     assert len(encode_body(RUN, ORGANISER, (large,))) < MAX_BODY_BYTES
 
 

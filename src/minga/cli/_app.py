@@ -9,6 +9,7 @@ import typer
 
 from minga.cli._context import collect_again, make_context
 from minga.cli._exit import EXPLANATION
+from minga.cli._members_app import add_commands
 
 app = typer.Typer(
     name="minga",
@@ -333,3 +334,6 @@ def export(
 
     peer = peer_options("monitor", identity=None, ephemeral=True, directory=None, host=bind)
     run_export(link, directory, out, peer, ready)
+
+
+add_commands(app)

@@ -13,6 +13,7 @@ from minga.core._errors import (
     LinkError,
     LocalError,
     MingaError,
+    RejectedError,
     RemoteError,
     StorageError,
 )
@@ -51,6 +52,8 @@ def code_of(error: BaseException) -> int:
 
 def advice(error: BaseException) -> str:
     """What to do now, where the message does not say so itself."""
+    if isinstance(error, RejectedError) and error.code == "access":
+        return ""  # the message says what the organiser has to do, and nothing is wrong with the way there
     if isinstance(error, RemoteError):
         return "Run `minga doctor LINK` to see which hop fails."
     return ""

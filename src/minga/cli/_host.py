@@ -103,11 +103,17 @@ class _Hosting:
     def _announce(self) -> None:
         link = self.peer.link
         self.output.event("link", link=str(link), run_id=self.peer.run_id, directory=str(self.peer.directory))
-        if self.show_qr and self.output.interactive:
+        for_members = self.peer.spec.security.mode == "members"
+        if self.show_qr and self.output.interactive and not for_members:
             self.output.console.file.write(link.qr() + "\n")
-        self.output.say("Anyone who has this link can join the run:\n")
+        if for_members:
+            self.output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
+        else:
+            self.output.say("Anyone who has this link can join the run:\n")
         if not self.output.json_output:
-            self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
+            self.output.console.print(
+                f"minga {'admit' if for_members else 'join'} {link}", markup=False, soft_wrap=True
+            )
         self.output.say(f"\nFiles, checkpoints and history: {self.peer.directory}")
 
     def _is_over(self, step: int) -> bool:

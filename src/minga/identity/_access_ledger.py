@@ -3,6 +3,8 @@
 Rules.
 
 * The organisers of the present term, and whoever signed the run spec, need no token.
+* Each organiser bars for itself. A key is barred once as many organisers as have to sign did so, up to the highest
+  version on which so many agree.
 * A grant counts if enough organisers of its term signed it. It stays good after a transfer, until it expires.
 * Between a revocation and an admission the *version* decides, not the date: a grant is void if a revocation of the
   peer's key, or of the invitation's, has the same version or a higher one. Grants and revocations are issued with a
@@ -19,14 +21,17 @@ Clocks may be `CLOCK_SKEW_S` wrong: for so long a grant counts before its date a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from minga.core._run_spec import RunSpec
 from minga.identity._access_orders import MAX_BARRED, MAX_TERMS, Barred, Grant, Order, Revocation, Transfer
-from minga.identity._access_token import Token
+from minga.identity._access_token import Token, Watch
 
 CLOCK_SKEW_S = 120.0
+MAX_WATCH_S = 86_400
+"""For how long, in seconds, a member may let another key look on."""
 
 
 class NoAccessError(Exception):
@@ -34,7 +39,7 @@ class NoAccessError(Exception):
 
 
 class InvalidOrderError(Exception):
-    """Why an order is none: somebody else signed it, or too few did."""
+    """Why an order is none: it was not signed by organisers, or not by enough of them."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,15 @@ class Organisers:
 
 @dataclass(frozen=True)
 class Access:
-    """What lets a peer take part: until when (Unix seconds; None: for good), and by which invitation, if by one."""
+    """What lets a peer take part: until when (Unix seconds; None: for good), and by which invitation, if by one.
+
+    One that `only_watches` may look on for a member.
+    """
 
     expires: int | None = None
     invitation: str | None = None
     uses: int = 0
+    only_watches: bool = False
 
 
 class AccessLedger:
@@ -66,7 +75,8 @@ class AccessLedger:
         self.run_id, self.publisher = run_id, publisher
         self._terms = [organisers]
         self._transfers: list[Transfer] = []
-        self._revocations: dict[str, Revocation] = {}
+        self._revocations: dict[tuple[str, str], Revocation] = {}  # by the key barred, and who barred it
+        self._carried: dict[str, int] = {}  # barred in earlier terms
         self._barred: dict[str, int] = {}
 
     @property
@@ -82,17 +92,22 @@ class AccessLedger:
     @property
     def next_version(self) -> int:
         """Above every version that is known here."""
-        return max(self._barred.values(), default=0) + 1
+        versions = [order.version for order in self._revocations.values()]
+        return max([*versions, *self._carried.values()], default=0) + 1
 
     def orders(self) -> Iterator[Transfer | Revocation]:
         """All that others have to know, in an order in which it can be taken."""
         yield from self._transfers
-        yield from sorted(self._revocations.values(), key=lambda order: order.subject)
+        yield from (order for _, order in sorted(self._revocations.items()))
 
     def barred(self) -> dict[str, str]:
         """The keys that are barred, each with the reason that was given."""
-        reasons = {key: order.reason for key, order in self._revocations.items()}
-        return {key: reasons.get(key, "") for key in sorted(self._barred)}
+        return {key: self._reason(key) for key in sorted(self._barred)}
+
+    def proposed(self) -> dict[str, int]:
+        """The keys that some organisers barred, but fewer than it takes, and how many did."""
+        votes = Counter(subject for subject, _ in self._revocations)
+        return {key: count for key, count in sorted(votes.items()) if key not in self._barred}
 
     def all_barred(self) -> tuple[Barred, ...]:
         """The same for a transfer."""
@@ -106,12 +121,16 @@ class AccessLedger:
 
     def check(self, token: Token | None, peer: str, now_s: float) -> Access:
         """What lets `peer`, who shows `token`, take part. Raises `NoAccessError`; `now_s` is in Unix seconds."""
+        if token is not None and token.watch is not None:
+            return self._check_watch(token, token.watch, peer, now_s)
         if peer in self.organisers.keys or peer == self.publisher:
             self._check_not_barred(peer, None)
             return Access()
         if token is None:
-            raise NoAccessError("this run is for members only; ask its organiser to admit you")
+            raise NoAccessError(f"this run is for members only; ask its organiser to admit the peer {peer}")
         grant = token.grant
+        if grant is None:
+            raise NoAccessError("the access token grants nothing")
         if grant.run.hex() != self.run_id:
             raise NoAccessError("the access token belongs to another run")
         if not token.is_bound_to(peer):
@@ -120,50 +139,70 @@ class AccessLedger:
         if token.invitation is not None:
             self._check_not_barred(token.invitation, grant)
         self._check_signatures(grant)
-        if now_s < grant.issued - CLOCK_SKEW_S:
-            raise NoAccessError("the access token is not valid yet: a clock is wrong, here or at its issuer's")
-        if now_s > grant.expires + CLOCK_SKEW_S:
-            raise NoAccessError("the access token has expired; ask the organiser for a new invitation")
+        _check_dates(grant, now_s)
         return Access(grant.expires, token.invitation, grant.uses)
 
     # ---- inner workings
 
+    def _check_watch(self, token: Token, watch: Watch, peer: str, now_s: float) -> Access:
+        if not token.may_watch(self.run_id, peer):
+            raise NoAccessError("the permission to look on was given to another peer's key, or for another run")
+        if not now_s - CLOCK_SKEW_S <= watch.expires <= now_s + MAX_WATCH_S + CLOCK_SKEW_S:
+            raise NoAccessError("the permission to look on has expired, or is for longer than it may be")
+        self.check(token.of_member(), watch.member.hex(), now_s)
+        return Access(watch.expires, only_watches=True)
+
     def _take_transfer(self, order: Transfer) -> bool:
         if order.term < self.term or len(self._terms) == MAX_TERMS:
             return False
-        self._check_enough(order, revoked_count=False)
+        self._check_enough(order)
         if len(set(order.organisers)) != len(order.organisers) or order.needed > len(order.organisers):
             raise InvalidOrderError(f"{order.needed} of {len(order.organisers)} organisers cannot sign")
         self._transfers.append(order)
         self._terms.append(Organisers(frozenset(key.hex() for key in order.organisers), order.needed))
-        self._barred = {barred.subject.hex(): barred.version for barred in order.barred}
+        self._carried = {barred.subject.hex(): barred.version for barred in order.barred}
+        self._barred = dict(self._carried)
         self._revocations.clear()
         return True
 
     def _take_revocation(self, order: Revocation) -> bool:
-        subject = order.subject.hex()
-        if order.term < self.term or order.version <= self._barred.get(subject, -1):
+        if order.term < self.term:
             return False
-        self._check_enough(order, revoked_count=True)
-        if subject not in self._barred and len(self._barred) >= MAX_BARRED:
-            raise InvalidOrderError(f"{MAX_BARRED} keys are barred already")
-        self._revocations[subject] = order
-        self._barred[subject] = order.version
+        self._check_term(order)
+        signers = order.signers(self.organisers.keys)
+        if len(signers) != 1 or len(order.signatures) != 1:
+            raise InvalidOrderError("no organiser signed it")
+        subject, signer = order.subject.hex(), signers.pop()
+        known = self._revocations.get((subject, signer))
+        if known is not None and known.version >= order.version:
+            return False
+        if known is None and sum(who == signer for _, who in self._revocations) >= MAX_BARRED:
+            raise InvalidOrderError(f"one organiser bars at most {MAX_BARRED} keys")
+        self._revocations[subject, signer] = order
+        self._count(subject)
         return True
 
-    def _check_enough(self, order: Order, *, revoked_count: bool) -> None:
+    def _count(self, subject: str) -> None:
+        """Up to which version so many organisers bar a key as have to."""
+        bars = ((key, order.version) for (key, _), order in self._revocations.items())
+        versions = sorted((version for key, version in bars if key == subject), reverse=True)
+        if len(versions) >= self.organisers.needed:
+            self._barred[subject] = max(versions[self.organisers.needed - 1], self._carried.get(subject, 0))
+
+    def _check_term(self, order: Order) -> None:
         if order.term > self.term:
             raise InvalidOrderError(f"it is of term {order.term}, of which nothing is known here")
+
+    def _check_enough(self, order: Grant | Transfer) -> None:
+        self._check_term(order)
         organisers = self._terms[order.term]
-        signers = order.signers(organisers.keys)
-        if not revoked_count:
-            signers -= self._barred.keys()
+        signers = order.signers(organisers.keys) - self._barred.keys()
         if len(signers) < organisers.needed:
             raise InvalidOrderError(f"{len(signers)} of the {organisers.needed} organisers that it takes signed it")
 
     def _check_signatures(self, grant: Grant) -> None:
         try:
-            self._check_enough(grant, revoked_count=False)
+            self._check_enough(grant)
         except InvalidOrderError as error:
             raise NoAccessError(f"the access token is not valid: {error}") from error
 
@@ -171,5 +210,16 @@ class AccessLedger:
         if key not in self._barred or (grant is not None and grant.version > self._barred[key]):
             return
         what = "this invitation" if grant is not None and grant.uses and key == grant.subject.hex() else "this peer"
-        reason = self._revocations[key].reason if key in self._revocations else ""
+        reason = self._reason(key)
         raise NoAccessError(f"the organisers barred {what} from the run" + (f": {reason}" if reason else ""))
+
+    def _reason(self, subject: str) -> str:
+        reasons = (order.reason for (key, _), order in sorted(self._revocations.items()) if key == subject)
+        return next(filter(None, reasons), "")
+
+
+def _check_dates(grant: Grant, now_s: float) -> None:
+    if now_s < grant.issued - CLOCK_SKEW_S:
+        raise NoAccessError("the access token is not valid yet: a clock is wrong, here or at its issuer's")
+    if now_s > grant.expires + CLOCK_SKEW_S:
+        raise NoAccessError("the access token has expired; ask the organiser for a new invitation")

@@ -19,7 +19,7 @@ from minga.core._run_spec_sections import MAX_ORGANISERS
 from minga.identity._keys import SIGNATURE_BYTES, Identity, verify
 
 MAX_BARRED = 1000
-"""How many keys may be barred from one run."""
+"""How many keys one organiser may bar from a run."""
 
 MAX_TERMS = 8
 """How many times the role of the organisers may be handed over, and once more."""
@@ -91,7 +91,10 @@ class Grant(Order, frozen=True):
 
 
 class Revocation(Order, frozen=True):
-    """Bars the key `subject` of a peer or of an invitation: grants to it up to `version` are void."""
+    """One organiser's word that the key `subject`, of a peer or of an invitation, be barred.
+
+    Grants to it up to `version` are void once enough organisers said so.
+    """
 
     CONTEXT: ClassVar[bytes] = b"access-revocation"
 
@@ -117,4 +120,4 @@ class Transfer(Order, frozen=True):
 
     organisers: Annotated[tuple[Key, ...], msgspec.Meta(min_length=1, max_length=MAX_ORGANISERS)]
     needed: Annotated[int, msgspec.Meta(ge=1, le=MAX_ORGANISERS)]
-    barred: Annotated[tuple[Barred, ...], msgspec.Meta(max_length=MAX_BARRED)] = ()
+    barred: Annotated[tuple[Barred, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()

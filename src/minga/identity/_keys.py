@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import final
 
@@ -119,8 +120,7 @@ class Identity:
         and made if need be; with `siblings=False` that is an `IdentityError`. The end of a process frees its key.
         """
         path = default_path() if path is None else Path(path)
-        for number in range(1, MAX_IDENTITIES_PER_FILE + 1 if siblings else 2):
-            candidate = path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+        for candidate in _siblings(path) if siblings else [path]:
             identity = cls.load_or_create(candidate)
             try:
                 lock = FileLock.try_acquire(candidate)
@@ -138,6 +138,20 @@ class Identity:
         raise IdentityError(
             f"{MAX_IDENTITIES_PER_FILE} running peers use the keys beside {path}; use --ephemeral for more"
         )
+
+    @classmethod
+    def stored(cls, path: Path | None = None) -> list[Identity]:
+        """The keys in the file at `path` (default: in the user's data folder) and its numbered siblings, if there are
+        any, whether a process holds them or not. Raises `IdentityError` for a damaged file.
+        """
+        path = default_path() if path is None else Path(path)
+        found = []
+        for candidate in _siblings(path):
+            stored = _key_file.read(candidate)
+            if stored is None:
+                break
+            found.append(cls(stored[0]))
+        return found
 
     @property
     def peer_id(self) -> str:
@@ -187,6 +201,12 @@ class HeldIdentity:
 def default_path() -> Path:
     """The key file in the user's data folder."""
     return _key_file.default_path()
+
+
+def _siblings(path: Path) -> Iterator[Path]:
+    yield path
+    for number in range(2, MAX_IDENTITIES_PER_FILE + 1):
+        yield path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
 def _digest(message: bytes, context: bytes) -> bytes:

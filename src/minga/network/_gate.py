@@ -25,8 +25,11 @@ class Gate(Protocol):
     def learn(self, peer: PeerId, credential: bytes) -> bool:
         """Somebody told what `peer` shows; whether its records may be kept and passed on from now on."""
 
-    def admits(self, peer: PeerId) -> bool:
-        """Whether records of `peer` may be kept and passed on. Asked for every record that comes."""
+    def admits(self, peer: PeerId, record_name: str) -> bool:
+        """Whether records of `peer` with this name may be kept and passed on. Asked for every record that comes."""
+
+    def permits(self, peer: PeerId, method: str) -> bool:
+        """Whether `peer`, which is connected, may call this method."""
 
 
 class OpenGate:
@@ -43,6 +46,10 @@ class OpenGate:
         """Everybody's records are kept."""
         return True
 
-    def admits(self, peer: PeerId) -> bool:  # noqa: ARG002
+    def admits(self, peer: PeerId, record_name: str) -> bool:  # noqa: ARG002
         """Everybody's records are kept."""
+        return True
+
+    def permits(self, peer: PeerId, method: str) -> bool:  # noqa: ARG002
+        """Everything may be called."""
         return True

@@ -76,7 +76,7 @@ class Node:
         self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
         self._lookup, self._gate = lookup, gate or OpenGate()
-        self._server = Server(self._wrap, self.spawn, self.offend)
+        self._server = Server(self._wrap, self.spawn, self.offend, self._gate.permits)
         self._reception = Reception(network, events, self._greet, self._adopt, self.spawn)
         self._connections, self._offences = Connections(), Offences()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}

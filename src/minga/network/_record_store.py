@@ -47,7 +47,8 @@ class RecordStore:
             return verdict
         owner_id = record.owner
         owner = self.owners.get(owner_id)
-        if owner is not self.own and record.code != _CREDENTIAL and not self._gate.admits(owner_id):
+        name = _records.KINDS_BY_CODE[record.code].name
+        if owner is not self.own and record.code != _CREDENTIAL and not self._gate.admits(owner_id, name):
             return Verdict.NOT_ADMITTED
         if owner is not None and owner.is_stale(record):
             return Verdict.STALE

@@ -21,7 +21,7 @@ Handler = Callable[[PeerId, MessageStream], Awaitable[None]]
 
 class Server:
     """Serves streams by `handlers`. `wrap` makes message streams of streams, `spawn` runs a task, `offend` counts a
-    breach of the protocol.
+    breach of the protocol, `permits` says who may call what.
     """
 
     def __init__(
@@ -29,11 +29,12 @@ class Server:
         wrap: Callable[[Stream, Connection], MessageStream],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         offend: Callable[[PeerId, str], None],
+        permits: Callable[[PeerId, str], bool],
     ) -> None:
         self.handlers: dict[str, Handler] = {}
         self.open_streams: dict[PeerId, int] = {}
         """How many streams each peer has open here."""
-        self._wrap, self._spawn, self._offend = wrap, spawn, offend
+        self._wrap, self._spawn, self._offend, self._permits = wrap, spawn, offend, permits
 
     async def serve_connection(self, connection: Connection) -> None:
         """Serve every stream that comes over a connection, until it is lost."""
@@ -54,6 +55,8 @@ class Server:
             handler = self.handlers.get(call.method)
             if handler is None:
                 raise RejectedError(f"no such method: {call.method[:40]}", code="method")
+            if not self._permits(stream.peer, call.method):
+                raise RejectedError(f"not admitted to {call.method[:40]}", code="access")
             await handler(stream.peer, stream)
             await stream.finish()
             await stream.receive_end()

@@ -1,8 +1,7 @@
 """What a peer keeps on disk about access to a run: its own token, the organisers' orders, who came by which invitation.
 
 All of it is public and checked again when it is read, so a file that is missing or damaged only means that it has to be
-learned anew. The orders lie in one file for all peers of a folder: an organiser's command leaves an order there, and
-the peer that runs beside it finds it and spreads it.
+learned anew.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ import msgspec
 
 from minga.core._atomic import write_atomically
 from minga.core._decoding import DECODING_ERRORS
+from minga.core._errors import ConfigurationError, StorageError
+from minga.core._run_spec_sections import MAX_ORGANISERS
 from minga.identity._access_orders import MAX_BARRED, MAX_TERMS, MAX_USES, Revocation, Transfer
 from minga.identity._access_token import MAX_TOKEN_BYTES, Token
 
@@ -32,7 +33,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Orders in an order in which they can be taken: transfers, then revocations."""
 
     transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=MAX_TERMS)] = ()
-    revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MAX_BARRED)] = ()
+    revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()
 
     def all(self) -> list[Transfer | Revocation]:
         """Both kinds."""
@@ -50,7 +51,6 @@ class AccessFiles:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._seen_orders: tuple[int, int] | None = None
 
     def token(self, peer_id: str) -> Token | None:
         """The token that a peer of this machine showed the last time."""
@@ -67,18 +67,6 @@ class AccessFiles:
     def orders(self) -> list[Transfer | Revocation]:
         """The orders on disk."""
         return self._read(ORDERS_FILE, Orders, Orders()).all()
-
-    def changed_orders(self) -> list[Transfer | Revocation]:
-        """The orders on disk if somebody else wrote them since this was asked last, else none."""
-        try:
-            status = (self._directory / ORDERS_FILE).stat()
-        except OSError:
-            return []
-        seen = (status.st_mtime_ns, status.st_ino)
-        if seen == self._seen_orders:
-            return []
-        self._seen_orders = seen
-        return self.orders()
 
     def keep_orders(self, orders: list[Transfer | Revocation]) -> None:
         """Write all orders that are known."""
@@ -105,3 +93,22 @@ class AccessFiles:
     def _write(self, path: Path, body: bytes) -> None:
         with contextlib.suppress(OSError):
             write_atomically(path, body)
+
+
+def read_transfer(path: Path) -> Transfer:
+    """A transfer that organisers pass around to sign. Raises `ConfigurationError` for any other file."""
+    try:
+        with path.open("rb") as file:
+            return msgspec.msgpack.decode(file.read(MAX_FILE_BYTES), type=Transfer)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+    except DECODING_ERRORS as error:
+        raise ConfigurationError(f"{path}: not an order that organisers sign: {error}") from error
+
+
+def write_transfer(path: Path, order: Transfer) -> None:
+    """Write a transfer for the next organiser to sign. Raises `StorageError`."""
+    try:
+        write_atomically(path, msgspec.msgpack.encode(order))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error

@@ -35,6 +35,13 @@ GOSSIP_USES = 2
 """How many times as many peers as an invitation is for are accepted when others have let them in."""
 
 
+WATCHERS_WRITE = ("access", "beat", "left")
+"""The records of those who only look on for a member."""
+
+WATCHERS_CALL = ("access.", "board.", "run.", "state.")
+"""What they may call: nothing that has to do with averaging."""
+
+
 class Admitted(NamedTuple):
     """What one peer showed, and what that gives it."""
 
@@ -86,6 +93,11 @@ class Admission:
         self._provisional.clear()
         return refused
 
+    @property
+    def only_watches(self) -> bool:
+        """Whether this peer itself may only look on."""
+        return self.token is not None and self.token.watch is not None
+
     # ---- the gate
 
     def credential(self) -> bytes:
@@ -119,11 +131,20 @@ class Admission:
         self._note(peer, found)
         return True
 
-    def admits(self, peer: PeerId) -> bool:
+    def admits(self, peer: PeerId, record_name: str) -> bool:
         """See `Gate`."""
-        if self.ledger is None or peer in self._admitted:
+        if self.ledger is None:
             return self.is_decided
-        return self.learn(peer, b"")  # the organisers need no token
+        known = self._admitted.get(peer)
+        if known is None:
+            return self.learn(peer, b"")  # the organisers need no token
+        return not known.access.only_watches or record_name in WATCHERS_WRITE
+
+    def permits(self, peer: PeerId, method: str) -> bool:
+        """See `Gate`."""
+        known = self._admitted.get(peer)
+        watches = known is not None and known.access.only_watches
+        return not watches or method.startswith(WATCHERS_CALL)
 
     # ---- orders, and what they change
 
@@ -171,6 +192,11 @@ class Admission:
     def guests(self) -> dict[str, list[PeerId]]:
         """The peers that came by each invitation, as far as they are known here."""
         return {invitation: list(peers) for invitation, peers in self._guests.items()}
+
+    @property
+    def guests_counted(self) -> int:
+        """How many these are."""
+        return sum(map(len, self._guests.values()))
 
     def remember_guests(self, guests: Mapping[str, Iterable[PeerId]]) -> None:
         """Count peers that came by invitations at an earlier time."""

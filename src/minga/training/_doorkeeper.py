@@ -1,4 +1,4 @@
-"""Sees off those whose access ends while the run goes on, and keeps what is known about access in step with the disk.
+"""Sees off those whose access ends while the run goes on, and keeps on disk what is known about access.
 
 Theory of operation. A token that expires, or a key that is barred, lets nobody in any more from that moment on. Who is
 in already stays until the step under way ends, at most `MOST_GRACE_S`: then its connections are closed and its records
@@ -53,7 +53,7 @@ class Doorkeeper:
         self._guests_kept = 0
         if files is not None:
             admission.remember_guests({key: list(map(PeerId, peers)) for key, peers in files.guests().items()})
-            admission.take(files.changed_orders())
+            admission.take(files.orders())
         admission.on_orders = self._orders_came
         node.events.subscribe(self._on_event)
 
@@ -65,12 +65,10 @@ class Doorkeeper:
             await asyncio.sleep(PERIOD_S)
 
     def look(self) -> None:
-        """Take what lies on the disk, and see whose access has ended by now."""
-        if self._files is not None:
-            self._admission.take(self._files.changed_orders())
-            if (count := sum(map(len, self._admission.guests().values()))) != self._guests_kept:
-                self._guests_kept = count
-                self._files.keep_guests({key: list(peers) for key, peers in self._admission.guests().items()})
+        """See whose access has ended by now."""
+        if self._files is not None and (count := self._admission.guests_counted) != self._guests_kept:
+            self._guests_kept = count
+            self._files.keep_guests({key: list(peers) for key, peers in self._admission.guests().items()})
         now = asyncio.get_running_loop().time()
         for peer, why in self._admission.ended().items():
             self._leaving.setdefault(peer, (now, why))

@@ -12,7 +12,7 @@ import platformdirs
 from blake3 import blake3
 
 from minga.core._atomic import write_atomically
-from minga.core._errors import ConfigurationError, StorageError
+from minga.core._errors import ConfigurationError, IdentityError, StorageError
 from minga.core._run_spec import RunSpec
 from minga.core._run_spec_sections import FileEntry
 from minga.core._schedule import RateCap
@@ -43,6 +43,8 @@ class PeerOptions:
     directory: where files and checkpoints of runs are kept; None takes the user's data folder.
     max_upload, max_download: limits that are kept to, such as "10Mbit" or "10Mbit, 50Mbit 23:00-07:00" in local time; a
     number is bytes per second, None no limit.
+    voucher: a key file (None: the one in the user's data folder); for a monitor with an `ephemeral` key in a run for
+    members, which its key vouches for.
     host, port: local address to bind; by default all interfaces and the port of the last time, or any that is free.
     """
 
@@ -54,6 +56,7 @@ class PeerOptions:
     max_download: RateCap | str | float | None = None
     host: str | None = None
     port: int = 0
+    voucher: Path | None = None
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
@@ -104,7 +107,9 @@ def join(link: Link | str, options: PeerOptions | None = None, *, with_files: bo
 
     directory = options.run_directory(link.run_id)
     known = WayBack.spec(directory, link)
-    access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files)
+    vouches = options.role == "monitor" and options.ephemeral
+    vouchers = _stored(options.voucher) if vouches else []
+    access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers)
 
     async def find(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
         signed, spec = access.spec()
@@ -154,6 +159,15 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
     return _enter(published.run_id, options, network, directory, [], publish, access, may_be_alone=True, before=sign)
 
 
+def _stored(path: Path | None) -> list[Identity]:
+    try:
+        return Identity.stored(path)
+    except IdentityError:
+        if path is not None:
+            raise
+        return []  # nobody asked for it: most runs are open
+
+
 Publish = Callable[[Session], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
 
 
@@ -187,7 +201,7 @@ def _enter(
             run_id,
             SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
             merged([*entries, *places.others]),
-            Admission(opened.peer_id, opened.wall_time, access.token(identity.peer_id)),
+            Admission(opened.peer_id, opened.wall_time, access.token(opened.peer_id, opened.wall_time())),
             access.meet,
         )
         access.decide(session)

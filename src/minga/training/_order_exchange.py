@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from minga.core._errors import ProtocolError
 from minga.core._events import Event
+from minga.core._run_spec_sections import MAX_ORGANISERS
 from minga.identity._access_ledger import AccessLedger
 from minga.identity._access_orders import MAX_BARRED, MAX_TERMS, Revocation, Transfer
 from minga.network._interface import PeerId
@@ -29,7 +30,7 @@ from minga.training._admission import Admission
 METHOD = "access.orders"
 EXCHANGE_S = 20.0
 ORDERS_A_PAGE = 200
-"""A revocation takes at most 1.3 kB, so a page stays well below the largest message, and so does a transfer."""
+"""A revocation takes at most 0.7 kB, a transfer 320 kB: so a page stays well below the largest message."""
 
 
 class OrdersHeld(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -112,7 +113,7 @@ class OrderExchange:
             page = await stream.receive(OrderPage)
             orders += [*page.transfers, *page.revocations]
             empty = page.more and not (page.transfers or page.revocations)
-            if empty or len(orders) > MAX_BARRED + MAX_TERMS:
+            if empty or len(orders) > MAX_BARRED * MAX_ORGANISERS + MAX_TERMS:
                 raise ProtocolError("orders without end", peer=stream.peer)
             if not page.more:
                 return orders

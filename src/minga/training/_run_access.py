@@ -6,10 +6,13 @@ the first peer that it meets, and recognises the spec by the link.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minga.core._errors import LinkError, UnreachableError
 from minga.core._run_spec import RunSpec
 from minga.identity._access_ledger import AccessLedger, Organisers
 from minga.identity._access_token import Token
+from minga.identity._keys import Identity
 from minga.identity._links import Link
 from minga.identity._signed_spec import SignedRunSpec
 from minga.network._interface import PeerId
@@ -17,11 +20,14 @@ from minga.training._access_files import AccessFiles
 from minga.training._run_files_fetch import fetch_run_spec
 from minga.training._session import Session
 
+WATCH_S = 12 * 3600
+"""For how long, in seconds, a key of this machine vouches for a monitor."""
+
 
 class RunAccess:
     """What one peer knows when it enters: the `link` (None for who hosts), perhaps the spec, and what lies in `files`.
 
-    Without `keeps` nothing is left in the files.
+    Without `keeps` nothing is left in the files. `vouchers` are keys that may let this peer look on for them.
     """
 
     def __init__(
@@ -31,10 +37,11 @@ class RunAccess:
         known: tuple[SignedRunSpec, RunSpec] | None = None,
         *,
         keeps: bool,
+        vouchers: Sequence[Identity] = (),
     ) -> None:
         self.known = known
         """The signed run spec, and what it says."""
-        self._files, self._link, self._keeps = files, link, keeps
+        self._files, self._link, self._keeps, self._vouchers = files, link, keeps, vouchers
 
     def spec(self) -> tuple[SignedRunSpec, RunSpec]:
         """The signed run spec, and what it says. Raises `UnreachableError` if nobody was there to send it."""
@@ -42,11 +49,27 @@ class RunAccess:
             raise UnreachableError("nobody was there to send the run spec", phase="run spec")
         return self.known
 
-    def token(self, peer_id: str) -> Token | None:
-        """What this peer shows: what the link gives it, or what it showed before, whichever was issued later.
+    def token(self, peer_id: str, now_s: float) -> Token | None:
+        """What this peer shows: what the link gives it, or what it showed before, whichever was issued later; or else
+        the word of one of the vouchers. `now_s` is in Unix seconds.
 
         Raises `LinkError` if the link admits another peer.
         """
+        return self._vouched(peer_id, now_s) or self._own(peer_id)
+
+    def _vouched(self, peer_id: str, now_s: float) -> Token | None:
+        """The word of a key that is known to be admitted, or is an organiser's, that this peer may look on."""
+        if self._link is None or not self._vouchers:
+            return None
+        organisers = {self._link.organiser, *(self.known[1].security.organisers if self.known else ())}
+        for member in self._vouchers:
+            token = self._files.token(member.peer_id)
+            if token is not None or member.peer_id in organisers:
+                expires = int(now_s) + WATCH_S
+                return Token.for_watcher(self._link.run_id, member, token, peer_id, expires)
+        return None
+
+    def _own(self, peer_id: str) -> Token | None:
         kept = self._files.token(peer_id)
         if self._link is None or self._link.access is None:
             return kept
@@ -57,7 +80,7 @@ class RunAccess:
                 raise
             return kept
         tokens = [given] if kept is None else [kept, given]
-        return max(tokens, key=lambda token: (token.grant.version, token.grant.expires))
+        return max(tokens, key=_age)
 
     def keep_token(self, session: Session) -> None:
         """Remember what was shown, so that the link is not needed again."""
@@ -86,3 +109,8 @@ class RunAccess:
         )
         self.known = signed, found[-1]
         self.decide(session)
+
+
+def _age(token: Token) -> tuple[int, int]:
+    """Greater for what was issued later."""
+    return (0, 0) if token.grant is None else (token.grant.version, token.grant.expires)

@@ -148,8 +148,11 @@ class Session:
 
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""
-        if credential := self.admission.credential():
-            self.board.put(Credential(credential))
+        if self.admission.ledger is not None:
+            if credential := self.admission.credential():
+                self.board.put(Credential(credential))
+            if self.admission.only_watches:
+                return
         address = self.node.address
         self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
 
@@ -169,6 +172,12 @@ class Session:
             self.node.spawn(self._doorkeeper.run())
         for peer in refused:
             self.node.spawn(self.node.disconnect(peer))
+
+    async def spread_orders(self) -> None:
+        """Bring the organisers' orders to all neighbours, and wait until each has them or is gone."""
+        if self._doorkeeper is not None:
+            exchange = self._doorkeeper.exchange.exchange
+            await asyncio.gather(*map(exchange, self.node.connected()), return_exceptions=True)
 
     def attach(self, spec: RunSpec, replica: ReplicaInterface, port: TrainerPort) -> Member:
         """Begin to take part in steps with a trainer behind `port`."""
