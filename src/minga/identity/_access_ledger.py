@@ -75,7 +75,8 @@ class AccessLedger:
         self.run_id, self.publisher = run_id, publisher
         self._terms = [organisers]
         self._transfers: list[Transfer] = []
-        self._revocations: dict[tuple[str, str], Revocation] = {}  # by the key barred, and who barred it
+        self._revocations: dict[str, dict[str, Revocation]] = {}  # by the key barred, and who barred it
+        self._barred_by: Counter[str] = Counter()
         self._carried: dict[str, int] = {}  # barred in earlier terms
         self._barred: dict[str, int] = {}
 
@@ -92,13 +93,14 @@ class AccessLedger:
     @property
     def next_version(self) -> int:
         """Above every version that is known here."""
-        versions = [order.version for order in self._revocations.values()]
+        versions = (order.version for orders in self._revocations.values() for order in orders.values())
         return max([*versions, *self._carried.values()], default=0) + 1
 
     def orders(self) -> Iterator[Transfer | Revocation]:
         """All that others have to know, in an order in which it can be taken."""
         yield from self._transfers
-        yield from (order for _, order in sorted(self._revocations.items()))
+        for _, orders in sorted(self._revocations.items()):
+            yield from (order for _, order in sorted(orders.items()))
 
     def barred(self) -> dict[str, str]:
         """The keys that are barred, each with the reason that was given."""
@@ -106,8 +108,7 @@ class AccessLedger:
 
     def proposed(self) -> dict[str, int]:
         """The keys that some organisers barred, but fewer than it takes, and how many did."""
-        votes = Counter(subject for subject, _ in self._revocations)
-        return {key: count for key, count in sorted(votes.items()) if key not in self._barred}
+        return {key: len(orders) for key, orders in sorted(self._revocations.items()) if key not in self._barred}
 
     def all_barred(self) -> tuple[Barred, ...]:
         """The same for a transfer."""
@@ -163,6 +164,7 @@ class AccessLedger:
         self._carried = {barred.subject.hex(): barred.version for barred in order.barred}
         self._barred = dict(self._carried)
         self._revocations.clear()
+        self._barred_by.clear()
         return True
 
     def _take_revocation(self, order: Revocation) -> bool:
@@ -173,19 +175,19 @@ class AccessLedger:
         if len(signers) != 1 or len(order.signatures) != 1:
             raise InvalidOrderError("no organiser signed it")
         subject, signer = order.subject.hex(), signers.pop()
-        known = self._revocations.get((subject, signer))
+        known = self._revocations.get(subject, {}).get(signer)
         if known is not None and known.version >= order.version:
             return False
-        if known is None and sum(who == signer for _, who in self._revocations) >= MAX_BARRED:
+        if known is None and self._barred_by[signer] >= MAX_BARRED:
             raise InvalidOrderError(f"one organiser bars at most {MAX_BARRED} keys")
-        self._revocations[subject, signer] = order
+        self._barred_by[signer] += known is None
+        self._revocations.setdefault(subject, {})[signer] = order
         self._count(subject)
         return True
 
     def _count(self, subject: str) -> None:
         """Up to which version so many organisers bar a key as have to."""
-        bars = ((key, order.version) for (key, _), order in self._revocations.items())
-        versions = sorted((version for key, version in bars if key == subject), reverse=True)
+        versions = sorted((order.version for order in self._revocations[subject].values()), reverse=True)
         if len(versions) >= self.organisers.needed:
             self._barred[subject] = max(versions[self.organisers.needed - 1], self._carried.get(subject, 0))
 
@@ -214,8 +216,8 @@ class AccessLedger:
         raise NoAccessError(f"the organisers barred {what} from the run" + (f": {reason}" if reason else ""))
 
     def _reason(self, subject: str) -> str:
-        reasons = (order.reason for (key, _), order in sorted(self._revocations.items()) if key == subject)
-        return next(filter(None, reasons), "")
+        orders = self._revocations.get(subject, {})
+        return next((order.reason for _, order in sorted(orders.items()) if order.reason), "")
 
 
 def _check_dates(grant: Grant, now_s: float) -> None:

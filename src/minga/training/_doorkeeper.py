@@ -1,15 +1,17 @@
 """Sees off those whose access ends while the run goes on, and keeps on disk what is known about access.
 
 Theory of operation. A token that expires, or a key that is barred, lets nobody in any more from that moment on. Who is
-in already stays until the step under way ends, at most `MOST_GRACE_S`: then its connections are closed and its records
-dropped, so that it is a stranger to every protocol. Peers whose clocks differ do so a little earlier or later, which
-costs as much as any peer that leaves. A peer whose own access ends learns it here, too, and stops.
+in already stays until the step under way ends, at most `MOST_GRACE_S`: then its records are dropped and its connections
+closed, so that it is a stranger to every protocol. Meanwhile it is told the orders, as it has to know why. Peers whose
+clocks differ do so a little earlier or later, which costs as much as any peer that leaves. A peer whose own access ends
+learns it here, too, and stops.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from minga.core._events import Event
 from minga.identity._access_ledger import AccessLedger
@@ -24,7 +26,18 @@ PERIOD_S = 1.0
 MOST_GRACE_S = 120.0
 """Longest time, in seconds, that a step may keep somebody in whose access has ended."""
 
+TELLING_S = 2.0
+"""Longest time, in seconds, that a connection stays open for orders, and for nothing else, after the access ended."""
+
 _STEP_ENDS = ("step.applied", "round.aborted")
+
+
+class _Leaving(NamedTuple):
+    """Since when (loop time) and why somebody's access has ended; `telling` brings it the orders, None for oneself."""
+
+    since_s: float
+    why: str
+    telling: asyncio.Task[None] | None
 
 
 class Doorkeeper:
@@ -48,7 +61,7 @@ class Doorkeeper:
         self.exchange = OrderExchange(node, admission, ledger)
         self._node, self._board, self._admission, self._ledger = node, board, admission, ledger
         self._files, self._in_step, self._on_own_end = files, in_step, on_own_end
-        self._leaving: dict[PeerId, tuple[float, str]] = {}
+        self._leaving: dict[PeerId, _Leaving] = {}
         self._is_over = False
         self._guests_kept = 0
         if files is not None:
@@ -71,8 +84,10 @@ class Doorkeeper:
             self._files.keep_guests({key: list(peers) for key, peers in self._admission.guests().items()})
         now = asyncio.get_running_loop().time()
         for peer, why in self._admission.ended().items():
-            self._leaving.setdefault(peer, (now, why))
-        overdue = any(now - since > MOST_GRACE_S for since, _ in self._leaving.values())
+            if peer not in self._leaving:
+                telling = None if peer == self._node.peer_id else self._node.spawn(self.exchange.exchange(peer))
+                self._leaving[peer] = _Leaving(now, why, telling)
+        overdue = any(now - leaving.since_s > MOST_GRACE_S for leaving in self._leaving.values())
         if self._leaving and (overdue or not self._in_step()):
             self._see_off()
 
@@ -90,8 +105,8 @@ class Doorkeeper:
 
     def _see_off(self) -> None:
         leaving, self._leaving = self._leaving, {}
-        for peer, (_, why) in leaving.items():
-            if peer == self._node.peer_id:
+        for peer, (_, why, telling) in leaving.items():
+            if telling is None:
                 if not self._is_over:
                     self._is_over = True
                     self._on_own_end(why)
@@ -99,4 +114,9 @@ class Doorkeeper:
             self._node.events.emit("access.ended", peer=peer, why=why)
             self._admission.expel(peer)
             self._board.expel(peer)
-            self._node.spawn(self._node.disconnect(peer))
+            self._node.spawn(self._close(peer, telling))
+
+    async def _close(self, peer: PeerId, telling: asyncio.Task[None]) -> None:
+        """Close the connections to a peer once it had its chance to hear why."""
+        await asyncio.wait([telling], timeout=TELLING_S)
+        await self._node.disconnect(peer)
