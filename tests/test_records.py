@@ -241,4 +241,5 @@ def test_wrong_types_in_a_record_are_refused(field: int, value: object) -> None:
 
 def test_wire_codes_never_change() -> None:
     codes = {kind.name: kind.code for kind in KINDS.values()}
-    assert codes == {"address": 1, "progress": 2, "state": 3, "metrics": 4, "beat": 5, "left": 6, "links": 7, "access": 8}
+    names = ["address", "progress", "state", "metrics", "beat", "left", "links", "access"]
+    assert codes == {name: code for code, name in enumerate(names, 1)}

@@ -7,12 +7,13 @@ incompatible versions are told so in words and sent away. Every later stream beg
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Annotated, Literal
 
 import msgspec
 
-from minga.core._errors import RejectedError
+from minga.core._errors import RejectedError, RemoteError
 from minga.network._gate import MAX_CREDENTIAL_BYTES
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
@@ -74,8 +75,9 @@ async def welcome(stream: MessageStream, own: Callable[[], Hello], check: Callab
             theirs = await stream.receive(Hello)
             check(theirs)
         except RejectedError as error:
-            await stream.refuse(error.code, error.message)
-            await stream.receive_end()
+            with contextlib.suppress(RemoteError):  # it may hang up at once; the reason stays the one that counts
+                await stream.refuse(error.code, error.message)
+                await stream.receive_end()
             raise
         await stream.send(own())
         await stream.finish()

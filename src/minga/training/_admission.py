@@ -87,6 +87,8 @@ class Admission:
     def enforce(self, ledger: AccessLedger) -> list[PeerId]:
         """The run turned out to be for members; returns those among the peers met so far who are none."""
         self.ledger, self.is_decided = ledger, True
+        if self.token is not None and self.token.watch is None and self.token.invitation is not None:
+            self.remember_guests({self.token.invitation: [self._own_id]})
         refused = []
         for peer, credential in self._provisional.items():
             try:
