@@ -27,6 +27,7 @@ _REFUSALS = {
     "run": "the peer takes part in another run by now: ask the organiser for a fresh link",
     "version": "update minga on the older side, and start it again",
     "cut_off": "the peer has cut this machine off for a while: wait a minute and try again",
+    "access": "the peer answers; whether you may take part says `minga join`, or the organiser, who can admit you",
     "full": "the peer has as many connections as it takes: try again later, or ask the organiser for another link",
 }
 
