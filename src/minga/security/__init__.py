@@ -1,0 +1,1 @@
+"""Secure training: robust aggregation, verification and bans."""

@@ -1,0 +1,43 @@
+"""What a check of published numbers finds: who did what, in which part, and by which figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from minga.network._interface import PeerId
+
+
+class Offence(Enum):
+    """What somebody did wrong."""
+
+    FALSE_CLAIM = "false claim"
+    """A projection or a norm that does not belong to the bytes that its author sent."""
+    WRONG_RESULT = "wrong result"
+    """An aggregate that does not solve the fixed-point equation."""
+    SILENT_AGGREGATOR = "silent aggregator"
+    """An aggregator that did not accuse the author of a false claim about its part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`accused` committed `offence` in the part with the number `part`: `measured` exceeds `allowed`.
+
+    `accuser`: who has to answer for that; None where it follows from published bytes alone.
+    """
+
+    accused: PeerId
+    offence: Offence
+    part: int
+    measured: float
+    allowed: float
+    accuser: PeerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Senders with the share `weight_share` of the weight claim norms above `bound`: check the part in public."""
+
+    part: int
+    weight_share: float
+    bound: float

@@ -1,0 +1,123 @@
+"""Is a gradient that was computed again the same? Hardware that rounds differently makes that a matter of degree.
+
+A validator compares what its target sent with what it computes itself, by the relative error e of each part and of the
+whole (BTARD sections 4.9 and 12.5). Three thresholds keep honest peers on both sides of a dispute from harm. Let h be
+the largest error between honest peers, measured on the kinds of devices of the run:
+
+    convict at 10 h      whoever is accused goes if most see more than that
+    fine below 10 h / 3  an honest target shows at most h
+    accuse from 30 h on  if one honest peer sees 30 h, another, whose gradient is within h of that of the first, sees
+                         nearly as much: the accusation is confirmed, and its honest author does not go instead
+
+In between the validator says nothing and looks at the target again. An attacker may add an error up to 10 h in each
+step unpunished; so the thresholds have a ceiling, under which that is harmless.
+
+Where somebody has recomputed a gradient but not seen the bytes that were sent, the claims about it are judged alike. D
+is 1-Lipschitz in x, so a gradient off by e·‖x‖ changes the norm by at most that, and a projection by no more than κ
+times that (`KAPPA`). Whoever has the bytes compares claims by the much tighter tolerance of V1 instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from minga.core._errors import ConfigurationError
+from minga.security._fixed_order import Vector, distance, norm
+from minga.security._projections import Claim
+from minga.security._tolerance import KAPPA, relative
+
+HIGHEST_THRESHOLD: Final = 1e-2
+LOWEST_CONVICTION: Final = 1e-5
+"""Where honest peers agree to the last bits: float32 sums of another order would not be convicted."""
+_CONVICT_FACTOR: Final = 10.0
+_HYSTERESIS_FACTOR: Final = 3.0
+_SMALL_PART: Final = 0.01
+
+
+class Judgement(Enum):
+    """What a validator does about its target."""
+
+    FINE = "fine"
+    LOOK_AGAIN = "look again"
+    ACCUSE = "accuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Hysteresis:
+    """Thresholds for relative errors: below `fine` nothing is done, from `accuse` on the target is accused.
+
+    Raises `ConfigurationError` unless 0 < `fine` < `convict` < `accuse` <= 1e-2.
+    """
+
+    fine: float
+    convict: float
+    accuse: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.fine < self.convict < self.accuse <= HIGHEST_THRESHOLD:
+            raise ConfigurationError(
+                f"thresholds {self.fine}, {self.convict} and {self.accuse} for recomputed gradients must rise, "
+                f"from above 0 to at most {HIGHEST_THRESHOLD}"
+            )
+
+    @classmethod
+    def calibrated(cls, honest_errors: Iterable[float]) -> Hysteresis:
+        """Return the thresholds for errors seen between honest peers on all kinds of devices of the run.
+
+        Raises `ConfigurationError` if there are none, or if they are so large that an attack would hide among them:
+        then validators and targets need devices or kernels that agree better.
+        """
+        errors = tuple(honest_errors)
+        if not errors or not all(0.0 <= error < math.inf for error in errors):
+            raise ConfigurationError("calibration needs the errors of honest peers, finite and not negative")
+        convict = max(_CONVICT_FACTOR * max(errors), LOWEST_CONVICTION)
+        if convict * _HYSTERESIS_FACTOR > HIGHEST_THRESHOLD:
+            largest = HIGHEST_THRESHOLD / _HYSTERESIS_FACTOR / _CONVICT_FACTOR
+            raise ConfigurationError(
+                f"honest peers differ by {max(errors):.2g} in their gradients, more than {largest:.2g}: "
+                "let them compute in float32 with deterministic kernels, or validate within one kind of device"
+            )
+        return cls(convict / _HYSTERESIS_FACTOR, convict, convict * _HYSTERESIS_FACTOR)
+
+    def judge(self, error: float) -> Judgement:
+        """What a validator does that sees this relative error."""
+        if error <= self.fine:
+            return Judgement.FINE
+        return Judgement.LOOK_AGAIN if error < self.accuse else Judgement.ACCUSE
+
+    def convicts(self, error: float) -> bool:
+        """How a peer votes about an accusation after it has computed the gradient too."""
+        return not error <= self.convict
+
+
+def gradient_error(sent: Sequence[Vector], recomputed: Sequence[Vector]) -> float:
+    """Return the largest relative error of a gradient given in parts, over the parts and the whole.
+
+    A part counts with at least 1 % of the norm that an even distribution would give it: a part that is 0 up to
+    rounding has no relative error of its own. Raises `ValueError` unless the parts have the same lengths.
+    """
+    errors = [distance(theirs, own) for theirs, own in zip(sent, recomputed, strict=True)]
+    norms = [norm(own) for own in recomputed]
+    total, numel = math.hypot(*norms), sum(len(own) for own in recomputed)
+    worst = relative(math.hypot(*errors), total)
+    for error, own_norm, own in zip(errors, norms, recomputed, strict=True):
+        if len(own):
+            least = _SMALL_PART * total * math.sqrt(len(own) / numel)
+            worst = max(worst, relative(error, max(own_norm, least)))
+    return worst
+
+
+def claim_error(claimed: Claim, recomputed: Claim, part_norm: float) -> float:
+    """Return the relative error of a part of norm `part_norm` that would explain how much two claims differ.
+
+    Infinite if they are about different numbers of directions.
+    """
+    if len(claimed.projections) != len(recomputed.projections):
+        return math.inf
+    pairs = zip(claimed.projections, recomputed.projections, strict=True)
+    of_projections = max(abs(theirs - own) for theirs, own in pairs) / KAPPA
+    return relative(max(of_projections, abs(claimed.norm - recomputed.norm)), part_norm)
