@@ -7,7 +7,7 @@ to a ball never lengthens distances, so each D_i moves by at most e, and
 
     ‖Σ w_i D_i‖  ≤  W · (ε + ε_fp + e).
 
-Of a random direction of unit variance P(|<z, R>| > κ‖R‖) ≤ 2 exp(-κ²/2), so κ = 8 flags one honest sum in 10¹⁴ at most
+Of a random direction of unit variance P(|<z, R>| > κ‖R‖) ≤ 2 exp(-κ²/2), so κ = 8 flags one honest sum in 10¹³ at most
 (BTARD section 4.4, with e added). Every term is known to everybody: the others compute e from the norm of the v that
 they received. A v that is far too long therefore buys its aggregator a tolerance that is longer by 2⁻²⁴ of that only
 (2⁻¹¹ in float16).
