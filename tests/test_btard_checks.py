@@ -93,14 +93,14 @@ def test_v2_flags_shifts(shift: float, directions: int, at_least: float) -> None
 
 
 def test_v2_flags_a_residual_on_two_elements_that_signs_would_miss() -> None:
-    """Projections on random signs of a(e1 + e2) vanish in half of the draws; on these directions in one of 256."""
+    """Projections on random signs of a(e1 + e2) vanish in half of the draws; on these directions in one of 128."""
     residual = np.zeros(1000)
     residual[[17, 900]] = 1.0
     rng = np.random.default_rng(3)
     escaped = sum(
         abs(Directions(rng.bytes(32), 1).entries(0, 1000) @ residual)[0] / ENTRY_DEVIATION < 1e-3 for _ in range(5000)
     )
-    assert 5 <= escaped <= 40
+    assert 15 <= escaped <= 80
 
 
 def test_the_batched_arithmetic_of_these_tests_is_that_of_the_checks() -> None:

@@ -6,12 +6,12 @@ then nearly Gaussian. The choice is made for the aggregator that picks its error
 * **Signs** (+1 or -1) are cheapest, but an error on two equal elements vanishes whenever their signs differ: such an
   aggregator escapes every second time, however large its error is.
 * **Gaussians** have no such gaps, but need logarithms and cosines, whose last bits differ between machines.
-* **Odd integers from -255 to 255**, one byte for each, are what is used. They are exact in every float format and
+* **Odd integers from -127 to 127**, one byte for each, are what is used. They are exact in every float format and
   come straight from a stream of bytes, hence are the same everywhere and as fast as unpacking signs from bits. An
-  error on few elements escapes with probability 1/256 for each direction, whatever it is; and for a residual R that
+  error on few elements escapes with probability 1/128 for each direction, whatever it is; and for a residual R that
   was fixed before z was drawn, P(|<z, R>| > κ‖R‖) ≤ 2 exp(-κ²/2) once z is scaled to unit variance, the bound that
   holds for signs and Gaussians too: the uniform distribution on equally spaced points is strictly sub-Gaussian, since
-  sinh(256t) / (256 sinh t) ≤ exp((256² - 1) t² / 6).
+  sinh(128t) / (128 sinh t) ≤ exp((128² - 1) t² / 6).
 
 One direction leaves a small error undetected with a probability of some percent, q of them with its q-th power.
 """
@@ -29,7 +29,7 @@ from minga.security._randomness import derive, expand
 
 DEFAULT_DIRECTIONS: Final = 4
 MAX_DIRECTIONS: Final = 64
-ENTRY_DEVIATION: Final = math.sqrt((256**2 - 1) / 3)
+ENTRY_DEVIATION: Final = math.sqrt((128**2 - 1) / 3)
 """Standard deviation of an entry: claims are divided by it."""
 
 
@@ -63,7 +63,5 @@ class Directions:
         """Return elements `start` to `stop` of each direction, odd integers, as float64 [count, stop - start]."""
         entries = np.empty((self.count, stop - start))
         for index, key in enumerate(self._keys):
-            entries[index] = np.frombuffer(expand(key, self.start + start, stop - start), np.int8)
-        entries *= 2.0
-        entries += 1.0
+            entries[index] = np.frombuffer(expand(key, self.start + start, stop - start), np.int8) | np.int8(1)
         return entries
