@@ -3,14 +3,15 @@
 Any distribution with independent entries would do where the difference is spread over many elements: the projection is
 then nearly Gaussian. The choice is made for the aggregator that picks its error by hand.
 
-* **Signs** (+1 or -1) are cheapest, but an error on two equal elements vanishes whenever their signs differ: such an
-  aggregator escapes every second time, however large its error is.
+* **Signs** (+1 or -1) need the fewest random bits, but an error on two equal elements vanishes whenever their signs
+  differ: such an aggregator escapes every second time, however large its error is.
 * **Gaussians** have no such gaps, but need logarithms and cosines, whose last bits differ between machines.
 * **Odd integers from -127 to 127**, one byte for each, are what is used. They are exact in every float format and
-  come straight from a stream of bytes, hence are the same everywhere and as fast as unpacking signs from bits. An
-  error on few elements escapes with probability 1/128 for each direction, whatever it is; and for a residual R that
-  was fixed before z was drawn, P(|<z, R>| > κ‖R‖) ≤ 2 exp(-κ²/2) once z is scaled to unit variance, the bound that
-  holds for signs and Gaussians too: the uniform distribution on equally spaced points is strictly sub-Gaussian, since
+  come straight from a stream of bytes, hence are the same everywhere and no slower than signs unpacked from bits. An
+  error on few elements, if it is well above the tolerance, escapes with a probability of at most about 1/128 for each
+  direction, however it was picked; and for a residual R that was fixed before z was drawn, P(|<z, R>| > κ‖R‖) ≤
+  2 exp(-κ²/2) once z is scaled to unit variance, the bound that holds for signs and Gaussians too: the uniform
+  distribution on equally spaced points is strictly sub-Gaussian, since
   sinh(128t) / (128 sinh t) ≤ exp((128² - 1) t² / 6).
 
 One direction leaves a small error undetected with a probability of some percent, q of them with its q-th power.

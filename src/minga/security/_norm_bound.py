@@ -77,7 +77,8 @@ def norm_bound(dispersion: float, radius: float) -> float:
 class DispersionHistory:
     """The typical norms of past steps, of which the references of the next step are the medians.
 
-    Peers that remember the same steps have the same references.
+    Peers that remember the same steps have the same references; all of it is published, so a candidate who has
+    listened for as many steps before it becomes a member knows what the members know.
     """
 
     def __init__(self, steps: int = REMEMBERED_STEPS) -> None:
