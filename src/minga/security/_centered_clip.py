@@ -1,0 +1,164 @@
+"""CenteredClip (Karimireddy, He, Jaggi 2021) as what its iteration tends to: a fixed point that anybody can check.
+
+The value v solves sum_i w_i D_i = 0 with D_i = min(1, tau / ||x_i - v||) (x_i - v): rows within the clipping radius tau
+count as they are, farther ones as if they were at that distance. A hostile row is thus worth tau and no more.
+Verification (BTARD) tests this equation alone, so it matters that v solves it, and not how it was found. The plain
+iteration v <- v + mean_i D_i needs hundreds of steps where many rows are hostile; `_huber_location` needs tens, and
+none of them reads a row.
+
+**The clipping radius** is a norm on the part that is aggregated. Where none is given it is measured: `radius_factor`
+times the median distance of the rows to their geometric median, both of which a hostile minority can move only by
+about as much as the honest rows differ.
+
+**Precision.** Two passes over the rows: for the inner products and for the weighted sum. Both are done in single
+precision first. If what that may do to sum_i w_i D_i exceeds `_RESIDUAL_ERROR` (the rows are nearly equal compared to
+their lengths, or their squares leave the range of float32), both are done in double precision, with the row nearest to
+v as the origin. In the end, v itself is rounded to float32. Each D_i moves by at most as much as v does, so errors of v
+count once for each row in the residual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+import torch
+
+from minga.averaging._codec_interface import is_finite
+from minga.security._aggregator_interface import Aggregate, Aggregator
+from minga.security._gram import Gram
+from minga.security._huber_location import Location, Numbers, geometric_median, huber_location, weighted_median
+from minga.security._rows import RowData, Rows
+from minga.security._weighted_sum import SINGLE_ROUNDING, double_sum, single_sum, squared_distances
+
+_RESIDUAL_ERROR: Final = 2.0**-17
+"""Share of tau by which inexact distances may shift the mean of D_i."""
+_MOST_ORIGINS: Final = 4
+_MEDIAN_SMOOTHING: Final = 1e-2
+_MEDIAN_TOLERANCE: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ClippedAggregate(Aggregate):
+    """What CenteredClip gives, and how it came to it."""
+
+    clip_radius: float
+    """tau, the one given or measured."""
+    dispersion: float
+    """Median distance of the rows to their geometric median."""
+    clipped_share: float
+    """Share of the weight whose rows are farther than tau from the value."""
+    iterations: int
+    residual_norm: float
+    """Bound of ||sum_i w_i D_i|| at the value: what the iteration left, and the rounding of the value to float32."""
+
+
+class CenteredClip(Aggregator[ClippedAggregate]):
+    """The fixed point of CenteredClip, with a clipping radius that is given or measured."""
+
+    name: ClassVar[str] = "centered_clip"
+
+    def __init__(self, clip_radius: float | None = None, *, radius_factor: float = 1.0) -> None:
+        """Clip at `clip_radius` > 0, or at `radius_factor` > 0 times the dispersion of the rows if it is None."""
+        for what, value in (("clip_radius", clip_radius), ("radius_factor", radius_factor)):
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{what} is positive and finite, not {value}")
+        self.clip_radius, self.radius_factor = clip_radius, radius_factor
+
+    def _aggregate(self, rows: Rows) -> ClippedAggregate:
+        weights = rows.weights / rows.weights.sum()
+        gram = Gram.single(rows)
+        solution = self._solve(gram, weights) if gram.is_finite else None
+        if solution is not None and solution.is_exact_enough:
+            value = single_sum(rows, solution.location.coefficients)
+            lengths = solution.location.coefficients @ np.sqrt(np.diag(gram.products))
+            rounding = (len(rows) + 1) * SINGLE_ROUNDING * float(lengths)
+        else:
+            solution = self._solve_in_double(rows, weights, solution)
+            value, rounding = double_sum(rows, solution.location.coefficients)
+        location, radius = solution.location, solution.clip_radius
+        return ClippedAggregate(
+            value,
+            clip_radius=radius,
+            dispersion=solution.dispersion,
+            clipped_share=float(weights[location.distances > radius].sum()),
+            iterations=location.iterations,
+            residual_norm=float(rows.weights.sum()) * (location.residual_norm + solution.error + rounding),
+        )
+
+    def _solve_in_double(self, rows: Rows, weights: Numbers, solution: _Solution | None) -> _Solution:
+        """Move the origin to the row nearest to the solution, until that is near enough."""
+        for _ in range(_MOST_ORIGINS - 1):
+            solution = self._solve(_finite_gram(rows, solution), weights)
+            if solution.is_exact_enough:
+                return solution
+        return self._solve(_finite_gram(rows, solution), weights)
+
+    def _solve(self, gram: Gram, weights: Numbers) -> _Solution:
+        median = geometric_median(gram, weights, _MEDIAN_SMOOTHING, _MEDIAN_TOLERANCE)
+        dispersion = weighted_median(median.distances, weights)
+        radius = self.clip_radius or self.radius_factor * dispersion
+        location = huber_location(gram, weights, radius, median.coefficients) if radius else median
+        return _Solution(location, dispersion, radius, _residual_error(gram, weights, location, radius))
+
+
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """Where v is, by one set of inner products."""
+
+    location: Location
+    dispersion: float
+    clip_radius: float
+    error: float
+    """How far the errors of the inner products may shift the mean of D_i."""
+
+    @property
+    def is_exact_enough(self) -> bool:
+        return self.error <= _RESIDUAL_ERROR * self.clip_radius
+
+
+def _finite_gram(rows: Rows, solution: _Solution | None) -> Gram:
+    """With the origin at the row nearest to a solution; raises `NonFiniteRowsError` for NaN or infinity."""
+    gram = Gram.double(rows, None if solution is None else int(np.argmin(solution.location.distances)))
+    if not gram.is_finite:
+        rows.require_finite()
+    return gram
+
+
+def _residual_error(gram: Gram, weights: Numbers, location: Location, radius: float) -> float:
+    """D_i has the length min(tau, e_i): an error d of e_i^2 shifts it by at most tau d / (2 max(tau, e_i)^2)."""
+    if radius == 0.0:  # more than half of the weight lies at one point, if these products can tell
+        return math.inf if gram.centre is None else 0.0
+    if radius**2 < gram.smallest_squared:
+        return math.inf
+    shifts = gram.squared_errors(location.coefficients) * radius / (2 * np.maximum(location.distances, radius) ** 2)
+    return float(weights @ shifts)
+
+
+def residual(
+    rows: RowData, value: torch.Tensor, clip_radius: float, weights: Sequence[float] | torch.Tensor | None = None
+) -> torch.Tensor:
+    """sum_i w_i min(1, tau / ||x_i - value||) (x_i - value), computed in float64, as float64 [numel].
+
+    It is 0 at the fixed point. `value` is float32 [numel] and finite; `clip_radius` is tau > 0. Raises as `aggregate`
+    does, and `ValueError` for a wrong value or radius.
+    """
+    arranged = Rows(rows, weights)
+    if not 0 < clip_radius < math.inf:
+        raise ValueError(f"clip_radius is positive and finite, not {clip_radius}")
+    if value.shape != (arranged.numel,) or value.dtype != torch.float32 or not is_finite(value):
+        raise ValueError(
+            f"the value is {value.dtype} {tuple(value.shape)}; "
+            f"it is to be finite, float32 and of {arranged.numel} elements"
+        )
+    distances = squared_distances(arranged, value).sqrt_()
+    if not bool(distances.isfinite().all()):
+        arranged.require_finite()
+    factors = torch.from_numpy(arranged.weights) * (clip_radius / distances.clamp(min=clip_radius))
+    total = torch.empty(arranged.numel, dtype=torch.float64)
+    for part, block in arranged.blocks():
+        total[part] = factors @ block.double().sub_(value[part])
+    return total

@@ -1,0 +1,39 @@
+"""An order of vectors that depends on nothing but their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+_FIRST_ELEMENTS: Final = 1 << 6
+_MOST_ELEMENTS: Final = 1 << 16
+
+
+def lexicographic_order(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> list[int]:
+    """Indices of float32 `vectors` [numel], ordered by the bits of their first differing element, then by weight.
+
+    Vectors that tell apart early, as gradients do, are not read further. Equal ones are read once to their end.
+    """
+    groups = [list(range(len(vectors)))]
+    start, length = 0, _FIRST_ELEMENTS
+    while start < vectors[0].numel() and any(len(group) > 1 for group in groups):
+        part = slice(start, start + length)
+        groups = [finer for group in groups for finer in _split(group, vectors, part)]
+        start, length = part.stop, min(2 * length, _MOST_ELEMENTS)
+    return [index for group in groups for index in sorted(group, key=lambda index: weights[index])]
+
+
+def _split(group: list[int], vectors: Sequence[torch.Tensor], part: slice) -> list[list[int]]:
+    """Ordered groups of those that are equal within `part`."""
+    if len(group) == 1:
+        return [group]
+    bits = torch.stack([vectors[index][part].view(torch.int32) for index in group])
+    differing = (bits != bits[0]).any(0).nonzero()
+    if not len(differing):
+        return [group]
+    by_value: dict[int, list[int]] = {}
+    for index, value in zip(group, bits[:, int(differing[0])].tolist(), strict=True):
+        by_value.setdefault(value, []).append(index)
+    return [finer for value in sorted(by_value) for finer in _split(by_value[value], vectors, part)]

@@ -1,0 +1,53 @@
+"""Weighted sums of rows, in single or in double precision, and exact distances."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from minga.averaging._codec_interface import FLOAT32_MAX
+from minga.security._rows import Rows
+
+_SUM_ELEMENTS: Final = 1 << 18
+"""1 MiB of a float32 sum stays in a core's cache while the rows stream past."""
+SINGLE_ROUNDING: Final = 2.0**-24
+
+
+def single_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> torch.Tensor:
+    """sum_i coefficients[i] * rows[i] as float32 [numel], added up in float32.
+
+    Each element is off by at most (n + 1) 2^-24 sum_i |coefficients[i] rows[i]|, to first order.
+    """
+    total = torch.empty(rows.numel)
+    first, *others = zip(rows.vectors, coefficients.tolist(), strict=True)
+    for start in range(0, rows.numel, _SUM_ELEMENTS):
+        part = slice(start, start + _SUM_ELEMENTS)
+        block = torch.mul(first[0][part], first[1], out=total[part])
+        for vector, coefficient in others:
+            block.add_(vector[part], alpha=coefficient)
+    return total
+
+
+def double_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> tuple[torch.Tensor, float]:
+    """sum_i coefficients[i] * rows[i] as float32 [numel], added up in float64, and the norm of its rounding error.
+
+    Sums beyond the range of float32 become its largest magnitude.
+    """
+    total, error = torch.empty(rows.numel), 0.0
+    factors = torch.from_numpy(coefficients)
+    for part, block in rows.blocks():
+        exact = factors @ block.double()
+        rounded = total[part].copy_(exact.clamp(-FLOAT32_MAX, FLOAT32_MAX))
+        error += float(exact.sub_(rounded).square().sum())
+    return total, error**0.5
+
+
+def squared_distances(rows: Rows, value: torch.Tensor) -> torch.Tensor:
+    """||rows[i] - value||^2 as float64 [n], added up in float64; `value` is float32 [numel]."""
+    total = torch.zeros(len(rows), dtype=torch.float64)
+    for part, block in rows.blocks():
+        total += block.double().sub_(value[part]).square_().sum(1)
+    return total
