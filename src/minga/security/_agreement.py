@@ -1,0 +1,127 @@
+"""Agreement on who said what in a phase.
+
+Theory of operation. A phase is over for a member when it has a statement of everybody. If somebody is missing after a
+while, the member first asks all others for it; so whoever tells only some is heard by all. If nobody has it, the
+member votes: it signs whom it heard, and everybody who sees a vote answers with an own one, once and for all. A
+statement counts if more than half of all members heard it, and is then fetched from them; all others do not count.
+While more than half of the members are honest and messages between them arrive within the patience, they all come to
+the same decision, except in the moment in which a late statement reaches half of them: those who then decide
+otherwise find that out by the digests in the next phase, where the majority goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from minga.core._errors import ProtocolError, RemoteError
+from minga.network._interface import PeerId
+from minga.security._mesh import Mesh
+from minga.security._wire import Heard, Phase, Slot, Statement, read
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait, in seconds: for commitments (gradients take different times), for other statements until others
+    are asked for them, for votes, and for parts until they are fetched.
+    """
+
+    commit_s: float = 60.0
+    statement_s: float = 3.0
+    vote_s: float = 3.0
+    parts_s: float = 30.0
+
+
+class MinorityError(RemoteError):
+    """Most others decided otherwise than this peer could; it needs their state."""
+
+
+class Agreement:
+    """Collects the statements of one attempt among its `members` (by rank)."""
+
+    def __init__(self, mesh: Mesh, members: tuple[PeerId, ...], me: PeerId, patience: Patience) -> None:
+        self.patience = patience
+        self._mesh, self._members, self._me = mesh, members, me
+        self._complete: set[Slot] = set()
+
+    async def collect(self, slot: Slot, is_sound: Callable[[Statement], bool]) -> dict[PeerId, Statement]:
+        """The statements that count in a slot, by author; whoever is not there was heard by too few.
+
+        What is not sound counts as not said. Raises `MinorityError` if most others went on without this member, or
+        what most heard cannot be had.
+        """
+        deadline = _now() + (self.patience.commit_s if slot.phase is Phase.COMMIT else self.patience.statement_s)
+        while (missing := self._missing(slot, is_sound)) and _now() < deadline:
+            await self._mesh.slots.changed.wait(deadline - _now())
+        if missing and not self._mesh.slots.of(slot.vote):
+            await self._mesh.pull(slot, missing, self._members)
+        if self._missing(slot, is_sound) or self._mesh.slots.of(slot.vote):
+            said = await self._vote(slot, is_sound)  # others may have decided before the last statement came
+        else:
+            self._complete.add(slot)
+            said = {peer: self._mesh.slots.of(slot)[peer] for peer in self._members}
+        if 2 * len(said) <= len(self._members):
+            raise MinorityError("most others went on without this peer", round=slot.step)
+        return said
+
+    def answer(self, vote: Statement) -> None:
+        """Somebody voted: vote too, if this member is done with that phase."""
+        slot = vote.slot
+        for done in self._complete:
+            if done.vote == slot and self._me not in self._mesh.slots.of(slot):
+                self._tell_vote(done)
+
+    def _missing(self, slot: Slot, is_sound: Callable[[Statement], bool]) -> list[PeerId]:
+        heard = self._mesh.slots.of(slot)
+        for author in [author for author, statement in heard.items() if not is_sound(statement)]:
+            self._mesh.slots.drop(slot, author)  # others may have got something better
+        return [peer for peer in self._members if peer not in heard]
+
+    def _tell_vote(self, slot: Slot) -> None:
+        heard = self._mesh.slots.of(slot)
+        statements = tuple((rank, heard[peer].digest) for rank, peer in enumerate(self._members) if peer in heard)
+        self._mesh.say(slot.vote, Heard(statements), self._members)
+
+    async def _vote(self, slot: Slot, is_sound: Callable[[Statement], bool]) -> dict[PeerId, Statement]:
+        votes, vote_slot = self._mesh.slots.of, slot.vote
+        self._missing(slot, is_sound)
+        if self._me not in votes(vote_slot):
+            self._tell_vote(slot)
+        self._complete.add(slot)  # its vote is given, whatever comes
+        deadline = _now() + self.patience.vote_s
+        while len(votes(vote_slot)) < len(self._members) and _now() < deadline:
+            await self._mesh.slots.changed.wait(deadline - _now())
+        if silent := [peer for peer in self._members if peer not in votes(vote_slot)]:
+            await self._mesh.pull(vote_slot, silent, self._members)
+        counts: Counter[tuple[int, bytes]] = Counter()
+        for voter, vote in votes(vote_slot).items():
+            if voter in self._members:
+                counts.update(_heard(vote, len(self._members)))
+        right = {self._members[rank]: digest for (rank, digest), n in counts.items() if 2 * n > len(self._members)}
+        return await self._fetch(slot, right)
+
+    async def _fetch(self, slot: Slot, right: Mapping[PeerId, bytes]) -> dict[PeerId, Statement]:
+        """What most heard, as far as this member has it or can get it."""
+        said = self._mesh.slots.of(slot)
+        if lacking := [peer for peer, digest in right.items() if peer not in said or said[peer].digest != digest]:
+            await self._mesh.pull(slot, lacking, self._members)
+        said = self._mesh.slots.of(slot)
+        if any(peer not in said for peer in right):
+            raise MinorityError("most heard somebody whom nobody lets this peer hear", round=slot.step)
+        return {peer: said[peer] for peer in self._members if peer in right}
+
+
+def _heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:
+    """Whom a voter heard, each once; nobody if the vote is malformed."""
+    try:
+        statements = read(vote, Heard).statements
+    except ProtocolError:
+        return set()
+    ranks = {rank for rank, _ in statements if rank < count}
+    return set(statements) if len(ranks) == len(statements) else set()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,159 @@
+"""The numbers of an attempt: what an aggregator computes, what senders claim, and what everybody checks.
+
+The radius of clipping follows from the parts themselves: `clip_factor` times the median distance of the parts from the
+aggregate. Less than half hostile parts cannot move that median beyond the distances of the honest ones, and since all
+publish their distances (`Claim.norm`), everybody sees whether an aggregator named a radius of its own liking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from minga.network._interface import PeerId
+from minga.security._centered_clip import CenteredClip
+from minga.security._checks import PublishedClaims, check_norms, check_sum
+from minga.security._delivery import Deliveries
+from minga.security._directions import Directions
+from minga.security._findings import Offence
+from minga.security._ledger import Reason
+from minga.security._norm_bound import DispersionHistory, dispersions, norm_bound, typical_norm
+from minga.security._projections import Claim, claim
+from minga.security._public_check import check_averaging
+from minga.security._record import Record
+from minga.security._settings import SecureSettings
+from minga.security._tolerance import ResultAccuracy
+
+RADIUS_TOLERANCE = 2.0
+"""A radius may be so many times as large or small as the published distances say: those are distances from the
+aggregate, but it is found from the distances from the geometric median."""
+
+AGGREGATE_RESIDUAL = 2.0**-16
+"""Residual, in radii, at which an honest aggregator stops; see `CenteredClip`."""
+
+_REASONS = {
+    Offence.FALSE_CLAIM: Reason.FALSE_CLAIMS,
+    Offence.WRONG_RESULT: Reason.WRONG_AGGREGATE,
+    Offence.SILENT_AGGREGATOR: Reason.COVERED,
+}
+
+
+class Arithmetic:
+    """Of one run: remembers how far parts were from aggregates in the steps before."""
+
+    def __init__(self, settings: SecureSettings) -> None:
+        self.settings = settings
+        self.directions = settings.directions
+        self._aggregator = CenteredClip(radius_factor=settings.clip_factor)
+        self._accuracy = ResultAccuracy(AGGREGATE_RESIDUAL)
+        self._history = DispersionHistory()
+
+    def aggregate(self, rows: Sequence[torch.Tensor]) -> tuple[torch.Tensor, float]:
+        """Clip the rows (float32, one length) to their mean; the aggregate (float32) and the radius of clipping."""
+        aggregate = self._aggregator.aggregate(rows)
+        return aggregate.value, max(aggregate.clip_radius, _LEAST_RADIUS)
+
+    def claim(self, record: Record, owner: int, part: int) -> Claim | None:
+        """What is true of a part that is at hand; None where the aggregate has no elements."""
+        terms = record.terms
+        if not terms.division.numel(part):
+            return None
+        result = record.results[terms.members[part]]
+        row, value = record.row(owner, part), record.values[part]
+        return claim(_array(row), _array(value), result.clip, self._directions(record, part))
+
+    def remember(self, record: Record) -> None:
+        """A step was taken: its distances are what the next ones are compared with."""
+        parts = _parts(record)
+        norms = [typical_norm(*_norms(self._published(record, part))) for part in parts]
+        self._history.add([record.terms.division.stops[part] for part in parts], norms)
+
+    async def check(self, record: Record, deliveries: Deliveries) -> dict[PeerId, Reason]:
+        """V2, V3 and the radius, of all parts; whatever raises a doubt is computed again from the parts themselves.
+
+        Returns who goes. All who have the same claims come to the same result.
+        """
+        bans: dict[PeerId, Reason] = {}
+        for part in await asyncio.get_running_loop().run_in_executor(None, self._doubtful, record):
+            bans |= await self._check_in_public(record, part, deliveries)
+        return bans
+
+    # ---- inner workings
+
+    def _doubtful(self, record: Record) -> list[int]:
+        parts = _parts(record)
+        published = {part: self._published(record, part) for part in parts}
+        typical = [typical_norm(*_norms(published[part])) for part in parts]
+        references = self._history.references([record.terms.division.stops[part] for part in parts])
+        spread = dispersions(typical, references)
+        me = record.terms.members[0]  # who asks does not matter: all do
+        doubtful = []
+        for part, dispersion, distance in zip(parts, spread, typical, strict=True):
+            one, value = published[part], record.values[part]
+            limit = self._accuracy.sum_limit(one.total_weight, one.radius, float(value.double().norm()), len(value))
+            if (
+                check_sum(one, limit, me) is not None
+                or check_norms(one, norm_bound(dispersion, one.radius)) is not None
+                or not self._is_usual(one.radius, distance)
+            ):
+                doubtful.append(part)
+        return doubtful
+
+    def _is_usual(self, radius: float, distance: float) -> bool:
+        expected = max(self.settings.clip_factor * distance, _LEAST_RADIUS)
+        return 1.0 / RADIUS_TOLERANCE <= radius / expected <= RADIUS_TOLERANCE
+
+    async def _check_in_public(self, record: Record, part: int, deliveries: Deliveries) -> dict[PeerId, Reason]:
+        terms, bans = record.terms, dict[PeerId, Reason]()
+        fetching = [
+            deliveries.fetch_part(terms.step, terms.attempt, part, owner)
+            for owner in terms.contributors
+            if (owner, part) not in record.cargo.parts
+        ]
+        await asyncio.gather(*fetching)
+        absent = [owner for owner in terms.contributors if (owner, part) not in record.cargo.parts]
+        if absent:  # the aggregator said that it got them all, so somebody has them
+            return {terms.members[owner]: Reason.UNDELIVERED for owner in absent}
+        published = self._published(record, part)
+        rows = {terms.members[owner]: _array(record.row(owner, part)) for owner in terms.contributors}
+        value = _array(record.values[part])
+        findings = check_averaging(published, rows, value, self._directions(record, part), self._accuracy)
+        for finding in findings:
+            bans.setdefault(finding.accused, _REASONS[finding.offence])
+        if not self._is_usual(published.radius, typical_norm(*_norms(published))):
+            bans.setdefault(published.aggregator, Reason.WRONG_AGGREGATE)
+        return bans
+
+    def _published(self, record: Record, part: int) -> PublishedClaims:
+        terms = record.terms
+        claims = {
+            terms.members[owner]: claim
+            for owner in terms.contributors
+            if (claim := record.claims[terms.members[owner]].claims[part]) is not None
+        }
+        aggregator = terms.members[part]
+        return PublishedClaims(part, aggregator, record.results[aggregator].clip, dict.fromkeys(claims, 1), claims)
+
+    def _directions(self, record: Record, part: int) -> Directions:
+        return Directions(record.randomness, self.directions).of_part(record.terms.division.starts[part])
+
+
+_LEAST_RADIUS = 1e-30
+"""Where all parts are equal there is no distance to measure, and nothing to clip."""
+
+
+def _parts(record: Record) -> list[int]:
+    return [part for part in range(len(record.terms.members)) if record.terms.division.numel(part)]
+
+
+def _norms(published: PublishedClaims) -> tuple[dict[str, float], dict[str, int]]:
+    claims = published.claims.items()
+    return {str(peer): claim.norm for peer, claim in claims}, {str(peer): 1 for peer, _ in claims}
+
+
+def _array(values: torch.Tensor) -> npt.NDArray[np.floating]:
+    return values.numpy()

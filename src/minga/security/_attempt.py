@@ -1,0 +1,323 @@
+"""One attempt at one step: from everybody's gradient to an aggregate that nobody has to take on trust.
+
+    COMMIT   where I stand, digests of the parts of my gradient        barrier
+             parts travel to their aggregators, which clip them to a mean
+    RESULT   digest of my aggregate, commitment to a secret            barrier
+             aggregates travel, and at the same time
+    REVEAL   my secret: all of them are the coin                       barrier
+    CLAIMS   projections of my clipped differences, and their norms    barrier
+    CONFIRM  all heard the same                                        barrier, checks
+
+The order is what makes lies expensive: gradients are fixed before anybody sees another's, aggregates before anybody
+knows in which directions they will be looked at. Whatever goes wrong ends the attempt with a `Setback`, which says who
+goes and why; all honest members come to the same one, ban, and try again with those who are left and the same
+gradients. So nothing is ever applied that did not pass the checks of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from minga.averaging._codec_interface import InvalidEncodingError
+from minga.core._errors import ProtocolError, RemoteError
+from minga.network._interface import PeerId
+from minga.security._agreement import Agreement, MinorityError
+from minga.security._arithmetic import Arithmetic
+from minga.security._conduct import Conduct
+from minga.security._delivery import Deliveries
+from minga.security._division import value_from_bytes, value_to_bytes
+from minga.security._ledger import Reason
+from minga.security._mesh import Mesh
+from minga.security._projections import Claim
+from minga.security._randomness import Reveal
+from minga.security._record import Record
+from minga.security._slots import digest_of
+from minga.security._wire import Body, Claims, Commit, Confirm, Phase, Result, Revealed, Slot, Statement, read
+
+B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
+
+
+class Setback(Exception):
+    """An attempt failed: `bans` says who is to blame, `away` who just was not there."""
+
+    def __init__(self, bans: Mapping[PeerId, Reason], away: Sequence[PeerId] = ()) -> None:
+        super().__init__(f"{len(bans)} members are to blame, {len(away)} are away")
+        self.bans, self.away = dict(bans), tuple(away)
+
+
+class Attempt:
+    """This member's part in one attempt; `entropy` gives so many random bytes that nobody else can know."""
+
+    def __init__(
+        self,
+        record: Record,
+        mesh: Mesh,
+        agreement: Agreement,
+        deliveries: Deliveries,
+        arithmetic: Arithmetic,
+        conduct: Conduct,
+        me: PeerId,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._record, self._terms, self._cargo = record, record.terms, record.cargo
+        self._mesh, self._agreement, self._deliveries = mesh, agreement, deliveries
+        self._arithmetic, self._conduct = arithmetic, conduct
+        self._me = self._terms.members.index(me)
+        self._patience_s = agreement.patience.parts_s
+        self._before = Slot(self._terms.step, self._terms.attempt, Phase.COMMIT)
+        self._seen = b""
+        self._reveal = Reveal(entropy(32), entropy(32))
+
+    async def run(self, commit: Commit, gradient: torch.Tensor | None) -> Record:
+        """Take part with a gradient (None as a validator); `commit` says everything but its parts' digests.
+
+        Raises `Setback`, and `MinorityError` if most others came to another decision.
+        """
+        await self._commit(commit, gradient)
+        loop, sizes = asyncio.get_running_loop(), self._cargo.value_bytes
+        bringing = [loop.create_task(self._bring(part)) for part, size in enumerate(sizes) if size and part != self._me]
+        try:
+            await self._reduce()
+            await asyncio.gather(self._toss(), *bringing)
+        finally:
+            for task in bringing:
+                task.cancel()
+            await asyncio.gather(*bringing, return_exceptions=True)
+        await self._claim()
+        await self._confirm()
+        return self._record
+
+    # ---- COMMIT
+
+    async def _commit(self, commit: Commit, gradient: torch.Tensor | None) -> None:
+        division, me = self._terms.division, self._me
+        if gradient is not None:
+            for part in range(len(self._terms.members)):
+                body = division.encode(gradient, part)
+                self._cargo.part_digests[me, part] = blake3(body).digest()
+                if self._conduct.brings(part):
+                    self._cargo.put_part(me, part, body)
+            digests = tuple(self._cargo.part_digests[me, part] for part in range(len(self._terms.members)))
+            commit = msgspec.structs.replace(commit, parts=digests)
+        bodies = await self._exchange(Phase.COMMIT, commit, Commit, self._commit_is_sound)
+        self._check_standing(bodies)
+        self._record.commits = bodies
+        for owner in self._terms.contributors:
+            for part, digest in enumerate(bodies[self._terms.members[owner]].parts):
+                self._cargo.part_digests[owner, part] = digest
+        self._cargo.committed.set()
+
+    def _commit_is_sound(self, peer: PeerId, body: Commit) -> bool:
+        expected = 0 if peer in self._terms.validators else len(self._terms.members)
+        return len(body.parts) == expected
+
+    def _check_standing(self, bodies: Mapping[PeerId, Commit]) -> None:
+        """Members that stand elsewhere than most leave without blame: they need the state of the others."""
+        standings = {peer: (body.state, body.ledger) for peer, body in bodies.items()}
+        right, count = Counter(standings.values()).most_common(1)[0]
+        if 2 * count <= len(self._terms.members):
+            raise MinorityError("no majority of the members is in the same state", round=self._terms.step)
+        if standings[self._terms.members[self._me]] != right:
+            raise MinorityError("most members are in another state than this peer", round=self._terms.step)
+        if away := [peer for peer, standing in standings.items() if standing != right]:
+            raise Setback({}, away)
+
+    # ---- parts and aggregates
+
+    async def _bring(self, part: int) -> None:
+        """Carry the own part to its aggregator and take the aggregate home; by other ways if that fails."""
+        terms, cargo = self._terms, self._cargo
+        brings = (self._me, part) in cargo.parts
+        with contextlib.suppress(RemoteError):
+            await self._deliveries.bring(terms.step, terms.attempt, part, brings=brings)
+        await cargo.stated.wait()
+        if part in cargo.value_digests and part not in cargo.values:
+            await self._deliveries.fetch_value(terms.step, terms.attempt, part)
+
+    async def _reduce(self) -> None:
+        """Wait for the parts that this member aggregates, clip them to their mean, and state the result."""
+        part, terms = self._me, self._terms
+        rows: dict[int, torch.Tensor] = {}
+        result = Result(None, 0.0, self._own_commitment(), self._seen)
+        if terms.division.numel(part):
+            await self._wait_for_parts()
+            rows = {owner: row for owner in terms.contributors if (row := self._row(owner, part)) is not None}
+            value, clip = self._conduct.value(*self._arithmetic.aggregate([rows[owner] for owner in sorted(rows)]))
+            body = value_to_bytes(value)
+            self._cargo.value_digests[part] = blake3(body).digest()
+            silent = tuple(owner for owner in terms.contributors if owner not in rows)
+            result = Result(self._cargo.value_digests[part], clip, self._own_commitment(), self._seen, silent)
+        results = await self._exchange(Phase.RESULT, self._conduct.result(result), Result, self._result_is_sound)
+        self._record.results = results
+        self._cargo.value_digests.update(
+            {terms.members.index(peer): result.value for peer, result in results.items() if result.value is not None}
+        )
+        self._cargo.stated.set()
+        if terms.division.numel(part):
+            self._cargo.put_value(part, body)
+
+    async def _wait_for_parts(self) -> None:
+        cargo, terms = self._cargo, self._terms
+        deadline = _now() + self._patience_s
+        while (lacking := self._lacking()) and _now() < deadline:
+            await cargo.changed.wait(deadline - _now())
+        fetching = (self._deliveries.fetch_part(terms.step, terms.attempt, self._me, owner) for owner in lacking)
+        await asyncio.gather(*fetching)
+
+    def _lacking(self) -> list[int]:
+        return [owner for owner in self._terms.contributors if (owner, self._me) not in self._cargo.parts]
+
+    def _row(self, owner: int, part: int) -> torch.Tensor | None:
+        """A part that came, unless the bytes that its owner committed to mean nothing."""
+        with contextlib.suppress(InvalidEncodingError, KeyError):
+            return self._record.row(owner, part)
+        return None
+
+    def _result_is_sound(self, peer: PeerId, body: Result) -> bool:
+        part = self._terms.members.index(peer)
+        aggregates = self._terms.division.numel(part) > 0
+        return aggregates == (body.value is not None) and all(rank in self._terms.contributors for rank in body.silent)
+
+    # ---- the coin
+
+    def _own_commitment(self) -> bytes:
+        return self._terms.coin.commitment(self._terms.members[self._me], self._reveal)
+
+    async def _toss(self) -> None:
+        """Reveal, and hear what others had to reveal; parts that somebody could not get are looked for meanwhile."""
+        terms = self._terms
+        complaints = [
+            (terms.members.index(peer), owner)
+            for peer, result in self._record.results.items()
+            for owner in result.silent
+        ]
+        delivered = await self._look_for(complaints)
+        own = self._conduct.reveal(Revealed(self._reveal, self._seen, tuple(delivered)))
+        bodies = await self._exchange(Phase.REVEAL, own, Revealed, lambda _, __: True)
+        coin, results = terms.coin, self._record.results
+        if closed := [peer for peer, body in bodies.items() if not coin.opens(results[peer].coin, peer, body.reveal)]:
+            raise Setback(dict.fromkeys(closed, Reason.SILENT))
+        self._settle(complaints, bodies)
+        self._record.randomness = terms.coin.outcome({peer: body.reveal for peer, body in bodies.items()})
+
+    async def _look_for(self, complaints: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        terms = self._terms
+
+        async def can_get(part: int, owner: int) -> bool:
+            if (owner, part) not in self._cargo.parts:
+                await self._deliveries.fetch_part(terms.step, terms.attempt, part, owner)
+            return self._row(owner, part) is not None
+
+        found = await asyncio.gather(*(can_get(part, owner) for part, owner in complaints))
+        return [complaint for complaint, came in zip(complaints, found, strict=True) if came]
+
+    def _settle(self, complaints: Sequence[tuple[int, int]], bodies: Mapping[PeerId, Revealed]) -> None:
+        """What most could get its aggregator should have got, too; what most could not, its owner owed to all."""
+        bans: dict[PeerId, Reason] = {}
+        for part, owner in complaints:
+            could = sum((part, owner) in body.delivered for body in bodies.values())
+            guilty = part if 2 * could > len(self._terms.members) else owner
+            bans[self._terms.members[guilty]] = Reason.UNDELIVERED
+        if bans:
+            raise Setback(bans)
+
+    # ---- CLAIMS
+
+    async def _claim(self) -> None:
+        terms, record = self._terms, self._record
+        for part, data in self._cargo.values.items():
+            record.values[part] = value_from_bytes(data)
+        needed = [part for part in range(len(terms.members)) if terms.division.numel(part)]
+        missing = tuple(part for part in needed if part not in record.values)
+        claims: tuple[Claim | None, ...] = ()
+        if self._me in terms.contributors:
+            claims = tuple(
+                self._arithmetic.claim(record, self._me, part) if part in record.values else None
+                for part in range(len(terms.members))
+            )
+        said = self._conduct.claims(Claims(claims, self._seen, missing))
+        record.claims = await self._exchange(Phase.CLAIMS, said, Claims, self._claims_are_sound)
+        self._check_values(missing)
+
+    async def _confirm(self) -> None:
+        """Make sure that all have the same claims before they are checked: then all come to the same end."""
+        await self._exchange(Phase.CONFIRM, Confirm(self._seen), Confirm, lambda _, __: True)
+        if bans := await self._arithmetic.check(self._record, self._deliveries):
+            raise Setback(bans)
+
+    def _check_values(self, missing: Sequence[int]) -> None:
+        lacking = Counter(part for body in self._record.claims.values() for part in set(body.missing))
+        terms = self._terms
+        if gone := [part for part, count in lacking.items() if 2 * count > len(terms.members)]:
+            raise Setback({terms.members[part]: Reason.UNDELIVERED for part in gone})
+        if missing:
+            raise MinorityError("most others have an aggregate that this peer cannot get", round=terms.step)
+
+    def _claims_are_sound(self, peer: PeerId, body: Claims) -> bool:
+        terms = self._terms
+        if peer in terms.validators:
+            return not body.claims
+        if len(body.claims) != len(terms.members) or any(part >= len(terms.members) for part in body.missing):
+            return False
+        due = {part for part in range(len(terms.members)) if terms.division.numel(part)} - set(body.missing)
+        count = self._arithmetic.directions
+        return all(
+            (claim is not None and len(claim.projections) == count) if part in due else claim is None
+            for part, claim in enumerate(body.claims)
+        )
+
+    # ---- what all phases have in common
+
+    async def _exchange(
+        self, phase: Phase, own: Body | None, body_type: type[B], is_sound: Callable[[PeerId, B], bool]
+    ) -> dict[PeerId, B]:
+        """Say one thing (nothing if `own` is None) and understand what the others say.
+
+        What makes no sense counts as nothing. Raises `Setback` if somebody said nothing, or different things to
+        different members.
+        """
+        slot = Slot(self._terms.step, self._terms.attempt, phase)
+        for words, receivers in self._conduct.tells(slot, own, self._terms.members) if own is not None else ():
+            self._mesh.say(slot, words, receivers)
+
+        def understood(statement: Statement) -> B | None:
+            with contextlib.suppress(ProtocolError):
+                body = read(statement, body_type)
+                return body if is_sound(statement.author, body) else None
+            return None
+
+        said = await self._agreement.collect(slot, lambda statement: understood(statement) is not None)
+        bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
+        if liars := await self._equivocators(bodies):
+            raise Setback(dict.fromkeys(liars, Reason.EQUIVOCATED))
+        if silent := [peer for peer in self._terms.members if peer not in said]:
+            if phase is Phase.COMMIT:  # nobody owes anything before it committed itself
+                raise Setback({}, silent)
+            raise Setback(dict.fromkeys(silent, Reason.SILENT))
+        self._before, self._seen = slot, digest_of(said.values())
+        return bodies
+
+    async def _equivocators(self, bodies: Mapping[PeerId, Body]) -> list[PeerId]:
+        """Where members know another last phase than this one: who told them and us different things."""
+        others = [peer for peer, body in bodies.items() if not isinstance(body, Commit) and body.seen != self._seen]
+        if not others:
+            return []
+        members = self._terms.members
+        await self._mesh.pull(self._before, members, others)
+        if found := [peer for peer in members if peer in self._mesh.proofs]:
+            return found
+        if 2 * len(others) > len(members):
+            raise MinorityError("most members heard something else than this peer", round=self._terms.step)
+        return []
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

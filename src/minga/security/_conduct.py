@@ -1,0 +1,88 @@
+"""What a member does of its own accord. This is the honest conduct; the attack lab changes one thing at a time.
+
+Everything else in this room is what the protocol makes of it, on either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from minga.averaging._layout import VectorLayout
+from minga.network._interface import PeerId
+from minga.security._wire import Accusation, Body, Claims, Result, Revealed, Slot
+
+
+class Work(Protocol):
+    """What training has to offer to the protocol; every method must give the same on all machines of honest members,
+    the gradients up to what `docs/guarantees.md` says of different hardware.
+    """
+
+    layout: VectorLayout
+
+    async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        """The mean gradient (flat float32) of the public batch of `seed` at the parameters before `step`, which are
+        kept for `KEPT_STEPS` steps.
+        """
+
+    async def apply(self, step: int, mean: torch.Tensor) -> None:
+        """Take step `step` with the aggregate gradient."""
+
+    async def digest(self) -> bytes:
+        """32 bytes that are equal for equal states."""
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The public seeds of all members' batches in a step."""
+
+    me: PeerId
+    of: Mapping[PeerId, bytes]
+
+    @property
+    def own(self) -> bytes:
+        """That of this member."""
+        return self.of[self.me]
+
+
+class Conduct:
+    """Honest."""
+
+    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+        """What this member contributes to a step."""
+        return await work.gradient(step, seeds.own)
+
+    def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:  # noqa: ARG002
+        """What it tells whom in a slot."""
+        return [(body, everybody)]
+
+    def result(self, result: Result) -> Result | None:
+        """What it says of its aggregate; None to keep silent."""
+        return result
+
+    def value(self, value: torch.Tensor, clip: float) -> tuple[torch.Tensor, float]:
+        """The aggregate that it hands out, and the radius that it names."""
+        return value, clip
+
+    def reveal(self, reveal: Revealed) -> Revealed | None:
+        """Its secret of the coin."""
+        return reveal
+
+    def claims(self, claims: Claims) -> Claims | None:
+        """What it says of its own parts."""
+        return claims
+
+    def accusations(self, found: tuple[Accusation, ...]) -> tuple[Accusation, ...]:
+        """Whom it accuses, of what it `found`."""
+        return found
+
+    def judgement(self, accusation: Accusation, *, guilty: bool) -> bool:  # noqa: ARG002
+        """What it says of somebody else's accusation."""
+        return guilty
+
+    def brings(self, part: int) -> bool:  # noqa: ARG002
+        """Whether an aggregator can have its part."""
+        return True

@@ -1,0 +1,207 @@
+"""How the parts of gradients, and what came of them, get to where they are needed.
+
+Theory of operation. Every member opens one stream to every aggregator, sends its part and reads the aggregate on it:
+
+    member ── Errand{step, attempt} ── its part ──▶ aggregator
+    member ◀────────────────── aggregate ────────── aggregator
+
+What counts is not who brings the bytes but their digest, which was stated before. So whatever does not come on its own
+stream is asked of everybody else: an aggregate of all who may have it, a part through members that fetch it for whom
+cannot get it. A broken path between two honest members costs time, and nobody its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+from blake3 import blake3
+
+from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.core._signal import Signal
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+from minga.security._wire import Attempt, Rank, Step
+
+BRING = "secure.bring"
+FETCH = "secure.fetch"
+FETCH_S = 10.0
+
+
+class Errand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A member brings its part of an attempt, if it has one (`brings`), and waits for the aggregate."""
+
+    step: Step
+    attempt: Attempt
+    brings: bool
+
+
+class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for what `owner` owes to aggregator `part`, or for that aggregate itself (owner None). With `relay` the other
+    side may fetch it from its owner first.
+    """
+
+    step: Step
+    attempt: Attempt
+    part: Rank
+    owner: Rank | None
+    relay: bool = False
+
+
+class Cargo:
+    """All bytes of one attempt that this member has: its own parts, what was brought to it, and the aggregates.
+
+    `sizes` are the bytes of each part on the wire and of each aggregate, by the aggregator's place. What is put in was
+    compared with the digest that was stated for it; before that is known it waits.
+    """
+
+    def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int]) -> None:
+        self.part_bytes, self.value_bytes = tuple(part_bytes), tuple(value_bytes)
+        self.changed = Signal()
+        self.parts: dict[tuple[int, int], bytes] = {}
+        """(owner's rank, part) -> bytes as they were sent."""
+        self.values: dict[int, bytes] = {}
+        self.part_digests: dict[tuple[int, int], bytes] = {}
+        """What owners committed to; nothing else is taken."""
+        self.value_digests: dict[int, bytes] = {}
+        self.committed, self.stated = asyncio.Event(), asyncio.Event()
+        """Set when the digests of the parts, and of the aggregates, are all known."""
+
+    def put_part(self, owner: int, part: int, data: bytes) -> bool:
+        """Keep a part; False if it is not what its owner committed to."""
+        if self.part_digests.get((owner, part)) != blake3(data).digest():
+            return False
+        self.parts[owner, part] = data
+        self.changed.fire()
+        return True
+
+    def put_value(self, part: int, data: bytes) -> bool:
+        """Keep an aggregate; False if it is not the one that was stated."""
+        if self.value_digests.get(part) != blake3(data).digest():
+            return False
+        self.values[part] = data
+        self.changed.fire()
+        return True
+
+
+Find = Callable[[int, int], Awaitable[tuple[Cargo, tuple[PeerId, ...]] | None]]
+
+
+class Deliveries:
+    """Serves errands and fetches; `find` gives the cargo of an attempt and its members by rank, or None."""
+
+    def __init__(
+        self, node: Node, find: Callable[[int, int], Awaitable[tuple[Cargo, tuple[PeerId, ...]] | None]]
+    ) -> None:
+        self._node, self._find = node, find
+        node.serve(BRING, self._serve_bring)
+        node.serve(FETCH, self._serve_fetch)
+
+    async def bring(self, step: int, attempt: int, part: int, *, brings: bool) -> None:
+        """Carry the own part to aggregator `part` and take its aggregate home. Raises `RemoteError`."""
+        cargo, members = await self._cargo(step, attempt)
+        me = members.index(self._node.peer_id)
+        async with self._node.open(members[part], BRING, bulk=True) as stream:
+            await stream.send(Errand(step, attempt, brings))
+            if brings:
+                await stream.send_bulk(cargo.parts[me, part])
+            data = bytearray(cargo.value_bytes[part])
+            await stream.receive_bulk_into(memoryview(data))
+            await stream.finish()
+            await stream.receive_end()
+        await cargo.stated.wait()
+        if not cargo.put_value(part, bytes(data)):
+            raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
+
+    async def fetch_part(self, step: int, attempt: int, part: int, owner: int) -> bool:
+        """Get a part from its owner or, failing that, through any other member; whether it came."""
+        cargo, members = await self._cargo(step, attempt)
+        wanted = Fetch(step, attempt, part, owner)
+        ask_relays = Fetch(step, attempt, part, owner, relay=True)
+        if await self._fetch(members[owner], wanted, cargo.part_bytes[part], lambda d: cargo.put_part(owner, part, d)):
+            return True
+        others = [p for rank, p in enumerate(members) if p != self._node.peer_id and rank != owner]
+        return await self._fetch_from_any(
+            others, ask_relays, cargo.part_bytes[part], lambda d: cargo.put_part(owner, part, d)
+        )
+
+    async def fetch_value(self, step: int, attempt: int, part: int) -> bool:
+        """Get an aggregate from anybody who has it; whether it came."""
+        cargo, members = await self._cargo(step, attempt)
+        wanted = Fetch(step, attempt, part, None)
+        others = [peer for peer in members if peer != self._node.peer_id]
+        return await self._fetch_from_any(others, wanted, cargo.value_bytes[part], lambda d: cargo.put_value(part, d))
+
+    # ---- inner workings
+
+    async def _cargo(self, step: int, attempt: int) -> tuple[Cargo, tuple[PeerId, ...]]:
+        found = await self._find(step, attempt)
+        if found is None:
+            raise RejectedError("that attempt is not under way here", code="attempt", round=step)
+        return found
+
+    async def _fetch_from_any(
+        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Callable[[bytes], bool]
+    ) -> bool:
+        for peer in peers:
+            if await self._fetch(peer, wanted, size, put):
+                return True
+        return False
+
+    async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Callable[[bytes], bool]) -> bool:
+        data = bytearray(size)
+        try:
+            async with asyncio.timeout(FETCH_S), self._node.open(peer, FETCH, bulk=True) as stream:
+                await stream.send(wanted)
+                await stream.receive_bulk_into(memoryview(data))
+                await stream.finish()
+                await stream.receive_end()
+        except (RemoteError, TimeoutError):
+            return False
+        return put(bytes(data))
+
+    async def _serve_bring(self, peer: PeerId, stream: MessageStream) -> None:
+        errand = await stream.receive(Errand)
+        cargo, members = await self._cargo(errand.step, errand.attempt)
+        if peer not in members or self._node.peer_id not in members:
+            raise RejectedError("only members bring parts", code="member")
+        owner, part = members.index(peer), members.index(self._node.peer_id)
+        if errand.brings:
+            data = bytearray(cargo.part_bytes[part])
+            await stream.receive_bulk_into(memoryview(data))
+            await cargo.committed.wait()
+            if not cargo.put_part(owner, part, bytes(data)):
+                raise ProtocolError("it brought another part than it committed to", peer=peer, round=errand.step)
+        while part not in cargo.values:
+            await cargo.changed.wait()
+        await stream.send_bulk(cargo.values[part])
+
+    async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
+        wanted = await stream.receive(Fetch)
+        cargo, members = await self._cargo(wanted.step, wanted.attempt)
+        if peer not in members or max(wanted.part, wanted.owner or 0) >= len(members):
+            raise RejectedError("only members fetch parts of members", code="member")
+        data: bytes | None
+        if wanted.owner is None:
+            data = cargo.values.get(wanted.part)
+        else:
+            data = cargo.parts.get((wanted.owner, wanted.part))
+            if data is None and wanted.relay and await self._relay(cargo, members, wanted):
+                data = cargo.parts.get((wanted.owner, wanted.part))
+        if data is None:
+            raise RejectedError("it is not here", code="absent")
+        await stream.send_bulk(data)
+
+    async def _relay(self, cargo: Cargo, members: tuple[PeerId, ...], wanted: Fetch) -> bool:
+        owner = wanted.owner
+        if owner is None or members[owner] == self._node.peer_id:
+            return False
+        direct = Fetch(wanted.step, wanted.attempt, wanted.part, owner)
+        with contextlib.suppress(RemoteError):
+            return await self._fetch(
+                members[owner], direct, cargo.part_bytes[wanted.part], lambda d: cargo.put_part(owner, wanted.part, d)
+            )
+        return False

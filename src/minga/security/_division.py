@@ -1,0 +1,81 @@
+"""Which slice of the vector each member aggregates: equal ones for all who can be reached, in the order of the ranks.
+
+Unlike in ordinary rounds nobody plans: members must not have to trust a leader, nor each other's rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from minga.averaging._layout import Chunk, VectorLayout
+from minga.averaging._parts import allocate
+from minga.averaging._wire_tensors import as_bytes, load
+
+_WHOLE = 1 << 62
+
+
+@dataclass(frozen=True)
+class Division:
+    """The slices of one attempt: `starts` and `stops` by rank; empty for whom nobody can reach."""
+
+    layout: VectorLayout
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+
+    @classmethod
+    def equal(cls, layout: VectorLayout, aggregates: Sequence[bool]) -> Division:
+        """Cut the vector for members that can or cannot be reached."""
+        sizes = allocate(layout.total, [1.0 if able else 0.0 for able in aggregates])
+        stops, stop = [], 0
+        for size in sizes:
+            stop += size
+            stops.append(stop)
+        return cls(layout, tuple(b - s for b, s in zip(stops, sizes, strict=True)), tuple(stops))
+
+    def numel(self, part: int) -> int:
+        """Elements of a part."""
+        return self.stops[part] - self.starts[part]
+
+    def chunks(self, part: int) -> tuple[Chunk, ...]:
+        """The pieces of a part that have one codec each."""
+        return self.layout.chunks(self.starts[part], self.stops[part], _WHOLE)
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        """Bytes of each part on the wire."""
+        return tuple(map(self.layout.encoded_bytes, self.starts, self.stops))
+
+    @property
+    def value_bytes(self) -> tuple[int, ...]:
+        """Bytes of each aggregate, which is float32, because the checks compare it with what it was made from."""
+        return tuple(4 * self.numel(part) for part in range(len(self.starts)))
+
+    def encode(self, vector: torch.Tensor, part: int) -> bytes:
+        """A part of a float32 vector as it goes over the wire. Raises `NonFiniteError`."""
+        body = bytearray(self.layout.encoded_bytes(self.starts[part], self.stops[part]))
+        at = 0
+        for chunk in self.chunks(part):
+            chunk.codec.encode(vector[chunk.start : chunk.stop], memoryview(body)[at : at + chunk.encoded_bytes])
+            at += chunk.encoded_bytes
+        return bytes(body)
+
+    def decode(self, data: bytes, part: int, target: torch.Tensor) -> None:
+        """Undo `encode` into a float32 vector as long as the part. Raises `InvalidEncodingError`."""
+        at, start = 0, self.starts[part]
+        for chunk in self.chunks(part):
+            piece = target[chunk.start - start : chunk.stop - start]
+            chunk.codec.decode(memoryview(data)[at : at + chunk.encoded_bytes], piece)
+            at += chunk.encoded_bytes
+
+
+def value_to_bytes(value: torch.Tensor) -> bytes:
+    """An aggregate (float32) for the wire."""
+    return bytes(as_bytes(value.contiguous()))
+
+
+def value_from_bytes(data: bytes) -> torch.Tensor:
+    """Undo `value_to_bytes`."""
+    return load(torch.frombuffer(bytearray(data), dtype=torch.uint8), torch.float32) if data else torch.empty(0)

@@ -1,0 +1,139 @@
+"""How statements get around: their authors tell everybody, and everybody hands on what others lack.
+
+Nothing that arrives is believed before its signature was checked and its author found on the list of members. What a
+peer may make this one keep is bounded: one statement for each slot of the few attempts that are under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Annotated
+
+import msgspec
+
+from minga.averaging._messages import Done
+from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.identity._keys import Identity
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+from minga.security._slots import Equivocation, Slots
+from minga.security._wire import MAX_MEMBERS, Peers, Slot, Statement, is_genuine, state
+
+TELL = "secure.tell"
+ASK = "secure.ask"
+PROVE = "secure.prove"
+CALL_S = 5.0
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What did these peers say in that slot, as far as you know?"""
+
+    slot: Slot
+    authors: Peers
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Statements that were asked for."""
+
+    statements: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class Mesh:
+    """Tells, asks and answers. `is_expected` says whether a slot is one that this peer keeps statements of, `accepts`
+    whether a peer may speak in it.
+    """
+
+    def __init__(
+        self, node: Node, identity: Identity, is_expected: Callable[[Slot], bool], accepts: Callable[[PeerId], bool]
+    ) -> None:
+        self.slots = Slots()
+        self.proofs: dict[PeerId, Equivocation] = {}
+        """Who was seen to say two different things."""
+        self.on_statement: Callable[[Statement], None] = lambda _: None
+        """Called with each statement that is new here."""
+        self._node, self._identity = node, identity
+        self._is_expected, self._accepts = is_expected, accepts
+        node.serve(TELL, self._serve_tell)
+        node.serve(ASK, self._serve_ask)
+        node.serve(PROVE, self._serve_prove)
+
+    def say(self, slot: Slot, body: msgspec.Struct, everybody: Iterable[PeerId]) -> Statement:
+        """Sign a statement of this peer and tell it everybody, without waiting for them."""
+        statement = state(self._identity, self._node.run_id, slot, body)
+        self.slots.put(statement)
+        self._spread(TELL, statement, everybody)
+        return statement
+
+    async def pull(self, slot: Slot, authors: Iterable[PeerId], everybody: Iterable[PeerId]) -> None:
+        """Ask everybody for the statements of some authors, and keep what they have."""
+        wanted = Ask(slot, tuple(authors))
+        await asyncio.gather(*(self._pull(peer, wanted) for peer in everybody if peer != self._node.peer_id))
+
+    def prove(self, proof: Equivocation, everybody: Iterable[PeerId]) -> None:
+        """Note that somebody equivocated, and tell everybody, once."""
+        if proof.author not in self.proofs:
+            self.proofs[proof.author] = proof
+            self._spread(PROVE, proof, everybody)
+
+    def receive(self, statement: Statement, sender: PeerId) -> None:
+        """Keep a statement that came from `sender`. Raises `ProtocolError` if it is not genuine."""
+        if not self._is_expected(statement.slot) or not self._accepts(statement.author):
+            return
+        known = self.slots.of(statement.slot).get(statement.author)
+        if known is not None and known.body == statement.body:
+            return
+        if not is_genuine(statement, self._node.run_id):
+            raise ProtocolError("a statement with a wrong signature", peer=sender, round=statement.slot.step)
+        proof = self.slots.put(statement)
+        if proof is not None:
+            self.prove(proof, self._node.connected())
+        else:
+            self.on_statement(statement)
+
+    # ---- inner workings
+
+    def _spread(self, method: str, message: msgspec.Struct, everybody: Iterable[PeerId]) -> None:
+        for peer in everybody:
+            if peer != self._node.peer_id:
+                self._node.spawn(self._send(peer, method, message))
+
+    async def _send(self, peer: PeerId, method: str, message: msgspec.Struct) -> None:
+        with contextlib.suppress(RemoteError):  # who misses it asks for it
+            await self._node.call(peer, method, message, Done, timeout_s=CALL_S)
+
+    async def _pull(self, peer: PeerId, wanted: Ask) -> None:
+        with contextlib.suppress(RemoteError):
+            answer = await self._node.call(peer, ASK, wanted, Answer, timeout_s=CALL_S)
+            for statement in answer.statements:
+                if statement.slot != wanted.slot:
+                    raise ProtocolError("it answered with statements that nobody asked for", peer=peer)
+                self.receive(statement, peer)
+
+    async def _serve_tell(self, peer: PeerId, stream: MessageStream) -> None:
+        statement = await stream.receive(Statement)
+        self._check_member(peer)
+        self.receive(statement, peer)
+        await stream.send(Done())
+
+    async def _serve_ask(self, peer: PeerId, stream: MessageStream) -> None:
+        wanted = await stream.receive(Ask)
+        self._check_member(peer)
+        known = self.slots.of(wanted.slot)
+        authors = set(wanted.authors) or known.keys()
+        await stream.send(Answer(tuple(known[author] for author in sorted(known) if author in authors)))
+
+    async def _serve_prove(self, peer: PeerId, stream: MessageStream) -> None:
+        proof = await stream.receive(Equivocation)
+        self._check_member(peer)
+        if self._accepts(proof.author) and proof.author not in self.proofs:
+            if not proof.holds(self._node.run_id):
+                raise ProtocolError("a proof that proves nothing", peer=peer)
+            self.prove(proof, self._node.connected())
+        await stream.send(Done())
+
+    def _check_member(self, peer: PeerId) -> None:
+        if not self._accepts(peer):
+            raise RejectedError("only members take part in secure steps", code="member")

@@ -1,0 +1,63 @@
+"""What an attempt is about, and what is known of it when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from minga.network._interface import PeerId
+from minga.security._delivery import Cargo
+from minga.security._division import Division
+from minga.security._randomness import Coin
+from minga.security._wire import Claims, Commit, Result
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all members of an attempt agree on before it begins: everything follows from earlier steps.
+
+    `members` by rank, of which the `validators` contribute nothing; `division` says who aggregates which part; `commit`
+    is what this member is going to say, but for the digests of its parts.
+    """
+
+    run_id: str
+    step: int
+    attempt: int
+    members: tuple[PeerId, ...]
+    validators: frozenset[PeerId]
+    division: Division
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The ranks of those who send gradients."""
+        return tuple(rank for rank, peer in enumerate(self.members) if peer not in self.validators)
+
+    @property
+    def coin(self) -> Coin:
+        """The toss of this attempt."""
+        return Coin(self.run_id, self.step, self.attempt)
+
+
+@dataclass
+class Record:
+    """What there is to know about an attempt when it is over; kept for those who look into it later."""
+
+    terms: Terms
+    cargo: Cargo
+    commits: dict[PeerId, Commit] = field(default_factory=dict)
+    results: dict[PeerId, Result] = field(default_factory=dict)
+    claims: dict[PeerId, Claims] = field(default_factory=dict)
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+    randomness: bytes = b""
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """The aggregate gradient."""
+        return torch.cat([self.values[part] for part in sorted(self.values)])
+
+    def row(self, owner: int, part: int) -> torch.Tensor:
+        """A part as it came over the wire. Raises `InvalidEncodingError`."""
+        values = torch.empty(self.terms.division.numel(part))
+        self.terms.division.decode(self.cargo.parts[owner, part], part, values)
+        return values

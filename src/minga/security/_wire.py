@@ -1,0 +1,216 @@
+"""What the members of a secure run say to each other.
+
+Every word that counts is a *statement*: a body in a *slot*, signed by its author. A slot is one phase of one attempt at
+one step, and has room for one body of each author; whoever signs two different ones proves its own guilt. Statements
+are told by their authors and passed on by anybody.
+
+Sizes are bounded by the types; whatever relates two statements is checked where it is used.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from minga.core._decoding import DECODING_ERRORS
+from minga.core._errors import ProtocolError
+from minga.identity._keys import Identity, verify
+from minga.network._interface import PeerId
+from minga.security._projections import Claim
+from minga.security._randomness import Reveal
+
+MAX_MEMBERS = 256
+"""Everybody hears from everybody in each phase."""
+
+MAX_BODY_BYTES = 1 << 16
+MAX_ATTEMPTS = 64
+SIGNING_CONTEXT = b"secure step"
+
+T = TypeVar("T")
+
+Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+Attempt = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPTS)]
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
+Bits = Annotated[bytes, msgspec.Meta(max_length=MAX_MEMBERS // 8)]
+Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class Phase(enum.IntEnum):
+    """The phases of an attempt, in their order, see `minga.security._attempt`; each may be followed by votes on who was
+    heard in it, see `minga.security._agreement`.
+    """
+
+    COMMIT = 1
+    RESULT = 2
+    REVEAL = 3
+    CLAIMS = 4
+    CONFIRM = 5
+    COMMIT_VOTE = 11
+    RESULT_VOTE = 12
+    REVEAL_VOTE = 13
+    CLAIMS_VOTE = 14
+    CONFIRM_VOTE = 15
+
+    @property
+    def vote(self) -> Phase:
+        """The votes on this phase."""
+        return Phase[f"{self.name}_VOTE"]
+
+
+class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True):
+    """Where a statement belongs."""
+
+    step: Step
+    attempt: Attempt
+    phase: Phase
+
+    @property
+    def vote(self) -> Slot:
+        """Where the votes on this slot belong."""
+        return Slot(self.step, self.attempt, self.phase.vote)
+
+
+class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What the peer with the public `key` says in a slot: `body` is the msgpack of that phase's struct, the signature
+    covers run, slot and body.
+    """
+
+    key: Digest
+    slot: Slot
+    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
+    signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+
+    @property
+    def author(self) -> PeerId:
+        """Whose statement it is."""
+        return PeerId(self.key.hex())
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that stand for the body."""
+        return blake3(self.body).digest()
+
+
+class Charge(enum.IntEnum):
+    """What somebody may be accused of, so that others can find out whether it is true."""
+
+    GRADIENT = 1
+    """What it committed to is not the gradient of its public batch."""
+    CLAIMS = 2
+    """Its projections or norms of a part are not those of what it sent."""
+
+
+class Accusation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Somebody's finding about what `target` did in the last attempt at `step`; `part` matters for CLAIMS only."""
+
+    step: Step
+    target: Peer
+    charge: Charge
+    part: Rank = 0
+
+
+class Judgement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """What a member found when it looked into the accusation that `accuser` made."""
+
+    accuser: Peer
+    accusation: Accusation
+    guilty: bool
+
+
+class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Phase COMMIT: where the author stands, and what it is going to send.
+
+    `state` and `ledger` are the digests of its parameters and of its list of members; `parts` are the digests of the
+    parts of its gradient as they will be on the wire, none from a validator, which has none.
+    """
+
+    state: Digest
+    ledger: Digest
+    parts: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    accusations: Annotated[tuple[Accusation, ...], msgspec.Meta(max_length=16)] = ()
+    judgements: Annotated[tuple[Judgement, ...], msgspec.Meta(max_length=64)] = ()
+
+
+class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Phase RESULT: the digest of the author's aggregate (None if it aggregates nothing) and the radius `clip` that it
+    was made with, a commitment to a secret of the coin, and the digest of phase COMMIT as the author knows it. `silent`
+    are the ranks whose parts it could get neither from themselves nor through others.
+    """
+
+    value: Digest | None
+    clip: Annotated[float, msgspec.Meta(ge=0.0, le=1e30)]
+    coin: Digest
+    seen: Digest
+    silent: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+
+
+class Revealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Phase REVEAL: what the author's commitment to the coin opens with, and the digest of phase RESULT as it knows it.
+
+    `delivered` answers those who could not get a part: (aggregator, owner) of the parts that this member could get.
+    """
+
+    reveal: Reveal
+    seen: Digest
+    delivered: Annotated[tuple[tuple[Rank, Rank], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+
+
+class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Phase CLAIMS: what the author claims of each of its parts, nothing from a validator; and the digest of phase
+    REVEAL as it knows it. `missing` are the parts whose aggregates it could get from nobody; it claims nothing of them.
+    """
+
+    claims: Annotated[tuple[Claim | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    seen: Digest
+    missing: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+
+
+class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Phase CONFIRM: the digest of phase CLAIMS as the author knows it; if all agree, all check the same numbers."""
+
+    seen: Digest
+
+
+Body = Commit | Result | Revealed | Claims | Confirm
+
+
+class Heard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Votes: whom the author heard in a phase, as ranks and the digests of what they said."""
+
+    statements: Annotated[tuple[tuple[Rank, Digest], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+def state(identity: Identity, run_id: str, slot: Slot, body: msgspec.Struct) -> Statement:
+    """Sign what `identity` says in `slot`."""
+    encoded = msgspec.msgpack.encode(body)
+    return Statement(
+        bytes.fromhex(identity.peer_id),
+        slot,
+        encoded,
+        identity.sign(_signed(run_id, slot, encoded), context=SIGNING_CONTEXT),
+    )
+
+
+def is_genuine(statement: Statement, run_id: str) -> bool:
+    """Whether the author of a statement signed it, in this run."""
+    message = _signed(run_id, statement.slot, statement.body)
+    return verify(statement.author, statement.signature, message, context=SIGNING_CONTEXT)
+
+
+def read(statement: Statement, body_type: type[T]) -> T:
+    """The body of a statement. Raises `ProtocolError`, in the author's name, if it is malformed."""
+    try:
+        return msgspec.msgpack.decode(statement.body, type=body_type)
+    except DECODING_ERRORS as error:
+        raise ProtocolError(
+            f"malformed: {error}", peer=statement.author, round=statement.slot.step, phase=statement.slot.phase.name
+        ) from error
+
+
+def _signed(run_id: str, slot: Slot, body: bytes) -> bytes:
+    return msgspec.msgpack.encode((run_id, slot, body))

@@ -1,0 +1,89 @@
+"""Secure steps in virtual time: honest members agree, and whoever does something else goes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from secure_world import Quadratic
+from swarm_tools import virtually
+
+from minga.security._secure_member import ExcludedError
+from minga.simulation._attacks import (
+    Attack,
+    Equivocation,
+    FalseAccusation,
+    LyingClaims,
+    LyingJudge,
+    SignFlip,
+    SilentClaims,
+    SilentResult,
+    WithheldPart,
+    WithheldReveal,
+    WrongAggregate,
+)
+from minga.simulation._secure_swarm import MakeConduct, SecureSwarm
+
+
+async def played(count: int, steps: int, hostile: dict[str, MakeConduct] | None = None) -> SecureSwarm:
+    """A swarm that took so many steps, in which all honest members ended in the same state and with the same bans."""
+    swarm = SecureSwarm(count, lambda: Quadratic(100), hostile)
+    ends = await swarm.run(steps)
+    assert {type(end) for end in ends.values()} <= {type(None), ExcludedError}
+    first = swarm.honest[0]
+    for peer in swarm.honest:
+        assert ends[peer.name] is None
+        assert isinstance(peer.work, Quadratic)
+        assert isinstance(first.work, Quadratic)
+        assert torch.equal(peer.work.parameters[steps], first.work.parameters[steps])
+        assert swarm.bans(peer) == swarm.bans(first)
+    return swarm
+
+
+@virtually
+async def test_honest_members_take_the_same_steps_and_ban_nobody() -> None:
+    swarm = await played(6, 12)
+    assert not swarm.bans(swarm.honest[0])
+    work = swarm.honest[0].work
+    assert isinstance(work, Quadratic)
+    assert work.loss < 0.1
+
+
+ONE_LIAR = [
+    (SilentResult, "SILENT"),
+    (WithheldReveal, "SILENT"),
+    (SilentClaims, "SILENT"),
+    (WithheldPart, "UNDELIVERED"),
+    (WrongAggregate, "WRONG_AGGREGATE"),
+    (LyingClaims, "FALSE_CLAIMS"),
+    (Equivocation, "EQUIVOCATED"),
+    (SignFlip, "WRONG_GRADIENT"),
+]
+
+
+@pytest.mark.parametrize(("attack", "reason"), ONE_LIAR)
+def test_a_single_liar_goes_and_nobody_else_does(attack: type[Attack], reason: str) -> None:
+    @virtually
+    async def run() -> None:
+        swarm = await played(6, 40, {"p3": lambda allies: attack(2, allies)})
+        assert swarm.bans(swarm.honest[0]) == {"p3": reason}
+
+    run()
+
+
+@virtually
+async def test_a_false_accuser_goes_and_the_accused_stays() -> None:
+    names = SecureSwarm(6, lambda: Quadratic(100)).names
+    victim = next(peer for peer, name in names.items() if name == "p4")
+    swarm = await played(6, 12, {"p2": lambda allies: FalseAccusation(3, allies, victim)})
+    assert swarm.bans(swarm.honest[0]) == {"p2": "FALSE_ACCUSATION"}
+
+
+@virtually
+async def test_lying_judges_in_the_minority_change_nothing() -> None:
+    hostile: dict[str, MakeConduct] = {
+        "p3": lambda allies: SignFlip(2, allies),
+        "p5": lambda allies: LyingJudge(2, allies),
+        "p6": lambda allies: LyingJudge(2, allies),
+    }
+    swarm = await played(7, 40, hostile)
+    assert swarm.bans(swarm.honest[0]) == {"p3": "WRONG_GRADIENT"}
