@@ -69,7 +69,7 @@ class RandomDirection(Attack):
         """The same direction in each step and for each attacker."""
         own = await work.gradient(step, seeds.own)
         direction = torch.from_numpy(np.random.default_rng(666).standard_normal(own.numel())).float()
-        return direction * (self.scale * own.norm() / direction.norm())
+        return direction * (self.scale * float(own.norm() / direction.norm()))
 
 
 class Delayed(Attack):
