@@ -11,27 +11,14 @@ otherwise find that out by the digests in the next phase, where the majority goe
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from minga.core._errors import ProtocolError, RemoteError
 from minga.network._interface import PeerId
 from minga.security._mesh import Mesh
-from minga.security._wire import Heard, Phase, Slot, Statement, read
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long to wait, in seconds: for commitments (gradients take different times), for other statements until others
-    are asked for them, for votes, and for parts until they are fetched.
-    """
-
-    commit_s: float = 60.0
-    statement_s: float = 3.0
-    vote_s: float = 3.0
-    parts_s: float = 30.0
+from minga.security._stragglers import Patience, wait_for_all
+from minga.security._wire import Heard, Slot, Statement, read
 
 
 class MinorityError(RemoteError):
@@ -52,16 +39,19 @@ class Agreement:
         What is not sound counts as not said. Raises `MinorityError` if most others went on without this member, or
         what most heard cannot be had.
         """
-        deadline = _now() + (self.patience.commit_s if slot.phase is Phase.COMMIT else self.patience.statement_s)
-        while (missing := self._missing(slot, is_sound)) and _now() < deadline:
-            await self._mesh.slots.changed.wait(deadline - _now())
-        if missing and not self._mesh.slots.of(slot.vote):
-            await self._mesh.pull(slot, missing, self._members)
-        if self._missing(slot, is_sound) or self._mesh.slots.of(slot.vote):
+        slots = self._mesh.slots
+        await wait_for_all(
+            lambda: [] if slots.of(slot.vote) else self._missing(slot, is_sound),
+            len(self._members),
+            slots.changed,
+            lambda missing: self._mesh.pull(slot, missing, self._members),
+            self.patience,
+        )
+        if slots.of(slot.vote) or self._missing(slot, is_sound):
             said = await self._vote(slot, is_sound)  # others may have decided before the last statement came
         else:
             self._complete.add(slot)
-            said = {peer: self._mesh.slots.of(slot)[peer] for peer in self._members}
+            said = {peer: slots.of(slot)[peer] for peer in self._members}
         if 2 * len(said) <= len(self._members):
             raise MinorityError("most others went on without this peer", round=slot.step)
         return said
@@ -90,11 +80,13 @@ class Agreement:
         if self._me not in votes(vote_slot):
             self._tell_vote(slot)
         self._complete.add(slot)  # its vote is given, whatever comes
-        deadline = _now() + self.patience.vote_s
-        while len(votes(vote_slot)) < len(self._members) and _now() < deadline:
-            await self._mesh.slots.changed.wait(deadline - _now())
-        if silent := [peer for peer in self._members if peer not in votes(vote_slot)]:
-            await self._mesh.pull(vote_slot, silent, self._members)
+        await wait_for_all(
+            lambda: [peer for peer in self._members if peer not in votes(vote_slot)],
+            len(self._members),
+            self._mesh.slots.changed,
+            lambda silent: self._mesh.pull(vote_slot, silent, self._members),
+            self.patience,
+        )
         counts: Counter[tuple[int, bytes]] = Counter()
         for voter, vote in votes(vote_slot).items():
             if voter in self._members:
@@ -121,7 +113,3 @@ def _heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:
         return set()
     ranks = {rank for rank, _ in statements if rank < count}
     return set(statements) if len(ranks) == len(statements) else set()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

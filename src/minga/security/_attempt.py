@@ -40,6 +40,7 @@ from minga.security._projections import Claim
 from minga.security._randomness import Reveal
 from minga.security._record import Record
 from minga.security._slots import digest_of
+from minga.security._stragglers import wait_for_all
 from minga.security._wire import Body, Claims, Commit, Confirm, Phase, Result, Revealed, Slot, Statement, read
 
 B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
@@ -71,7 +72,6 @@ class Attempt:
         self._mesh, self._agreement, self._deliveries = mesh, agreement, deliveries
         self._arithmetic, self._conduct = arithmetic, conduct
         self._me = self._terms.members.index(me)
-        self._patience_s = agreement.patience.parts_s
         self._before = Slot(self._terms.step, self._terms.attempt, Phase.COMMIT)
         self._seen = b""
         self._reveal = Reveal(entropy(32), entropy(32))
@@ -86,7 +86,7 @@ class Attempt:
         bringing = [loop.create_task(self._bring(part)) for part, size in enumerate(sizes) if size and part != self._me]
         try:
             await self._reduce()
-            await asyncio.gather(self._toss(), *bringing)
+            await asyncio.gather(self._toss(), self._take_values())
         finally:
             for task in bringing:
                 task.cancel()
@@ -133,14 +133,11 @@ class Attempt:
     # ---- parts and aggregates
 
     async def _bring(self, part: int) -> None:
-        """Carry the own part to its aggregator and take the aggregate home; by other ways if that fails."""
+        """Carry the own part to its aggregator and take the aggregate home; what fails is fetched in other ways."""
         terms, cargo = self._terms, self._cargo
         brings = (self._me, part) in cargo.parts
         with contextlib.suppress(RemoteError):
             await self._deliveries.bring(terms.step, terms.attempt, part, brings=brings)
-        await cargo.stated.wait()
-        if part in cargo.value_digests and part not in cargo.values:
-            await self._deliveries.fetch_value(terms.step, terms.attempt, part)
 
     async def _reduce(self) -> None:
         """Wait for the parts that this member aggregates, clip them to their mean, and state the result."""
@@ -165,15 +162,34 @@ class Attempt:
             self._cargo.put_value(part, body)
 
     async def _wait_for_parts(self) -> None:
-        cargo, terms = self._cargo, self._terms
-        deadline = _now() + self._patience_s
-        while (lacking := self._lacking()) and _now() < deadline:
-            await cargo.changed.wait(deadline - _now())
-        fetching = (self._deliveries.fetch_part(terms.step, terms.attempt, self._me, owner) for owner in lacking)
-        await asyncio.gather(*fetching)
+        cargo, terms, me = self._cargo, self._terms, self._me
 
-    def _lacking(self) -> list[int]:
-        return [owner for owner in self._terms.contributors if (owner, self._me) not in self._cargo.parts]
+        async def fetch(owners: Sequence[int]) -> None:
+            fetching = (self._deliveries.fetch_part(terms.step, terms.attempt, me, owner) for owner in owners)
+            await asyncio.gather(*fetching)
+
+        await wait_for_all(
+            lambda: [owner for owner in terms.contributors if (owner, me) not in cargo.parts],
+            len(terms.contributors),
+            cargo.changed,
+            fetch,
+            self._agreement.patience,
+        )
+
+    async def _take_values(self) -> None:
+        """Wait for all aggregates."""
+        cargo, terms = self._cargo, self._terms
+
+        async def fetch(parts: Sequence[int]) -> None:
+            await asyncio.gather(*(self._deliveries.fetch_value(terms.step, terms.attempt, part) for part in parts))
+
+        await wait_for_all(
+            lambda: [part for part in cargo.value_digests if part not in cargo.values],
+            len(cargo.value_digests),
+            cargo.changed,
+            fetch,
+            self._agreement.patience,
+        )
 
     def _row(self, owner: int, part: int) -> torch.Tensor | None:
         """A part that came, unless the bytes that its owner committed to mean nothing."""
@@ -317,7 +333,3 @@ class Attempt:
         if 2 * len(others) > len(members):
             raise MinorityError("most members heard something else than this peer", round=self._terms.step)
         return []
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -29,6 +30,7 @@ from minga.security._wire import Attempt, Rank, Step
 BRING = "secure.bring"
 FETCH = "secure.fetch"
 FETCH_S = 10.0
+STAGGER_S = 0.5
 
 
 class Errand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +99,7 @@ class Deliveries:
         self, node: Node, find: Callable[[int, int], Awaitable[tuple[Cargo, tuple[PeerId, ...]] | None]]
     ) -> None:
         self._node, self._find = node, find
+        self._fetching: dict[Fetch, asyncio.Task[bool]] = {}
         node.serve(BRING, self._serve_bring)
         node.serve(FETCH, self._serve_fetch)
 
@@ -117,23 +120,22 @@ class Deliveries:
             raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
 
     async def fetch_part(self, step: int, attempt: int, part: int, owner: int) -> bool:
-        """Get a part from its owner or, failing that, through any other member; whether it came."""
+        """Get a part from its owner or through any other member; whether it came."""
         cargo, members = await self._cargo(step, attempt)
-        wanted = Fetch(step, attempt, part, owner)
-        ask_relays = Fetch(step, attempt, part, owner, relay=True)
-        if await self._fetch(members[owner], wanted, cargo.part_bytes[part], lambda d: cargo.put_part(owner, part, d)):
-            return True
-        others = [p for rank, p in enumerate(members) if p != self._node.peer_id and rank != owner]
+        wanted = Fetch(step, attempt, part, owner, relay=True)
+        size = cargo.part_bytes[part]
         return await self._fetch_from_any(
-            others, ask_relays, cargo.part_bytes[part], lambda d: cargo.put_part(owner, part, d)
+            self._in_turn(members, owner), wanted, size, lambda data: cargo.put_part(owner, part, data)
         )
 
     async def fetch_value(self, step: int, attempt: int, part: int) -> bool:
         """Get an aggregate from anybody who has it; whether it came."""
         cargo, members = await self._cargo(step, attempt)
         wanted = Fetch(step, attempt, part, None)
-        others = [peer for peer in members if peer != self._node.peer_id]
-        return await self._fetch_from_any(others, wanted, cargo.value_bytes[part], lambda d: cargo.put_value(part, d))
+        size = cargo.value_bytes[part]
+        return await self._fetch_from_any(
+            self._in_turn(members, part), wanted, size, lambda data: cargo.put_value(part, data)
+        )
 
     # ---- inner workings
 
@@ -146,10 +148,37 @@ class Deliveries:
     async def _fetch_from_any(
         self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Callable[[bytes], bool]
     ) -> bool:
-        for peer in peers:
-            if await self._fetch(peer, wanted, size, put):
-                return True
-        return False
+        """The same thing is fetched only once at a time."""
+        if wanted not in self._fetching:
+            task = asyncio.get_running_loop().create_task(self._ask_in_turn(peers, wanted, size, put))
+            self._fetching[wanted] = task
+            task.add_done_callback(lambda _: self._fetching.pop(wanted, None))
+        return await asyncio.shield(self._fetching[wanted])
+
+    async def _ask_in_turn(
+        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Callable[[bytes], bool]
+    ) -> bool:
+        """Ask one after the other, the next one when the last takes long."""
+        loop, left, asked = asyncio.get_running_loop(), deque(peers), set[asyncio.Task[bool]]()
+        try:
+            while left or asked:
+                if left:
+                    asked.add(loop.create_task(self._fetch(left.popleft(), wanted, size, put)))
+                limit_s = STAGGER_S if left else None
+                done, asked = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+                if any(task.result() for task in done):
+                    return True
+            return False
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+
+    def _in_turn(self, members: tuple[PeerId, ...], first: int) -> list[PeerId]:
+        """Whom to ask: `first`, then the others, beginning with another one at each member."""
+        me = members.index(self._node.peer_id)
+        order = [first, *(rank for rank in (*range(me + 1, len(members)), *range(me)) if rank != first)]
+        return [members[rank] for rank in order if rank != me]
 
     async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Callable[[bytes], bool]) -> bool:
         data = bytearray(size)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from minga.security._agreement import Patience
 from minga.security._draws import PEERS_PER_VALIDATOR
+from minga.security._stragglers import Patience
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""How long to wait for the last ones, and what to do meanwhile.
+
+Members are not equally fast, and nobody knows beforehand how long a gradient or a part takes. So the measure is how
+long most took: whoever needs twice as long, and some seconds more, is not waited for any longer. But first, soon after
+most came, what is missing is asked of everybody else, because a line between two honest members may be broken, and
+because whoever tells only some shall be heard by all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from minga.core._signal import Signal
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds after which others are asked for what is missing when most came; seconds that are waited for the last
+    ones beyond the time that most took; and the longest wait for most.
+    """
+
+    ask_s: float = 0.5
+    slack_s: float = 5.0
+    longest_s: float = 600.0
+
+
+async def wait_for_all(
+    missing: Callable[[], Sequence[T]],
+    total: int,
+    changed: Signal,
+    ask: Callable[[Sequence[T]], Awaitable[None]],
+    patience: Patience,
+) -> None:
+    """Return when nothing of `total` is missing any more, or when that is not to be expected.
+
+    `changed` fires when something came; `ask` is called with what is missing, again and again but ever more rarely.
+    """
+    loop = asyncio.get_running_loop()
+    begun_s, asking = loop.time(), set[asyncio.Future[None]]()
+    limit_s, ask_s, most_s = begun_s + patience.longest_s, float("inf"), None
+    try:
+        while lacking := missing():
+            now = loop.time()
+            if most_s is None and 2 * len(lacking) < total:
+                most_s, ask_s, limit_s = now, now + patience.ask_s, 2 * now - begun_s + patience.slack_s
+            if now >= limit_s:
+                return
+            if most_s is not None and now >= ask_s:
+                asking.add(asyncio.ensure_future(ask(lacking)))  # what was asked before may hang at a broken line
+                ask_s = now + max(patience.ask_s, now - most_s)
+            await changed.wait(min(limit_s, ask_s) - now)
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)

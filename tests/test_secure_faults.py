@@ -1,0 +1,87 @@
+"""Secure steps when machines and lines fail: whoever fails may go, nobody else does, and the others stay alike."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from secure_world import Quadratic
+from swarm_tools import later, virtually
+
+from minga.simulation._secure_swarm import SecureSwarm
+
+STEPS = 10
+
+
+async def survive(swarm: SecureSwarm, failing: str, steps: int = STEPS) -> None:
+    """Take steps; all but the failing peer have to get through them alike and ban nobody but that one."""
+    ends = await swarm.run(steps)
+    others = [peer for peer in swarm.honest if peer.name != failing]
+    assert {ends[peer.name] for peer in others} == {None}
+    for peer in others:
+        assert isinstance(peer.work, Quadratic)
+        assert isinstance(others[0].work, Quadratic)
+        assert torch.equal(peer.work.parameters[steps], others[0].work.parameters[steps])
+        assert set(swarm.bans(peer)) <= {failing}
+        assert swarm.bans(peer) == swarm.bans(others[0])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_death_at_any_moment_bans_no_third_peer(seed: int) -> None:
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"death {seed}")
+        swarm = SecureSwarm(7, lambda: Quadratic(50), seed=seed)
+        failing = generator.choice(list(swarm.peers))
+        later(generator.uniform(0.3, 2.0), lambda: swarm.internet.kill(failing))
+        await survive(swarm, failing)
+
+    run()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_peer_that_stands_still_harms_only_itself(seed: int) -> None:
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"stall {seed}")
+        swarm = SecureSwarm(7, lambda: Quadratic(50), seed=seed)
+        failing = generator.choice(list(swarm.peers))
+        begins_s = generator.uniform(0.3, 2.0)
+        later(begins_s, lambda: swarm.internet.stall(failing))
+        later(begins_s + generator.choice((0.5, 4.0, 60.0)), lambda: swarm.internet.resume(failing))
+        await survive(swarm, failing)
+
+    run()
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_broken_line_between_two_members_costs_nobody_its_place(seed: int, one_way: bool) -> None:
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"cut {seed}")
+        swarm = SecureSwarm(7, lambda: Quadratic(50), seed=seed)
+        one, other = generator.sample(list(swarm.peers), 2)
+        later(generator.uniform(0.3, 2.0), lambda: swarm.internet.cut(one, other, one_way=one_way))
+        await survive(swarm, "")
+
+    run()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_deaths_at_once(seed: int) -> None:
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"two deaths {seed}")
+        swarm = SecureSwarm(8, lambda: Quadratic(50), seed=seed)
+        for failing in generator.sample(list(swarm.peers), 2):
+            later(generator.uniform(0.3, 2.0), lambda name=failing: swarm.internet.kill(name))
+        ends = await swarm.run(STEPS)
+        dead = {name for name, end in ends.items() if end is not None}
+        assert len(dead) == 2
+        for peer in swarm.peers.values():
+            if peer.name not in dead:
+                assert set(swarm.bans(peer)) <= dead
+
+    run()
