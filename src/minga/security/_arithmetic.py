@@ -26,6 +26,7 @@ from minga.security._projections import Claim, claim
 from minga.security._public_check import check_averaging
 from minga.security._record import Record
 from minga.security._settings import SecureSettings
+from minga.security._threads import in_thread
 from minga.security._tolerance import ResultAccuracy
 
 RADIUS_TOLERANCE = 2.0
@@ -78,7 +79,7 @@ class Arithmetic:
         Returns who goes. All who have the same claims come to the same result.
         """
         bans: dict[PeerId, Reason] = {}
-        for part in await asyncio.get_running_loop().run_in_executor(None, self._doubtful, record):
+        for part in await in_thread(self._doubtful, record):
             bans |= await self._check_in_public(record, part, deliveries)
         return bans
 
@@ -121,7 +122,8 @@ class Arithmetic:
         published = self._published(record, part)
         rows = {terms.members[owner]: _array(record.row(owner, part)) for owner in terms.contributors}
         value = _array(record.values[part])
-        findings = check_averaging(published, rows, value, self._directions(record, part), self._accuracy)
+        directions = self._directions(record, part)
+        findings = await in_thread(check_averaging, published, rows, value, directions, self._accuracy)
         for finding in findings:
             bans.setdefault(finding.accused, _REASONS[finding.offence])
         if not self._is_usual(published.radius, typical_norm(*_norms(published))):

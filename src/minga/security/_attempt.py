@@ -41,6 +41,7 @@ from minga.security._randomness import Reveal
 from minga.security._record import Record
 from minga.security._slots import digest_of
 from minga.security._stragglers import wait_for_all
+from minga.security._threads import in_thread
 from minga.security._wire import Body, Claims, Commit, Confirm, Phase, Result, Revealed, Slot, Statement, read
 
 B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
@@ -101,7 +102,7 @@ class Attempt:
         division, me = self._terms.division, self._me
         if gradient is not None:
             for part in range(len(self._terms.members)):
-                body = division.encode(gradient, part)
+                body = await in_thread(division.encode, gradient, part)
                 self._cargo.part_digests[me, part] = blake3(body).digest()
                 if self._conduct.brings(part):
                     self._cargo.put_part(me, part, body)
@@ -147,7 +148,8 @@ class Attempt:
         if terms.division.numel(part):
             await self._wait_for_parts()
             rows = {owner: row for owner in terms.contributors if (row := self._row(owner, part)) is not None}
-            value, clip = self._conduct.value(*self._arithmetic.aggregate([rows[owner] for owner in sorted(rows)]))
+            mean = await in_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
+            value, clip = self._conduct.value(*mean)
             body = value_to_bytes(value)
             self._cargo.value_digests[part] = blake3(body).digest()
             silent = tuple(owner for owner in terms.contributors if owner not in rows)
@@ -256,8 +258,10 @@ class Attempt:
         claims: tuple[Claim | None, ...] = ()
         if self._me in terms.contributors:
             claims = tuple(
-                self._arithmetic.claim(record, self._me, part) if part in record.values else None
-                for part in range(len(terms.members))
+                [
+                    await in_thread(self._arithmetic.claim, record, self._me, part) if part in record.values else None
+                    for part in range(len(terms.members))
+                ]
             )
         said = self._conduct.claims(Claims(claims, self._seen, missing))
         record.claims = await self._exchange(Phase.CLAIMS, said, Claims, self._claims_are_sound)

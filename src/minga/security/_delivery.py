@@ -13,7 +13,6 @@ cannot get it. A broken path between two honest members costs time, and nobody i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -31,6 +30,8 @@ BRING = "secure.bring"
 FETCH = "secure.fetch"
 FETCH_S = 10.0
 STAGGER_S = 0.5
+MAX_FETCHES = 32
+"""So many at once for whoever asks; each needs memory for a part."""
 
 
 class Errand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,6 +70,8 @@ class Cargo:
         self.part_digests: dict[tuple[int, int], bytes] = {}
         """What owners committed to; nothing else is taken."""
         self.value_digests: dict[int, bytes] = {}
+        self.visitors: set[PeerId] = set()
+        """Who came with an errand: each needs memory for a part."""
         self.committed, self.stated = asyncio.Event(), asyncio.Event()
         """Set when the digests of the parts, and of the aggregates, are all known."""
 
@@ -198,6 +201,9 @@ class Deliveries:
         if peer not in members or self._node.peer_id not in members:
             raise RejectedError("only members bring parts", code="member")
         owner, part = members.index(peer), members.index(self._node.peer_id)
+        if peer in cargo.visitors:
+            raise ProtocolError("it brings a part twice", peer=peer, round=errand.step)
+        cargo.visitors.add(peer)
         if errand.brings:
             data = bytearray(cargo.part_bytes[part])
             await stream.receive_bulk_into(memoryview(data))
@@ -226,11 +232,9 @@ class Deliveries:
 
     async def _relay(self, cargo: Cargo, members: tuple[PeerId, ...], wanted: Fetch) -> bool:
         owner = wanted.owner
-        if owner is None or members[owner] == self._node.peer_id:
+        if owner is None or members[owner] == self._node.peer_id or len(self._fetching) >= MAX_FETCHES:
             return False
-        direct = Fetch(wanted.step, wanted.attempt, wanted.part, owner)
-        with contextlib.suppress(RemoteError):
-            return await self._fetch(
-                members[owner], direct, cargo.part_bytes[wanted.part], lambda d: cargo.put_part(owner, wanted.part, d)
-            )
-        return False
+        direct, size = Fetch(wanted.step, wanted.attempt, wanted.part, owner), cargo.part_bytes[wanted.part]
+        return await self._fetch_from_any(
+            [members[owner]], direct, size, lambda data: cargo.put_part(owner, wanted.part, data)
+        )

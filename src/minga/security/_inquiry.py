@@ -7,8 +7,6 @@ members have different hardware, count as equal.
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from minga.network._interface import PeerId
@@ -16,7 +14,11 @@ from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Work
 from minga.security._data_seeds import data_seed
 from minga.security._delivery import Deliveries
+from minga.security._hysteresis import Judgement as Verdict
+from minga.security._hysteresis import gradient_error
 from minga.security._record import Record
+from minga.security._threads import in_thread
+from minga.security._tolerance import CLAIM_TOLERANCE, claim_deviation
 from minga.security._wire import Accusation, Charge
 
 
@@ -28,16 +30,18 @@ class Inquiry:
     ) -> None:
         self._record, self._before, self._work = record, before, work
         self._arithmetic, self._deliveries = arithmetic, deliveries
+        self._thresholds = arithmetic.settings.thresholds
 
     async def validate(self, target: PeerId) -> tuple[Accusation, ...]:
         """What is wrong with the contribution of a member, as far as it can be found out."""
         terms = self._record.terms
         if target not in terms.members or target in terms.validators:
             return ()
-        if not await self._gradient_is_right(target):
+        if self._thresholds.judge(await self._gradient_error(target)) is Verdict.ACCUSE:
             return (Accusation(terms.step, target, Charge.GRADIENT),)
         owner = terms.members.index(target)
-        false = [part for part in range(len(terms.members)) if self._claim_is_false(owner, part)]
+        parts = range(len(terms.members))
+        false = [part for part in parts if await in_thread(self._claim_is_false, owner, part)]
         return tuple(Accusation(terms.step, target, Charge.CLAIMS, part) for part in false[:1])
 
     async def is_guilty(self, accusation: Accusation) -> bool:
@@ -46,49 +50,47 @@ class Inquiry:
         if accusation.step != terms.step or target not in terms.members or target in terms.validators:
             return False
         if accusation.charge is Charge.GRADIENT:
-            return not await self._gradient_is_right(target)
+            return self._thresholds.convicts(await self._gradient_error(target))
         owner, part = terms.members.index(target), accusation.part
         if part >= len(terms.members) or not terms.division.numel(part):
             return False
         await self._get(owner, part)
-        return self._claim_is_false(owner, part)
+        return await in_thread(self._claim_is_false, owner, part)
 
-    def false_claims(self, part: int) -> tuple[Accusation, ...]:
+    async def false_claims(self, part: int) -> tuple[Accusation, ...]:
         """Of the aggregator of a part: whose claims about it are false."""
         terms = self._record.terms
-        false = [owner for owner in terms.contributors if self._claim_is_false(owner, part)]
+        false = [owner for owner in terms.contributors if await in_thread(self._claim_is_false, owner, part)]
         return tuple(Accusation(terms.step, terms.members[owner], Charge.CLAIMS, part) for owner in false)
 
     # ---- inner workings
 
-    async def _gradient_is_right(self, target: PeerId) -> bool:
-        """Compute the gradient of a member again and compare it with what the member committed to."""
-        terms = self._record.terms
+    async def _gradient_error(self, target: PeerId) -> float:
+        """Compute the gradient of a member again; how far what the member committed to is from it, 0 if not at all."""
+        terms, cargo = self._record.terms, self._record.cargo
         expected = await self._work.gradient(terms.step, data_seed(self._before, target))
         owner, division = terms.members.index(target), terms.division
-        unlike = 0.0
+        ours, theirs = [], []
         for part in range(len(terms.members)):
-            if not division.numel(part):
-                continue
-            encoded = division.encode(expected, part)
-            if self._record.cargo.put_part(owner, part, encoded):
-                continue  # to the last bit
-            await self._get(owner, part)
-            try:
-                sent = self._record.row(owner, part)
-            except KeyError:  # it hands out to nobody what it committed to
-                return False
-            ours = torch.empty_like(sent)
-            division.decode(encoded, part, ours)
-            unlike += float((sent.double() - ours.double()).square().sum())
-        return math.sqrt(unlike) <= self._arithmetic.settings.gradient_tolerance * float(expected.double().norm())
+            encoded = await in_thread(division.encode, expected, part)
+            if not cargo.put_part(owner, part, encoded):  # else it is the same to the last bit
+                await self._get(owner, part)
+            if (owner, part) not in cargo.parts:
+                continue  # what nobody hands out proves nothing about anybody
+            own = torch.empty(division.numel(part))
+            division.decode(encoded, part, own)
+            ours.append(own.numpy())
+            theirs.append(self._record.row(owner, part).numpy())
+        return await in_thread(gradient_error, theirs, ours)
 
     def _claim_is_false(self, owner: int, part: int) -> bool:
         record = self._record
-        if not record.terms.division.numel(part) or (owner, part) not in record.cargo.parts:
-            return False
         claimed = record.claims[record.terms.members[owner]].claims[part]
-        return claimed != self._arithmetic.claim(record, owner, part)
+        if claimed is None or (owner, part) not in record.cargo.parts:
+            return False
+        true = self._arithmetic.claim(record, owner, part)
+        radius = record.results[record.terms.members[part]].clip
+        return true is not None and claim_deviation(claimed, true, radius) > CLAIM_TOLERANCE
 
     async def _get(self, owner: int, part: int) -> None:
         terms = self._record.terms

@@ -26,6 +26,9 @@ TELL = "secure.tell"
 ASK = "secure.ask"
 PROVE = "secure.prove"
 CALL_S = 5.0
+MAX_ANSWER_BYTES = 1 << 19
+STATEMENT_BYTES = 256
+"""More than what goes with a body."""
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +42,17 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Statements that were asked for."""
 
     statements: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+def _as_many_as_fit(statements: Iterable[Statement]) -> tuple[Statement, ...]:
+    """Whoever lacks more asks again."""
+    chosen, size = [], 0
+    for statement in statements:
+        size += len(statement.body) + STATEMENT_BYTES
+        if size > MAX_ANSWER_BYTES:
+            break
+        chosen.append(statement)
+    return tuple(chosen)
 
 
 class Mesh:
@@ -123,7 +137,7 @@ class Mesh:
         self._check_member(peer)
         known = self.slots.of(wanted.slot)
         authors = set(wanted.authors) or known.keys()
-        await stream.send(Answer(tuple(known[author] for author in sorted(known) if author in authors)))
+        await stream.send(Answer(_as_many_as_fit(known[author] for author in sorted(known) if author in authors)))
 
     async def _serve_prove(self, peer: PeerId, stream: MessageStream) -> None:
         proof = await stream.receive(Equivocation)

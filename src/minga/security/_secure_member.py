@@ -36,7 +36,7 @@ from minga.security._mesh import Mesh
 from minga.security._randomness import derive
 from minga.security._record import Record, Terms
 from minga.security._settings import SecureSettings
-from minga.security._wire import MAX_ATTEMPTS, Accusation, Charge, Commit, Judgement, Slot, Statement
+from minga.security._wire import MAX_ACCUSATIONS, Accusation, Charge, Commit, Judgement, Slot, Statement
 
 KEPT_STEPS = 3
 """Steps that members can be asked about, and so the states that `Work` has to keep."""
@@ -102,7 +102,7 @@ class SecureMember:
         attempt = 0
         while True:
             validators = frozenset(validations).intersection(self.ledger.members)
-            commit = Commit(state, self.ledger.digest, (), found[:16], self._judgements[:64])
+            commit = Commit(state, self.ledger.digest, (), found[:MAX_ACCUSATIONS], self._judgements[:64])
             try:
                 record = await self._attempt(attempt, validators).run(commit, gradient)
                 break
@@ -169,7 +169,7 @@ class SecureMember:
         for old in [old for old in self._records if old <= self.step - KEPT_STEPS]:
             del self._records[old]
         self._judgements = await self._look_into(record)
-        self._found = self._inquiry(step).false_claims(self._own_part(record))
+        self._found = await self._inquiry(step).false_claims(self._own_part(record))
 
     def _own_part(self, record: Record) -> int:
         return record.terms.members.index(self._node.peer_id)
@@ -231,7 +231,14 @@ class SecureMember:
     # ---- what others ask
 
     def _is_expected(self, slot: Slot) -> bool:
-        return self.step - KEPT_STEPS < slot.step <= self.step + 1 and slot.attempt <= MAX_ATTEMPTS
+        """Nobody is more than one attempt ahead, so nobody can make this peer keep more than a few statements."""
+        current = self._current.terms if self._current is not None else None
+        reached = current.attempt if current is not None and current.step == self.step else 0
+        if slot.step in self._records:
+            return slot.attempt <= self._records[slot.step].terms.attempt
+        return (
+            slot.step in (self.step, self.step + 1) and slot.attempt <= (reached if slot.step == self.step else 0) + 1
+        )
 
     def _note(self, statement: Statement) -> None:
         for agreement in self._agreements:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minga.security._draws import PEERS_PER_VALIDATOR
+from minga.security._hysteresis import Hysteresis
 from minga.security._stragglers import Patience
+
+HONEST_ERROR = 1e-4
+"""Largest relative difference of float32 gradients between kinds of devices, with kernels that are deterministic."""
 
 
 @dataclass(frozen=True)
 class SecureSettings:
     """Directions of the projections, members for each validator, the clipping radius as a multiple of the median
-    distance from the aggregate, the largest relative difference between two honest computations of one gradient, and
-    how long to wait for whom.
+    distance from the aggregate, from where on two computations of one gradient differ too much, and how long to wait
+    for whom.
     """
 
     directions: int = 4
     peers_per_validator: int = PEERS_PER_VALIDATOR
     clip_factor: float = 1.5
-    gradient_tolerance: float = 1e-2
+    thresholds: Hysteresis = field(default_factory=lambda: Hysteresis.calibrated([HONEST_ERROR]))
     patience: Patience = field(default_factory=Patience)

@@ -26,7 +26,9 @@ MAX_MEMBERS = 256
 """Everybody hears from everybody in each phase."""
 
 MAX_BODY_BYTES = 1 << 16
-MAX_ATTEMPTS = 64
+MAX_ATTEMPTS = 256
+MAX_ACCUSATIONS = 4
+"""Of one member in one step: each makes all others compute."""
 SIGNING_CONTEXT = b"secure step"
 
 T = TypeVar("T")
@@ -132,7 +134,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     state: Digest
     ledger: Digest
     parts: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-    accusations: Annotated[tuple[Accusation, ...], msgspec.Meta(max_length=16)] = ()
+    accusations: Annotated[tuple[Accusation, ...], msgspec.Meta(max_length=MAX_ACCUSATIONS)] = ()
     judgements: Annotated[tuple[Judgement, ...], msgspec.Meta(max_length=64)] = ()
 
 
