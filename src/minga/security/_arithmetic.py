@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from minga.averaging._codec_interface import InvalidEncodingError
 from minga.network._interface import PeerId
 from minga.security._centered_clip import CenteredClip
 from minga.security._checks import PublishedClaims, check_norms, check_sum
@@ -120,10 +121,18 @@ class Arithmetic:
         if absent:  # the aggregator said that it got them all, so somebody has them
             return {terms.members[owner]: Reason.UNDELIVERED for owner in absent}
         published = self._published(record, part)
-        rows = {terms.members[owner]: _array(record.row(owner, part)) for owner in terms.contributors}
+        rows, aggregator = dict[PeerId, npt.NDArray[np.floating]](), terms.members[part]
+        for owner in terms.contributors:
+            try:
+                rows[terms.members[owner]] = _array(record.row(owner, part))
+            except InvalidEncodingError:  # nothing can be claimed of it, and nothing can be its mean
+                bans |= {terms.members[owner]: Reason.FALSE_CLAIMS, aggregator: Reason.WRONG_AGGREGATE}
+        if bans:
+            return bans
         value = _array(record.values[part])
+        everybody = rows.keys()  # no aggregator could accuse anybody yet, so none covers anybody
         directions = self._directions(record, part)
-        findings = await in_thread(check_averaging, published, rows, value, directions, self._accuracy)
+        findings = await in_thread(check_averaging, published, rows, value, directions, self._accuracy, everybody)
         for finding in findings:
             bans.setdefault(finding.accused, _REASONS[finding.offence])
         if not self._is_usual(published.radius, typical_norm(*_norms(published))):

@@ -202,7 +202,9 @@ class Attempt:
     def _result_is_sound(self, peer: PeerId, body: Result) -> bool:
         part = self._terms.members.index(peer)
         aggregates = self._terms.division.numel(part) > 0
-        return aggregates == (body.value is not None) and all(rank in self._terms.contributors for rank in body.silent)
+        if aggregates != (body.value is not None) or aggregates != (body.clip > 0.0):
+            return False
+        return all(rank in self._terms.contributors for rank in body.silent)
 
     # ---- the coin
 
@@ -252,7 +254,8 @@ class Attempt:
     async def _claim(self) -> None:
         terms, record = self._terms, self._record
         for part, data in self._cargo.values.items():
-            record.values[part] = value_from_bytes(data)
+            with contextlib.suppress(InvalidEncodingError):  # what means nothing is missing
+                record.values[part] = value_from_bytes(data)
         needed = [part for part in range(len(terms.members)) if terms.division.numel(part)]
         missing = tuple(part for part in needed if part not in record.values)
         claims: tuple[Claim | None, ...] = ()
@@ -280,6 +283,8 @@ class Attempt:
             raise Setback({terms.members[part]: Reason.UNDELIVERED for part in gone})
         if missing:
             raise MinorityError("most others have an aggregate that this peer cannot get", round=terms.step)
+        if behind := [peer for peer, body in self._record.claims.items() if body.missing]:
+            raise Setback({}, behind)  # they cannot go on, and without their claims there is no check
 
     def _claims_are_sound(self, peer: PeerId, body: Claims) -> bool:
         terms = self._terms

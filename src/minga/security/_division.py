@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from minga.averaging._codec_interface import CONTRIBUTION_LIMIT, InvalidEncodingError
 from minga.averaging._layout import Chunk, VectorLayout
 from minga.averaging._parts import allocate
 from minga.averaging._wire_tensors import as_bytes, load
@@ -77,5 +78,10 @@ def value_to_bytes(value: torch.Tensor) -> bytes:
 
 
 def value_from_bytes(data: bytes) -> torch.Tensor:
-    """Undo `value_to_bytes`."""
-    return load(torch.frombuffer(bytearray(data), dtype=torch.uint8), torch.float32) if data else torch.empty(0)
+    """Undo `value_to_bytes`. Raises `InvalidEncodingError` for numbers that no mean of parts can have."""
+    if not data:
+        return torch.empty(0)
+    value = load(torch.frombuffer(bytearray(data), dtype=torch.uint8), torch.float32)
+    if not bool((value.abs() <= CONTRIBUTION_LIMIT).all()):
+        raise InvalidEncodingError(f"an aggregate has a value that is no number within +-{CONTRIBUTION_LIMIT:g}")
+    return value

@@ -7,8 +7,11 @@ members have different hardware, count as equal.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
+from minga.averaging._codec_interface import InvalidEncodingError
 from minga.network._interface import PeerId
 from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Work
@@ -80,7 +83,10 @@ class Inquiry:
             own = torch.empty(division.numel(part))
             division.decode(encoded, part, own)
             ours.append(own.numpy())
-            theirs.append(self._record.row(owner, part).numpy())
+            try:
+                theirs.append(self._record.row(owner, part).numpy())
+            except InvalidEncodingError:  # what means nothing is no gradient
+                return math.inf
         return await in_thread(gradient_error, theirs, ours)
 
     def _claim_is_false(self, owner: int, part: int) -> bool:
@@ -88,7 +94,10 @@ class Inquiry:
         claimed = record.claims[record.terms.members[owner]].claims[part]
         if claimed is None or (owner, part) not in record.cargo.parts:
             return False
-        true = self._arithmetic.claim(record, owner, part)
+        try:
+            true = self._arithmetic.claim(record, owner, part)
+        except InvalidEncodingError:  # of nonsense nothing is true
+            return True
         radius = record.results[record.terms.members[part]].clip
         return true is not None and claim_deviation(claimed, true, radius) > CLAIM_TOLERANCE
 

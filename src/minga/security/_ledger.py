@@ -79,10 +79,6 @@ class Ledger:
         if peer in self:
             self._members.remove(peer)
 
-    def is_majority(self, count: int) -> bool:
-        """Whether `count` members are more than half of all."""
-        return 2 * count > len(self._members)
-
     @property
     def digest(self) -> bytes:
         """32 bytes that are equal for equal lists."""

@@ -192,9 +192,9 @@ class SecureMember:
         for accuser, commit in before.commits.items():
             for accusation in commit.accusations:
                 guilty, innocent = (judgements[accuser, accusation, verdict] for verdict in (True, False))
-                if self.ledger.is_majority(guilty):
+                if 2 * guilty > len(record.terms.members):
                     self._convict(accusation, before.commits)
-                elif self.ledger.is_majority(innocent):
+                elif 2 * innocent > len(record.terms.members):
                     self._ban(accuser, Reason.FALSE_ACCUSATION)
 
     def _convict(self, accusation: Accusation, commits: Mapping[PeerId, Commit]) -> None:

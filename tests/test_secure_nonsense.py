@@ -1,0 +1,81 @@
+"""Secure steps with members that say well-formed nonsense: only those go."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+from secure_world import Quadratic
+from swarm_tools import virtually
+
+from minga.security._secure_member import ExcludedError
+from minga.security._wire import Claims, Result
+from minga.simulation._attacks import Attack, WrongAggregate
+from minga.simulation._secure_swarm import SecureSwarm
+
+
+class NoNumber(Attack):
+    """Hands out an aggregate that is none."""
+
+    def value(self, value: torch.Tensor, clip: float) -> tuple[torch.Tensor, float]:
+        return (value * float("nan") if self.is_on else value), clip
+
+
+class Huge(Attack):
+    """Hands out an aggregate whose distances cannot be told."""
+
+    def value(self, value: torch.Tensor, clip: float) -> tuple[torch.Tensor, float]:
+        return (torch.full_like(value, 3e38) if self.is_on else value), clip
+
+
+class NoRadius(Attack):
+    """Names a radius of clipping that is none."""
+
+    def result(self, result: Result) -> Result | None:
+        return msgspec.structs.replace(result, clip=0.0) if self.is_on else result
+
+
+class Helpless(Attack):
+    """Says that it could not get an aggregate that all others have."""
+
+    def claims(self, claims: Claims) -> Claims | None:
+        if not self.is_on or not claims.claims:
+            return claims
+        return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))
+
+
+class LyingProjections(Attack):
+    """Says of all its parts that they pull to another side, so that all aggregates look wrong."""
+
+    def claims(self, claims: Claims) -> Claims | None:
+        if not self.is_on:
+            return claims
+        changed = tuple(
+            c and msgspec.structs.replace(c, projections=tuple(10 * (p + c.norm) for p in c.projections))
+            for c in claims.claims
+        )
+        return msgspec.structs.replace(claims, claims=changed)
+
+
+@pytest.mark.parametrize(
+    ("attack", "bans"),
+    [
+        (NoNumber, {"p3": "UNDELIVERED"}),
+        (Huge, {"p3": "UNDELIVERED"}),
+        (NoRadius, {"p3": "SILENT"}),
+        (Helpless, {}),
+        (LyingProjections, {"p3": "FALSE_CLAIMS"}),
+    ],
+)
+def test_nonsense_costs_only_its_author(attack: type[Attack], bans: dict[str, str]) -> None:
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(6, lambda: Quadratic(100), {"p3": lambda allies: attack(2, allies)})
+        ends = await swarm.run(6)
+        assert isinstance(ends["p3"], ExcludedError)
+        for peer in swarm.honest:
+            assert ends[peer.name] is None
+            assert swarm.bans(peer) == bans
+            assert len(peer.member.ledger.members) == 5
+
+    run()
