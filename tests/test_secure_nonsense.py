@@ -10,7 +10,7 @@ from swarm_tools import virtually
 
 from minga.security._secure_member import ExcludedError
 from minga.security._wire import Claims, Result
-from minga.simulation._attacks import Attack, WrongAggregate
+from minga.simulation._attacks import Attack
 from minga.simulation._secure_swarm import SecureSwarm
 
 

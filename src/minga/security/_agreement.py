@@ -90,7 +90,7 @@ class Agreement:
         counts: Counter[tuple[int, bytes]] = Counter()
         for voter, vote in votes(vote_slot).items():
             if voter in self._members:
-                counts.update(_heard(vote, len(self._members)))
+                counts.update(heard(vote, len(self._members)))
         right = {self._members[rank]: digest for (rank, digest), n in counts.items() if 2 * n > len(self._members)}
         return await self._fetch(slot, right)
 
@@ -105,7 +105,7 @@ class Agreement:
         return {peer: said[peer] for peer in self._members if peer in right}
 
 
-def _heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:
+def heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:
     """Whom a voter heard, each once; nobody if the vote is malformed."""
     try:
         statements = read(vote, Heard).statements

@@ -74,14 +74,39 @@ class Arithmetic:
         norms = [typical_norm(*_norms(self._published(record, part))) for part in parts]
         self._history.add([record.terms.division.stops[part] for part in parts], norms)
 
-    async def check(self, record: Record, deliveries: Deliveries) -> dict[PeerId, Reason]:
+    async def check(self, record: Record, deliveries: Deliveries) -> dict[PeerId, tuple[Reason, int]]:
         """V2, V3 and the radius, of all parts; whatever raises a doubt is computed again from the parts themselves.
 
-        Returns who goes. All who have the same claims come to the same result.
+        Returns who goes, why, and because of which part. All who have the same claims come to the same result.
         """
-        bans: dict[PeerId, Reason] = {}
+        bans: dict[PeerId, tuple[Reason, int]] = {}
         for part in await in_thread(self._doubtful, record):
-            bans |= await self._check_in_public(record, part, deliveries)
+            for peer, reason in (await self._check_in_public(record, part, deliveries)).items():
+                bans.setdefault(peer, (reason, part))
+        return bans
+
+    def recheck(self, record: Record, part: int) -> dict[PeerId, Reason]:
+        """The public check of a part of which all bytes are at hand: who goes, and why.
+
+        Depends on nothing but the record, so anybody comes to the same result at any time. Raises `ValueError` if
+        claims are missing.
+        """
+        bans = dict[PeerId, Reason]()
+        rows, aggregator, terms = dict[PeerId, npt.NDArray[np.floating]](), record.terms.members[part], record.terms
+        for owner in terms.contributors:
+            try:
+                rows[terms.members[owner]] = _array(record.row(owner, part))
+            except InvalidEncodingError:  # nothing can be claimed of it, and nothing can be its mean
+                bans |= {terms.members[owner]: Reason.FALSE_CLAIMS, aggregator: Reason.WRONG_AGGREGATE}
+        if bans:
+            return bans
+        published, value = self._published(record, part), _array(record.values[part])
+        everybody = rows.keys()  # no aggregator could accuse anybody yet, so none covers anybody
+        findings = check_averaging(published, rows, value, self._directions(record, part), self._accuracy, everybody)
+        for finding in findings:
+            bans.setdefault(finding.accused, _REASONS[finding.offence])
+        if not self._is_usual(published.radius, typical_norm(*_norms(published))):
+            bans.setdefault(aggregator, Reason.WRONG_AGGREGATE)
         return bans
 
     # ---- inner workings
@@ -110,7 +135,7 @@ class Arithmetic:
         return 1.0 / RADIUS_TOLERANCE <= radius / expected <= RADIUS_TOLERANCE
 
     async def _check_in_public(self, record: Record, part: int, deliveries: Deliveries) -> dict[PeerId, Reason]:
-        terms, bans = record.terms, dict[PeerId, Reason]()
+        terms = record.terms
         fetching = [
             deliveries.fetch_part(terms.step, terms.attempt, part, owner)
             for owner in terms.contributors
@@ -120,24 +145,7 @@ class Arithmetic:
         absent = [owner for owner in terms.contributors if (owner, part) not in record.cargo.parts]
         if absent:  # the aggregator said that it got them all, so somebody has them
             return {terms.members[owner]: Reason.UNDELIVERED for owner in absent}
-        published = self._published(record, part)
-        rows, aggregator = dict[PeerId, npt.NDArray[np.floating]](), terms.members[part]
-        for owner in terms.contributors:
-            try:
-                rows[terms.members[owner]] = _array(record.row(owner, part))
-            except InvalidEncodingError:  # nothing can be claimed of it, and nothing can be its mean
-                bans |= {terms.members[owner]: Reason.FALSE_CLAIMS, aggregator: Reason.WRONG_AGGREGATE}
-        if bans:
-            return bans
-        value = _array(record.values[part])
-        everybody = rows.keys()  # no aggregator could accuse anybody yet, so none covers anybody
-        directions = self._directions(record, part)
-        findings = await in_thread(check_averaging, published, rows, value, directions, self._accuracy, everybody)
-        for finding in findings:
-            bans.setdefault(finding.accused, _REASONS[finding.offence])
-        if not self._is_usual(published.radius, typical_norm(*_norms(published))):
-            bans.setdefault(published.aggregator, Reason.WRONG_AGGREGATE)
-        return bans
+        return await in_thread(self.recheck, record, part)
 
     def _published(self, record: Record, part: int) -> PublishedClaims:
         terms = record.terms

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -34,6 +34,7 @@ from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Conduct
 from minga.security._delivery import Deliveries
 from minga.security._division import value_from_bytes, value_to_bytes
+from minga.security._evidence import Case
 from minga.security._ledger import Reason
 from minga.security._mesh import Mesh
 from minga.security._projections import Claim
@@ -43,16 +44,17 @@ from minga.security._slots import digest_of
 from minga.security._stragglers import wait_for_all
 from minga.security._threads import in_thread
 from minga.security._wire import Body, Claims, Commit, Confirm, Phase, Result, Revealed, Slot, Statement, read
+from minga.security._witness import Witness
 
 B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
 
 
 class Setback(Exception):
-    """An attempt failed: `bans` says who is to blame, `away` who just was not there."""
+    """An attempt failed: `cases` say who has to go, and what shows that."""
 
-    def __init__(self, bans: Mapping[PeerId, Reason], away: Sequence[PeerId] = ()) -> None:
-        super().__init__(f"{len(bans)} members are to blame, {len(away)} are away")
-        self.bans, self.away = dict(bans), tuple(away)
+    def __init__(self, cases: Iterable[Case]) -> None:
+        self.cases = tuple(cases)
+        super().__init__(f"{len(self.cases)} members have to go")
 
 
 class Attempt:
@@ -72,7 +74,7 @@ class Attempt:
         self._record, self._terms, self._cargo = record, record.terms, record.cargo
         self._mesh, self._agreement, self._deliveries = mesh, agreement, deliveries
         self._arithmetic, self._conduct = arithmetic, conduct
-        self._me = self._terms.members.index(me)
+        self._me, self._witness = self._terms.members.index(me), Witness(record.terms, mesh.slots)
         self._before = Slot(self._terms.step, self._terms.attempt, Phase.COMMIT)
         self._seen = b""
         self._reveal = Reveal(entropy(32), entropy(32))
@@ -122,14 +124,14 @@ class Attempt:
 
     def _check_standing(self, bodies: Mapping[PeerId, Commit]) -> None:
         """Members that stand elsewhere than most leave without blame: they need the state of the others."""
-        standings = {peer: (body.state, body.ledger) for peer, body in bodies.items()}
+        standings = {peer: body.standing for peer, body in bodies.items()}
         right, count = Counter(standings.values()).most_common(1)[0]
         if 2 * count <= len(self._terms.members):
             raise MinorityError("no majority of the members is in the same state", round=self._terms.step)
         if standings[self._terms.members[self._me]] != right:
             raise MinorityError("most members are in another state than this peer", round=self._terms.step)
         if away := [peer for peer, standing in standings.items() if standing != right]:
-            raise Setback({}, away)
+            raise Setback(map(self._witness.elsewhere, away))
 
     # ---- parts and aggregates
 
@@ -224,7 +226,7 @@ class Attempt:
         bodies = await self._exchange(Phase.REVEAL, own, Revealed, lambda _, __: True)
         coin, results = terms.coin, self._record.results
         if closed := [peer for peer, body in bodies.items() if not coin.opens(results[peer].coin, peer, body.reveal)]:
-            raise Setback(dict.fromkeys(closed, Reason.SILENT))
+            raise Setback(map(self._witness.unopened, closed))
         self._settle(complaints, bodies)
         self._record.randomness = terms.coin.outcome({peer: body.reveal for peer, body in bodies.items()})
 
@@ -241,13 +243,13 @@ class Attempt:
 
     def _settle(self, complaints: Sequence[tuple[int, int]], bodies: Mapping[PeerId, Revealed]) -> None:
         """What most could get its aggregator should have got, too; what most could not, its owner owed to all."""
-        bans: dict[PeerId, Reason] = {}
+        cases: dict[int, Case] = {}
         for part, owner in complaints:
             could = sum((part, owner) in body.delivered for body in bodies.values())
             guilty = part if 2 * could > len(self._terms.members) else owner
-            bans[self._terms.members[guilty]] = Reason.UNDELIVERED
-        if bans:
-            raise Setback(bans)
+            cases[guilty] = self._witness.undelivered(guilty, part, owner)
+        if cases:
+            raise Setback(cases.values())
 
     # ---- CLAIMS
 
@@ -273,18 +275,26 @@ class Attempt:
     async def _confirm(self) -> None:
         """Make sure that all have the same claims before they are checked: then all come to the same end."""
         await self._exchange(Phase.CONFIRM, Confirm(self._seen), Confirm, lambda _, __: True)
-        if bans := await self._arithmetic.check(self._record, self._deliveries):
-            raise Setback(bans)
+        bans, witness = await self._arithmetic.check(self._record, self._deliveries), self._witness
+        if bans:
+            raise Setback(
+                witness.unshown(peer, reason)
+                if reason is Reason.UNDELIVERED
+                else witness.recomputed(peer, reason, part, self._record)
+                for peer, (reason, part) in bans.items()
+            )
 
     def _check_values(self, missing: Sequence[int]) -> None:
         lacking = Counter(part for body in self._record.claims.values() for part in set(body.missing))
         terms = self._terms
         if gone := [part for part, count in lacking.items() if 2 * count > len(terms.members)]:
-            raise Setback({terms.members[part]: Reason.UNDELIVERED for part in gone})
+            raise Setback(map(self._witness.unobtainable, gone))
         if missing:
             raise MinorityError("most others have an aggregate that this peer cannot get", round=terms.step)
         if behind := [peer for peer, body in self._record.claims.items() if body.missing]:
-            raise Setback({}, behind)  # they cannot go on, and without their claims there is no check
+            raise Setback(
+                map(self._witness.behind, behind)
+            )  # they cannot go on, and without their claims there is no check
 
     def _claims_are_sound(self, peer: PeerId, body: Claims) -> bool:
         terms = self._terms
@@ -322,11 +332,9 @@ class Attempt:
         said = await self._agreement.collect(slot, lambda statement: understood(statement) is not None)
         bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
         if liars := await self._equivocators(bodies):
-            raise Setback(dict.fromkeys(liars, Reason.EQUIVOCATED))
+            raise Setback(self._witness.contradicted(self._mesh.proofs[peer]) for peer in liars)
         if silent := [peer for peer in self._terms.members if peer not in said]:
-            if phase is Phase.COMMIT:  # nobody owes anything before it committed itself
-                raise Setback({}, silent)
-            raise Setback(dict.fromkeys(silent, Reason.SILENT))
+            raise Setback(self._witness.unheard(peer, phase) for peer in silent)
         self._before, self._seen = slot, digest_of(said.values())
         return bodies
 

@@ -10,6 +10,7 @@ from minga.network._interface import PeerId
 from minga.security._delivery import Cargo
 from minga.security._division import Division
 from minga.security._randomness import Coin
+from minga.security._rules import Rules
 from minga.security._wire import Claims, Commit, Result
 
 
@@ -17,8 +18,7 @@ from minga.security._wire import Claims, Commit, Result
 class Terms:
     """What all members of an attempt agree on before it begins: everything follows from earlier steps.
 
-    `members` by rank, of which the `validators` contribute nothing; `division` says who aggregates which part; `commit`
-    is what this member is going to say, but for the digests of its parts.
+    `members` by rank, of which the `validators` contribute nothing; `division` says who aggregates which part.
     """
 
     run_id: str
@@ -27,6 +27,7 @@ class Terms:
     members: tuple[PeerId, ...]
     validators: frozenset[PeerId]
     division: Division
+    rules: Rules
 
     @property
     def contributors(self) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from minga.core._errors import RemoteError
 from minga.core._signal import Signal
@@ -30,13 +30,18 @@ from minga.security._data_seeds import data_seed
 from minga.security._delivery import Cargo, Deliveries
 from minga.security._division import Division
 from minga.security._draws import Validation, draw_validations, validator_count
+from minga.security._evidence import Case, Evidence
+from minga.security._evidence_log import EvidenceLog
 from minga.security._inquiry import Inquiry
-from minga.security._ledger import Ledger, Reason
+from minga.security._ledger import Ledger
 from minga.security._mesh import Mesh
 from minga.security._randomness import derive
 from minga.security._record import Record, Terms
+from minga.security._rules import Rules
 from minga.security._settings import SecureSettings
-from minga.security._wire import MAX_ACCUSATIONS, Accusation, Charge, Commit, Judgement, Slot, Statement
+from minga.security._verdicts import verdicts
+from minga.security._wire import MAX_ACCUSATIONS, Accusation, Commit, Judgement, Slot, Statement
+from minga.security._witness import Witness
 
 KEPT_STEPS = 3
 """Steps that members can be asked about, and so the states that `Work` has to keep."""
@@ -61,14 +66,18 @@ class SecureMember:
         work: Work,
         settings: SecureSettings | None = None,
         conduct: Conduct | None = None,
+        evidence: EvidenceLog | None = None,
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._entropy = entropy
         self.step = 0
         self.ledger = ledger
-        self._node, self._work = node, work
+        self.evidence = evidence or EvidenceLog()
+        """Why others left the list of members."""
+        self._node, self._identity, self._work = node, identity, work
         self._settings, self._conduct = settings or SecureSettings(), conduct or Conduct()
+        self._rules = Rules.of(work.layout, self._settings)
         self._arithmetic = Arithmetic(self._settings)
         self._mesh = Mesh(node, identity, self._is_expected, lambda peer: peer in self.ledger)
         self._mesh.on_statement = self._note
@@ -102,13 +111,14 @@ class SecureMember:
         attempt = 0
         while True:
             validators = frozenset(validations).intersection(self.ledger.members)
-            commit = Commit(state, self.ledger.digest, (), found[:MAX_ACCUSATIONS], self._judgements[:64])
+            found, judgements = found[:MAX_ACCUSATIONS], self._judgements[:64]
+            commit = Commit(state, self.ledger.digest, self._rules.digest, (), found, judgements)
             try:
                 record = await self._attempt(attempt, validators).run(commit, gradient)
                 break
             except Setback as setback:
                 attempt += 1
-                self._leave_out(setback)
+                self._leave_out(setback.cases)
         await self._close(record)
 
     # ---- one step
@@ -124,7 +134,7 @@ class SecureMember:
         self._require_membership()
         members = self.ledger.members
         division = Division.equal(self._work.layout, [True] * len(members))
-        terms = Terms(self._node.run_id, self.step, number, members, validators, division)
+        terms = Terms(self._node.run_id, self.step, number, members, validators, division, self._rules)
         record = Record(terms, Cargo(division.part_bytes, division.value_bytes))
         agreement = Agreement(self._mesh, members, self._node.peer_id, self._settings.patience)
         self._current = record
@@ -147,12 +157,18 @@ class SecureMember:
             why = f"the members banned this peer: {ban.reason.value}" if ban else "this peer was away for too long"
             raise ExcludedError(why, round=self.step)
 
-    def _leave_out(self, setback: Setback) -> None:
-        for peer, reason in setback.bans.items():
-            self._ban(peer, reason)
-        for peer in setback.away:
-            self.ledger.remove(peer)
-            self._node.events.emit("secure.member_away", step=self.step, peer=peer)
+    def _leave_out(self, cases: Iterable[Case]) -> None:
+        for case in cases:
+            peer, reason = PeerId(case.peer), case.ban
+            if peer not in self.ledger:
+                continue
+            if reason is None:
+                self.ledger.remove(peer)
+                self._node.events.emit("secure.member_away", step=self.step, peer=peer)
+            else:
+                self.ledger.ban(peer, self.step, reason)
+                self._node.events.emit("secure.banned", step=self.step, peer=peer, reason=reason.name, why=reason.value)
+            self.evidence.append(Evidence.of(case, self._identity, self._node.run_id))
 
     async def _close(self, record: Record) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""
@@ -163,7 +179,7 @@ class SecureMember:
         self._node.events.emit(
             "secure.step", step=step + 1, attempt=record.terms.attempt, members=len(self.ledger.members)
         )
-        self._judge_by(record)
+        self._leave_out(verdicts(record, self._records, Witness(record.terms, self._mesh.slots)))
         self.step += 1
         self._mesh.slots.forget_before(self.step - KEPT_STEPS)
         for old in [old for old in self._records if old <= self.step - KEPT_STEPS]:
@@ -179,37 +195,6 @@ class SecureMember:
 
     # ---- accusations and judgements
 
-    def _judge_by(self, record: Record) -> None:
-        """Who was accused one step ago is judged by what most say now."""
-        before = self._records.get(record.terms.step - 1)
-        if before is None:
-            return
-        judgements = Counter(
-            (judgement.accuser, judgement.accusation, judgement.guilty)
-            for commit in record.commits.values()
-            for judgement in set(commit.judgements)
-        )
-        for accuser, commit in before.commits.items():
-            for accusation in commit.accusations:
-                guilty, innocent = (judgements[accuser, accusation, verdict] for verdict in (True, False))
-                if 2 * guilty > len(record.terms.members):
-                    self._convict(accusation, before.commits)
-                elif 2 * innocent > len(record.terms.members):
-                    self._ban(accuser, Reason.FALSE_ACCUSATION)
-
-    def _convict(self, accusation: Accusation, commits: Mapping[PeerId, Commit]) -> None:
-        target = PeerId(accusation.target)
-        if accusation.charge is Charge.GRADIENT:
-            self._ban(target, Reason.WRONG_GRADIENT)
-            return
-        self._ban(target, Reason.FALSE_CLAIMS)
-        record = self._records.get(accusation.step)
-        if record is not None:
-            aggregator = record.terms.members[accusation.part]
-            accused_by = {peer for peer, commit in commits.items() if accusation in commit.accusations}
-            if aggregator not in accused_by:
-                self._ban(aggregator, Reason.COVERED)
-
     async def _look_into(self, record: Record) -> tuple[Judgement, ...]:
         """What this member has to say of the accusations that were made in a step."""
         judgements = []
@@ -222,11 +207,6 @@ class SecureMember:
                 guilty = self._conduct.judgement(accusation, guilty=verdicts[accusation])
                 judgements.append(Judgement(accuser, accusation, guilty))
         return tuple(judgements)
-
-    def _ban(self, peer: PeerId, reason: Reason) -> None:
-        ban = self.ledger.ban(peer, self.step, reason)
-        if ban is not None:
-            self._node.events.emit("secure.banned", step=self.step, peer=peer, reason=reason.name, why=reason.value)
 
     # ---- what others ask
 

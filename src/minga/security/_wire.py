@@ -127,15 +127,22 @@ class Judgement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Phase COMMIT: where the author stands, and what it is going to send.
 
-    `state` and `ledger` are the digests of its parameters and of its list of members; `parts` are the digests of the
-    parts of its gradient as they will be on the wire, none from a validator, which has none.
+    `state`, `ledger` and `rules` are the digests of its parameters, of its list of members and of the `Rules` that it
+    goes by; `parts` are the digests of the parts of its gradient as they will be on the wire, none from a validator,
+    which has none.
     """
 
     state: Digest
     ledger: Digest
+    rules: Digest
     parts: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     accusations: Annotated[tuple[Accusation, ...], msgspec.Meta(max_length=MAX_ACCUSATIONS)] = ()
     judgements: Annotated[tuple[Judgement, ...], msgspec.Meta(max_length=64)] = ()
+
+    @property
+    def standing(self) -> tuple[bytes, bytes, bytes]:
+        """What most members must have alike."""
+        return self.state, self.ledger, self.rules
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

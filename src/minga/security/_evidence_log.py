@@ -1,0 +1,116 @@
+"""The evidence of a run in the order in which members left, in memory and, if wanted, in a file.
+
+The file is a sequence of records, each with its length (8 bytes, little-endian) before it. It is only ever appended to;
+if a machine stops in the middle of that, the next start finds an incomplete last record and cuts it off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from minga.core._errors import StorageError
+from minga.network._interface import PeerId
+from minga.security._evidence import Case, Evidence, EvidenceError, Judged
+from minga.security._evidence_check import verify
+from minga.security._ledger import Ledger
+
+_LENGTH_BYTES = 8
+
+
+class EvidenceLog:
+    """Append-only. Reads what is in the file at `path`, if there is one; raises `StorageError` if that is impossible,
+    and `EvidenceError` if a whole record in it is malformed.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._entries: list[Evidence] = []
+        if path is None or not path.exists():
+            return
+        try:
+            data = path.read_bytes()
+            records = list(_records(data))
+            self._entries = [Evidence.from_bytes(record) for record in records]
+            whole = sum(_LENGTH_BYTES + len(record) for record in records)
+            if whole < len(data):
+                os.truncate(path, whole)
+        except OSError as error:
+            raise StorageError(f"the evidence in {path} cannot be read: {error}") from error
+
+    @property
+    def entries(self) -> tuple[Evidence, ...]:
+        """All evidence so far."""
+        return tuple(self._entries)
+
+    def append(self, evidence: Evidence) -> None:
+        """Add evidence; it is on the disk when this returns. Raises `StorageError` if the disk refuses."""
+        if self._path is not None:
+            record = evidence.to_bytes()
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("ab") as file:
+                    file.write(len(record).to_bytes(_LENGTH_BYTES, "little") + record)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise StorageError(f"the evidence cannot be written to {self._path}: {error}") from error
+        self._entries.append(evidence)
+
+
+def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> tuple[PeerId, ...]:
+    """Verify all evidence of a run that began with `founders`, and return who is a member after it.
+
+    Raises `EvidenceError` at the first entry that proves nothing or does not follow on those before it.
+    """
+    replay = _Replay(Ledger(founders))
+    for entry in entries:
+        verify(entry, run_id)
+        replay.follow(entry.case)
+    return replay.ledger.members
+
+
+class _Replay:
+    """Follows the list of members; all who leave after the same attempt were members in it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._place = (-1, 0)
+        self._members = ledger.members
+        self._of_steps: list[tuple[int, tuple[PeerId, ...]]] = [(-1, ledger.members)]
+        """Who was a member in the last attempt of a step, and in all that follow up to the next entry."""
+
+    def follow(self, case: Case) -> None:
+        place, peer = (case.step, case.attempt), PeerId(case.peer)
+        if place < self._place:
+            raise EvidenceError("it is older than the evidence before it", peer=peer, round=case.step)
+        if place > self._place:
+            self._place, self._members = place, self.ledger.members
+        if case.members != self._members:
+            raise EvidenceError("its members are not those who were left by then", peer=peer, round=case.step)
+        if peer not in self.ledger:
+            raise EvidenceError("it had left before", peer=peer, round=case.step)
+        proof = case.proof
+        if isinstance(proof, Judged) and proof.covering and proof.members_then != self._at(proof.accusation.step):
+            raise EvidenceError("other members aggregated in the accused step", peer=peer, round=case.step)
+        if case.ban is None:
+            self.ledger.remove(peer)
+        else:
+            self.ledger.ban(peer, case.step, case.ban)
+        # a judgement comes when a step was taken, all else before
+        self._of_steps.append((case.step + isinstance(proof, Judged), self.ledger.members))
+
+    def _at(self, step: int) -> tuple[PeerId, ...]:
+        return next(members for first, members in reversed(self._of_steps) if first <= step)
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at + _LENGTH_BYTES <= len(data):
+        length = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
+        if at + _LENGTH_BYTES + length > len(data):
+            return
+        at += _LENGTH_BYTES
+        yield data[at : at + length]
+        at += length

@@ -1,0 +1,60 @@
+"""What all members of a secure run must compute alike: the shape of the vector and the numbers of the checks.
+
+Each commitment holds the digest, so members with other rules are told apart before they do harm, and whoever verifies
+evidence later knows by which rules the members went, without having to believe it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+
+from minga.averaging._layout import VectorLayout
+from minga.security._hysteresis import Hysteresis
+from minga.security._settings import SecureSettings
+
+MAX_TENSORS = 1 << 16
+_LABEL = b"minga secure rules 1"
+
+Numel = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """See `VectorLayout` and `SecureSettings`; how long to wait is everybody's own affair."""
+
+    codec: Annotated[str, msgspec.Meta(max_length=32)]
+    numels: Annotated[tuple[Numel, ...], msgspec.Meta(max_length=MAX_TENSORS)]
+    directions: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    peers_per_validator: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    clip_factor: Annotated[float, msgspec.Meta(gt=0.0)]
+    thresholds: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, layout: VectorLayout, settings: SecureSettings) -> Rules:
+        """The rules of a run."""
+        thresholds = settings.thresholds
+        return cls(
+            layout.codec_choice,
+            layout.numels,
+            settings.directions,
+            settings.peers_per_validator,
+            float(settings.clip_factor),
+            (thresholds.fine, thresholds.convict, thresholds.accuse),
+        )
+
+    @property
+    def layout(self) -> VectorLayout:
+        """The vector's. Raises `ConfigurationError` if there is no such layout."""
+        return VectorLayout(self.numels, self.codec)
+
+    @property
+    def settings(self) -> SecureSettings:
+        """With the usual patience. Raises `ConfigurationError` for thresholds that are none."""
+        return SecureSettings(self.directions, self.peers_per_validator, self.clip_factor, Hysteresis(*self.thresholds))
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that are equal for equal rules."""
+        return blake3(_LABEL + msgspec.msgpack.encode(self)).digest()

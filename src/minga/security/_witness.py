@@ -1,0 +1,117 @@
+"""Writes down why members leave the list, from what is known of an attempt; see `minga.security._evidence`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from minga.network._interface import PeerId
+from minga.security._evidence import (
+    Behind,
+    Case,
+    Contradicted,
+    Elsewhere,
+    Judged,
+    Proof,
+    Recomputed,
+    Statements,
+    Undelivered,
+    Unheard,
+    Unobtainable,
+    Unopened,
+    Unshown,
+)
+from minga.security._ledger import Reason
+from minga.security._record import Record, Terms
+from minga.security._slots import Equivocation, Slots
+from minga.security._wire import Accusation, Phase, Slot
+
+
+class Witness:
+    """Of one attempt: makes cases from the statements that were heard in it."""
+
+    def __init__(self, terms: Terms, slots: Slots) -> None:
+        self._terms, self._slots = terms, slots
+
+    def contradicted(self, proof: Equivocation) -> Case:
+        """It said two things."""
+        return self._case(proof.author, Reason.EQUIVOCATED, Contradicted(proof))
+
+    def unheard(self, peer: PeerId, phase: Phase) -> Case:
+        """It said nothing; before it has committed itself it is just away."""
+        reason = None if phase is Phase.COMMIT else Reason.SILENT
+        return self._case(peer, reason, Unheard(phase, self._said(phase.vote)))
+
+    def elsewhere(self, peer: PeerId) -> Case:
+        """It stands elsewhere than most."""
+        return self._case(peer, None, Elsewhere(self._said(Phase.COMMIT)))
+
+    def unopened(self, peer: PeerId) -> Case:
+        """What it revealed is not what it committed to."""
+        (result,), (reveal,) = self._said(Phase.RESULT, [peer]), self._said(Phase.REVEAL, [peer])
+        return self._case(peer, Reason.SILENT, Unopened(result, reveal))
+
+    def undelivered(self, guilty: int, part: int, owner: int) -> Case:
+        """The owner of a part kept it to itself, or the aggregator says so against what most others see."""
+        members = self._terms.members
+        (commit,) = self._said(Phase.COMMIT, [members[owner]])
+        proof = Undelivered(part, owner, commit, self._said(Phase.RESULT), self._said(Phase.REVEAL))
+        return self._case(members[guilty], Reason.UNDELIVERED, proof)
+
+    def unobtainable(self, part: int) -> Case:
+        """Most could not get an aggregate."""
+        proof = Unobtainable(part, self._said(Phase.CLAIMS))
+        return self._case(self._terms.members[part], Reason.UNDELIVERED, proof)
+
+    def behind(self, peer: PeerId) -> Case:
+        """It could not get an aggregate that others have."""
+        return self._case(peer, None, Behind(self._said(Phase.CLAIMS)))
+
+    def recomputed(self, peer: PeerId, reason: Reason, part: int, record: Record) -> Case:
+        """It was found out by computing again what happened to a part."""
+        cargo, terms = record.cargo, self._terms
+        proof = Recomputed(
+            terms.rules,
+            self._said(Phase.COMMIT),
+            self._said(Phase.RESULT),
+            self._said(Phase.REVEAL),
+            self._said(Phase.CLAIMS),
+            self._said(Phase.CONFIRM),
+            part,
+            tuple(cargo.parts[owner, part] for owner in terms.contributors),
+            cargo.values[part],
+        )
+        return self._case(peer, reason, proof)
+
+    def unshown(self, peer: PeerId, reason: Reason) -> Case:
+        """What this member alone found."""
+        return self._case(peer, reason, Unshown())
+
+    def judged(
+        self,
+        peer: PeerId,
+        reason: Reason,
+        accuser: PeerId,
+        accusation: Accusation,
+        earlier: Terms,
+        judges: Iterable[PeerId],
+        members_then: tuple[PeerId, ...] = (),
+    ) -> Case:
+        """The `judges` of this attempt found about an accusation that was made in an `earlier` one.
+
+        `members_then` are those of the accused step, if the peer aggregated a part in it and did not accuse, too.
+        """
+        before = Witness(earlier, self._slots)
+        (accusing,) = before._said(Phase.COMMIT, [accuser])
+        covering = before._said(Phase.COMMIT, [peer])[0] if members_then else None
+        judging = self._said(Phase.COMMIT, judges)
+        return self._case(peer, reason, Judged(accuser, accusation, accusing, judging, covering, members_then))
+
+    # ---- inner workings
+
+    def _said(self, phase: Phase, authors: Iterable[PeerId] | None = None) -> Statements:
+        said = self._slots.of(Slot(self._terms.step, self._terms.attempt, phase))
+        return tuple(said[peer] for peer in sorted(authors or self._terms.members) if peer in said)
+
+    def _case(self, peer: PeerId, reason: Reason | None, proof: Proof) -> Case:
+        terms = self._terms
+        return Case(peer, reason.name if reason else None, terms.step, terms.attempt, terms.members, proof)
