@@ -154,8 +154,10 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
     "false accusation": ({"p3": Accuser}, {("p3", "FALSE_ACCUSATION")}),
     "helpless": ({"p3": Helpless}, {("p3", None)}),
     "astray": ({"p3": Astray}, {("p3", None)}),
-    "death": ({}, {("p3", None)}),
+    "death": ({}, {("p3", "SILENT")}),
+    "death before it said anything": ({}, {("p3", None)}),
 }
+DEATHS_S = {"death": 0.9, "death before it said anything": 0.001}
 STEPS = {"sign flip": 40, "covered claims": 40}
 
 
@@ -171,8 +173,8 @@ class Played:
 
         async def run() -> SecureSwarm:
             swarm = SecureSwarm(7, lambda: Quadratic(70), makers)
-            if attack == "death":
-                later(0.9, lambda: swarm.internet.kill("p3"))
+            if attack in DEATHS_S:
+                later(DEATHS_S[attack], lambda: swarm.internet.kill("p3"))
             await swarm.run(STEPS.get(attack, 6))
             return swarm
 

@@ -292,9 +292,8 @@ class Attempt:
         if missing:
             raise MinorityError("most others have an aggregate that this peer cannot get", round=terms.step)
         if behind := [peer for peer, body in self._record.claims.items() if body.missing]:
-            raise Setback(
-                map(self._witness.behind, behind)
-            )  # they cannot go on, and without their claims there is no check
+            # they cannot go on, and without their claims nothing can be checked
+            raise Setback(map(self._witness.behind, behind))
 
     def _claims_are_sound(self, peer: PeerId, body: Claims) -> bool:
         terms = self._terms
