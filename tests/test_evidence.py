@@ -17,7 +17,7 @@ from minga.averaging._layout import VectorLayout
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.security._conduct import Seeds, Work
-from minga.security._evidence import Case, Evidence, EvidenceError, Recomputed
+from minga.security._evidence import Case, Evidence, EvidenceError, Recomputed, Unshown
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import EvidenceLog, verify_log
 from minga.security._rules import Rules
@@ -378,8 +378,8 @@ def test_a_log_file_survives_an_append_that_was_cut_off(tmp_path: Path) -> None:
         log.append(entry)
     whole = path.read_bytes()
     assert EvidenceLog(path).entries == entries
-    first = 8 + len(entries[0].to_bytes())
-    for cut in (first, first + 3, first + 8, len(whole) - 1):
+    first = 16 + len(entries[0].to_bytes())
+    for cut in (first, first + 3, first + 16, len(whole) - 1):
         path.write_bytes(whole[:cut])
         log = EvidenceLog(path)
         assert log.entries == entries[:1]
@@ -387,8 +387,22 @@ def test_a_log_file_survives_an_append_that_was_cut_off(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_a_malformed_record_in_a_log_file_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [0, 7, 12, 16, 40])
+def test_a_log_file_that_was_damaged_is_refused_and_left_as_it_is(tmp_path: Path, at: int) -> None:
     path = tmp_path / "log"
-    path.write_bytes((3).to_bytes(8, "little") + b"abc")
-    with pytest.raises(EvidenceError, match="malformed"):
-        EvidenceLog(path)
+    log = EvidenceLog(path)
+    for entry in played("covered claims").witnesses[0].member.evidence.entries:
+        log.append(entry)
+    damaged = bytearray(path.read_bytes())
+    damaged[at] ^= 0xFF
+    path.write_bytes(damaged)
+    with pytest.raises(EvidenceError):
+        verify_log(RUN_ID, played("covered claims").founders, EvidenceLog(path).entries)
+    assert path.read_bytes() == damaged
+
+
+def test_what_only_its_witness_could_see_is_no_proof() -> None:
+    one = played("wrong aggregate")
+    unshown = msgspec.structs.replace(one.entry.case, proof=Unshown(), reason="UNDELIVERED")
+    with pytest.raises(EvidenceError, match="alone could see"):
+        verify(one.sign(unshown), RUN_ID)

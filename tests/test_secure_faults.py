@@ -9,7 +9,8 @@ import torch
 from secure_world import Quadratic
 from swarm_tools import later, virtually
 
-from minga.simulation._secure_swarm import SecureSwarm
+from minga.security._evidence_log import verify_log
+from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
 
 STEPS = 10
 
@@ -25,6 +26,7 @@ async def survive(swarm: SecureSwarm, failing: str, steps: int = STEPS) -> None:
         assert torch.equal(peer.work.parameters[steps], others[0].work.parameters[steps])
         assert set(swarm.bans(peer)) <= {failing}
         assert swarm.bans(peer) == swarm.bans(others[0])
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries) == peer.member.ledger.members
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -83,5 +85,6 @@ def test_two_deaths_at_once(seed: int) -> None:
         for peer in swarm.peers.values():
             if peer.name not in dead:
                 assert set(swarm.bans(peer)) <= dead
+                assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries) == peer.member.ledger.members
 
     run()

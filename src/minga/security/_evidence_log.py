@@ -1,7 +1,8 @@
 """The evidence of a run in the order in which members left, in memory and, if wanted, in a file.
 
-The file is a sequence of records, each with its length (8 bytes, little-endian) before it. It is only ever appended to;
-if a machine stops in the middle of that, the next start finds an incomplete last record and cuts it off.
+The file is a sequence of records, each with a header before it: its length (8 bytes, little-endian) and a checksum of
+that. It is only ever appended to; if a machine stops in the middle of that, the next start finds an incomplete last
+record and cuts it off. Thanks to the checksum, a length that was damaged later does not look like that.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from blake3 import blake3
+
 from minga.core._errors import StorageError
 from minga.network._interface import PeerId
 from minga.security._evidence import Case, Evidence, EvidenceError, Judged
@@ -17,6 +20,7 @@ from minga.security._evidence_check import verify
 from minga.security._ledger import Ledger
 
 _LENGTH_BYTES = 8
+_HEADER_BYTES = 16
 
 
 class EvidenceLog:
@@ -33,7 +37,7 @@ class EvidenceLog:
             data = path.read_bytes()
             records = list(_records(data))
             self._entries = [Evidence.from_bytes(record) for record in records]
-            whole = sum(_LENGTH_BYTES + len(record) for record in records)
+            whole = sum(_HEADER_BYTES + len(record) for record in records)
             if whole < len(data):
                 os.truncate(path, whole)
         except OSError as error:
@@ -51,7 +55,7 @@ class EvidenceLog:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 with self._path.open("ab") as file:
-                    file.write(len(record).to_bytes(_LENGTH_BYTES, "little") + record)
+                    file.write(_header(len(record)) + record)
                     file.flush()
                     os.fsync(file.fileno())
             except OSError as error:
@@ -105,12 +109,19 @@ class _Replay:
         return next(members for first, members in reversed(self._of_steps) if first <= step)
 
 
+def _header(length: int) -> bytes:
+    encoded = length.to_bytes(_LENGTH_BYTES, "little")
+    return encoded + bytes(blake3(encoded).digest(length=_HEADER_BYTES - _LENGTH_BYTES))
+
+
 def _records(data: bytes) -> Iterator[bytes]:
     at = 0
-    while at + _LENGTH_BYTES <= len(data):
+    while at + _HEADER_BYTES <= len(data):
         length = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
-        if at + _LENGTH_BYTES + length > len(data):
+        start = at + _HEADER_BYTES
+        if data[at:start] != _header(length):
+            raise EvidenceError(f"malformed evidence: at byte {at} of the file there is no length of a record")
+        if start + length > len(data):
             return
-        at += _LENGTH_BYTES
-        yield data[at : at + length]
-        at += length
+        yield data[start : start + length]
+        at = start + length
