@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, cast
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from minga.security._huber_location import Location, Numbers, geometric_median, 
 from minga.security._rows import RowData, Rows
 from minga.security._weighted_sum import SINGLE_ROUNDING, double_sum, single_sum, squared_distances
 
-_RESIDUAL_ERROR: Final = 2.0**-17
+_RESIDUAL_ERROR: Final = 2.0**-16
 """Share of tau by which inexact distances may shift the mean of D_i."""
 _MOST_ORIGINS: Final = 4
 _MEDIAN_SMOOTHING: Final = 1e-2
@@ -91,11 +91,12 @@ class CenteredClip(Aggregator[ClippedAggregate]):
 
     def _solve_in_double(self, rows: Rows, weights: Numbers, solution: _Solution | None) -> _Solution:
         """Move the origin to the row nearest to the solution, until that is near enough."""
-        for _ in range(_MOST_ORIGINS - 1):
-            solution = self._solve(_finite_gram(rows, solution), weights)
+        for _ in range(_MOST_ORIGINS):
+            nearest = None if solution is None else int(np.argmin(solution.location.distances))
+            solution = self._solve(Gram.double(rows, nearest), weights)
             if solution.is_exact_enough:
                 return solution
-        return self._solve(_finite_gram(rows, solution), weights)
+        return cast(_Solution, solution)
 
     def _solve(self, gram: Gram, weights: Numbers) -> _Solution:
         median = geometric_median(gram, weights, _MEDIAN_SMOOTHING, _MEDIAN_TOLERANCE)
@@ -118,14 +119,6 @@ class _Solution:
     @property
     def is_exact_enough(self) -> bool:
         return self.error <= _RESIDUAL_ERROR * self.clip_radius
-
-
-def _finite_gram(rows: Rows, solution: _Solution | None) -> Gram:
-    """With the origin at the row nearest to a solution; raises `NonFiniteRowsError` for NaN or infinity."""
-    gram = Gram.double(rows, None if solution is None else int(np.argmin(solution.location.distances)))
-    if not gram.is_finite:
-        rows.require_finite()
-    return gram
 
 
 def _residual_error(gram: Gram, weights: Numbers, location: Location, radius: float) -> float:

@@ -32,7 +32,7 @@ from minga.security._rows import Rows
 _SINGLE_ELEMENTS: Final = 1 << 12
 _SINGLE_CHUNK: Final = 1 << 20
 _DOUBLE_ELEMENTS: Final = 1 << 12
-_SINGLE_ERROR: Final = 2.0**-21
+_SINGLE_ERROR: Final = 2.0**-18
 _DOUBLE_ERROR: Final = 2.0**-48
 
 
@@ -57,7 +57,7 @@ class Gram:
                 products += _products(block, _SINGLE_ELEMENTS)
         else:
             matrix, places = placed
-            whole = torch.zeros(len(matrix), len(matrix), dtype=torch.float64)
+            whole = torch.zeros_like(products)
             for start in range(0, rows.numel, _SINGLE_CHUNK):
                 whole += _products(matrix[:, start : start + _SINGLE_CHUNK], _SINGLE_ELEMENTS)
             products = whole[list(places)][:, list(places)]
@@ -65,13 +65,15 @@ class Gram:
 
     @classmethod
     def double(cls, rows: Rows, centre: int | None = None) -> Self:
-        """In float64; products are not finite only where a row (or the centre) holds NaN or infinity."""
+        """In float64; raises `NonFiniteRowsError` if rows hold NaN or infinity."""
         products = torch.zeros(len(rows), len(rows), dtype=torch.float64)
         for _, block in rows.blocks():
             exact = block.double()
             if centre is not None:
                 exact -= exact[centre].clone()
             products += _products(exact, _DOUBLE_ELEMENTS)
+        if not bool(products.isfinite().all()):
+            rows.require_finite()
         return cls(_symmetric(products), _DOUBLE_ERROR, 0.0, centre)
 
     @property

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from minga.security._gram import Gram
+from minga.security._rows import Rows
 
 Numbers = npt.NDArray[np.float64]
 
@@ -71,6 +72,11 @@ def most_central(gram: Gram, weights: Numbers) -> tuple[int, float]:
     medians = [weighted_median(row, weights) for row in gram.squared_distances]
     nearest = int(np.argmin(medians))
     return nearest, float(np.sqrt(medians[nearest]))
+
+
+def central_gram(rows: Rows, weights: Numbers) -> Gram:
+    """Exact inner products with the most central row as the origin; raises `NonFiniteRowsError`."""
+    return Gram.double(rows, most_central(Gram.double(rows), weights)[0])
 
 
 def geometric_median(gram: Gram, weights: Numbers, smoothing: float, tolerance: float) -> Location:

@@ -9,19 +9,20 @@ import torch
 
 _FIRST_ELEMENTS: Final = 1 << 6
 _MOST_ELEMENTS: Final = 1 << 16
+"""Copies of a row must not cost a pass over the memory."""
 
 
 def lexicographic_order(vectors: Sequence[torch.Tensor], weights: Sequence[float]) -> list[int]:
     """Indices of float32 `vectors` [numel], ordered by the bits of their first differing element, then by weight.
 
-    Vectors that tell apart early, as gradients do, are not read further. Equal ones are read once to their end.
+    Those that agree in their first 2^16 elements and in weight keep their order.
     """
     groups = [list(range(len(vectors)))]
     start, length = 0, _FIRST_ELEMENTS
-    while start < vectors[0].numel() and any(len(group) > 1 for group in groups):
+    while start < min(vectors[0].numel(), _MOST_ELEMENTS) and any(len(group) > 1 for group in groups):
         part = slice(start, start + length)
         groups = [finer for group in groups for finer in _split(group, vectors, part)]
-        start, length = part.stop, min(2 * length, _MOST_ELEMENTS)
+        start, length = part.stop, 4 * length
     return [index for group in groups for index in sorted(group, key=lambda index: weights[index])]
 
 

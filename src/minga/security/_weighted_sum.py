@@ -11,8 +11,8 @@ import torch
 from minga.averaging._codec_interface import FLOAT32_MAX
 from minga.security._rows import Rows
 
-_SUM_ELEMENTS: Final = 1 << 18
-"""1 MiB of a float32 sum stays in a core's cache while the rows stream past."""
+_SUM_ELEMENTS: Final = 1 << 21
+"""8 MiB of a float32 sum stay in the cache that cores share while the rows stream past."""
 SINGLE_ROUNDING: Final = 2.0**-24
 
 
@@ -21,13 +21,18 @@ def single_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> torch.Tenso
 
     Each element is off by at most (n + 1) 2^-24 sum_i |coefficients[i] rows[i]|, to first order.
     """
+    placed = rows.in_place()
+    if placed is not None:
+        matrix, places = placed
+        factors = torch.empty(len(rows))
+        factors[list(places)] = torch.from_numpy(coefficients).float()
+        return torch.mv(matrix.T, factors)
     total = torch.empty(rows.numel)
-    first, *others = zip(rows.vectors, coefficients.tolist(), strict=True)
     for start in range(0, rows.numel, _SUM_ELEMENTS):
         part = slice(start, start + _SUM_ELEMENTS)
-        block = torch.mul(first[0][part], first[1], out=total[part])
-        for vector, coefficient in others:
-            block.add_(vector[part], alpha=coefficient)
+        torch.mul(rows.vectors[0][part], float(coefficients[0]), out=total[part])
+        for vector, coefficient in zip(rows.vectors[1:], coefficients[1:].tolist(), strict=True):
+            total[part].add_(vector[part], alpha=coefficient)
     return total
 
 
