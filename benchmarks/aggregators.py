@@ -6,6 +6,7 @@ The rows are those that are hard on CenteredClip: 9 of 16 normal, 7 colluding a 
 tensor. All take turns, once a repetition; a mean (`torch.Tensor.mean`) goes before and after each CenteredClip.
 
     ratio               median over the repetitions of the time of CenteredClip by that of the two means beside it
+    ratio_fastest       the fastest CenteredClip by the fastest mean
     mean_s              seconds of that mean: [median, minimum, maximum]
     centered_clip_s     the same of CenteredClip with a measured clipping radius
     iterations          of CenteredClip; none of them reads the rows
@@ -16,7 +17,7 @@ tensor. All take turns, once a repetition; a mean (`torch.Tensor.mean`) goes bef
     baselines           by aggregator, median of its time by that of the means
     others_share        share of the machine's CPU time that other processes used meanwhile
 
-ok: ratio at most 3.
+ok: ratio (ratio_fastest, where others_share exceeds 0.10) at most 3.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ def ratio_to_mean(rows: torch.Tensor, call: Callable[[], Any]) -> tuple[float, f
     return call_s, mean_s, call_s / mean_s
 
 
+def typical_ratio(rows: torch.Tensor, aggregator: Aggregator[Aggregate], repetitions: int = 3) -> float:
+    """Median ratio of an aggregator's time to that of the mean."""
+    return statistics.median(ratio_to_mean(rows, lambda: aggregator.aggregate(rows))[2] for _ in range(repetitions))
+
+
 def main() -> int:
     """Measure, and print."""
     arguments = options()
@@ -119,16 +125,20 @@ def main() -> int:
             if name == "centered_clip" or repetition % OTHERS_EVERY == 0:
                 seen[name].append(ratio_to_mean(rows, call))
         emit(repetition=repetition, **{name: round(times[-1][2], 3) for name, times in seen.items()})
+    others_share = _machine.others_share(machine, _machine.machine_time(), time.process_time() - own_s)
     found = clip.aggregate(rows)
     left = float(residual(rows, found.value, found.clip_radius).norm()) / arguments.rows / found.clip_radius
     ratios = {name: statistics.median(ratio for _, _, ratio in times) for name, times in seen.items()}
+    fastest = min(call_s for call_s, _, _ in seen["centered_clip"]) / min(s for _, s, _ in seen["centered_clip"])
+    judged = fastest if others_share > _machine.QUIET_SHARE else ratios["centered_clip"]
     return finish(
         "aggregators",
-        ratios["centered_clip"] <= RATIO_LIMIT,
+        judged <= RATIO_LIMIT,
         arguments.json,
         rows=arguments.rows,
         part_bytes=4 * numel,
         ratio=round(ratios["centered_clip"], 3),
+        ratio_fastest=round(fastest, 3),
         mean_s=spread(mean_s for _, mean_s, _ in seen["centered_clip"]),
         centered_clip_s=spread(call_s for call_s, _, _ in seen["centered_clip"]),
         iterations=found.iterations,
@@ -136,13 +146,8 @@ def main() -> int:
         extra_bytes=extra_bytes,
         apart_ratio=round(ratios["apart"], 3),
         double_ratio=round(ratios["double"], 3),
-        baselines={
-            each.name: round(
-                statistics.median(ratio_to_mean(rows, lambda e=each: e.aggregate(rows))[2] for _ in "123"), 2
-            )
-            for each in baselines
-        },
-        others_share=round(_machine.others_share(machine, _machine.machine_time(), time.process_time() - own_s), 3),
+        baselines={each.name: round(typical_ratio(rows, each), 2) for each in baselines},
+        others_share=round(others_share, 3),
     )
 
 

@@ -44,7 +44,8 @@ class Aggregator(ABC, Generic[AggregateT_co]):
         """Aggregate float32 rows [n, numel] that may lie apart; neither rows nor weights are changed.
 
         Weights, 1 for each row if not given, are finite and not negative; only their ratios matter. A row of weight 0
-        is not read. The result does not depend on the order of the rows. Raises `NonFiniteRowsError` that names the
+        is not read. Rows in another order give the same value, up to the rounding of sums; to the last bit if they lie
+        apart. One tensor is faster. Raises `NonFiniteRowsError` that names the
         rows with NaN or infinity, and `ValueError` for rows of another kind or of unequal length, for wrong weights,
         and for fewer rows than `fewest_rows`.
         """

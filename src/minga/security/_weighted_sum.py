@@ -26,7 +26,7 @@ def single_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> torch.Tenso
         matrix, places = placed
         factors = torch.empty(len(rows))
         factors[list(places)] = torch.from_numpy(coefficients).float()
-        return torch.mv(matrix.T, factors)
+        return factors @ matrix
     total = torch.empty(rows.numel)
     for start in range(0, rows.numel, _SUM_ELEMENTS):
         part = slice(start, start + _SUM_ELEMENTS)
