@@ -121,6 +121,7 @@ def main() -> int:
     extra_bytes = max(growth_bytes(calls["centered_clip"]) for _ in range(3))
     seen: dict[str, list[tuple[float, float, float]]] = {name: [] for name in calls}
     for repetition in range(arguments.repetitions):
+        _machine.wait_until_quiet(arguments.quiet_wait)
         for name, call in calls.items():
             if name == "centered_clip" or repetition % OTHERS_EVERY == 0:
                 seen[name].append(ratio_to_mean(rows, call))
@@ -157,6 +158,9 @@ def options() -> Any:
     made.add_argument("--rows", type=int, default=16)
     made.add_argument("--part-mib", type=int, default=16)
     made.add_argument("--repetitions", type=int, default=15)
+    made.add_argument(
+        "--quiet-wait", type=float, default=10.0, help="seconds to wait for others to be quiet, each time"
+    )
     return made.parse_args()
 
 
