@@ -119,14 +119,14 @@ def test_residual_is_within_its_bound_at_hostile_scales(length: float, offset: f
         largest = float(found.value.double().norm())
         assert left <= found.residual_norm
         assert left <= 16 * (2e-7 * largest + 1e-6 * found.clip_radius)
-        assert found.residual_norm <= 16 * (2e-6 * largest + 2e-5 * found.clip_radius)
+        assert found.residual_norm <= 16 * (2e-6 * largest + 4e-5 * found.clip_radius)
 
 
 def test_rows_whose_products_round_all_the_same_way() -> None:
     rows = torch.rand(16, 1, generator=torch.Generator().manual_seed(3)).expand(-1, 100_000).contiguous()
     found = CenteredClip().aggregate(rows)
     assert float(residual(rows, found.value, found.clip_radius).norm()) <= found.residual_norm
-    assert float(residual(rows, found.value, found.clip_radius).norm()) <= 16 * 2e-5 * found.clip_radius
+    assert float(residual(rows, found.value, found.clip_radius).norm()) <= 16 * 4e-5 * found.clip_radius
 
 
 def test_a_common_offset_a_billion_times_the_spread() -> None:

@@ -36,7 +36,7 @@ from minga.security._huber_location import Location, Numbers, geometric_median, 
 from minga.security._rows import RowData, Rows
 from minga.security._weighted_sum import SINGLE_ROUNDING, double_sum, single_sum, squared_distances
 
-_INEXACTNESS: Final = 2.0**-16
+_INEXACTNESS: Final = 2.0**-15
 """Share of tau by which the inexactness of distances and sums may shift the mean of D_i."""
 _MOST_MOVES: Final = 3
 _MEDIAN_SMOOTHING: Final = 1e-2
@@ -154,6 +154,6 @@ def residual(
         arranged.require_finite()
     factors = torch.from_numpy(arranged.weights) * (clip_radius / distances.clamp(min=clip_radius))
     total = torch.empty(arranged.numel, dtype=torch.float64)
-    for part, block in arranged.blocks():
-        total[part] = factors @ block.double().sub_(value[part])
+    for part, block in arranged.double_blocks():
+        total[part] = factors @ block.sub_(value[part])
     return total

@@ -31,10 +31,10 @@ import torch
 
 from minga.security._rows import Rows
 
-_SINGLE_ELEMENTS: Final = 1 << 14
-_DOUBLE_ELEMENTS: Final = 1 << 12
-_SINGLE_ERROR: Final = 2.0**-18
-"""Rows of normal numbers are off by 1e-8 to 4e-7; 3e-6 is reached with constant ones, where rounding errors add up."""
+_SINGLE_ELEMENTS: Final = 1 << 16
+_DOUBLE_ELEMENTS: Final = 1 << 13
+_SINGLE_ERROR: Final = 2.0**-17
+"""Rows of normal numbers are off by 1e-8 to 4e-7; 7e-6 is reached with constant ones, where rounding errors add up."""
 _DOUBLE_ERROR: Final = 2.0**-46
 
 
@@ -66,11 +66,10 @@ class Gram:
     def double(cls, rows: Rows, centre: int | None = None) -> Self:
         """In float64; raises `NonFiniteRowsError` if rows hold NaN or infinity."""
         products = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-        for _, block in rows.blocks():
-            exact = block.double()
+        for _, block in rows.double_blocks():
             if centre is not None:
-                exact -= exact[centre].clone()
-            products += _products(exact, _DOUBLE_ELEMENTS)
+                block -= block[centre].clone()
+            products += _products(block, _DOUBLE_ELEMENTS)
         if not bool(products.isfinite().all()):
             rows.require_finite()
         return cls(_symmetric(products), _DOUBLE_ERROR, 0.0, centre)

@@ -29,6 +29,8 @@ A buffer that is read-only or not aligned to four bytes is copied once.
 BLOCK_ELEMENTS: Final = 1 << 17
 """Coordinates worked on at once: the blocks of 16 rows take 8 MiB, which stay in the cache that cores share."""
 
+DOUBLE_BLOCK_ELEMENTS: Final = 1 << 15
+
 
 class NonFiniteRowsError(ValueError):
     """Some rows hold NaN or infinity; `rows` are their indices among those given, in ascending order."""
@@ -74,6 +76,12 @@ class Rows:
             block = room[: len(self) * length].view(len(self), length)
             torch.stack([vector[part] for vector in self.vectors], out=block)
             yield part, block
+
+    def double_blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """As `blocks`, in float64."""
+        room = torch.empty(len(self) * min(DOUBLE_BLOCK_ELEMENTS, self.numel), dtype=torch.float64)
+        for part, block in self.blocks(DOUBLE_BLOCK_ELEMENTS):
+            yield part, room[: block.numel()].view_as(block).copy_(block)
 
     def in_place(self) -> tuple[torch.Tensor, tuple[int, ...]] | None:
         """The tensor [n, numel] that holds the rows and no others, and where in it each is; None if there is none."""

@@ -43,8 +43,8 @@ def double_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> tuple[torch
     """
     total, error = torch.empty(rows.numel), 0.0
     factors = torch.from_numpy(coefficients)
-    for part, block in rows.blocks():
-        exact = factors @ block.double()
+    for part, block in rows.double_blocks():
+        exact = factors @ block
         rounded = total[part].copy_(exact.clamp(-FLOAT32_MAX, FLOAT32_MAX))
         error += float(exact.sub_(rounded).square().sum())
     return total, error**0.5
@@ -53,6 +53,6 @@ def double_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> tuple[torch
 def squared_distances(rows: Rows, value: torch.Tensor) -> torch.Tensor:
     """||rows[i] - value||^2 as float64 [n], added up in float64; `value` is float32 [numel]."""
     total = torch.zeros(len(rows), dtype=torch.float64)
-    for part, block in rows.blocks():
-        total += block.double().sub_(value[part]).square_().sum(1)
+    for part, block in rows.double_blocks():
+        total += block.sub_(value[part]).square_().sum(1)
     return total
