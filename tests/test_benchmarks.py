@@ -54,6 +54,12 @@ def test_equivalence_holds_and_repeats_exactly() -> None:
     assert first == second
 
 
+def test_aggregators_tells_of_all() -> None:
+    _, figures = summary("aggregators", "--part-mib", "1", "--repetitions", "1", "--quiet-wait", "0")
+    assert figures["residual"] < 1e-5
+    assert len(figures["baselines"]) == 6
+
+
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 def test_allreduce_is_correct(codec: str) -> None:
     _, figures = summary(
