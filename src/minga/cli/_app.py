@@ -30,6 +30,10 @@ Directory = Annotated[
     Path | None, typer.Option(help="Where runs keep files and checkpoints (default: the user's data folder).")
 ]
 IdentityFile = Annotated[Path | None, typer.Option("--identity", help="Key file (default: in the user's data folder).")]
+Voucher = Annotated[
+    Path | None,
+    typer.Option("--identity", help="In a run for members: the key file of a member (default: in the data folder)."),
+]
 Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Use a new key that is forgotten at the end.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, …")]
 MicroBatch = Annotated[
@@ -170,6 +174,7 @@ def status(
     history: Annotated[
         Path | None, typer.Option(help="Instead of a LINK: the history.jsonl that `minga host` keeps in its folder.")
     ] = None,
+    identity: Voucher = None,
     bind: Bind = None,
     directory: Directory = None,
     json_output: Json = False,
@@ -179,7 +184,7 @@ def status(
     from minga.cli._session import peer_options
     from minga.cli._status import StatusOptions, run_status
 
-    peer = peer_options("monitor", identity=None, ephemeral=True, directory=directory, host=bind)
+    peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=directory, host=bind)
     run_status(link, peer, StatusOptions(watch, seconds, plot, history), ready)
 
 
@@ -208,6 +213,7 @@ def plan(
         int | None, typer.Option(min=1, max=1 << 20, help="Tokens of a sample (default: by model).")
     ] = None,
     precision: Annotated[str, typer.Option(help="single, as recipes train, or half; for estimated speeds.")] = "single",
+    identity: Voucher = None,
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
@@ -233,7 +239,11 @@ def plan(
     from minga.cli._plan import run_plan
     from minga.cli._session import peer_options
 
-    run_plan(source, peer_options("monitor", identity=None, ephemeral=True, directory=None, host=bind), ready)
+    run_plan(
+        source,
+        peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind),
+        ready,
+    )
 
 
 @app.command(name="bench-device")
@@ -324,6 +334,7 @@ def export(
     directory: Annotated[
         Path | None, typer.Option(help="Instead of a LINK: the folder of a run on this machine.")
     ] = None,
+    identity: Voucher = None,
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
@@ -332,7 +343,7 @@ def export(
     from minga.cli._export import run_export
     from minga.cli._session import peer_options
 
-    peer = peer_options("monitor", identity=None, ephemeral=True, directory=None, host=bind)
+    peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)
     run_export(link, directory, out, peer, ready)
 
 

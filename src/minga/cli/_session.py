@@ -33,6 +33,7 @@ def peer_options(
     max_download: str | None = None,
     host: str | None = None,
     port: int = 0,
+    voucher: Path | None = None,
 ) -> PeerOptions:
     """The options of a command as the library takes them. Raises `ConfigurationError`."""
     if role not in ("trainer", "client", "auxiliary", "monitor"):
@@ -48,6 +49,7 @@ def peer_options(
         max_download=None if max_download is None else RateCap.parse(max_download, "--max-download"),
         host=host,
         port=port,
+        voucher=voucher,
     )
 
 

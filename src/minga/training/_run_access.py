@@ -58,16 +58,22 @@ class RunAccess:
         return self._vouched(peer_id, now_s) or self._own(peer_id)
 
     def _vouched(self, peer_id: str, now_s: float) -> Token | None:
-        """The word of a key that is known to be admitted, or is an organiser's, that this peer may look on."""
+        """The word of a key that is known to be admitted, or is an organiser's, that this peer may look on.
+
+        Where neither is known, as on a machine that never was in the run, and the link admits nobody, the first key
+        vouches: it may be that of an organiser whom the spec names.
+        """
         if self._link is None or not self._vouchers:
             return None
+        run_id, expires = self._link.run_id, int(now_s) + WATCH_S
         organisers = {self._link.organiser, *(self.known[1].security.organisers if self.known else ())}
         for member in self._vouchers:
             token = self._files.token(member.peer_id)
             if token is not None or member.peer_id in organisers:
-                expires = int(now_s) + WATCH_S
-                return Token.for_watcher(self._link.run_id, member, token, peer_id, expires)
-        return None
+                return Token.for_watcher(run_id, member, token, peer_id, expires)
+        if self._link.access is not None:
+            return None
+        return Token.for_watcher(run_id, self._vouchers[0], None, peer_id, expires)
 
     def _own(self, peer_id: str) -> Token | None:
         kept = self._files.token(peer_id)
