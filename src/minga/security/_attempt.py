@@ -151,7 +151,7 @@ class Attempt:
             await self._wait_for_parts()
             rows = {owner: row for owner in terms.contributors if (row := self._row(owner, part)) is not None}
             mean = await in_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
-            value, clip = self._conduct.value(*mean)
+            value, clip = self._conduct.value(*mean, self._record)
             body = value_to_bytes(value)
             self._cargo.value_digests[part] = blake3(body).digest()
             silent = tuple(owner for owner in terms.contributors if owner not in rows)
@@ -268,7 +268,7 @@ class Attempt:
                     for part in range(len(terms.members))
                 ]
             )
-        said = self._conduct.claims(Claims(claims, self._seen, missing))
+        said = self._conduct.claims(Claims(claims, self._seen, missing), record)
         record.claims = await self._exchange(Phase.CLAIMS, said, Claims, self._claims_are_sound)
         self._check_values(missing)
 

@@ -13,6 +13,7 @@ import torch
 
 from minga.averaging._layout import VectorLayout
 from minga.network._interface import PeerId
+from minga.security._record import Record
 from minga.security._wire import Accusation, Body, Claims, Result, Revealed, Slot
 
 
@@ -63,16 +64,16 @@ class Conduct:
         """What it says of its aggregate; None to keep silent."""
         return result
 
-    def value(self, value: torch.Tensor, clip: float) -> tuple[torch.Tensor, float]:
-        """The aggregate that it hands out, and the radius that it names."""
+    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:  # noqa: ARG002
+        """The aggregate that it hands out, and the radius that it names; `record` has the parts."""
         return value, clip
 
     def reveal(self, reveal: Revealed) -> Revealed | None:
         """Its secret of the coin."""
         return reveal
 
-    def claims(self, claims: Claims) -> Claims | None:
-        """What it says of its own parts."""
+    def claims(self, claims: Claims, record: Record) -> Claims | None:  # noqa: ARG002
+        """What it says of its own parts; `record` has the aggregates, and the coin."""
         return claims
 
     def accusations(self, found: tuple[Accusation, ...]) -> tuple[Accusation, ...]:

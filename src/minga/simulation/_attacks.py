@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import ClassVar, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -16,7 +17,17 @@ import torch
 
 from minga.network._interface import PeerId
 from minga.security._conduct import Conduct, Seeds, Work
-from minga.security._wire import Accusation, Body, Charge, Claims, Phase, Result, Revealed, Slot
+from minga.security._randomness import Reveal
+from minga.security._record import Record
+from minga.security._wire import Accusation, Body, Charge, Claims, Phase, Slot
+
+
+@runtime_checkable
+class LabelledWork(Work, Protocol):
+    """Work on data with labels, for attackers who flip these."""
+
+    async def flipped_gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        """What `gradient` would give if the labels were wrong in a systematic way."""
 
 
 class Attack(Conduct):
@@ -25,6 +36,8 @@ class Attack(Conduct):
     def __init__(self, from_step: int = 0, allies: frozenset[PeerId] = frozenset()) -> None:
         self.from_step, self.allies = from_step, allies
         self.step = 0
+        self.me = PeerId("")
+        """Its own id, from the first step on."""
 
     @property
     def is_on(self) -> bool:
@@ -33,7 +46,7 @@ class Attack(Conduct):
 
     async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
         """Notes the step; hostile from the right one on."""
-        self.step = step
+        self.step, self.me = step, seeds.me
         if not self.is_on:
             return await work.gradient(step, seeds.own)
         return await self.hostile_gradient(work, step, seeds)
@@ -116,49 +129,101 @@ class LittleIsEnough(Attack):
         return honest.mean(0) - z * honest.std(0)
 
 
+class LabelFlip(Attack):
+    """Sends the gradient of wrong labels."""
+
+    async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+        """Of its own batch. Raises `TypeError` for work without labels."""
+        if not isinstance(work, LabelledWork):
+            raise TypeError(f"{type(work).__name__} has no labels that could be flipped")
+        return await work.flipped_gradient(step, seeds.own)
+
+
 class WrongAggregate(Attack):
     """Shifts what it reduced by `shift` times the radius of clipping."""
 
     shift = 1.0
 
-    def value(self, value: torch.Tensor, clip: float) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
         """All elements alike."""
-        return (value + self.shift * clip / value.numel() ** 0.5 if self.is_on else value), clip
+        on = record.terms.step >= self.from_step
+        return (value + self.shift * clip / value.numel() ** 0.5 if on else value), clip
 
 
-class LyingClaims(Attack):
+class WrongRadius(Attack):
+    """Names a radius of clipping that is `factor` times the right one."""
+
+    factor = 100.0
+
+    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
+        """The right value to it."""
+        return value, clip * (self.factor if record.terms.step >= self.from_step else 1.0)
+
+
+class LyingNorms(Attack):
     """Says that its parts are nearer to the aggregates than they are."""
 
-    def claims(self, claims: Claims) -> Claims | None:
+    def claims(self, claims: Claims, record: Record) -> Claims | None:
         """Half of each norm."""
-        if not self.is_on:
-            return claims
-        changed = tuple(c and msgspec.structs.replace(c, norm=c.norm / 2) for c in claims.claims)
-        return msgspec.structs.replace(claims, claims=changed)
+        return self.changed(claims) if record.terms.step >= self.from_step else claims
+
+    def changed(self, claims: Claims) -> Claims:
+        """The lie."""
+        lies = tuple(c and msgspec.structs.replace(c, norm=c.norm / 2) for c in claims.claims)
+        return msgspec.structs.replace(claims, claims=lies)
 
 
-class WithheldReveal(Attack):
-    """Does not reveal its secret of the coin."""
+class LyingProjections(LyingNorms):
+    """Says that its parts lie elsewhere than they do, as if all aggregates were wrong."""
 
-    def reveal(self, reveal: Revealed) -> Revealed | None:
-        """Nothing."""
-        return None if self.is_on else reveal
+    def changed(self, claims: Claims) -> Claims:
+        """Each projection as long again as its part is far from the aggregate."""
+        lies = tuple(
+            c and msgspec.structs.replace(c, projections=tuple(s + c.norm for s in c.projections))
+            for c in claims.claims
+        )
+        return msgspec.structs.replace(claims, claims=lies)
 
 
-class SilentResult(Attack):
+class Silent(Attack):
+    """Says nothing in one phase."""
+
+    phase: ClassVar[Phase]
+
+    def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+        """Nothing to anybody."""
+        is_silent = slot.phase is self.phase and slot.step >= self.from_step
+        return [] if is_silent else [(body, everybody)]
+
+
+class SilentCommit(Silent):
+    """Does not commit itself to anything, as if it were away."""
+
+    phase = Phase.COMMIT
+
+
+class SilentResult(Silent):
     """Says nothing of what it reduced."""
 
-    def result(self, result: Result) -> Result | None:
-        """Nothing."""
-        return None if self.is_on else result
+    phase = Phase.RESULT
 
 
-class SilentClaims(Attack):
+class WithheldReveal(Silent):
+    """Does not reveal its secret of the coin."""
+
+    phase = Phase.REVEAL
+
+
+class SilentClaims(Silent):
     """Claims nothing."""
 
-    def claims(self, claims: Claims) -> Claims | None:
-        """Nothing."""
-        return None if self.is_on else claims
+    phase = Phase.CLAIMS
+
+
+class SilentConfirm(Silent):
+    """Does not say that it heard the same as the others."""
+
+    phase = Phase.CONFIRM
 
 
 class WithheldPart(Attack):
@@ -170,33 +235,75 @@ class WithheldPart(Attack):
 
 
 class FalseAccusation(Attack):
-    """Accuses an honest member each time."""
+    """Accuses an honest member each time, of a wrong gradient in the last step."""
 
-    def __init__(self, from_step: int = 0, allies: frozenset[PeerId] = frozenset(), victim: str = "") -> None:
+    def __init__(self, from_step: int = 0, allies: frozenset[PeerId] = frozenset()) -> None:
         super().__init__(from_step, allies)
-        self.victim = victim
+        self._victim: PeerId | None = None
+
+    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+        """Picks somebody by the seeds of the step."""
+        self._victim = min((peer for peer in seeds.of if peer not in self.allies), key=lambda peer: seeds.of[peer])
+        return await super().gradient(work, step, seeds)
 
     def accusations(self, found: tuple[Accusation, ...]) -> tuple[Accusation, ...]:
-        """Of a wrong gradient in the last step."""
-        if not self.is_on or self.step == 0:
+        """One more than it found."""
+        if not self.is_on or self.step == 0 or self._victim is None:
             return found
-        return (*found, Accusation(self.step - 1, self.victim, Charge.GRADIENT))
+        return (*found, Accusation(self.step - 1, self._victim, Charge.GRADIENT))
 
 
 class LyingJudge(Attack):
     """Says the contrary of what it found about any accusation."""
 
-    def judgement(self, accusation: Accusation, *, guilty: bool) -> bool:  # noqa: ARG002
+    def judgement(self, accusation: Accusation, *, guilty: bool) -> bool:
         """The contrary."""
-        return guilty != self.is_on
+        return guilty != (accusation.step >= self.from_step)
 
 
 class Equivocation(Attack):
-    """Tells half of the members another coin commitment than the others."""
+    """Tells every other member another coin commitment than the rest."""
+
+    phase: ClassVar[Phase] = Phase.RESULT
 
     def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
-        """Two different results."""
-        if not self.is_on or slot.phase is not Phase.RESULT or not isinstance(body, Result):
+        """Two different bodies, in one phase."""
+        if slot.step < self.from_step or slot.phase is not self.phase:
             return [(body, everybody)]
-        other = msgspec.structs.replace(body, coin=bytes(32))
-        return [(body, everybody[::2]), (other, everybody[1::2])]
+        return [(body, everybody[::2]), (self.other(body), everybody[1::2])]
+
+    def other(self, body: Body) -> Body:
+        """What the rest hears."""
+        return msgspec.structs.replace(body, coin=bytes(32))
+
+
+class EquivocatingCommit(Equivocation):
+    """Tells every other member that it stands elsewhere than the rest."""
+
+    phase = Phase.COMMIT
+
+    def other(self, body: Body) -> Body:
+        """In another state."""
+        return msgspec.structs.replace(body, state=bytes(32))
+
+
+class EquivocatingReveal(Equivocation):
+    """Opens its commitment to every other member only."""
+
+    phase = Phase.REVEAL
+
+    def other(self, body: Body) -> Body:
+        """With the wrong secret."""
+        return msgspec.structs.replace(body, reveal=Reveal(bytes(32), bytes(32)))
+
+
+class EquivocatingClaims(Equivocation):
+    """Makes other claims to every other member than to the rest."""
+
+    phase = Phase.CLAIMS
+
+    def other(self, body: Body) -> Body:
+        """Norms that are far too large."""
+        claims = body.claims if isinstance(body, Claims) else ()
+        lies = tuple(c and msgspec.structs.replace(c, norm=c.norm * 100) for c in claims)
+        return msgspec.structs.replace(body, claims=lies)
