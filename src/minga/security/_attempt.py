@@ -262,9 +262,10 @@ class Attempt:
         missing = tuple(part for part in needed if part not in record.values)
         claims: tuple[Claim | None, ...] = ()
         if self._me in terms.contributors:
+            held = {part for part in record.values if (self._me, part) in self._cargo.parts}
             claims = tuple(
                 [
-                    await in_thread(self._arithmetic.claim, record, self._me, part) if part in record.values else None
+                    await in_thread(self._arithmetic.claim, record, self._me, part) if part in held else None
                     for part in range(len(terms.members))
                 ]
             )

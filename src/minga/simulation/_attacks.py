@@ -17,6 +17,8 @@ import torch
 
 from minga.network._interface import PeerId
 from minga.security._conduct import Conduct, Seeds, Work
+from minga.security._directions import DEFAULT_DIRECTIONS
+from minga.security._projections import Claim
 from minga.security._randomness import Reveal
 from minga.security._record import Record
 from minga.security._wire import Accusation, Body, Charge, Claims, Phase, Slot
@@ -227,11 +229,18 @@ class SilentConfirm(Silent):
 
 
 class WithheldPart(Attack):
-    """Commits to its gradient, but lets nobody have it."""
+    """Commits to its gradient, but lets nobody have it; for the usual number of projections."""
 
     def brings(self, part: int) -> bool:  # noqa: ARG002
         """To nobody."""
         return not self.is_on
+
+    def claims(self, claims: Claims, record: Record) -> Claims | None:  # noqa: ARG002
+        """As if its parts were the aggregates."""
+        if not self.is_on:
+            return claims
+        made_up = Claim((0.0,) * DEFAULT_DIRECTIONS, 0.0)
+        return msgspec.structs.replace(claims, claims=tuple(claim or made_up for claim in claims.claims))
 
 
 class FalseAccusation(Attack):
@@ -256,9 +265,9 @@ class FalseAccusation(Attack):
 class LyingJudge(Attack):
     """Says the contrary of what it found about any accusation."""
 
-    def judgement(self, accusation: Accusation, *, guilty: bool) -> bool:
+    def judgement(self, accusation: Accusation, *, guilty: bool) -> bool:  # noqa: ARG002
         """The contrary."""
-        return guilty != (accusation.step >= self.from_step)
+        return guilty != self.is_on
 
 
 class Equivocation(Attack):
