@@ -1,0 +1,129 @@
+"""Trainings under attack: by the secure protocol among simulated peers, and in a plain loop without bans."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from benchmarks._attack_digits import Digits, DigitsWork
+from benchmarks._attack_setups import Setup
+from minga.network._interface import PeerId
+from minga.security._aggregator_interface import Aggregate, Aggregator
+from minga.security._conduct import Conduct, Seeds
+from minga.security._data_seeds import data_seed
+from minga.security._delivery import Cargo
+from minga.security._division import Division
+from minga.security._mean import Mean
+from minga.security._randomness import derive
+from minga.security._record import Record, Terms
+from minga.security._rows import NonFiniteRowsError
+from minga.security._secure_member import ExcludedError
+from minga.security._settings import SecureSettings
+from minga.simulation import run_virtual
+from minga.simulation._secure_swarm import SecureSwarm
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How many `peers` take how many `steps`; of those, `hostile` attack from step `attack_from` on."""
+
+    peers: int = 16
+    hostile: int = 7
+    validators: int = 1
+    steps: int = 300
+    attack_from: int = 100
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of a run: accuracy before and after each step, the final one, and who was banned when and why.
+
+    `stayed` are the attackers who are members to the end, `all_equal` says that all honest ones took all steps and
+    have the same parameters and the same list.
+    """
+
+    accuracies: list[float]
+    metric: float
+    bans: dict[str, tuple[int, str]]
+    stayed: frozenset[str]
+    all_equal: bool
+
+
+def hostile_names(extent: Extent) -> tuple[str, ...]:
+    """Who attacks, drawn by the seed."""
+    names = [f"p{index}" for index in range(extent.peers)]
+    return tuple(random.Random(extent.seed).sample(names, extent.hostile))
+
+
+def run_swarm(digits: Digits, setup: Setup | None, extent: Extent) -> Told:
+    """Train by secure steps in virtual time; without attackers if there is no `setup`."""
+    return run_virtual(_run_swarm(digits, setup, extent))
+
+
+async def _run_swarm(digits: Digits, setup: Setup | None, extent: Extent) -> Told:
+    make = setup.make(extent.attack_from) if setup else None
+    hostile = dict.fromkeys(hostile_names(extent), make) if make else {}
+    settings = SecureSettings(peers_per_validator=-(-extent.peers // extent.validators))
+    swarm = SecureSwarm(extent.peers, lambda: DigitsWork(digits), hostile, settings=settings, seed=extent.seed)
+    ends = await swarm.run(extent.steps)
+    for name, end in ends.items():
+        if end is not None and not isinstance(end, ExcludedError):
+            raise RuntimeError(f"{name} ended before its time") from end
+    witness = next(peer for peer in swarm.honest if ends[peer.name] is None)
+    states = {
+        (await peer.work.digest(), peer.member.ledger.digest) if ends[peer.name] is None else None
+        for peer in swarm.honest
+    }
+    bans = {swarm.names[peer]: (ban.step, ban.reason.name) for peer, ban in witness.member.ledger.bans.items()}
+    stayed = frozenset(swarm.names[peer] for peer in witness.member.ledger.members) & hostile.keys()
+    work = cast(DigitsWork, witness.work)
+    return Told(work.accuracies, work.metric, bans, stayed, len(states) == 1 and None not in states)
+
+
+def run_plainly(digits: Digits, setup: Setup, extent: Extent, aggregator: Aggregator[Aggregate] | None = None) -> Told:
+    """Train in a loop in which all gradients of a step are aggregated at once, and nobody is banned.
+
+    Without an `aggregator` each member takes the mean of its part, as in an ordinary all-reduce, and attackers may do
+    there what they like; one that is given aggregates whole gradients, as a server that all trust.
+    """
+    return asyncio.run(_run_plainly(digits, setup, extent, aggregator))
+
+
+async def _run_plainly(digits: Digits, setup: Setup, extent: Extent, aggregator: Aggregator[Aggregate] | None) -> Told:
+    work, names = DigitsWork(digits), hostile_names(extent)
+    ids = {f"p{index}": PeerId(f"{index:064x}") for index in range(extent.peers)}
+    allies, make = frozenset(ids[name] for name in names), setup.make(extent.attack_from)
+    conducts = {peer: make(allies) if peer in allies else Conduct() for peer in ids.values()}
+    for step in range(extent.steps):
+        coin = derive(bytes(32), "plain loop", extent.seed, step)
+        seeds = {peer: data_seed(coin, peer) for peer in conducts}
+        rows = [await conduct.gradient(work, step, Seeds(peer, seeds)) for peer, conduct in conducts.items()]
+        try:
+            if aggregator is None:
+                mean = _hand_out(Mean().aggregate(rows).value, rows, conducts, work, step)
+            else:
+                mean = aggregator.aggregate(rows).value
+        except NonFiniteRowsError:  # the parameters are lost, and with them all that follows
+            mean = torch.full_like(rows[0], torch.nan)
+        await work.apply(step, mean)
+    return Told(work.accuracies, work.metric, {}, frozenset(names), True)
+
+
+def _hand_out(
+    mean: torch.Tensor, rows: list[torch.Tensor], conducts: dict[PeerId, Conduct], work: DigitsWork, step: int
+) -> torch.Tensor:
+    """What becomes of the mean in the hands of those who aggregate its parts."""
+    division = Division.equal(work.layout, [True] * len(conducts))
+    terms = Terms("plain loop", step, 0, tuple(conducts), frozenset(), division)
+    record, parts = Record(terms, Cargo((), ())), []
+    for part, conduct in enumerate(conducts.values()):
+        piece = slice(division.starts[part], division.stops[part])
+        distances = torch.stack([(row[piece] - mean[piece]).norm() for row in rows])
+        radius = SecureSettings().clip_factor * float(distances.median())
+        parts.append(conduct.value(mean[piece], radius, record)[0])
+    return torch.cat(parts)
