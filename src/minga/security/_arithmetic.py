@@ -16,7 +16,7 @@ import torch
 
 from minga.averaging._codec_interface import InvalidEncodingError
 from minga.network._interface import PeerId
-from minga.security._centered_clip import CenteredClip
+from minga.security._centered_clip import CenteredClip, ClippedAggregate
 from minga.security._checks import PublishedClaims, check_norms, check_sum
 from minga.security._delivery import Deliveries
 from minga.security._directions import Directions
@@ -31,11 +31,15 @@ from minga.security._threads import in_thread
 from minga.security._tolerance import ResultAccuracy
 
 RADIUS_TOLERANCE = 2.0
-"""A radius may be so many times as large or small as the published distances say: those are distances from the
-aggregate, but it is found from the distances from the geometric median."""
+"""A radius raises a doubt if it is more times than this as large or small as the published distances say: those are
+distances from the aggregate, but it is found from the distances from the geometric median. Where half of the parts lie
+far from the others, these have nothing to do with each other, so it is then compared with what the parts give."""
 
 AGGREGATE_RESIDUAL = 2.0**-16
 """Residual, in radii, at which an honest aggregator stops; see `CenteredClip`."""
+
+SOLVER_LEEWAY, LEAST_ACCURATE = 2.0, 1e-2
+"""How much more residual than the own one is allowed where the solver could do no better, and how much at most."""
 
 _REASONS = {
     Offence.FALSE_CLAIM: Reason.FALSE_CLAIMS,
@@ -101,11 +105,13 @@ class Arithmetic:
         if bans:
             return bans
         published, value = self._published(record, part), _array(record.values[part])
+        own = self._aggregator.aggregate([record.row(owner, part) for owner in terms.contributors])
+        directions, accuracy = self._directions(record, part), _attainable(own, len(rows))
         everybody = rows.keys()  # no aggregator could accuse anybody yet, so none covers anybody
-        findings = check_averaging(published, rows, value, self._directions(record, part), self._accuracy, everybody)
+        findings = check_averaging(published, rows, value, directions, accuracy, everybody)
         for finding in findings:
             bans.setdefault(finding.accused, _REASONS[finding.offence])
-        if not self._is_usual(published.radius, typical_norm(*_norms(published))):
+        if not _is_near(published.radius, max(own.clip_radius, _LEAST_RADIUS)):
             bans.setdefault(aggregator, Reason.WRONG_AGGREGATE)
         return bans
 
@@ -131,8 +137,7 @@ class Arithmetic:
         return doubtful
 
     def _is_usual(self, radius: float, distance: float) -> bool:
-        expected = max(self.settings.clip_factor * distance, _LEAST_RADIUS)
-        return 1.0 / RADIUS_TOLERANCE <= radius / expected <= RADIUS_TOLERANCE
+        return _is_near(radius, max(self.settings.clip_factor * distance, _LEAST_RADIUS))
 
     async def _check_in_public(self, record: Record, part: int, deliveries: Deliveries) -> dict[PeerId, Reason]:
         terms = record.terms
@@ -159,6 +164,19 @@ class Arithmetic:
 
     def _directions(self, record: Record, part: int) -> Directions:
         return Directions(record.randomness, self.directions).of_part(record.terms.division.starts[part])
+
+
+def _attainable(own: ClippedAggregate, total_weight: int) -> ResultAccuracy:
+    """The accuracy that may be asked of who aggregated the same parts.
+
+    Where half of them lie far from the others the fixed point is nearly undetermined, and an honest solver gives up.
+    """
+    left = own.residual_norm / (total_weight * max(own.clip_radius, _LEAST_RADIUS))
+    return ResultAccuracy(min(max(AGGREGATE_RESIDUAL, SOLVER_LEEWAY * left), LEAST_ACCURATE))
+
+
+def _is_near(radius: float, expected: float) -> bool:
+    return 1.0 / RADIUS_TOLERANCE <= radius / expected <= RADIUS_TOLERANCE
 
 
 _LEAST_RADIUS = 1e-30

@@ -1,0 +1,125 @@
+"""The attack lab: who goes, and why; honest members stay, and end in equal states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from secure_world import Quadratic
+from swarm_tools import virtually
+
+from benchmarks._attack_digits import Digits
+from benchmarks._attack_runs import Extent, run_plainly
+from benchmarks._attack_setups import SETUPS
+from benchmarks.attacks import baselines
+from minga.security._secure_member import ExcludedError
+from minga.simulation._secure_swarm import SecureSwarm
+
+HOSTILE = ("p1", "p3", "p5")
+
+
+class Flippable(Quadratic):
+    """Work whose wrong labels pull the other way."""
+
+    async def flipped_gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        return 2 - await self.gradient(step, seed)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    return Digits(0)
+
+
+async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, from_step: int = 2) -> SecureSwarm:
+    """A swarm that went through an attack, in which all honest members came to the same end."""
+    make = SETUPS[attack].make(from_step)
+    swarm = SecureSwarm(count, lambda: Flippable(100), dict.fromkeys(hostile, make))
+    ends = await swarm.run(steps)
+    assert {type(end) for end in ends.values()} <= {type(None), ExcludedError}
+    assert all(ends[peer.name] is None for peer in swarm.honest)
+    assert len({await peer.work.digest() for peer in swarm.honest}) == 1
+    assert len({peer.member.ledger.digest for peer in swarm.honest}) == 1
+    assert swarm.bans(swarm.honest[0]).keys() <= set(hostile)
+    return swarm
+
+
+AT_ONCE = {
+    "wrong_aggregate": {"WRONG_AGGREGATE"},
+    "far_covered_aggregate": {"WRONG_AGGREGATE", "FALSE_CLAIMS"},
+    "wrong_radius": {"WRONG_AGGREGATE"},
+    "lying_norms": {"FALSE_CLAIMS"},
+    "lying_projections": {"FALSE_CLAIMS"},
+    "silent_result": {"SILENT"},
+    "withheld_reveal": {"SILENT"},
+    "silent_claims": {"SILENT"},
+    "silent_confirm": {"SILENT"},
+    "withheld_part": {"UNDELIVERED"},
+    "equivocating_commit": {"EQUIVOCATED"},
+    "equivocating_result": {"EQUIVOCATED"},
+    "equivocating_reveal": {"EQUIVOCATED"},
+    "equivocating_claims": {"EQUIVOCATED"},
+    "divisive_proof": {"EQUIVOCATED"},
+    "false_accusation": {"FALSE_ACCUSATION"},
+    "slander": {"FALSE_ACCUSATION"},
+}
+"""Attacks that nobody has to draw a lot to see, and the reasons of the bans."""
+
+
+@pytest.mark.parametrize(("attack", "reasons"), AT_ONCE.items())
+def test_attackers_who_show_themselves_are_gone_within_few_steps(attack: str, reasons: set[str]) -> None:
+    @virtually
+    async def run() -> None:
+        swarm = await fight(attack, 7, HOSTILE, 9)
+        bans = swarm.bans(swarm.honest[0])
+        assert bans.keys() == set(HOSTILE)
+        assert set(bans.values()) <= reasons
+
+    run()
+
+
+@pytest.mark.parametrize("attack", [name for name, setup in SETUPS.items() if setup.changes == "gradient"])
+def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
+    """Also when half of those who contribute are hostile, because the validator of the step is honest."""
+
+    @virtually
+    async def run() -> None:
+        swarm = await fight(attack, 7, HOSTILE, 40)
+        assert swarm.bans(swarm.honest[0]) == dict.fromkeys(HOSTILE, "WRONG_GRADIENT")
+
+    run()
+
+
+@virtually
+async def test_an_aggregator_whose_ally_covers_its_shift_falls_with_it() -> None:
+    swarm = await fight("covered_aggregate", 8, HOSTILE, 25)
+    bans = swarm.bans(swarm.honest[0])
+    assert len(bans) >= 2  # the last one has nobody left to cover it
+    assert "FALSE_CLAIMS" in bans.values()
+
+
+@virtually
+async def test_who_does_not_commit_itself_leaves_without_blame() -> None:
+    swarm = await fight("silent_commit", 7, HOSTILE, 5)
+    assert not swarm.bans(swarm.honest[0])
+    assert len(swarm.honest[0].member.ledger.members) == 4
+
+
+@virtually
+async def test_lying_judges_alone_do_nothing() -> None:
+    swarm = await fight("lying_judge", 7, HOSTILE, 12)
+    assert not swarm.bans(swarm.honest[0])
+
+
+@pytest.mark.parametrize("attack", [name for name, setup in SETUPS.items() if setup.changes != "protocol"])
+def test_each_attack_can_be_tried_on_a_plain_mean(digits: Digits, attack: str) -> None:
+    told = run_plainly(digits, SETUPS[attack], Extent(peers=6, hostile=2, steps=3, attack_from=1))
+    assert len(told.accuracies) == 4
+
+
+def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
+    extent = Extent(peers=8, hostile=3, steps=50, attack_from=10)
+    metrics = {
+        kind: run_plainly(digits, SETUPS["sign_flip"], extent, aggregator).metric
+        for kind, aggregator in baselines(8, 3).items()
+    }
+    assert metrics["mean"] < 0.3
+    assert metrics["trimmed_mean"] > 0.6
