@@ -8,7 +8,7 @@ from minga.network._interface import PeerId
 from minga.security._evidence import Case
 from minga.security._ledger import Reason
 from minga.security._record import Record
-from minga.security._wire import Accusation, Charge, Judgement
+from minga.security._wire import MAX_ACCUSATIONS, Accusation, Charge, Judgement
 from minga.security._witness import Witness
 
 
@@ -46,6 +46,7 @@ def _guilty(
     if accused is not None:
         aggregator = accused.terms.members[accusation.part]
         said = before.commits.get(aggregator)  # None: it is no member any more
-        if said is not None and accusation not in said.accusations and aggregator != target:
+        had_room = said is not None and len(said.accusations) < MAX_ACCUSATIONS  # else it may have found it, too
+        if said is not None and had_room and accusation not in said.accusations and aggregator != target:
             guilty.append((aggregator, Reason.COVERED, accused.terms.members))
     return guilty
