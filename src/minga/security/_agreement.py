@@ -7,6 +7,11 @@ statement counts if more than half of all members heard it, and is then fetched 
 While more than half of the members are honest and messages between them arrive within the patience, they all come to
 the same decision, except in the moment in which a late statement reaches half of them: those who then decide
 otherwise find that out by the digests in the next phase, where the majority goes on.
+
+Whoever is proven to have said two different things spoils the attempt for all: who learns of it says nothing more, so
+that nobody else can complete a phase, and everybody waits long enough for the proof to arrive. All begin another
+attempt, in whose commitments they name whom they can prove guilty. Who has completed the last phase is not disturbed
+any more; for what becomes known then there is the next step.
 """
 
 from __future__ import annotations
@@ -18,11 +23,15 @@ from minga.core._errors import ProtocolError, RemoteError
 from minga.network._interface import PeerId
 from minga.security._mesh import Mesh
 from minga.security._stragglers import Patience, wait_for_all
-from minga.security._wire import Heard, Slot, Statement, read
+from minga.security._wire import Heard, Phase, Slot, Statement, read
 
 
 class MinorityError(RemoteError):
     """Most others decided otherwise than this peer could; it needs their state."""
+
+
+class ContradictionError(RemoteError):
+    """Somebody said two different things; the attempt is void."""
 
 
 class Agreement:
@@ -37,16 +46,18 @@ class Agreement:
         """The statements that count in a slot, by author; whoever is not there was heard by too few.
 
         What is not sound counts as not said. Raises `MinorityError` if most others went on without this member, or
-        what most heard cannot be had.
+        what most heard cannot be had, and `ContradictionError` if somebody is missing who may know of equivocation.
         """
         slots = self._mesh.slots
         await wait_for_all(
-            lambda: [] if slots.of(slot.vote) else self._missing(slot, is_sound),
+            lambda: [] if slots.of(slot.vote) or self._is_spoiled(slot) else self._missing(slot, is_sound),
             len(self._members),
             slots.changed,
             lambda missing: self._mesh.pull(slot, missing, self._members),
             self.patience,
         )
+        if self._missing(slot, is_sound) and self._is_spoiled(slot):
+            raise ContradictionError("it said two different things", peer=self.equivocators[0], round=slot.step)
         if slots.of(slot.vote) or self._missing(slot, is_sound):
             said = await self._vote(slot, is_sound)  # others may have decided before the last statement came
         else:
@@ -55,6 +66,15 @@ class Agreement:
         if 2 * len(said) <= len(self._members):
             raise MinorityError("most others went on without this peer", round=slot.step)
         return said
+
+    @property
+    def equivocators(self) -> tuple[PeerId, ...]:
+        """Members who are proven to have said two different things."""
+        return tuple(peer for peer in self._members if peer in self._mesh.proofs)
+
+    def _is_spoiled(self, slot: Slot) -> bool:
+        """Commitments are heard to their end, for that is where proofs are named."""
+        return slot.phase is not Phase.COMMIT and bool(self.equivocators)
 
     def answer(self, vote: Statement) -> None:
         """Somebody voted: vote too, if this member is done with that phase."""

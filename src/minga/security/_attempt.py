@@ -11,7 +11,9 @@
 The order is what makes lies expensive: gradients are fixed before anybody sees another's, aggregates before anybody
 knows in which directions they will be looked at. Whatever goes wrong ends the attempt with a `Setback`, which says who
 goes and why; all honest members come to the same one, ban, and try again with those who are left and the same
-gradients. So nothing is ever applied that did not pass the checks of all.
+gradients. For all to come to the same one, what follows from the words of a phase is done only after the next phase,
+in which all say what they heard: whoever told some another thing than others cannot part them. So nothing is ever
+applied that did not pass the checks of all.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from blake3 import blake3
 from minga.averaging._codec_interface import InvalidEncodingError
 from minga.core._errors import ProtocolError, RemoteError
 from minga.network._interface import PeerId
-from minga.security._agreement import Agreement, MinorityError
+from minga.security._agreement import Agreement, ContradictionError, MinorityError
 from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Conduct
 from minga.security._delivery import Deliveries
@@ -77,24 +79,26 @@ class Attempt:
         self._me, self._witness = self._terms.members.index(me), Witness(record.terms, mesh.slots)
         self._before = Slot(self._terms.step, self._terms.attempt, Phase.COMMIT)
         self._seen = b""
+        self._elsewhere: frozenset[PeerId] = frozenset()
+        """Members that stand elsewhere than most; they leave without blame."""
         self._reveal = Reveal(entropy(32), entropy(32))
 
     async def run(self, commit: Commit, gradient: torch.Tensor | None) -> Record:
         """Take part with a gradient (None as a validator); `commit` says everything but its parts' digests.
 
-        Raises `Setback`, and `MinorityError` if most others came to another decision.
+        Raises `Setback`, `ContradictionError`, and `MinorityError` if most others came to another decision.
         """
         await self._commit(commit, gradient)
         loop, sizes = asyncio.get_running_loop(), self._cargo.value_bytes
         bringing = [loop.create_task(self._bring(part)) for part, size in enumerate(sizes) if size and part != self._me]
         try:
             await self._reduce()
-            await asyncio.gather(self._toss(), self._take_values())
+            revealed, _ = await asyncio.gather(self._toss(), self._take_values())
         finally:
             for task in bringing:
                 task.cancel()
             await asyncio.gather(*bringing, return_exceptions=True)
-        await self._claim()
+        await self._claim(revealed)
         await self._confirm()
         return self._record
 
@@ -111,7 +115,8 @@ class Attempt:
             digests = tuple(self._cargo.part_digests[me, part] for part in range(len(self._terms.members)))
             commit = msgspec.structs.replace(commit, parts=digests)
         bodies = await self._exchange(Phase.COMMIT, commit, Commit, self._commit_is_sound)
-        self._check_standing(bodies)
+        self._check_equivocators(bodies)
+        self._elsewhere = self._find_elsewhere(bodies)
         self._record.commits = bodies
         for owner in self._terms.contributors:
             for part, digest in enumerate(bodies[self._terms.members[owner]].parts):
@@ -122,16 +127,28 @@ class Attempt:
         expected = 0 if peer in self._terms.validators else len(self._terms.members)
         return len(body.parts) == expected
 
-    def _check_standing(self, bodies: Mapping[PeerId, Commit]) -> None:
-        """Members that stand elsewhere than most leave without blame: they need the state of the others."""
+    def _check_equivocators(self, bodies: Mapping[PeerId, Commit]) -> None:
+        """Who is proven by most to have said two different things has to go."""
+        named = Counter(peer for body in bodies.values() for peer in set(body.equivocators))
+        liars = [peer for peer in self._terms.members if 2 * named[peer] > len(self._terms.members)]
+        if liars:
+            proofs = self._mesh.proofs
+            raise Setback(
+                self._witness.contradicted(proofs[peer])
+                if peer in proofs
+                else self._witness.unshown(peer, Reason.EQUIVOCATED)
+                for peer in liars
+            )
+
+    def _find_elsewhere(self, bodies: Mapping[PeerId, Commit]) -> frozenset[PeerId]:
+        """Members that stand elsewhere than most and need the state of these. Raises `MinorityError` for this one."""
         standings = {peer: body.standing for peer, body in bodies.items()}
         right, count = Counter(standings.values()).most_common(1)[0]
         if 2 * count <= len(self._terms.members):
             raise MinorityError("no majority of the members is in the same state", round=self._terms.step)
         if standings[self._terms.members[self._me]] != right:
             raise MinorityError("most members are in another state than this peer", round=self._terms.step)
-        if away := [peer for peer, standing in standings.items() if standing != right]:
-            raise Setback(map(self._witness.elsewhere, away))
+        return frozenset(peer for peer, standing in standings.items() if standing != right)
 
     # ---- parts and aggregates
 
@@ -149,14 +166,16 @@ class Attempt:
         result = Result(None, 0.0, self._own_commitment(), self._seen)
         if terms.division.numel(part):
             await self._wait_for_parts()
-            rows = {owner: row for owner in terms.contributors if (row := self._row(owner, part)) is not None}
+            rows = {owner: row for owner in self._present if (row := self._row(owner, part)) is not None}
             mean = await in_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
             value, clip = self._conduct.value(*mean, self._record)
             body = value_to_bytes(value)
             self._cargo.value_digests[part] = blake3(body).digest()
-            silent = tuple(owner for owner in terms.contributors if owner not in rows)
+            silent = tuple(owner for owner in self._present if owner not in rows)
             result = Result(self._cargo.value_digests[part], clip, self._own_commitment(), self._seen, silent)
         results = await self._exchange(Phase.RESULT, self._conduct.result(result), Result, self._result_is_sound)
+        if self._elsewhere:
+            raise Setback(map(self._witness.elsewhere, sorted(self._elsewhere)))
         self._record.results = results
         self._cargo.value_digests.update(
             {terms.members.index(peer): result.value for peer, result in results.items() if result.value is not None}
@@ -173,12 +192,17 @@ class Attempt:
             await asyncio.gather(*fetching)
 
         await wait_for_all(
-            lambda: [owner for owner in terms.contributors if (owner, me) not in cargo.parts],
-            len(terms.contributors),
+            lambda: [owner for owner in self._present if (owner, me) not in cargo.parts],
+            len(self._present),
             cargo.changed,
             fetch,
             self._agreement.patience,
         )
+
+    @property
+    def _present(self) -> list[int]:
+        """The ranks of those whose gradients count."""
+        return [rank for rank in self._terms.contributors if self._terms.members[rank] not in self._elsewhere]
 
     async def _take_values(self) -> None:
         """Wait for all aggregates."""
@@ -213,22 +237,18 @@ class Attempt:
     def _own_commitment(self) -> bytes:
         return self._terms.coin.commitment(self._terms.members[self._me], self._reveal)
 
-    async def _toss(self) -> None:
+    async def _toss(self) -> dict[PeerId, Revealed]:
         """Reveal, and hear what others had to reveal; parts that somebody could not get are looked for meanwhile."""
-        terms = self._terms
-        complaints = [
-            (terms.members.index(peer), owner)
-            for peer, result in self._record.results.items()
-            for owner in result.silent
-        ]
-        delivered = await self._look_for(complaints)
+        delivered = await self._look_for(self._complaints())
         own = self._conduct.reveal(Revealed(self._reveal, self._seen, tuple(delivered)))
         bodies = await self._exchange(Phase.REVEAL, own, Revealed, lambda _, __: True)
-        coin, results = terms.coin, self._record.results
-        if closed := [peer for peer, body in bodies.items() if not coin.opens(results[peer].coin, peer, body.reveal)]:
-            raise Setback(map(self._witness.unopened, closed))
-        self._settle(complaints, bodies)
-        self._record.randomness = terms.coin.outcome({peer: body.reveal for peer, body in bodies.items()})
+        self._record.randomness = self._terms.coin.outcome({peer: body.reveal for peer, body in bodies.items()})
+        return bodies
+
+    def _complaints(self) -> list[tuple[int, int]]:
+        """(aggregator, owner) of the parts that somebody could not get."""
+        results, members = self._record.results, self._terms.members
+        return [(members.index(peer), owner) for peer, result in results.items() for owner in result.silent]
 
     async def _look_for(self, complaints: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         terms = self._terms
@@ -241,10 +261,15 @@ class Attempt:
         found = await asyncio.gather(*(can_get(part, owner) for part, owner in complaints))
         return [complaint for complaint, came in zip(complaints, found, strict=True) if came]
 
-    def _settle(self, complaints: Sequence[tuple[int, int]], bodies: Mapping[PeerId, Revealed]) -> None:
-        """What most could get its aggregator should have got, too; what most could not, its owner owed to all."""
+    def _settle(self, bodies: Mapping[PeerId, Revealed]) -> None:
+        """Whoever revealed something else than it was committed to goes; and what most could get its aggregator should
+        have got, too, what most could not, its owner owed to all.
+        """
+        coin, results = self._terms.coin, self._record.results
+        if closed := [peer for peer, body in bodies.items() if not coin.opens(results[peer].coin, peer, body.reveal)]:
+            raise Setback(map(self._witness.unopened, closed))
         cases: dict[int, Case] = {}
-        for part, owner in complaints:
+        for part, owner in self._complaints():
             could = sum((part, owner) in body.delivered for body in bodies.values())
             guilty = part if 2 * could > len(self._terms.members) else owner
             cases[guilty] = self._witness.undelivered(guilty, part, owner)
@@ -253,7 +278,7 @@ class Attempt:
 
     # ---- CLAIMS
 
-    async def _claim(self) -> None:
+    async def _claim(self, revealed: Mapping[PeerId, Revealed]) -> None:
         terms, record = self._terms, self._record
         for part, data in self._cargo.values.items():
             with contextlib.suppress(InvalidEncodingError):  # what means nothing is missing
@@ -271,11 +296,12 @@ class Attempt:
             )
         said = self._conduct.claims(Claims(claims, self._seen, missing), record)
         record.claims = await self._exchange(Phase.CLAIMS, said, Claims, self._claims_are_sound)
-        self._check_values(missing)
+        self._settle(revealed)
 
     async def _confirm(self) -> None:
         """Make sure that all have the same claims before they are checked: then all come to the same end."""
         await self._exchange(Phase.CONFIRM, Confirm(self._seen), Confirm, lambda _, __: True)
+        self._check_values()
         bans, witness = await self._arithmetic.check(self._record, self._deliveries), self._witness
         if bans:
             raise Setback(
@@ -285,12 +311,12 @@ class Attempt:
                 for peer, (reason, part) in bans.items()
             )
 
-    def _check_values(self, missing: Sequence[int]) -> None:
+    def _check_values(self) -> None:
         lacking = Counter(part for body in self._record.claims.values() for part in set(body.missing))
         terms = self._terms
         if gone := [part for part, count in lacking.items() if 2 * count > len(terms.members)]:
             raise Setback(map(self._witness.unobtainable, gone))
-        if missing:
+        if any(terms.division.numel(part) and part not in self._record.values for part in range(len(terms.members))):
             raise MinorityError("most others have an aggregate that this peer cannot get", round=terms.step)
         if behind := [peer for peer, body in self._record.claims.items() if body.missing]:
             # they cannot go on, and without their claims nothing can be checked
@@ -316,8 +342,8 @@ class Attempt:
     ) -> dict[PeerId, B]:
         """Say one thing (nothing if `own` is None) and understand what the others say.
 
-        What makes no sense counts as nothing. Raises `Setback` if somebody said nothing, or different things to
-        different members.
+        What makes no sense counts as nothing. Raises `Setback` if somebody said nothing, and `ContradictionError` if
+        somebody said different things to different members.
         """
         slot = Slot(self._terms.step, self._terms.attempt, phase)
         for words, receivers in self._conduct.tells(slot, own, self._terms.members) if own is not None else ():
@@ -331,22 +357,21 @@ class Attempt:
 
         said = await self._agreement.collect(slot, lambda statement: understood(statement) is not None)
         bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
-        if liars := await self._equivocators(bodies):
-            raise Setback(self._witness.contradicted(self._mesh.proofs[peer]) for peer in liars)
-        if silent := [peer for peer in self._terms.members if peer not in said]:
+        await self._compare(phase, bodies)
+        if silent := [peer for peer in self._terms.members if peer not in said and peer not in self._elsewhere]:
             raise Setback(self._witness.unheard(peer, phase) for peer in silent)
         self._before, self._seen = slot, digest_of(said.values())
         return bodies
 
-    async def _equivocators(self, bodies: Mapping[PeerId, Body]) -> list[PeerId]:
-        """Where members know another last phase than this one: who told them and us different things."""
+    async def _compare(self, phase: Phase, bodies: Mapping[PeerId, Body]) -> None:
+        """Where members know another last phase than this one, somebody told them and us different things."""
         others = [peer for peer, body in bodies.items() if not isinstance(body, Commit) and body.seen != self._seen]
-        if not others:
-            return []
-        members = self._terms.members
-        await self._mesh.pull(self._before, members, others)
-        if found := [peer for peer in members if peer in self._mesh.proofs]:
-            return found
-        if 2 * len(others) > len(members):
+        if others:
+            await self._mesh.pull(self._before, self._terms.members, others)
+        proofs = [self._mesh.proofs[peer] for peer in self._agreement.equivocators]
+        if phase is Phase.CONFIRM:  # nobody will wait for this member any more
+            proofs = [proof for proof in proofs if others and proof.one.slot == self._before]
+        if proofs and phase is not Phase.COMMIT:
+            raise ContradictionError("it said two different things", peer=proofs[0].author, round=self._terms.step)
+        if 2 * len(others) > len(self._terms.members):
             raise MinorityError("most members heard something else than this peer", round=self._terms.step)
-        return []

@@ -90,6 +90,7 @@ class Mesh:
         """Note that somebody equivocated, and tell everybody, once."""
         if proof.author not in self.proofs:
             self.proofs[proof.author] = proof
+            self.slots.changed.fire()
             self._spread(PROVE, proof, everybody)
 
     def receive(self, statement: Statement, sender: PeerId) -> None:

@@ -22,7 +22,7 @@ from minga.core._signal import Signal
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._node import Node
-from minga.security._agreement import Agreement
+from minga.security._agreement import Agreement, ContradictionError
 from minga.security._arithmetic import Arithmetic
 from minga.security._attempt import Attempt, Setback
 from minga.security._conduct import Conduct, Seeds, Work
@@ -112,13 +112,16 @@ class SecureMember:
         while True:
             validators = frozenset(validations).intersection(self.ledger.members)
             found, judgements = found[:MAX_ACCUSATIONS], self._judgements[:64]
-            commit = Commit(state, self.ledger.digest, self._rules.digest, (), found, judgements)
+            liars = tuple(peer for peer in self.ledger.members if peer in self._mesh.proofs)
+            commit = Commit(state, self.ledger.digest, self._rules.digest, (), found, judgements, liars)
             try:
                 record = await self._attempt(attempt, validators).run(commit, gradient)
                 break
             except Setback as setback:
-                attempt += 1
                 self._leave_out(setback.cases)
+            except ContradictionError:
+                await asyncio.sleep(self._settings.patience.proof_s)
+            attempt += 1
         await self._close(record)
 
     # ---- one step

@@ -21,12 +21,13 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Patience:
     """Seconds after which others are asked for what is missing when most came; seconds that are waited for the last
-    ones beyond the time that most took; and the longest wait for most.
+    ones beyond the time that most took; the longest wait for most; and the time in which proofs get around.
     """
 
     ask_s: float = 0.5
     slack_s: float = 5.0
     longest_s: float = 600.0
+    proof_s: float = 1.0
 
 
 async def wait_for_all(

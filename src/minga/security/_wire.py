@@ -129,7 +129,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
     `state`, `ledger` and `rules` are the digests of its parameters, of its list of members and of the `Rules` that it
     goes by; `parts` are the digests of the parts of its gradient as they will be on the wire, none from a validator,
-    which has none.
+    which has none. `equivocators` are members of whom the author can prove that they said two different things.
     """
 
     state: Digest
@@ -138,6 +138,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     parts: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     accusations: Annotated[tuple[Accusation, ...], msgspec.Meta(max_length=MAX_ACCUSATIONS)] = ()
     judgements: Annotated[tuple[Judgement, ...], msgspec.Meta(max_length=64)] = ()
+    equivocators: Peers = ()
 
     @property
     def standing(self) -> tuple[bytes, bytes, bytes]:
