@@ -12,13 +12,20 @@ from benchmarks._attack_runs import Extent, run_plainly
 from benchmarks._attack_setups import SETUPS
 from benchmarks.attacks import baselines
 from minga.security._secure_member import ExcludedError
+from minga.security._settings import SecureSettings
 from minga.simulation._secure_swarm import SecureSwarm
 
 HOSTILE = ("p1", "p3", "p5")
 
 
 class Flippable(Quadratic):
-    """Work whose wrong labels pull the other way."""
+    """Work whose wrong labels pull the other way, and which remembers the longest step."""
+
+    longest = 0.0
+
+    async def apply(self, step: int, mean: torch.Tensor) -> None:
+        self.longest = max(self.longest, float(mean.norm()))
+        await super().apply(step, mean)
 
     async def flipped_gradient(self, step: int, seed: bytes) -> torch.Tensor:
         return 2 - await self.gradient(step, seed)
@@ -123,3 +130,14 @@ def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
     }
     assert metrics["mean"] < 0.3
     assert metrics["trimmed_mean"] > 0.6
+
+
+@virtually
+async def test_a_step_in_which_most_contributors_are_hostile_goes_no_farther_than_a_few_others() -> None:
+    make, settings = SETUPS["random_direction"].make(4), SecureSettings(peers_per_validator=2)
+    swarm = SecureSwarm(9, lambda: Flippable(100), dict.fromkeys(("p1", "p2", "p5", "p7"), make), settings=settings)
+    await swarm.run(25)
+    work = swarm.honest[0].work
+    assert isinstance(work, Flippable)
+    assert set(swarm.bans(swarm.honest[0]).values()) == {"WRONG_GRADIENT"}
+    assert work.longest < 10 * torch.ones(100).norm()

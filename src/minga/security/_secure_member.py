@@ -39,6 +39,7 @@ from minga.security._randomness import derive
 from minga.security._record import Record, Terms
 from minga.security._rules import Rules
 from minga.security._settings import SecureSettings
+from minga.security._step_bound import StepBound
 from minga.security._verdicts import verdicts
 from minga.security._wire import MAX_ACCUSATIONS, Accusation, Commit, Judgement, Slot, Statement
 from minga.security._witness import Witness
@@ -79,6 +80,7 @@ class SecureMember:
         self._settings, self._conduct = settings or SecureSettings(), conduct or Conduct()
         self._rules = Rules.of(work.layout, self._settings)
         self._arithmetic = Arithmetic(self._settings)
+        self._bound = StepBound()
         self._mesh = Mesh(node, identity, self._is_expected, lambda peer: peer in self.ledger)
         self._mesh.on_statement = self._note
         self._deliveries = Deliveries(node, self._find)
@@ -176,7 +178,7 @@ class SecureMember:
     async def _close(self, record: Record) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""
         step = self.step
-        await self._work.apply(step, record.vector)
+        await self._work.apply(step, self._bound.shortened(record.vector))
         self._arithmetic.remember(record)
         self._records[step], self._coins[step] = record, record.randomness
         self._node.events.emit(

@@ -1,0 +1,36 @@
+"""How far a single step may go, whoever made its aggregate.
+
+CenteredClip bounds what a hostile minority of those who contribute can do. But validators contribute nothing, and who
+validates is drawn: with 7 hostile members of 16 and two validators, in a step of every three half of the contributors
+are hostile, and then the aggregate is what they like. The members who apply it have seen how long those of the last
+steps were: one that is many times longer is shortened. Honest gradients that do get longer soon move the median.
+
+All members remember the same steps and add in a fixed order, so all shorten alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import Final
+
+import torch
+
+from minga.security._fixed_order import norm
+
+STEP_GROWTH: Final = 4.0
+REMEMBERED_STEPS: Final = 32
+
+
+class StepBound:
+    """Limits aggregates to `STEP_GROWTH` times the median length of those that were applied last."""
+
+    def __init__(self) -> None:
+        self._lengths: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+
+    def shortened(self, aggregate: torch.Tensor) -> torch.Tensor:
+        """What is applied of an aggregate (float32), and remembered; nothing limits the first one."""
+        length = norm(aggregate.numpy())
+        limit = STEP_GROWTH * statistics.median(self._lengths) if self._lengths else length
+        self._lengths.append(min(length, limit))
+        return aggregate if length <= limit else aggregate * (limit / length)
