@@ -21,6 +21,7 @@ from minga.security._mean import Mean
 from minga.security._randomness import derive
 from minga.security._record import Record, Terms
 from minga.security._rows import NonFiniteRowsError
+from minga.security._rules import Rules
 from minga.security._secure_member import ExcludedError
 from minga.security._settings import SecureSettings
 from minga.simulation import run_virtual
@@ -118,12 +119,12 @@ def _hand_out(
     mean: torch.Tensor, rows: list[torch.Tensor], conducts: dict[PeerId, Conduct], work: DigitsWork, step: int
 ) -> torch.Tensor:
     """What becomes of the mean in the hands of those who aggregate its parts."""
-    division = Division.equal(work.layout, [True] * len(conducts))
-    terms = Terms("plain loop", step, 0, tuple(conducts), frozenset(), division)
+    settings, division = SecureSettings(), Division.equal(work.layout, [True] * len(conducts))
+    terms = Terms("plain loop", step, 0, tuple(conducts), frozenset(), division, Rules.of(work.layout, settings))
     record, parts = Record(terms, Cargo((), ())), []
     for part, conduct in enumerate(conducts.values()):
         piece = slice(division.starts[part], division.stops[part])
         distances = torch.stack([(row[piece] - mean[piece]).norm() for row in rows])
-        radius = SecureSettings().clip_factor * float(distances.median())
+        radius = settings.clip_factor * float(distances.median())
         parts.append(conduct.value(mean[piece], radius, record)[0])
     return torch.cat(parts)

@@ -20,13 +20,14 @@ from minga.security._conduct import Seeds, Work
 from minga.security._evidence import Case, Evidence, EvidenceError, Recomputed, Unshown
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import EvidenceLog, verify_log
+from minga.security._record import Record
 from minga.security._rules import Rules
 from minga.security._wire import Accusation, Body, Claims, Phase, Result, Revealed, Slot, Statement, state
 from minga.simulation._attacks import (
     Attack,
     Equivocation,
     FalseAccusation,
-    LyingClaims,
+    LyingNorms,
     SignFlip,
     SilentClaims,
     SilentResult,
@@ -57,21 +58,21 @@ class GroundlessComplaint(Attack):
 class NoNumber(Attack):
     """Hands out an aggregate that is none."""
 
-    def value(self, value: torch.Tensor, clip: float) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
         return (value * float("nan") if self.is_on else value), clip
 
 
 class WrongRadius(Attack):
     """Names a radius that is far too large."""
 
-    def value(self, value: torch.Tensor, clip: float) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
         return value, clip * 100 if self.is_on else clip
 
 
 class LyingProjections(Attack):
     """Says of its parts that they pull to another side."""
 
-    def claims(self, claims: Claims) -> Claims | None:
+    def claims(self, claims: Claims, record: Record) -> Claims | None:
         if not self.is_on:
             return claims
         wrong = (
@@ -84,7 +85,7 @@ class LyingProjections(Attack):
 class Helpless(Attack):
     """Says that it could not get an aggregate that all others have."""
 
-    def claims(self, claims: Claims) -> Claims | None:
+    def claims(self, claims: Claims, record: Record) -> Claims | None:
         if not self.is_on or not claims.claims:
             return claims
         return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))
@@ -99,7 +100,7 @@ class Covered(Attack):
         self.part = members.index(ally) if ally in members else -1
         return await super().hostile_gradient(work, step, seeds)
 
-    def claims(self, claims: Claims) -> Claims | None:
+    def claims(self, claims: Claims, record: Record) -> Claims | None:
         if not self.is_on or not claims.claims or self.part < 0:
             return claims
         wrong = list(claims.claims)
@@ -146,7 +147,7 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
         {"p2": WrongAggregate, "p4": WrongAggregate},
         {("p2", "WRONG_AGGREGATE"), ("p4", "WRONG_AGGREGATE")},
     ),
-    "lying claims": ({"p3": LyingClaims}, {("p3", "FALSE_CLAIMS")}),
+    "lying claims": ({"p3": LyingNorms}, {("p3", "FALSE_CLAIMS")}),
     "lying projections": ({"p3": LyingProjections}, {("p3", "FALSE_CLAIMS")}),
     "covered claims": ({"p3": Covered, "p4": Covering}, {("p3", "FALSE_CLAIMS"), ("p4", "COVERED")}),
     "equivocation": ({"p3": Equivocation}, {("p3", "EQUIVOCATED")}),

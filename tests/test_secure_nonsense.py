@@ -8,6 +8,7 @@ import torch
 from secure_world import Quadratic
 from swarm_tools import virtually
 
+from minga.security._record import Record
 from minga.security._secure_member import ExcludedError
 from minga.security._wire import Claims, Result
 from minga.simulation._attacks import Attack
@@ -17,14 +18,14 @@ from minga.simulation._secure_swarm import SecureSwarm
 class NoNumber(Attack):
     """Hands out an aggregate that is none."""
 
-    def value(self, value: torch.Tensor, clip: float) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
         return (value * float("nan") if self.is_on else value), clip
 
 
 class Huge(Attack):
     """Hands out an aggregate whose distances cannot be told."""
 
-    def value(self, value: torch.Tensor, clip: float) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
         return (torch.full_like(value, 3e38) if self.is_on else value), clip
 
 
@@ -38,7 +39,7 @@ class NoRadius(Attack):
 class Helpless(Attack):
     """Says that it could not get an aggregate that all others have."""
 
-    def claims(self, claims: Claims) -> Claims | None:
+    def claims(self, claims: Claims, record: Record) -> Claims | None:
         if not self.is_on or not claims.claims:
             return claims
         return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))
@@ -47,7 +48,7 @@ class Helpless(Attack):
 class LyingProjections(Attack):
     """Says of all its parts that they pull to another side, so that all aggregates look wrong."""
 
-    def claims(self, claims: Claims) -> Claims | None:
+    def claims(self, claims: Claims, record: Record) -> Claims | None:
         if not self.is_on:
             return claims
         changed = tuple(
