@@ -34,7 +34,7 @@ from minga.core._run_spec_sections import (
 )
 from minga.core._run_spec_toml import render
 
-SPEC_VERSION = 3
+SPEC_VERSION = 2
 MAX_SPEC_BYTES = 256 << 10
 MAX_FILES = 16
 _RUN_ID_CONTEXT = "minga v1 run id"
@@ -118,7 +118,10 @@ class RunSpec(Section):
 
     def canonical_bytes(self) -> bytes:
         """The one encoding of this spec. Raises `ConfigurationError` if it exceeds 256 KiB."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        values = self.model_dump(mode="json")
+        if self.security == SecuritySection():  # open runs keep the id, and the peers, that they had without it
+            del values["security"]
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = text.encode("ascii")
         if len(data) > MAX_SPEC_BYTES:
             raise ConfigurationError(f"the run spec takes {len(data)} bytes; the limit is {MAX_SPEC_BYTES}")
