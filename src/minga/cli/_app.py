@@ -80,7 +80,9 @@ def host(
     spec: Annotated[
         Path | None, typer.Argument(metavar="RUN.TOML", help="The run spec; --example shows one.", show_default=False)
     ] = None,
-    role: Annotated[str, typer.Option(help="auxiliary (no gradients), trainer, or monitor.")] = "auxiliary",
+    role: Annotated[
+        str, typer.Option(help="auxiliary (no gradients; in byzantine runs trainer), trainer, or monitor.")
+    ] = "auxiliary",
     device: Device = "auto",
     micro_batch: MicroBatch = None,
     threads: Threads = None,

@@ -32,6 +32,8 @@ def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, context: Con
                 'model.recipe = "custom" has no model that this command could train; host it with --role monitor'
             )
         peer = replace(peer, role="monitor")
+    elif spec.security.mode == "byzantine" and peer.role == "auxiliary":
+        peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
     apply_threads(work.threads)
     output.say(f"Preparing [bold]{spec.name}[/] …")
     files = prepared_files(spec, peer.directory)

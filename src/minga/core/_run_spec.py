@@ -1,8 +1,8 @@
 """The run spec: everything that all peers of a run must agree on, in one file.
 
-An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no blanks, every field present and every
-float in Python's shortest exact spelling, so equal specs have equal bytes on every machine; the run id is the BLAKE3
-digest of those bytes in key derivation mode.
+An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no blanks, every field present (of the
+section `security` those of its mode, none if that is "open") and every float in Python's shortest exact spelling, so
+equal specs have equal bytes on every machine; the run id is the BLAKE3 digest of those bytes in key derivation mode.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from blake3 import blake3
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec_errors import explain
@@ -68,6 +68,30 @@ class RunSpec(Section):
         check_file_names(list(files))
         return files
 
+    @model_validator(mode="after")
+    def _check_byzantine(self) -> RunSpec:
+        """Whoever checks others has to compute what they computed: nothing may depend on one machine alone."""
+        if self.security.mode != "byzantine":
+            return self
+        training, prefix = self.training, 'security.mode = "byzantine" needs '
+        if training.target_batch_size == "auto":
+            raise ValueError(prefix + "a number as training.target_batch_size, since all compute equally much")
+        if training.strategy != "synchronous":
+            raise ValueError(prefix + 'training.strategy = "synchronous"')
+        if self.averaging.average_parameters_every:
+            raise ValueError(prefix + "averaging.average_parameters_every = 0")
+        if self.data.source == "datasets":
+            raise ValueError(prefix + 'text that comes with the run, so data.source must not be "datasets"')
+        return self
+
+    @property
+    def micro_batches_per_member(self) -> int:
+        """(byzantine) Micro-batches that each member computes in a step: with as many members as began the run they
+        come to at least the target batch size.
+        """
+        target, _ = self.training.batch_range
+        return -(-target // (self.security.founders * self.security.micro_batch_size))
+
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "run spec") -> RunSpec:
         """A spec from nested mappings; `source` names them in the `ConfigurationError` that lists all problems."""
@@ -119,8 +143,10 @@ class RunSpec(Section):
     def canonical_bytes(self) -> bytes:
         """The one encoding of this spec. Raises `ConfigurationError` if it exceeds 256 KiB."""
         values = self.model_dump(mode="json")
-        if self.security == SecuritySection():  # open runs keep the id, and the peers, that they had without it
-            del values["security"]
+        security = {name: values["security"][name] for name in self.security.settings_of_mode()}
+        del values["security"]
+        if self.security.mode != "open":  # open runs keep the id, and the peers, that they had without the section
+            values["security"] = security
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = text.encode("ascii")
         if len(data) > MAX_SPEC_BYTES:

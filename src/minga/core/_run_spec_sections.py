@@ -16,6 +16,7 @@ from minga.core._urls import MAX_URL_CHARACTERS, is_https_url
 MAX_FILE_BYTES = 256 << 20
 MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
+MAX_FOUNDERS = 256
 _KEY = r"^[a-z][a-z0-9_]{0,63}$"
 _DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
@@ -241,10 +242,15 @@ class NetworkSection(Section):
 
 
 class SecuritySection(Section):
-    """Who may take part."""
+    """Who may take part, and what keeps those in check who do."""
 
-    mode: Literal["open", "members"] = choice(
-        "open", "open: whoever has the link; members: whom the organisers admitted", "open", "members"
+    mode: Literal["open", "members", "byzantine"] = choice(
+        "open",
+        "open: whoever has the link; members: whom the organisers admitted; byzantine: whoever computes, and everybody "
+        "is checked",
+        "open",
+        "members",
+        "byzantine",
     )
     organisers: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...], Field(strict=False, max_length=MAX_ORGANISERS)
@@ -254,10 +260,26 @@ class SecuritySection(Section):
         f"a list of at most {MAX_ORGANISERS} keys of 64 lower-case hexadecimal digits",
     )
     organisers_needed: int = whole(1, 1, MAX_ORGANISERS, "(members) how many of them have to sign for that")
+    founders: int = whole(4, 2, MAX_FOUNDERS, "(byzantine) peers that begin the run, as soon as so many are there")
+    micro_batch_size: int = whole(
+        16, 1, MAX_BATCH, "(byzantine) samples of which all compute the gradient at once, in the same order"
+    )
+    peers_per_validator: int = whole(
+        16, 1, 65_536, "(byzantine) members for each one that checks another one's last gradient instead of training"
+    )
+
+    def settings_of_mode(self) -> list[str]:
+        """The names of the settings that mean something in this mode; the others are no part of the run."""
+        names = ["mode"]
+        if self.mode == "members":
+            names += ["organisers", "organisers_needed"]
+        if self.mode == "byzantine":
+            names += ["founders", "micro_batch_size", "peers_per_validator"]
+        return names
 
     @model_validator(mode="after")
     def _check_organisers(self) -> SecuritySection:
-        if self.mode == "open" and self.organisers:
+        if self.mode != "members" and self.organisers:
             raise ValueError('organisers is for mode = "members" only')
         if len(set(self.organisers)) != len(self.organisers):
             raise ValueError("organisers names a key twice")

@@ -37,9 +37,11 @@ from minga.recipes._export import export_model
 from minga.recipes._instances import encode_documents, make_instances
 from minga.recipes._interface import Batch, Files, Recipe, StreamPosition
 from minga.recipes._model import albert_logits, initialize
+from minga.recipes._public_samples import PublicSamples
 from minga.recipes._sizes import albert_config
 from minga.recipes._stream import Corpus, StoredCorpus, StreamedCorpus, epoch_seed, instances
 from minga.recipes._tokenizer import read_tokenizer, train_tokenizer
+from minga.security._data_seeds import PublicBatch
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -50,6 +52,7 @@ class AlbertRecipe(Recipe):
     def __init__(self, spec: RunSpec) -> None:
         super().__init__(spec)
         self._evaluation: tuple[Path, list[Batch]] | None = None
+        self._public: tuple[Path, PublicSamples, int] | None = None
 
     def prepare(self) -> dict[str, bytes]:
         """`tokenizer.json`, the held-out documents, and the training documents unless peers stream them."""
@@ -92,6 +95,20 @@ class AlbertRecipe(Recipe):
                 masked_fraction=spec.data.masked_fraction,
                 vocabulary_size=tokenizer.get_vocab_size(),
             )
+
+    def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
+        """As `make_batch` describes it, of samples of the training documents; see `PublicSamples`."""
+        path = _file(files, TRAINING_FILE)
+        if self._public is None or self._public[0] != path:
+            tokenizer = self._tokenizer(files)
+            samples = PublicSamples(unpack_documents(path), tokenizer, self.spec.model.max_length)
+            self._public = (path, samples, tokenizer.get_vocab_size())
+        _, samples, vocabulary_size = self._public
+        random = np.random.default_rng(batch.number)
+        instances = [samples.instance(number, random) for number in batch.indices(len(samples)).tolist()]
+        return make_batch(
+            instances, random, masked_fraction=self.spec.data.masked_fraction, vocabulary_size=vocabulary_size
+        )
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Masked language model plus sentence order, each the mean over the batch's samples; float32 scalar."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from minga.core._run_spec import RunSpec
+from minga.security._data_seeds import PublicBatch
 
 Batch = dict[str, Tensor]
 """One micro-batch: named tensors, the meaning of which only the recipe knows."""
@@ -60,6 +61,10 @@ class Recipe(ABC):
 
         Within one pass over the data no sample comes twice; held-out text never comes at all.
         """
+
+    @abstractmethod
+    def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
+        """The micro-batch that `batch` names, the same on every machine: for runs whose members check each other."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -37,11 +37,20 @@ class RecipeRun:
     ) -> None:
         self.peer = peer
         spec, self.files = peer.spec, dict(peer.files)
+        self._is_public = spec.security.mode == "byzantine"
+        if data and self._is_public:
+            raise ConfigurationError(
+                "--data: in this run all train on the same text, so that each can check the others"
+            )
         if data:
             spec, self.files = with_own_data(spec, self.files, data, peer.directory / f"own-data-{peer.peer_id[:10]}")
         self.device = choose_device(device)
         smallest_step, _ = peer.spec.training.batch_range
-        self.micro_batch_size = _micro_batch_size(self.device, micro_batch_size, smallest_step)
+        self.micro_batch_size = (
+            _public_micro_batch_size(micro_batch_size, spec.security.micro_batch_size)
+            if self._is_public
+            else _micro_batch_size(self.device, micro_batch_size, smallest_step)
+        )
         self.recipe: Recipe = load_recipe(spec)
         self.model: nn.Module = self.recipe.build_model().to(self.device)
         inner, scheduler = build_optimizer(peer.spec.optimizer, self.model)
@@ -62,10 +71,11 @@ class RecipeRun:
 
         Raises `ConfigurationError` if the device has too little memory for a micro-batch.
         """
-        position = StreamPosition(self.peer.peer_id, start_step=self.step)
-        batches = self.recipe.batches(self.files, position, self.micro_batch_size)
+        batches = self._batches()
         while not self.finished and not is_over(self.step):
-            batch = next(batches)
+            batch = next(batches, None)
+            if batch is None:
+                return
             samples = self.recipe.samples(batch)
             try:
                 loss = self._backward(batch)
@@ -87,6 +97,12 @@ class RecipeRun:
             self.optimizer.follow(seconds)
             between()
 
+    def _batches(self) -> Iterator[Batch]:
+        if self._is_public:
+            return (self.recipe.public_batch(self.files, batch) for batch in self.optimizer.batches())
+        position = StreamPosition(self.peer.peer_id, start_step=self.step)
+        return self.recipe.batches(self.files, position, self.micro_batch_size)
+
     def _backward(self, batch: Batch) -> float:
         loss = self.recipe.loss(self.model, {name: tensor.to(self.device) for name, tensor in batch.items()})
         loss.backward()  # type: ignore[no-untyped-call]
@@ -106,6 +122,12 @@ def choose_device(name: str) -> torch.device:
         why = str(error).strip().split("\n")[0][:160]
         raise ConfigurationError(f"--device {name}: this machine cannot use it ({why}); try --device auto") from error
     return device
+
+
+def _public_micro_batch_size(wished: int | None, size: int) -> int:
+    if wished not in (None, size):
+        raise ConfigurationError(f"--micro-batch {wished}: in this run all compute {size} samples at once")
+    return size
 
 
 def _micro_batch_size(device: torch.device, wished: int | None, target_batch_size: int) -> int:

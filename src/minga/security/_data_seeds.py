@@ -7,6 +7,8 @@ that seed gives. Cropping, masking and dropout must take their chance from the s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,3 +34,27 @@ def batch_indices(seed: bytes, count: int, dataset_size: int) -> npt.NDArray[np.
     count or a size outside 1 to 2**62.
     """
     return UniformIntegers(derive(seed, "samples")).below(dataset_size, count)
+
+
+@dataclass(frozen=True)
+class PublicBatch:
+    """A micro-batch of `size` samples that anybody can make again from its `seed` (32 bytes)."""
+
+    seed: bytes
+    size: int
+
+    @classmethod
+    def of(cls, seed: bytes, index: int, size: int) -> PublicBatch:
+        """The micro-batch `index` of the peer whose `data_seed` is `seed`."""
+        return cls(micro_batch_seed(seed, index), size)
+
+    def indices(self, dataset_size: int) -> npt.NDArray[np.int64]:
+        """The numbers of its samples, int64 [size]; see `batch_indices`."""
+        return batch_indices(self.seed, self.size, dataset_size)
+
+    @property
+    def number(self) -> int:
+        """64 bits for random generators: all chance in the micro-batch (masks, crops) has to come from them. The one
+        of torch is set to them already.
+        """
+        return int.from_bytes(derive(self.seed, "chance")[:8], "little")

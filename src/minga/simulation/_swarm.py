@@ -219,7 +219,7 @@ class Swarm:
         admission = Admission(network.peer_id, network.wall_time, token)
         identity = Identity.from_seed(network.private_key)
         session = Session(network, identity, self.spec.run_id, settings, entries, admission)
-        if self.spec.security.mode == "open":
+        if self.spec.security.mode != "members":
             admission.open_to_all()
         else:
             organisers = Organisers.of_spec(self.spec, self._organiser.peer_id)

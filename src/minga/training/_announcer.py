@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
+from minga.averaging._messages import Report
+from minga.core._signal import Signal
 from minga.network._board import Board
 from minga.network._gossip import BEATS_PER_SECOND
 from minga.network._node import Node
 from minga.network._records import Progress, Status
-from minga.training._port import TrainerPort
+
+
+class Reporting(Protocol):
+    """The port of a trainer, as far as it is announced."""
+
+    changed: Signal
+
+    def report(self) -> Report:
+        """How far it is."""
+
 
 PROGRESS_PERIOD_S = 0.5
 """Shortest time between two progress records of a peer, changes of its status aside."""
@@ -25,7 +37,7 @@ class Announcer:
         self,
         board: Board,
         node: Node,
-        port: TrainerPort,
+        port: Reporting,
         standing: Callable[[], tuple[int, int]],
         *,
         client: bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex
 
 import torch
@@ -13,8 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core._errors import ConfigurationError, RunFinishedError
 from minga.core._run_spec import RunSpec
+from minga.security._data_seeds import PublicBatch
 from minga.training._peer import Peer
 from minga.training._port import TrainerPort
+from minga.training._public_port import PublicPort
 from minga.training._ranks import FollowingReplica, LeadingReplica, Ranks
 from minga.training._replica import Replica
 from minga.training._work import Work
@@ -67,6 +69,7 @@ class Optimizer(torch.optim.Optimizer):
                 f"target_batch_size={target_batch_size} disagrees with the run spec, which all peers share: "
                 f"{spec.training.target_batch_size}"
             )
+        _check_public(spec, ranks, model)
         self._replica = _replica(ranks, spec, optimizer, scheduler, model, _norm(max_grad_norm, spec))
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.inner, self.scheduler, self.peer = optimizer, scheduler, peer
@@ -76,7 +79,7 @@ class Optimizer(torch.optim.Optimizer):
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
         self._last_step = spec.training.stop_after_steps
-        self._port: TrainerPort | None = None
+        self._port: TrainerPort | PublicPort | None = None
         if peer is not None:
             self._enter(peer)
             self._work_until(peer.is_ready)
@@ -112,6 +115,26 @@ class Optimizer(torch.optim.Optimizer):
         if not self.finished:
             self._work_until(lambda: True)
         return result
+
+    def batches(self) -> Iterator[PublicBatch]:
+        """The micro-batches to compute in a run with `security.mode = "byzantine"`, until the run is over.
+
+        There nobody chooses its data: others compute the same again to see whether it is right. For each, call
+        `backward()` on the mean loss of the samples `batch.indices(len(dataset))`, then `step(samples=batch.size)` and
+        `zero_grad()`. All chance (masks, crops) has to come from `batch.number`; torch's own generator is seeded by it.
+        The parameters may be those of some steps ago meanwhile. Raises `ConfigurationError` in other runs.
+        """
+        port = self._port
+        if not isinstance(port, PublicPort):
+            raise ConfigurationError(
+                'batches() is for runs with security.mode = "byzantine"; in others choose your own'
+            )
+        while True:
+            port.want_batch()
+            self._work_until(lambda: True)
+            if self.finished:
+                return
+            yield port.next_batch()
 
     def follow(self, seconds: float | None = None) -> None:
         """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state."""
@@ -243,6 +266,18 @@ def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
     if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
         raise ConfigurationError(f"max_grad_norm={max_grad_norm} is no positive number")
     return max_grad_norm
+
+
+def _check_public(spec: RunSpec, ranks: Ranks | None, model: torch.nn.Module | None) -> None:
+    if spec.security.mode != "byzantine":
+        return
+    if ranks is not None:
+        raise ConfigurationError('in a run with security.mode = "byzantine" each process is a peer of its own')
+    if spec.training.buffers == "average" and any(b.is_floating_point() for b in (model.buffers() if model else ())):
+        raise ConfigurationError(
+            "the buffers of this model move with what one peer computed before, which others cannot check: "
+            'security.mode = "byzantine" needs training.buffers = "local" for it'
+        )
 
 
 def _replica(

@@ -22,6 +22,7 @@ from minga.network._records import Metrics
 from minga.training._checkpoints import CheckpointStore
 from minga.training._loop_thread import LoopThread
 from minga.training._port import TrainerPort
+from minga.training._public_port import PublicPort
 from minga.training._replica import Replica
 from minga.training._run_files import RunFileServer
 from minga.training._session import Session
@@ -61,6 +62,8 @@ class Peer:
         self._metrics = Metrics(0, 0.0, 0, 0)
         self._closed = False
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
+        if spec.security.mode == "byzantine" and self.role == "monitor":
+            thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
         atexit.register(self.close)
 
     # ---- who and where
@@ -148,13 +151,13 @@ class Peer:
     def _checkpoints(self) -> CheckpointStore:
         return CheckpointStore(self.directory / "checkpoints", keep=self.spec.checkpoints.keep)
 
-    def attach(self, replica: Replica) -> TrainerPort:
+    def attach(self, replica: Replica) -> TrainerPort | PublicPort:
         """Begin to take part in steps with `replica`; its thread has to serve the port that is returned.
 
         Raises `ConfigurationError` for a second replica and for a monitor.
         """
 
-        def start() -> TrainerPort:
+        def start() -> TrainerPort | PublicPort:
             if self._session.member is not None:
                 raise ConfigurationError(
                     "this peer already has an optimizer; put all parameters into one, as parameter groups, or use one "
@@ -162,7 +165,17 @@ class Peer:
                 )
             if self.role == "monitor":
                 raise ConfigurationError("a monitor only watches; join with another role to train")
-            training = self.spec.training
+            training, security = self.spec.training, self.spec.security
+            if security.mode == "byzantine":
+                public = PublicPort(
+                    self._thread.loop,
+                    replica.vector.new,
+                    micro_batches=self.spec.micro_batches_per_member,
+                    size=security.micro_batch_size,
+                )
+                organiser = self._signed_spec.organiser
+                self._session.attach_secure(self.spec, replica, public, organiser, self.directory)
+                return public
             port = TrainerPort(
                 self._thread.loop,
                 replica.vector.new,

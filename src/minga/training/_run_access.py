@@ -98,7 +98,7 @@ class RunAccess:
         if self.known is None or session.admission.is_decided:
             return
         signed, spec = self.known
-        if spec.security.mode == "open":
+        if spec.security.mode != "members":
             session.admission.open_to_all()
         else:
             organisers = Organisers.of_spec(spec, signed.organiser)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from minga.averaging._desk import Divide
 from minga.averaging._planner import divide
-from minga.core._errors import ClosedError, MingaError, RejectedError, RemoteError, UnreachableError
+from minga.core._errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core._events import EventBus
 from minga.core._racing import racing
 from minga.core._run_spec import RunSpec
@@ -33,12 +33,16 @@ from minga.network._node import Node
 from minga.network._probe import Prober
 from minga.network._reachability import Reachability
 from minga.network._records import AddressInfo, Credential
+from minga.security._conduct import Conduct
 from minga.training._access_files import AccessFiles
 from minga.training._admission import CODE, Admission
 from minga.training._doorkeeper import Doorkeeper
+from minga.training._genesis import Founding
 from minga.training._member import Member, MemberSettings
 from minga.training._port import TrainerPort
+from minga.training._public_port import PublicPort
 from minga.training._replica_interface import ReplicaInterface
+from minga.training._secure_life import GENESIS_FILE, SecureLife, SecureOptions
 from minga.training._snapshot import StateSnapshot
 from minga.training._state_download import SyncProgress, download
 from minga.training._state_server import StateServer
@@ -113,7 +117,9 @@ class Session:
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self._reachability = Reachability(self.node)
         self.state_server = StateServer(self.node)
-        self.member: Member | None = None
+        self.member: Member | SecureLife | None = None
+        self.conduct = Conduct()
+        """What this peer does of its own accord in a secure run; only tests of the others' defence change it."""
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self._life: asyncio.Task[None] | None = None
@@ -194,18 +200,35 @@ class Session:
             divide=self.settings.divide,
         )
         member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica))
-        member.on_finished = self.state_server.publish
-        self.member = member
-
-        def serve_state() -> None:
-            if self.state_server.wants(replica.step):
-                self.state_server.publish(replica.capture())
-
-        port.at_boundary = serve_state
-        self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
-        self.node.spawn(Prober(self.node, lambda: member.surveyor.reachable() if member.ready.is_set() else []).run())
-        self.node.spawn(LinkReporter(self.node, self.board).run())
+        self._begin(member, replica, port)
         return member
+
+    def attach_secure(
+        self, spec: RunSpec, replica: ReplicaInterface, port: PublicPort, organiser: str, directory: Path | None = None
+    ) -> SecureLife:
+        """The same in a run whose members check each other; `organiser` is whose key signed the run spec, and in
+        `directory` is kept what has to be known about the run. Raises `ConfigurationError` for other roles than
+        trainer.
+        """
+        if self.settings.role != "trainer":
+            raise ConfigurationError(
+                f"in this run everybody computes and can be dialled by everybody, and this peer is no trainer but "
+                f'"{self.settings.role}"; run `minga doctor` to see what keeps others from dialling it'
+            )
+        options = SecureOptions(organiser, self.conduct, directory)
+        life = SecureLife(self.node, self.identity, self.board, spec, options, replica, port)
+        self._begin(life, replica, port)
+        return life
+
+    def preside(self, spec: RunSpec, organiser: str, directory: Path | None = None) -> None:
+        """In a run whose members check each other: see it founded without taking part."""
+        path = None if directory is None else directory / GENESIS_FILE
+        founding = Founding(self.node, self.identity, organiser, spec.security.founders, path)
+
+        async def see_it_founded() -> None:
+            await founding.find(takes_part=False)
+
+        self.node.spawn(see_it_founded())
 
     async def close(self, reason: str = "") -> None:
         """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds."""
@@ -222,6 +245,19 @@ class Session:
         await self.node.close()
 
     # ---- inner workings
+
+    def _begin(self, member: Member | SecureLife, replica: ReplicaInterface, port: TrainerPort | PublicPort) -> None:
+        member.on_finished = self.state_server.publish
+        self.member = member
+
+        def serve_state() -> None:
+            if self.state_server.wants(replica.step):
+                self.state_server.publish(replica.capture())
+
+        port.at_boundary = serve_state
+        self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
+        self.node.spawn(Prober(self.node, lambda: member.surveyor.reachable() if member.ready.is_set() else []).run())
+        self.node.spawn(LinkReporter(self.node, self.board).run())
 
     def _lookup(self, peer: PeerId) -> Address | None:
         known = self.board.address_of(peer)
@@ -274,7 +310,7 @@ class Session:
         if self.member is not None:
             self.member.close(error)
 
-    async def _live(self, member: Member, step: int) -> None:
+    async def _live(self, member: Member | SecureLife, step: int) -> None:
         try:
             await member.run(step)
         except MingaError as error:

@@ -1,0 +1,155 @@
+"""How a secure run begins: the organiser signs who its founders are.
+
+Somebody has to say whose word counts before there is anybody whose word counts. Peers that are ready ask whomever they
+are connected to for the genesis. The organiser of the run, who hears from all that ask, signs it when there are as many
+as the run spec wants; from then on everybody who has it hands it on, and the organiser is needed no more. Who comes
+later is no founder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from minga.core._atomic import write_atomically
+from minga.core._decoding import DECODING_ERRORS
+from minga.core._errors import ProtocolError, RemoteError, StorageError
+from minga.identity._keys import SIGNATURE_BYTES, Identity, verify
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+from minga.security._wire import MAX_MEMBERS, Peer
+
+METHOD = "secure.genesis"
+CONTEXT = b"secure genesis"
+ASK_PERIOD_S = 0.5
+CALL_S = 5.0
+READY_S = 4.0
+"""Who has not asked for so many seconds is not there any more."""
+
+
+class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """The founders of a run, in the order of their ids, signed by its organiser."""
+
+    founders: Annotated[tuple[Peer, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+    signature: Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+
+    @classmethod
+    def sign(cls, run_id: str, founders: list[PeerId], organiser: Identity) -> Genesis:
+        """The organiser's word."""
+        names = tuple(sorted(founders))
+        return cls(names, organiser.sign(_signed(run_id, names), context=CONTEXT))
+
+    def holds(self, run_id: str, organiser: str) -> bool:
+        """Whether the organiser of that run signed it."""
+        in_order = list(self.founders) == sorted(set(self.founders))
+        return in_order and verify(organiser, self.signature, _signed(run_id, self.founders), context=CONTEXT)
+
+
+def _signed(run_id: str, founders: tuple[str, ...]) -> bytes:
+    return msgspec.msgpack.encode((run_id, founders))
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who are the founders? The asker is `ready` to be one."""
+
+    ready: bool
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The genesis, if it is known, and the step at which the sender is."""
+
+    genesis: Genesis | None
+    step: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The genesis as this peer knows it, and whether the run had begun without it."""
+
+    genesis: Genesis
+    has_begun: bool
+
+
+class Founding:
+    """Finds out who the founders are, and tells others. `founders` is how many the run wants, `organiser` whose key
+    signs, `path` where the genesis is kept.
+    """
+
+    def __init__(self, node: Node, identity: Identity, organiser: str, founders: int, path: Path | None = None) -> None:
+        self.step = 0
+        """To be kept up to date: where this peer is."""
+        self.is_first = asyncio.Event()
+        """Set when all whom this peer could ask did not know a genesis."""
+        self._node, self._identity, self._organiser = node, identity, organiser
+        self._founders, self._path = founders, path
+        self._ready: dict[PeerId, float] = {}
+        """When each peer that is ready asked last, in seconds of the loop; in the order in which they came."""
+        self._genesis = self._load()
+        self._has_begun = self._genesis is not None
+        node.serve(METHOD, self._serve)
+
+    async def find(self, *, takes_part: bool = True) -> Beginning:
+        """Wait for the genesis, or make it if this is the organiser, who `takes_part` or only looks on."""
+        ready = -1
+        while self._genesis is None:
+            own = [self._node.peer_id] if takes_part else []
+            present = [*own, *self._present()]
+            if len(present) != ready:
+                ready = len(present)
+                self._node.events.emit("secure.waiting", ready=ready, wanted=self._founders)
+            if self._identity.peer_id == self._organiser and ready >= self._founders:
+                self._genesis = Genesis.sign(self._node.run_id, present[: self._founders], self._identity)
+            await asyncio.gather(*(self._ask(peer, ready=takes_part) for peer in self._node.connected()))
+            if self._genesis is None:
+                self.is_first.set()
+                await asyncio.sleep(ASK_PERIOD_S)
+        self._keep(self._genesis)
+        self._node.events.emit("secure.founded", founders=len(self._genesis.founders))
+        return Beginning(self._genesis, self._has_begun)
+
+    # ---- inner workings
+
+    def _present(self) -> list[PeerId]:
+        now = asyncio.get_running_loop().time()
+        return [peer for peer, asked_s in self._ready.items() if now - asked_s <= READY_S]
+
+    async def _ask(self, peer: PeerId, *, ready: bool) -> None:
+        with contextlib.suppress(RemoteError):
+            answer = await self._node.call(peer, METHOD, Ask(ready), Answer, timeout_s=CALL_S)
+            if answer.genesis is None or self._genesis is not None:
+                return
+            if not answer.genesis.holds(self._node.run_id, self._organiser):
+                raise ProtocolError("it sent a genesis that the organiser did not sign", peer=peer)
+            self._genesis, self._has_begun = answer.genesis, answer.step > 0
+
+    async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
+        if (await stream.receive(Ask)).ready and self._genesis is None:
+            self._ready[peer] = asyncio.get_running_loop().time()
+        await stream.send(Answer(self._genesis, self.step))
+
+    def _load(self) -> Genesis | None:
+        """What was kept, unless it is damaged: then it is asked for again."""
+        if self._path is None or not self._path.exists():
+            return None
+        try:
+            data = self._path.read_bytes()
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be read: {error}") from error
+        with contextlib.suppress(*DECODING_ERRORS):
+            genesis = msgspec.msgpack.decode(data, type=Genesis)
+            return genesis if genesis.holds(self._node.run_id, self._organiser) else None
+        return None
+
+    def _keep(self, genesis: Genesis) -> None:
+        if self._path is None:
+            return
+        try:
+            write_atomically(self._path, msgspec.msgpack.encode(genesis))
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be written: {error}") from error

@@ -1,0 +1,59 @@
+"""What training offers to the protocol of secure steps: gradients that anybody can compute again, and the same state.
+
+For as long as somebody may ask about a step its parameters are kept, one vector for each step.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from minga.averaging._layout import VectorLayout
+from minga.core._errors import ConfigurationError
+from minga.security._secure_member import KEPT_STEPS
+from minga.training._public_port import GradientTask, PublicPort
+from minga.training._replica_interface import ReplicaInterface
+
+
+class PublicWork:
+    """The `Work` of a member whose model lies behind `port`."""
+
+    def __init__(self, replica: ReplicaInterface, port: PublicPort) -> None:
+        self.layout: VectorLayout = replica.vector.layout
+        self.state_digest = ""
+        """Of the present state, once it was asked for: 64 hexadecimal digits."""
+        self._replica, self._port = replica, port
+        self._past: dict[int, torch.Tensor] = {}
+        """The parameters before a step, for the steps that were taken last."""
+
+    async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        """The mean gradient (flat float32) of the public batch of `seed` at the parameters before `step`.
+
+        Raises `ConfigurationError` for a step whose parameters are not kept any more.
+        """
+        if step == self._replica.step:
+            return await self._port.compute(GradientTask(seed))
+        if step not in self._past:
+            raise ConfigurationError(f"the parameters of step {step} are not kept any more")
+        past, present = self._past[step], list[torch.Tensor]()
+
+        def before() -> None:
+            present.append(self._replica.read_values())
+            self._replica.write_values(past)
+
+        return await self._port.compute(GradientTask(seed, before, lambda: self._replica.write_values(present.pop())))
+
+    async def apply(self, step: int, mean: torch.Tensor) -> None:
+        """Take step `step` with the aggregate gradient."""
+
+        def run() -> None:
+            self._past[step] = self._replica.read_values()
+            self._replica.apply(mean, step + 1)
+
+        await self._port.request("apply", run)
+        for old in [old for old in self._past if old <= step - KEPT_STEPS]:
+            del self._past[old]
+
+    async def digest(self) -> bytes:
+        """32 bytes that are equal for equal states."""
+        self.state_digest = await self._port.request("digest", self._replica.digest)
+        return bytes.fromhex(self.state_digest)

@@ -1,0 +1,196 @@
+"""The life of one peer in a secure run, on the event loop; what `_member.py` is in ordinary runs.
+
+    wait for the genesis ──▶ founders: take secure steps ──▶ the run's last step
+                        └──▶ newcomers: state, probation ──┘
+
+What the members say to each other, and who has to go, is the affair of `minga.security`; here it meets the board, the
+training thread and the servers of state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from minga.core._errors import ClosedError, ConfigurationError, MingaError, RunFinishedError
+from minga.core._run_spec import RunSpec
+from minga.identity._keys import Identity
+from minga.network._board import Board
+from minga.network._interface import PeerId
+from minga.network._node import Node
+from minga.network._records import StateInfo
+from minga.security._conduct import Conduct
+from minga.security._evidence_log import EvidenceLog
+from minga.security._ledger import Ledger
+from minga.security._secure_member import SecureMember
+from minga.security._settings import SecureSettings
+from minga.training._announcer import Announcer
+from minga.training._genesis import Founding
+from minga.training._public_port import PublicPort
+from minga.training._public_work import PublicWork
+from minga.training._replica_interface import ReplicaInterface
+from minga.training._snapshot import StateSnapshot
+from minga.training._surveyor import BoardSurveyor
+
+FAREWELL_S = 5.0
+"""Longest time, in seconds, that a peer which finished stays for those who need what it has of the last step."""
+EVIDENCE_FILE = "evidence.bin"
+GENESIS_FILE = "genesis.bin"
+
+
+@dataclass(frozen=True)
+class SecureOptions:
+    """How one peer takes part: the key of the run's `organiser`, how it conducts itself, and the folder of the run."""
+
+    organiser: str
+    conduct: Conduct
+    directory: Path | None = None
+
+
+class SecureLife:
+    """Drives the steps of one peer."""
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        board: Board,
+        spec: RunSpec,
+        options: SecureOptions,
+        replica: ReplicaInterface,
+        port: PublicPort,
+    ) -> None:
+        self.ready = asyncio.Event()
+        """Set once the peer takes part in steps."""
+        self.on_finished: Callable[[StateSnapshot], None] | None = None
+        """Called on the loop with the state after the run's last step."""
+        self.surveyor = BoardSurveyor(board, node)
+        self.secure: SecureMember | None = None
+        """Set once the founders are known."""
+        self._node, self._identity, self._board, self._spec = node, identity, board, spec
+        self._options, self._replica, self._port = options, replica, port
+        self._work = PublicWork(replica, port)
+        layout = replica.vector.layout
+        self._announcer = Announcer(
+            board,
+            node,
+            port,
+            lambda: (self.step, self._batch_size),
+            client=False,
+            vector_bytes=layout.encoded_bytes(0, replica.vector.numel),
+        )
+        genesis_path = None if options.directory is None else options.directory / GENESIS_FILE
+        self._founding = Founding(node, identity, options.organiser, spec.security.founders, genesis_path)
+
+    @property
+    def step(self) -> int:
+        """Global steps that this peer has taken, or fetched the state of."""
+        return self._replica.step
+
+    @property
+    def view(self) -> tuple[PeerId, ...]:
+        """The members at present."""
+        return self.secure.ledger.members if self.secure is not None else ()
+
+    def close(self, error: BaseException) -> None:
+        """Let the trainer go; its next boundary raises `error`."""
+        self._port.close(error)
+
+    async def see_off(self, limit_s: float) -> None:
+        """Before this peer leaves: nothing of it is needed, since everybody keeps what was aggregated."""
+
+    async def run(self, step: int = 0) -> None:
+        """Live until cancelled; `step` is where the local state stands.
+
+        After the run's last step the trainer is let go with `RunFinishedError`, but the peer goes on serving its
+        state to others. Whatever is raised here also lets the trainer go, by a `ClosedError` if it is no error of
+        minga's own.
+        """
+        publisher = asyncio.get_running_loop().create_task(self._announcer.run())
+        try:
+            await self._enter(step)
+            while not self._is_finished():
+                await self._take_step()
+            await self._finish()
+            await asyncio.Event().wait()
+        except Exception as error:
+            self._port.close(error if isinstance(error, MingaError) else _closed_by(error))
+            self.ready.set()
+            raise
+        finally:
+            publisher.cancel()
+
+    # ---- inner workings
+
+    @property
+    def _batch_size(self) -> int:
+        return len(self.view) * self._port.unit
+
+    async def _enter(self, step: int) -> None:
+        waiting = asyncio.get_running_loop().create_task(self._wait_as_founder())
+        try:
+            beginning = await self._founding.find()
+        finally:
+            waiting.cancel()
+        founders = [PeerId(peer) for peer in beginning.genesis.founders]
+        if self._node.peer_id not in founders or beginning.has_begun or step:
+            raise ConfigurationError("this run has begun without this peer")
+        path = self._options.directory
+        self.secure = SecureMember(
+            self._node,
+            self._identity,
+            Ledger(founders),
+            self._work,
+            SecureSettings(peers_per_validator=self._spec.security.peers_per_validator),
+            self._options.conduct,
+            EvidenceLog(None if path is None else path / EVIDENCE_FILE),
+        )
+        self._announcer.set_status("training")
+        self.ready.set()
+
+    async def _wait_as_founder(self) -> None:
+        """Until there are enough to begin, the program that holds this peer has all there is."""
+        await self._founding.is_first.wait()
+        self._announcer.set_status("training")
+        self.ready.set()
+
+    async def _take_step(self) -> None:
+        if self.secure is None:
+            return
+        await self.secure.take_step()
+        self._founding.step = self.step
+        members = len(self.view)
+        self._node.events.emit(
+            "step.applied", step=self.step, samples=self._port.unit, members=members, batch=self._batch_size
+        )
+        if (self.step - 1) % self._spec.state.digest_every == 0:  # it is of the state before
+            self._board.put(StateInfo(self.step - 1, self._work.state_digest))
+
+    async def _finish(self) -> None:
+        self._node.events.emit("run.finished", step=self.step)
+        self._announcer.set_status("finished")
+        if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
+            self.on_finished(await self._port.request("capture", self._replica.capture))
+        await self._see_others_off()
+        self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
+
+    async def _see_others_off(self) -> None:
+        """Stay for a moment until the other members have the last step too; they may need what this one has of it."""
+        deadline = asyncio.get_running_loop().time() + FAREWELL_S
+        while asyncio.get_running_loop().time() < deadline:
+            settled = self.surveyor.settled()
+            if all(settled[peer].step >= self.step for peer in self.view if peer in settled):
+                return
+            await asyncio.sleep(0.05)
+
+    def _is_finished(self) -> bool:
+        last = self._spec.training.stop_after_steps
+        return last is not None and self.step >= last
+
+
+def _closed_by(error: Exception) -> ClosedError:
+    closed = ClosedError(f"this peer stopped taking part, by a mistake in the program: {type(error).__name__}: {error}")
+    closed.__cause__ = error
+    return closed
