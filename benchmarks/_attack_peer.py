@@ -1,0 +1,71 @@
+"""The process of one peer in `benchmarks.attacks --real`: trains by the run's recipe, honestly or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks._attack_setups import SETUPS
+from benchmarks._worker import Channel
+from minga import Event, MingaError, Peer, PeerOptions, RunSpec, host, join
+from minga.network._interface import PeerId
+from minga.recipes._registry import load_recipe
+from minga.recipes._run import RecipeRun
+
+EVALUATE_EVERY = 5
+TOLD = ("secure.banned", "secure.member_away", "step.applied", "member.failed")
+
+
+def peer(channel: Channel, settings: dict[str, Any]) -> None:
+    """Enter, hear who the allies are, and train to the end of the run or until the others have had enough."""
+    torch.set_num_threads(1)
+    options = PeerOptions(ephemeral=True, directory=Path(settings["directory"]), host="127.0.0.1")
+    with _enter(settings, options) as entered:
+        channel.send(event="entered", peer_id=entered.peer_id, link=str(entered.link))
+        begin = channel.receive()
+        if begin["attack"]:
+            conduct = SETUPS[begin["attack"]].make(settings["attack_from"])(frozenset(map(PeerId, begin["allies"])))
+            entered.on_loop(lambda: setattr(entered.session, "conduct", conduct))
+
+        def tell(event: Event) -> None:
+            if event.kind in TOLD:
+                channel.send(event=event.kind, fields=event.fields)
+
+        entered.subscribe(tell)
+        try:
+            channel.send(event="finished", **_train(channel, entered, evaluates=settings["evaluates"]))
+        except MingaError as error:
+            channel.send(event="excluded", why=str(error))
+        while channel.receive().get("do") != "exit":
+            continue
+
+
+def _enter(settings: dict[str, Any], options: PeerOptions) -> Peer:
+    if link := settings.get("link"):
+        return join(link, options)
+    spec = RunSpec.from_toml(settings["spec"])
+    return host(spec, options, files=load_recipe(spec).prepare())
+
+
+def _train(channel: Channel, entered: Peer, *, evaluates: bool) -> dict[str, Any]:
+    run = RecipeRun(entered, device="cpu")
+    channel.send(event="ready")
+    seen = -1
+
+    def evaluate(step: int, samples: int, loss: float) -> None:  # noqa: ARG001
+        nonlocal seen
+        if evaluates and step != seen and step % EVALUATE_EVERY == 0:
+            seen = step
+            loss = run.recipe.evaluate(run.model, run.files)["heldout_mlm_loss"]
+            channel.send(event="evaluated", step=step, loss=loss)
+
+    run.train(lambda _: False, evaluate)
+    members = entered.on_loop(lambda: entered.session.member.view if entered.session.member else ())
+    return {
+        "step": run.step,
+        "digest": run.optimizer.digest(),
+        "members": list(members),
+        "loss": run.recipe.evaluate(run.model, run.files)["heldout_mlm_loss"],
+    }

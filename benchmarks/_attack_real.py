@@ -1,0 +1,120 @@
+"""Secure runs of real processes over iroh: tiny ALBERT on text, some peers hostile."""
+
+from __future__ import annotations
+
+import queue
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks._processes import Message, Worker, WorkerError, Workers
+
+ENTER_S, STEP_S = 120.0, 60.0
+FUNCTION = "benchmarks._attack_peer:peer"
+
+
+@dataclass(frozen=True)
+class RealExtent:
+    """How many processes take how many steps; of those, `hostile` attack from step `attack_from` on."""
+
+    peers: int = 8
+    hostile: int = 3
+    validators: int = 2
+    steps: int = 60
+    attack_from: int = 15
+
+    @property
+    def spec(self) -> str:
+        """The run spec."""
+        return f"""
+            name = "strangers"
+            model = {{ size = "tiny", max_length = 64 }}
+            optimizer = {{ name = "adamw", learning_rate = 0.002, warmup_steps = 5, schedule = "constant" }}
+            training = {{ target_batch_size = {16 * self.peers}, stop_after_steps = {self.steps} }}
+            averaging = {{ codec = "float32" }}
+            checkpoints = {{ every_steps = 0 }}
+
+            [security]
+            mode = "byzantine"
+            founders = {self.peers}
+            micro_batch_size = 16
+            peers_per_validator = {self.peers // self.validators}
+        """
+
+
+@dataclass
+class RealTold:
+    """What became of one run: by honest peer its bans, (step, reason) by name; its last digest and list of members;
+    and the held-out loss by step.
+    """
+
+    bans: dict[str, dict[str, tuple[int, str]]] = field(default_factory=dict)
+    ends: dict[str, tuple[int, str, tuple[str, ...]]] = field(default_factory=dict)
+    excluded: dict[str, str] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def run_real(extent: RealExtent, attack: str | None) -> RealTold:
+    """Start the processes, let them train to the end, and return what they told. Raises `WorkerError`."""
+    heard: queue.Queue[tuple[Worker, Message]] = queue.Queue()
+    names = [f"p{index}" for index in range(extent.peers)]
+    hostile = names[-extent.hostile :] if attack else []
+    with Workers() as workers:
+
+        def start(name: str, **more: Any) -> None:
+            directory = workers.directory / name
+            directory.mkdir()
+            settings = {"directory": str(directory), "attack_from": extent.attack_from, "evaluates": name == names[0]}
+            workers.start(name, FUNCTION, settings | more, lambda worker, message: heard.put((worker, message)))
+
+        start(names[0], spec=extent.spec)
+        first = _await(heard, 1)
+        for name in names[1:]:
+            start(name, link=first[names[0]]["link"])
+        entered = first | _await(heard, extent.peers - 1)
+        ids = {message["peer_id"]: name for name, message in entered.items()}
+        allies = [entered[name]["peer_id"] for name in hostile]
+        for worker in workers.all:
+            worker.send("begin", attack=attack if worker.name in hostile else None, allies=allies)
+        return _listen(heard, ids, extent, [name for name in names if name not in hostile])
+
+
+def _await(heard: queue.Queue[tuple[Worker, Message]], count: int) -> dict[str, Message]:
+    """The next messages of so many workers, which have entered."""
+    entered: dict[str, Message] = {}
+    deadline = time.monotonic() + ENTER_S
+    while len(entered) < count:
+        try:
+            worker, message = heard.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise WorkerError("not all peers have entered the run") from None
+        entered[worker.name] = message
+    return entered
+
+
+def _listen(
+    heard: queue.Queue[tuple[Worker, Message]], ids: dict[str, str], extent: RealExtent, honest: list[str]
+) -> RealTold:
+    told, begun = RealTold(bans={name: {} for name in honest}), time.monotonic()
+    while len(told.ends) < len(honest):
+        try:
+            worker, message = heard.get(timeout=STEP_S)
+        except queue.Empty:
+            raise WorkerError(f"nobody said anything for {STEP_S:.0f} s; {told}") from None
+        name, kind, fields = worker.name, message["event"], message.get("fields", {})
+        if kind == "evaluated":
+            told.losses[message["step"]] = message["loss"]
+        elif kind == "secure.banned" and name in honest:
+            told.bans[name][ids[fields["peer"]]] = (fields["step"], fields["reason"])
+        elif kind == "excluded":
+            told.excluded[name] = message["why"]
+            if name in honest:
+                raise WorkerError(f"{name} is honest and ended: {message['why']}")
+        elif kind == "finished" and name in honest:
+            members = tuple(sorted(ids[peer] for peer in message["members"]))
+            told.ends[name] = (message["step"], message["digest"], members)
+            if name == honest[0]:
+                told.losses[extent.steps] = message["loss"]
+    told.seconds = time.monotonic() - begun
+    return told
