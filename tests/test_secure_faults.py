@@ -57,6 +57,21 @@ def test_a_peer_that_stands_still_harms_only_itself(seed: int) -> None:
     run()
 
 
+def test_whoever_listens_late_asks_for_what_it_missed() -> None:
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(5, lambda: Quadratic(50))
+        mesh = swarm.peers["p1"].member._mesh
+        hear = mesh.receive
+        mesh.receive = lambda statement, _: mesh.slots.changed.fire()  # type: ignore[method-assign]
+        later(1.0, lambda: setattr(mesh, "receive", hear))
+        ends = await swarm.run(4)
+        assert set(ends.values()) == {None}
+        assert {len(peer.member.ledger.members) for peer in swarm.honest} == {5}
+
+    run()
+
+
 @pytest.mark.parametrize("one_way", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_broken_line_between_two_members_costs_nobody_its_place(seed: int, one_way: bool) -> None:

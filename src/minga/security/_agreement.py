@@ -55,6 +55,7 @@ class Agreement:
             slots.changed,
             lambda missing: self._mesh.pull(slot, missing, self._members),
             self.patience,
+            is_cheap=True,
         )
         if self._missing(slot, is_sound) and self._is_spoiled(slot):
             raise ContradictionError("it said two different things", peer=self.equivocators[0], round=slot.step)
@@ -106,6 +107,7 @@ class Agreement:
             self._mesh.slots.changed,
             lambda silent: self._mesh.pull(vote_slot, silent, self._members),
             self.patience,
+            is_cheap=True,
         )
         counts: Counter[tuple[int, bytes]] = Counter()
         for voter, vote in votes(vote_slot).items():

@@ -3,7 +3,8 @@
 Members are not equally fast, and nobody knows beforehand how long a gradient or a part takes. So the measure is how
 long most took: whoever needs twice as long, and some seconds more, is not waited for any longer. But first, soon after
 most came, what is missing is asked of everybody else, because a line between two honest members may be broken, and
-because whoever tells only some shall be heard by all.
+because whoever tells only some shall be heard by all. For words, which are short, they are asked even before most came:
+it may be this peer that came late and missed what they said.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds after which others are asked for what is missing when most came; seconds that are waited for the last
-    ones beyond the time that most took; the longest wait for most; and the time in which proofs get around.
+    """Seconds after which others are asked for what is missing, when most came and when they did not; seconds that are
+    waited for the last ones beyond the time that most took; the longest wait for most; and the time in which proofs get
+    around.
     """
 
     ask_s: float = 0.5
+    ask_most_s: float = 2.0
     slack_s: float = 5.0
     longest_s: float = 600.0
     proof_s: float = 1.0
@@ -36,14 +39,19 @@ async def wait_for_all(
     changed: Signal,
     ask: Callable[[Sequence[T]], Awaitable[None]],
     patience: Patience,
+    *,
+    is_cheap: bool = False,
 ) -> None:
     """Return when nothing of `total` is missing any more, or when that is not to be expected.
 
-    `changed` fires when something came; `ask` is called with what is missing, again and again but ever more rarely.
+    `changed` fires when something came; `ask` is called with what is missing, again and again but ever more rarely;
+    where that `is_cheap`, even before most came.
     """
     loop = asyncio.get_running_loop()
     begun_s, asking = loop.time(), set[asyncio.Future[None]]()
     limit_s, ask_s, most_s = begun_s + patience.longest_s, float("inf"), None
+    if is_cheap:
+        ask_s = begun_s + patience.ask_most_s
     try:
         while lacking := missing():
             now = loop.time()
@@ -51,9 +59,9 @@ async def wait_for_all(
                 most_s, ask_s, limit_s = now, now + patience.ask_s, 2 * now - begun_s + patience.slack_s
             if now >= limit_s:
                 return
-            if most_s is not None and now >= ask_s:
+            if now >= ask_s:
                 asking.add(asyncio.ensure_future(ask(lacking)))  # what was asked before may hang at a broken line
-                ask_s = now + max(patience.ask_s, now - most_s)
+                ask_s = now + (now - begun_s if most_s is None else max(patience.ask_s, now - most_s))
             await changed.wait(min(limit_s, ask_s) - now)
     finally:
         for task in asking:
