@@ -40,7 +40,8 @@ class Agreement:
     def __init__(self, mesh: Mesh, members: tuple[PeerId, ...], me: PeerId, patience: Patience) -> None:
         self.patience = patience
         self._mesh, self._members, self._me = mesh, members, me
-        self._complete: set[Slot] = set()
+        self._complete: dict[Slot, Slot] = {}
+        """The phases that this member is done with, by the slots of the votes on them."""
 
     async def collect(self, slot: Slot, is_sound: Callable[[Statement], bool]) -> dict[PeerId, Statement]:
         """The statements that count in a slot, by author; whoever is not there was heard by too few.
@@ -48,9 +49,9 @@ class Agreement:
         What is not sound counts as not said. Raises `MinorityError` if most others went on without this member, or
         what most heard cannot be had, and `ContradictionError` if somebody is missing who may know of equivocation.
         """
-        slots = self._mesh.slots
+        slots, vote_slot = self._mesh.slots, slot.vote
         await wait_for_all(
-            lambda: [] if slots.of(slot.vote) or self._is_spoiled(slot) else self._missing(slot, is_sound),
+            lambda: [] if slots.of(vote_slot) or self._is_spoiled(slot) else self._missing(slot, is_sound),
             len(self._members),
             slots.changed,
             lambda missing: self._mesh.pull(slot, missing, self._members),
@@ -59,10 +60,10 @@ class Agreement:
         )
         if self._missing(slot, is_sound) and self._is_spoiled(slot):
             raise ContradictionError("it said two different things", peer=self.equivocators[0], round=slot.step)
-        if slots.of(slot.vote) or self._missing(slot, is_sound):
+        if slots.of(vote_slot) or self._missing(slot, is_sound):
             said = await self._vote(slot, is_sound)  # others may have decided before the last statement came
         else:
-            self._complete.add(slot)
+            self._complete[vote_slot] = slot
             said = {peer: slots.of(slot)[peer] for peer in self._members}
         if 2 * len(said) <= len(self._members):
             raise MinorityError("most others went on without this peer", round=slot.step)
@@ -79,10 +80,9 @@ class Agreement:
 
     def answer(self, vote: Statement) -> None:
         """Somebody voted: vote too, if this member is done with that phase."""
-        slot = vote.slot
-        for done in self._complete:
-            if done.vote == slot and self._me not in self._mesh.slots.of(slot):
-                self._tell_vote(done)
+        done = self._complete.get(vote.slot)
+        if done is not None and self._me not in self._mesh.slots.of(vote.slot):
+            self._tell_vote(done)
 
     def _missing(self, slot: Slot, is_sound: Callable[[Statement], bool]) -> list[PeerId]:
         heard = self._mesh.slots.of(slot)
@@ -100,7 +100,7 @@ class Agreement:
         self._missing(slot, is_sound)
         if self._me not in votes(vote_slot):
             self._tell_vote(slot)
-        self._complete.add(slot)  # its vote is given, whatever comes
+        self._complete[vote_slot] = slot  # its vote is given, whatever comes
         await wait_for_all(
             lambda: [peer for peer in self._members if peer not in votes(vote_slot)],
             len(self._members),

@@ -163,7 +163,7 @@ class Arithmetic:
         return PublishedClaims(part, aggregator, record.results[aggregator].clip, dict.fromkeys(claims, 1), claims)
 
     def _directions(self, record: Record, part: int) -> Directions:
-        return Directions(record.randomness, self.directions).of_part(record.terms.division.starts[part])
+        return Directions(record.randomness, self.directions, record.terms.division.starts[part])
 
 
 def _attainable(own: ClippedAggregate, total_weight: int) -> ResultAccuracy:

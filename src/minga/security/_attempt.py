@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 import msgspec
@@ -35,7 +36,7 @@ from minga.security._agreement import Agreement, ContradictionError, MinorityErr
 from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Conduct
 from minga.security._delivery import Deliveries
-from minga.security._division import value_from_bytes, value_to_bytes
+from minga.security._division import Division, value_from_bytes, value_to_bytes
 from minga.security._evidence import Case
 from minga.security._ledger import Reason
 from minga.security._mesh import Mesh
@@ -107,13 +108,12 @@ class Attempt:
     async def _commit(self, commit: Commit, gradient: torch.Tensor | None) -> None:
         division, me = self._terms.division, self._me
         if gradient is not None:
-            for part in range(len(self._terms.members)):
-                body = await in_thread(division.encode, gradient, part)
-                self._cargo.part_digests[me, part] = blake3(body).digest()
+            encoded = await in_thread(_encoded, division, gradient)
+            for part, (digest, body) in enumerate(encoded):
+                self._cargo.part_digests[me, part] = digest
                 if self._conduct.brings(part):
                     self._cargo.put_part(me, part, body)
-            digests = tuple(self._cargo.part_digests[me, part] for part in range(len(self._terms.members)))
-            commit = msgspec.structs.replace(commit, parts=digests)
+            commit = msgspec.structs.replace(commit, parts=tuple(digest for digest, _ in encoded))
         bodies = await self._exchange(Phase.COMMIT, commit, Commit, self._commit_is_sound)
         self._check_equivocators(bodies)
         self._elsewhere = self._find_elsewhere(bodies)
@@ -288,15 +288,16 @@ class Attempt:
         claims: tuple[Claim | None, ...] = ()
         if self._me in terms.contributors:
             held = {part for part in record.values if (self._me, part) in self._cargo.parts}
-            claims = tuple(
-                [
-                    await in_thread(self._arithmetic.claim, record, self._me, part) if part in held else None
-                    for part in range(len(terms.members))
-                ]
-            )
+            claims = await in_thread(self._own_claims, held)
         said = self._conduct.claims(Claims(claims, self._seen, missing), record)
         record.claims = await self._exchange(Phase.CLAIMS, said, Claims, self._claims_are_sound)
         self._settle(revealed)
+
+    def _own_claims(self, held: AbstractSet[int]) -> tuple[Claim | None, ...]:
+        return tuple(
+            self._arithmetic.claim(self._record, self._me, part) if part in held else None
+            for part in range(len(self._terms.members))
+        )
 
     async def _confirm(self) -> None:
         """Make sure that all have the same claims before they are checked: then all come to the same end."""
@@ -349,11 +350,16 @@ class Attempt:
         for words, receivers in self._conduct.tells(slot, own, self._terms.members) if own is not None else ():
             self._mesh.say(slot, words, receivers)
 
+        known: dict[bytes, B | None] = {}  # what is missing is asked after each statement that comes
+
         def understood(statement: Statement) -> B | None:
-            with contextlib.suppress(ProtocolError):
-                body = read(statement, body_type)
-                return body if is_sound(statement.author, body) else None
-            return None
+            if statement.signature not in known:
+                known[statement.signature] = None
+                with contextlib.suppress(ProtocolError):
+                    body = read(statement, body_type)
+                    if is_sound(statement.author, body):
+                        known[statement.signature] = body
+            return known[statement.signature]
 
         said = await self._agreement.collect(slot, lambda statement: understood(statement) is not None)
         bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
@@ -375,3 +381,9 @@ class Attempt:
             raise ContradictionError("it said two different things", peer=proofs[0].author, round=self._terms.step)
         if 2 * len(others) > len(self._terms.members):
             raise MinorityError("most members heard something else than this peer", round=self._terms.step)
+
+
+def _encoded(division: Division, gradient: torch.Tensor) -> list[tuple[bytes, bytes]]:
+    """The digest and the bytes of each part of a gradient."""
+    bodies = [division.encode(gradient, part) for part in range(len(division.starts))]
+    return [(blake3(body).digest(), body) for body in bodies]
