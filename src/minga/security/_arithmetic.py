@@ -27,7 +27,6 @@ from minga.security._projections import Claim, claim
 from minga.security._public_check import check_averaging
 from minga.security._record import Record
 from minga.security._settings import SecureSettings
-from minga.security._threads import in_thread
 from minga.security._tolerance import ResultAccuracy
 
 RADIUS_TOLERANCE = 2.0
@@ -84,7 +83,7 @@ class Arithmetic:
         Returns who goes, why, and because of which part. All who have the same claims come to the same result.
         """
         bans: dict[PeerId, tuple[Reason, int]] = {}
-        for part in await in_thread(self._doubtful, record):
+        for part in await asyncio.to_thread(self._doubtful, record):
             for peer, reason in (await self._check_in_public(record, part, deliveries)).items():
                 bans.setdefault(peer, (reason, part))
         return bans
@@ -150,7 +149,7 @@ class Arithmetic:
         absent = [owner for owner in terms.contributors if (owner, part) not in record.cargo.parts]
         if absent:  # the aggregator said that it got them all, so somebody has them
             return {terms.members[owner]: Reason.UNDELIVERED for owner in absent}
-        return await in_thread(self.recheck, record, part)
+        return await asyncio.to_thread(self.recheck, record, part)
 
     def _published(self, record: Record, part: int) -> PublishedClaims:
         terms = record.terms

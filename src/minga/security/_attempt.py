@@ -45,7 +45,6 @@ from minga.security._randomness import Reveal
 from minga.security._record import Record
 from minga.security._slots import digest_of
 from minga.security._stragglers import wait_for_all
-from minga.security._threads import in_thread
 from minga.security._wire import Body, Claims, Commit, Confirm, Phase, Result, Revealed, Slot, Statement, read
 from minga.security._witness import Witness
 
@@ -108,7 +107,7 @@ class Attempt:
     async def _commit(self, commit: Commit, gradient: torch.Tensor | None) -> None:
         division, me = self._terms.division, self._me
         if gradient is not None:
-            encoded = await in_thread(_encoded, division, gradient)
+            encoded = await asyncio.to_thread(_encoded, division, gradient)
             for part, (digest, body) in enumerate(encoded):
                 self._cargo.part_digests[me, part] = digest
                 if self._conduct.brings(part):
@@ -167,7 +166,7 @@ class Attempt:
         if terms.division.numel(part):
             await self._wait_for_parts()
             rows = {owner: row for owner in self._present if (row := self._row(owner, part)) is not None}
-            mean = await in_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
+            mean = await asyncio.to_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
             value, clip = self._conduct.value(*mean, self._record)
             body = value_to_bytes(value)
             self._cargo.value_digests[part] = blake3(body).digest()
@@ -288,7 +287,7 @@ class Attempt:
         claims: tuple[Claim | None, ...] = ()
         if self._me in terms.contributors:
             held = {part for part in record.values if (self._me, part) in self._cargo.parts}
-            claims = await in_thread(self._own_claims, held)
+            claims = await asyncio.to_thread(self._own_claims, held)
         said = self._conduct.claims(Claims(claims, self._seen, missing), record)
         record.claims = await self._exchange(Phase.CLAIMS, said, Claims, self._claims_are_sound)
         self._settle(revealed)

@@ -7,6 +7,7 @@ members have different hardware, count as equal.
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import torch
@@ -20,7 +21,6 @@ from minga.security._delivery import Deliveries
 from minga.security._hysteresis import Judgement as Verdict
 from minga.security._hysteresis import gradient_error
 from minga.security._record import Record
-from minga.security._threads import in_thread
 from minga.security._tolerance import CLAIM_TOLERANCE, claim_deviation
 from minga.security._wire import Accusation, Charge
 
@@ -44,7 +44,7 @@ class Inquiry:
             return (Accusation(terms.step, target, Charge.GRADIENT),)
         owner = terms.members.index(target)
         parts = range(len(terms.members))
-        false = [part for part in parts if await in_thread(self._claim_is_false, owner, part)]
+        false = [part for part in parts if await asyncio.to_thread(self._claim_is_false, owner, part)]
         return tuple(Accusation(terms.step, target, Charge.CLAIMS, part) for part in false[:1])
 
     async def is_guilty(self, accusation: Accusation) -> bool:
@@ -58,12 +58,12 @@ class Inquiry:
         if part >= len(terms.members) or not terms.division.numel(part):
             return False
         await self._get(owner, part)
-        return await in_thread(self._claim_is_false, owner, part)
+        return await asyncio.to_thread(self._claim_is_false, owner, part)
 
     async def false_claims(self, part: int) -> tuple[Accusation, ...]:
         """Of the aggregator of a part: whose claims about it are false."""
         terms = self._record.terms
-        false = [owner for owner in terms.contributors if await in_thread(self._claim_is_false, owner, part)]
+        false = [owner for owner in terms.contributors if await asyncio.to_thread(self._claim_is_false, owner, part)]
         return tuple(Accusation(terms.step, terms.members[owner], Charge.CLAIMS, part) for owner in false)
 
     # ---- inner workings
@@ -75,7 +75,7 @@ class Inquiry:
         owner, division = terms.members.index(target), terms.division
         ours, theirs = [], []
         for part in range(len(terms.members)):
-            encoded = await in_thread(division.encode, expected, part)
+            encoded = await asyncio.to_thread(division.encode, expected, part)
             if not cargo.put_part(owner, part, encoded):  # else it is the same to the last bit
                 await self._get(owner, part)
             if (owner, part) not in cargo.parts:
@@ -87,7 +87,7 @@ class Inquiry:
                 theirs.append(self._record.row(owner, part).numpy())
             except InvalidEncodingError:  # what means nothing is no gradient
                 return math.inf
-        return await in_thread(gradient_error, theirs, ours)
+        return await asyncio.to_thread(gradient_error, theirs, ours)
 
     def _claim_is_false(self, owner: int, part: int) -> bool:
         record = self._record
