@@ -382,7 +382,7 @@ class Attempt:
             raise MinorityError("most members heard something else than this peer", round=self._terms.step)
 
 
-def _encoded(division: Division, gradient: torch.Tensor) -> list[tuple[bytes, bytes]]:
+def _encoded(division: Division, gradient: torch.Tensor) -> list[tuple[bytes, bytearray]]:
     """The digest and the bytes of each part of a gradient."""
     bodies = [division.encode(gradient, part) for part in range(len(division.starts))]
     return [(blake3(body).digest(), body) for body in bodies]

@@ -33,6 +33,9 @@ STAGGER_S = 0.5
 MAX_FETCHES = 32
 """So many at once for whoever asks; each needs memory for a part."""
 
+Bytes = bytes | bytearray
+"""Of a whole part: never changed, but not copied either only to show that."""
+
 
 class Errand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A member brings its part of an attempt, if it has one (`brings`), and waits for the aggregate."""
@@ -64,9 +67,9 @@ class Cargo:
     def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int]) -> None:
         self.part_bytes, self.value_bytes = tuple(part_bytes), tuple(value_bytes)
         self.changed = Signal()
-        self.parts: dict[tuple[int, int], bytes] = {}
+        self.parts: dict[tuple[int, int], Bytes] = {}
         """(owner's rank, part) -> bytes as they were sent."""
-        self.values: dict[int, bytes] = {}
+        self.values: dict[int, Bytes] = {}
         self.part_digests: dict[tuple[int, int], bytes] = {}
         """What owners committed to; nothing else is taken."""
         self.value_digests: dict[int, bytes] = {}
@@ -75,7 +78,7 @@ class Cargo:
         self.committed, self.stated = asyncio.Event(), asyncio.Event()
         """Set when the digests of the parts, and of the aggregates, are all known."""
 
-    def put_part(self, owner: int, part: int, data: bytes) -> bool:
+    def put_part(self, owner: int, part: int, data: Bytes) -> bool:
         """Keep a part; False if it is not what its owner committed to."""
         if self.part_digests.get((owner, part)) != blake3(data).digest():
             return False
@@ -83,7 +86,7 @@ class Cargo:
         self.changed.fire()
         return True
 
-    def put_value(self, part: int, data: bytes) -> bool:
+    def put_value(self, part: int, data: Bytes) -> bool:
         """Keep an aggregate; False if it is not the one that was stated."""
         if self.value_digests.get(part) != blake3(data).digest():
             return False
@@ -93,16 +96,15 @@ class Cargo:
 
 
 Find = Callable[[int, int], Awaitable[tuple[Cargo, tuple[PeerId, ...]] | None]]
+"""Step and attempt -> the cargo of it and its members by rank, or None."""
 
 
 class Deliveries:
-    """Serves errands and fetches; `find` gives the cargo of an attempt and its members by rank, or None."""
+    """Serves errands and fetches of the attempts that `find` knows."""
 
-    def __init__(
-        self, node: Node, find: Callable[[int, int], Awaitable[tuple[Cargo, tuple[PeerId, ...]] | None]]
-    ) -> None:
+    def __init__(self, node: Node, find: Find) -> None:
         self._node, self._find = node, find
-        self._fetching: dict[Fetch, asyncio.Task[bool]] = {}
+        self._fetching: dict[Fetch, asyncio.Task[None]] = {}
         node.serve(BRING, self._serve_bring)
         node.serve(FETCH, self._serve_fetch)
 
@@ -119,26 +121,24 @@ class Deliveries:
             await stream.finish()
             await stream.receive_end()
         await cargo.stated.wait()
-        if not cargo.put_value(part, bytes(data)):
+        if not cargo.put_value(part, data):
             raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
 
-    async def fetch_part(self, step: int, attempt: int, part: int, owner: int) -> bool:
-        """Get a part from its owner or through any other member; whether it came."""
+    async def fetch_part(self, step: int, attempt: int, part: int, owner: int) -> None:
+        """Get a part from its owner or through any other member, if one of them has it."""
         cargo, members = await self._cargo(step, attempt)
         wanted = Fetch(step, attempt, part, owner, relay=True)
         size = cargo.part_bytes[part]
-        return await self._fetch_from_any(
+        await self._fetch_from_any(
             self._in_turn(members, owner), wanted, size, lambda data: cargo.put_part(owner, part, data)
         )
 
-    async def fetch_value(self, step: int, attempt: int, part: int) -> bool:
-        """Get an aggregate from anybody who has it; whether it came."""
+    async def fetch_value(self, step: int, attempt: int, part: int) -> None:
+        """Get an aggregate from anybody who has it."""
         cargo, members = await self._cargo(step, attempt)
         wanted = Fetch(step, attempt, part, None)
         size = cargo.value_bytes[part]
-        return await self._fetch_from_any(
-            self._in_turn(members, part), wanted, size, lambda data: cargo.put_value(part, data)
-        )
+        await self._fetch_from_any(self._in_turn(members, part), wanted, size, lambda data: cargo.put_value(part, data))
 
     # ---- inner workings
 
@@ -149,18 +149,18 @@ class Deliveries:
         return found
 
     async def _fetch_from_any(
-        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Callable[[bytes], bool]
-    ) -> bool:
-        """The same thing is fetched only once at a time."""
+        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Callable[[Bytes], bool]
+    ) -> None:
+        """The same thing is fetched only once at a time, for all who wait for it."""
         if wanted not in self._fetching:
-            task = asyncio.get_running_loop().create_task(self._ask_in_turn(peers, wanted, size, put))
+            task = self._node.spawn(self._ask_in_turn(peers, wanted, size, put))
             self._fetching[wanted] = task
             task.add_done_callback(lambda _: self._fetching.pop(wanted, None))
-        return await asyncio.shield(self._fetching[wanted])
+        await asyncio.wait([self._fetching[wanted]])
 
     async def _ask_in_turn(
-        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Callable[[bytes], bool]
-    ) -> bool:
+        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Callable[[Bytes], bool]
+    ) -> None:
         """Ask one after the other, the next one when the last takes long."""
         loop, left, asked = asyncio.get_running_loop(), deque(peers), set[asyncio.Task[bool]]()
         try:
@@ -170,8 +170,7 @@ class Deliveries:
                 limit_s = STAGGER_S if left else None
                 done, asked = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 if any(task.result() for task in done):
-                    return True
-            return False
+                    return
         finally:
             for task in asked:
                 task.cancel()
@@ -183,7 +182,7 @@ class Deliveries:
         order = [first, *(rank for rank in (*range(me + 1, len(members)), *range(me)) if rank != first)]
         return [members[rank] for rank in order if rank != me]
 
-    async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Callable[[bytes], bool]) -> bool:
+    async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Callable[[Bytes], bool]) -> bool:
         data = bytearray(size)
         try:
             async with asyncio.timeout(FETCH_S), self._node.open(peer, FETCH, bulk=True) as stream:
@@ -193,7 +192,7 @@ class Deliveries:
                 await stream.receive_end()
         except (RemoteError, TimeoutError):
             return False
-        return put(bytes(data))
+        return put(data)
 
     async def _serve_bring(self, peer: PeerId, stream: MessageStream) -> None:
         errand = await stream.receive(Errand)
@@ -208,7 +207,7 @@ class Deliveries:
             data = bytearray(cargo.part_bytes[part])
             await stream.receive_bulk_into(memoryview(data))
             await cargo.committed.wait()
-            if not cargo.put_part(owner, part, bytes(data)):
+            if not cargo.put_part(owner, part, data):
                 raise ProtocolError("it brought another part than it committed to", peer=peer, round=errand.step)
         while part not in cargo.values:
             await cargo.changed.wait()
@@ -219,22 +218,23 @@ class Deliveries:
         cargo, members = await self._cargo(wanted.step, wanted.attempt)
         if peer not in members or max(wanted.part, wanted.owner or 0) >= len(members):
             raise RejectedError("only members fetch parts of members", code="member")
-        data: bytes | None
+        data: Bytes | None
         if wanted.owner is None:
             data = cargo.values.get(wanted.part)
         else:
             data = cargo.parts.get((wanted.owner, wanted.part))
-            if data is None and wanted.relay and await self._relay(cargo, members, wanted):
+            if data is None and wanted.relay:
+                await self._relay(cargo, members, wanted)
                 data = cargo.parts.get((wanted.owner, wanted.part))
         if data is None:
             raise RejectedError("it is not here", code="absent")
         await stream.send_bulk(data)
 
-    async def _relay(self, cargo: Cargo, members: tuple[PeerId, ...], wanted: Fetch) -> bool:
+    async def _relay(self, cargo: Cargo, members: tuple[PeerId, ...], wanted: Fetch) -> None:
         owner = wanted.owner
         if owner is None or members[owner] == self._node.peer_id or len(self._fetching) >= MAX_FETCHES:
-            return False
+            return
         direct, size = Fetch(wanted.step, wanted.attempt, wanted.part, owner), cargo.part_bytes[wanted.part]
-        return await self._fetch_from_any(
+        await self._fetch_from_any(
             [members[owner]], direct, size, lambda data: cargo.put_part(owner, wanted.part, data)
         )

@@ -13,7 +13,7 @@ import torch
 from minga.averaging._codec_interface import CONTRIBUTION_LIMIT, InvalidEncodingError
 from minga.averaging._layout import Chunk, VectorLayout
 from minga.averaging._parts import allocate
-from minga.averaging._wire_tensors import as_bytes, load
+from minga.averaging._wire_tensors import as_bytes, bytes_of, load
 
 _WHOLE = 1 << 62
 
@@ -54,16 +54,16 @@ class Division:
         """Bytes of each aggregate, which is float32, because the checks compare it with what it was made from."""
         return tuple(4 * self.numel(part) for part in range(len(self.starts)))
 
-    def encode(self, vector: torch.Tensor, part: int) -> bytes:
+    def encode(self, vector: torch.Tensor, part: int) -> bytearray:
         """A part of a float32 vector as it goes over the wire. Raises `NonFiniteError`."""
         body = bytearray(self.layout.encoded_bytes(self.starts[part], self.stops[part]))
         at = 0
         for chunk in self.chunks(part):
             chunk.codec.encode(vector[chunk.start : chunk.stop], memoryview(body)[at : at + chunk.encoded_bytes])
             at += chunk.encoded_bytes
-        return bytes(body)
+        return body
 
-    def decode(self, data: bytes, part: int, target: torch.Tensor) -> None:
+    def decode(self, data: bytes | bytearray, part: int, target: torch.Tensor) -> None:
         """Undo `encode` into a float32 vector as long as the part. Raises `InvalidEncodingError`."""
         at, start = 0, self.starts[part]
         for chunk in self.chunks(part):
@@ -77,11 +77,12 @@ def value_to_bytes(value: torch.Tensor) -> bytes:
     return bytes(as_bytes(value.contiguous()))
 
 
-def value_from_bytes(data: bytes) -> torch.Tensor:
-    """Undo `value_to_bytes`. Raises `InvalidEncodingError` for numbers that no mean of parts can have."""
-    if not data:
-        return torch.empty(0)
-    value = load(torch.frombuffer(bytearray(data), dtype=torch.uint8), torch.float32)
+def value_from_bytes(data: bytes | bytearray) -> torch.Tensor:
+    """Undo `value_to_bytes`; a bytearray is not copied.
+
+    Raises `InvalidEncodingError` for numbers that no mean of parts can have.
+    """
+    value = load(bytes_of(data, writable=False), torch.float32)
     if not bool((value.abs() <= CONTRIBUTION_LIMIT).all()):
         raise InvalidEncodingError(f"an aggregate has a value that is no number within +-{CONTRIBUTION_LIMIT:g}")
     return value

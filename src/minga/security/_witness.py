@@ -77,8 +77,8 @@ class Witness:
             self._said(Phase.CLAIMS),
             self._said(Phase.CONFIRM),
             part,
-            tuple(cargo.parts[owner, part] for owner in terms.contributors),
-            cargo.values[part],
+            tuple(bytes(cargo.parts[owner, part]) for owner in terms.contributors),
+            bytes(cargo.values[part]),
         )
         return self._case(peer, reason, proof)
 
