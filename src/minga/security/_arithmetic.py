@@ -8,7 +8,8 @@ publish their distances (`Claim.norm`), everybody sees whether an aggregator nam
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,13 @@ import torch
 from minga.averaging._codec_interface import InvalidEncodingError
 from minga.network._interface import PeerId
 from minga.security._centered_clip import CenteredClip, ClippedAggregate
-from minga.security._checks import PublishedClaims, check_norms, check_sum
+from minga.security._checks import PublishedClaims, check_norms, check_senders, largest_sum
 from minga.security._delivery import Deliveries
 from minga.security._directions import Directions
 from minga.security._findings import Offence
 from minga.security._ledger import Reason
 from minga.security._norm_bound import DispersionHistory, dispersions, norm_bound, typical_norm
-from minga.security._projections import Claim, claim
+from minga.security._projections import Claim, claim, claims
 from minga.security._public_check import check_averaging
 from minga.security._record import Record
 from minga.security._settings import SecureSettings
@@ -43,7 +44,6 @@ SOLVER_LEEWAY, LEAST_ACCURATE = 2.0, 1e-2
 _REASONS = {
     Offence.FALSE_CLAIM: Reason.FALSE_CLAIMS,
     Offence.WRONG_RESULT: Reason.WRONG_AGGREGATE,
-    Offence.SILENT_AGGREGATOR: Reason.COVERED,
 }
 
 
@@ -71,6 +71,24 @@ class Arithmetic:
         row, value = record.row(owner, part), record.values[part]
         return claim(_array(row), _array(value), result.clip, self._directions(record, part))
 
+    def liars(self, record: Record, part: int, owners: Iterable[int]) -> tuple[PeerId, ...]:
+        """V1: whose claims about a part are false, of those whose bytes of it are at hand."""
+        members, cargo = record.terms.members, record.cargo
+        rows, liars = dict[PeerId, torch.Tensor](), list[PeerId]()
+        for owner in owners:
+            if (owner, part) not in cargo.parts or record.claims[members[owner]].claims[part] is None:
+                continue
+            try:
+                rows[members[owner]] = record.row(owner, part)
+            except InvalidEncodingError:  # of nonsense nothing is true
+                liars.append(members[owner])
+        if rows:
+            published, value = self._published(record, part, rows.keys()), _array(record.values[part])
+            true = claims(list(map(_array, rows.values())), value, published.radius, self._directions(record, part))
+            recomputed = dict(zip(rows, true, strict=True))
+            liars += [finding.accused for finding in check_senders(published, recomputed)]
+        return tuple(sorted(liars))
+
     def remember(self, record: Record) -> None:
         """A step was taken: its distances are what the next ones are compared with."""
         parts = _parts(record)
@@ -95,20 +113,19 @@ class Arithmetic:
         claims are missing.
         """
         bans = dict[PeerId, Reason]()
-        rows, aggregator, terms = dict[PeerId, npt.NDArray[np.floating]](), record.terms.members[part], record.terms
+        rows, aggregator, terms = dict[PeerId, torch.Tensor](), record.terms.members[part], record.terms
         for owner in terms.contributors:
             try:
-                rows[terms.members[owner]] = _array(record.row(owner, part))
+                rows[terms.members[owner]] = record.row(owner, part)
             except InvalidEncodingError:  # nothing can be claimed of it, and nothing can be its mean
                 bans |= {terms.members[owner]: Reason.FALSE_CLAIMS, aggregator: Reason.WRONG_AGGREGATE}
         if bans:
             return bans
         published, value = self._published(record, part), _array(record.values[part])
-        own = self._aggregator.aggregate([record.row(owner, part) for owner in terms.contributors])
+        own = self._aggregator.aggregate(list(rows.values()))
+        arrays = {peer: _array(row) for peer, row in rows.items()}
         directions, accuracy = self._directions(record, part), _attainable(own, len(rows))
-        everybody = rows.keys()  # no aggregator could accuse anybody yet, so none covers anybody
-        findings = check_averaging(published, rows, value, directions, accuracy, everybody)
-        for finding in findings:
+        for finding in check_averaging(published, arrays, value, directions, accuracy):
             bans.setdefault(finding.accused, _REASONS[finding.offence])
         if not _is_near(published.radius, max(own.clip_radius, _LEAST_RADIUS)):
             bans.setdefault(aggregator, Reason.WRONG_AGGREGATE)
@@ -122,13 +139,12 @@ class Arithmetic:
         typical = [typical_norm(*_norms(published[part])) for part in parts]
         references = self._history.references([record.terms.division.stops[part] for part in parts])
         spread = dispersions(typical, references)
-        me = record.terms.members[0]  # who asks does not matter: all do
         doubtful = []
         for part, dispersion, distance in zip(parts, spread, typical, strict=True):
             one, value = published[part], record.values[part]
             limit = self._accuracy.sum_limit(one.total_weight, one.radius, float(value.double().norm()), len(value))
             if (
-                check_sum(one, limit, me) is not None
+                largest_sum(one) > limit
                 or check_norms(one, norm_bound(dispersion, one.radius)) is not None
                 or not self._is_usual(one.radius, distance)
             ):
@@ -151,15 +167,17 @@ class Arithmetic:
             return {terms.members[owner]: Reason.UNDELIVERED for owner in absent}
         return await asyncio.to_thread(self.recheck, record, part)
 
-    def _published(self, record: Record, part: int) -> PublishedClaims:
+    def _published(self, record: Record, part: int, senders: AbstractSet[PeerId] | None = None) -> PublishedClaims:
+        """What all senders claim about a part, or these."""
         terms = record.terms
-        claims = {
+        said = {
             terms.members[owner]: claim
             for owner in terms.contributors
             if (claim := record.claims[terms.members[owner]].claims[part]) is not None
+            and (senders is None or terms.members[owner] in senders)
         }
         aggregator = terms.members[part]
-        return PublishedClaims(part, aggregator, record.results[aggregator].clip, dict.fromkeys(claims, 1), claims)
+        return PublishedClaims(part, aggregator, record.results[aggregator].clip, dict.fromkeys(said, 1), said)
 
     def _directions(self, record: Record, part: int) -> Directions:
         return Directions(record.randomness, self.directions, record.terms.division.starts[part])

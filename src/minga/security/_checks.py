@@ -58,26 +58,16 @@ def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, Claim]
     for sender, claim in sorted(published.claims.items()):
         deviation = claim_deviation(claim, recomputed[sender], published.radius)
         if deviation > CLAIM_TOLERANCE:
-            findings.append(
-                Finding(sender, Offence.FALSE_CLAIM, published.part, deviation, CLAIM_TOLERANCE, published.aggregator)
-            )
+            findings.append(Finding(sender, Offence.FALSE_CLAIM, published.part, deviation, CLAIM_TOLERANCE))
     return tuple(findings)
 
 
-def check_sum(published: PublishedClaims, limit: float, accuser: PeerId) -> Finding | None:
-    """V2: anybody adds up the weighted projections on each direction, none of which may exceed `limit`.
-
-    `limit`: `ResultAccuracy.sum_limit` of the result. Says that result or claims are wrong; the public check of the
-    part tells which.
-    """
-    measured = largest_sum(published)
-    if measured <= limit:
-        return None
-    return Finding(published.aggregator, Offence.WRONG_RESULT, published.part, measured, limit, accuser)
-
-
 def largest_sum(published: PublishedClaims) -> float:
-    """Return the largest |Σ w_i s_i| over the directions."""
+    """V2: anybody adds up the weighted projections; return the largest |Σ w_i s_i| over the directions.
+
+    Where it exceeds `ResultAccuracy.sum_limit` of the result, result or claims are wrong; the public check of the part
+    tells which.
+    """
     rows = [
         [published.weights[sender] * projection for projection in claim.projections]
         for sender, claim in published.claims.items()

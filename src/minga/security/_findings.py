@@ -15,23 +15,17 @@ class Offence(Enum):
     """A projection or a norm that does not belong to the bytes that its author sent."""
     WRONG_RESULT = "wrong result"
     """An aggregate that does not solve the fixed-point equation."""
-    SILENT_AGGREGATOR = "silent aggregator"
-    """An aggregator that did not accuse the author of a false claim about its part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`accused` committed `offence` in the part with the number `part`: `measured` exceeds `allowed`.
-
-    `accuser`: who has to answer for that; None where it follows from published bytes alone.
-    """
+    """`accused` committed `offence` in the part with the number `part`: `measured` exceeds `allowed`."""
 
     accused: PeerId
     offence: Offence
     part: int
     measured: float
     allowed: float
-    accuser: PeerId | None = None
 
 
 @dataclass(frozen=True, slots=True)

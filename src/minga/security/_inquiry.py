@@ -21,7 +21,6 @@ from minga.security._delivery import Deliveries
 from minga.security._hysteresis import Judgement as Verdict
 from minga.security._hysteresis import gradient_error
 from minga.security._record import Record
-from minga.security._tolerance import CLAIM_TOLERANCE, claim_deviation
 from minga.security._wire import Accusation, Charge
 
 
@@ -42,10 +41,8 @@ class Inquiry:
             return ()
         if self._thresholds.judge(await self._gradient_error(target)) is Verdict.ACCUSE:
             return (Accusation(terms.step, target, Charge.GRADIENT),)
-        owner = terms.members.index(target)
-        parts = range(len(terms.members))
-        false = [part for part in parts if await asyncio.to_thread(self._claim_is_false, owner, part)]
-        return tuple(Accusation(terms.step, target, Charge.CLAIMS, part) for part in false[:1])
+        part = await asyncio.to_thread(self._first_false_claim, terms.members.index(target))
+        return () if part is None else (Accusation(terms.step, target, Charge.CLAIMS, part),)
 
     async def is_guilty(self, accusation: Accusation) -> bool:
         """Whether an accusation about this step is true."""
@@ -58,13 +55,13 @@ class Inquiry:
         if part >= len(terms.members) or not terms.division.numel(part):
             return False
         await self._get(owner, part)
-        return await asyncio.to_thread(self._claim_is_false, owner, part)
+        return bool(await asyncio.to_thread(self._arithmetic.liars, self._record, part, [owner]))
 
     async def false_claims(self, part: int) -> tuple[Accusation, ...]:
         """Of the aggregator of a part: whose claims about it are false."""
         terms = self._record.terms
-        false = [owner for owner in terms.contributors if await asyncio.to_thread(self._claim_is_false, owner, part)]
-        return tuple(Accusation(terms.step, terms.members[owner], Charge.CLAIMS, part) for owner in false)
+        liars = await asyncio.to_thread(self._arithmetic.liars, self._record, part, terms.contributors)
+        return tuple(Accusation(terms.step, liar, Charge.CLAIMS, part) for liar in liars)
 
     # ---- inner workings
 
@@ -89,17 +86,10 @@ class Inquiry:
                 return math.inf
         return await asyncio.to_thread(gradient_error, theirs, ours)
 
-    def _claim_is_false(self, owner: int, part: int) -> bool:
-        record = self._record
-        claimed = record.claims[record.terms.members[owner]].claims[part]
-        if claimed is None or (owner, part) not in record.cargo.parts:
-            return False
-        try:
-            true = self._arithmetic.claim(record, owner, part)
-        except InvalidEncodingError:  # of nonsense nothing is true
-            return True
-        radius = record.results[record.terms.members[part]].clip
-        return true is not None and claim_deviation(claimed, true, radius) > CLAIM_TOLERANCE
+    def _first_false_claim(self, owner: int) -> int | None:
+        """The first part about which a member claims what is not true of the bytes that are at hand."""
+        parts = range(len(self._record.terms.members))
+        return next((part for part in parts if self._arithmetic.liars(self._record, part, [owner])), None)
 
     async def _get(self, owner: int, part: int) -> None:
         terms = self._record.terms

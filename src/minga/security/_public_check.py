@@ -8,7 +8,6 @@ reason to. The votes of V3 are the published norms, so a false vote is a false c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 
 from minga.network._interface import PeerId
 from minga.security._checks import PublishedClaims, check_senders
@@ -25,13 +24,11 @@ def check_averaging(
     result: Vector,
     directions: Directions,
     accuracy: ResultAccuracy,
-    accused: AbstractSet[PeerId] = frozenset(),
 ) -> tuple[Finding, ...]:
     """Return who did wrong, from the bytes alone, the same for every peer; empty if nobody did.
 
     `parts`: what each sender committed itself to, decoded; the caller has compared the hashes. `result`: what the
-    aggregator committed itself to; `directions` begin at the part's first element. `accused`: the senders whose claims
-    about this part the aggregator disputed in time; for any other false claim it answers too.
+    aggregator committed itself to; `directions` begin at the part's first element.
     Raises `ValueError` unless `parts` are those of the senders, all as long as `result`.
     """
     if parts.keys() != published.claims.keys():
@@ -39,22 +36,10 @@ def check_averaging(
     senders = sorted(parts)
     own_claims = claims([parts[sender] for sender in senders], result, published.radius, directions)
     recomputed = dict(zip(senders, own_claims, strict=True))
-    findings = [_without_accuser(finding) for finding in check_senders(published, recomputed)]
-    covered = [finding for finding in findings if finding.accused not in accused]
-    if covered:
-        worst = max(covered, key=lambda finding: finding.measured)
-        findings.append(_about_aggregator(published, Offence.SILENT_AGGREGATOR, worst.measured, worst.allowed))
+    findings = list(check_senders(published, recomputed))
     norms = {sender: claim.norm for sender, claim in recomputed.items()}
     residual = residual_norm(parts, published.weights, norms, result, published.radius)
     limit = accuracy.residual_limit(published.total_weight, published.radius, norm(result), len(result))
     if residual > limit:
-        findings.append(_about_aggregator(published, Offence.WRONG_RESULT, residual, limit))
+        findings.append(Finding(published.aggregator, Offence.WRONG_RESULT, published.part, residual, limit))
     return tuple(findings)
-
-
-def _about_aggregator(published: PublishedClaims, offence: Offence, measured: float, allowed: float) -> Finding:
-    return Finding(published.aggregator, offence, published.part, measured, allowed)
-
-
-def _without_accuser(finding: Finding) -> Finding:
-    return Finding(finding.accused, finding.offence, finding.part, finding.measured, finding.allowed)

@@ -38,7 +38,6 @@ Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Attempt = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPTS)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
-Bits = Annotated[bytes, msgspec.Meta(max_length=MAX_MEMBERS // 8)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
