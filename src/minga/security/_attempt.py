@@ -35,7 +35,7 @@ from minga.network._interface import PeerId
 from minga.security._agreement import Agreement, ContradictionError, MinorityError
 from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Conduct
-from minga.security._delivery import Deliveries
+from minga.security._delivery import Bytes, Deliveries
 from minga.security._division import Division, value_from_bytes, value_to_bytes
 from minga.security._evidence import Case
 from minga.security._ledger import Reason
@@ -165,13 +165,13 @@ class Attempt:
         result = Result(None, 0.0, self._own_commitment(), self._seen)
         if terms.division.numel(part):
             await self._wait_for_parts()
-            rows = {owner: row for owner in self._present if (row := self._row(owner, part)) is not None}
+            rows = await asyncio.to_thread(self._rows, part)
             mean = await asyncio.to_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
             value, clip = self._conduct.value(*mean, self._record)
-            body = value_to_bytes(value)
-            self._cargo.value_digests[part] = blake3(body).digest()
+            digest, body = await asyncio.to_thread(_stated, value)
+            self._cargo.value_digests[part] = digest
             silent = tuple(owner for owner in self._present if owner not in rows)
-            result = Result(self._cargo.value_digests[part], clip, self._own_commitment(), self._seen, silent)
+            result = Result(digest, clip, self._own_commitment(), self._seen, silent)
         results = await self._exchange(Phase.RESULT, self._conduct.result(result), Result, self._result_is_sound)
         if self._elsewhere:
             raise Setback(map(self._witness.elsewhere, sorted(self._elsewhere)))
@@ -224,6 +224,9 @@ class Attempt:
             return self._record.row(owner, part)
         return None
 
+    def _rows(self, part: int) -> dict[int, torch.Tensor]:
+        return {owner: row for owner in self._present if (row := self._row(owner, part)) is not None}
+
     def _result_is_sound(self, peer: PeerId, body: Result) -> bool:
         part = self._terms.members.index(peer)
         aggregates = self._terms.division.numel(part) > 0
@@ -255,7 +258,7 @@ class Attempt:
         async def can_get(part: int, owner: int) -> bool:
             if (owner, part) not in self._cargo.parts:
                 await self._deliveries.fetch_part(terms.step, terms.attempt, part, owner)
-            return self._row(owner, part) is not None
+            return await asyncio.to_thread(self._row, owner, part) is not None
 
         found = await asyncio.gather(*(can_get(part, owner) for part, owner in complaints))
         return [complaint for complaint, came in zip(complaints, found, strict=True) if came]
@@ -279,9 +282,7 @@ class Attempt:
 
     async def _claim(self, revealed: Mapping[PeerId, Revealed]) -> None:
         terms, record = self._terms, self._record
-        for part, data in self._cargo.values.items():
-            with contextlib.suppress(InvalidEncodingError):  # what means nothing is missing
-                record.values[part] = value_from_bytes(data)
+        record.values = await asyncio.to_thread(_decoded, dict(self._cargo.values))
         needed = [part for part in range(len(terms.members)) if terms.division.numel(part)]
         missing = tuple(part for part in needed if part not in record.values)
         claims: tuple[Claim | None, ...] = ()
@@ -386,3 +387,18 @@ def _encoded(division: Division, gradient: torch.Tensor) -> list[tuple[bytes, by
     """The digest and the bytes of each part of a gradient."""
     bodies = [division.encode(gradient, part) for part in range(len(division.starts))]
     return [(blake3(body).digest(), body) for body in bodies]
+
+
+def _stated(value: torch.Tensor) -> tuple[bytes, bytes]:
+    """The digest and the bytes of an aggregate."""
+    body = value_to_bytes(value)
+    return blake3(body).digest(), body
+
+
+def _decoded(values: Mapping[int, Bytes]) -> dict[int, torch.Tensor]:
+    """The aggregates as numbers; what means nothing is missing."""
+    decoded = dict[int, torch.Tensor]()
+    for part, data in values.items():
+        with contextlib.suppress(InvalidEncodingError):
+            decoded[part] = value_from_bytes(data)
+    return decoded

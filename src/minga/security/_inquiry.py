@@ -78,10 +78,10 @@ class Inquiry:
             if (owner, part) not in cargo.parts:
                 continue  # what nobody hands out proves nothing about anybody
             own = torch.empty(division.numel(part))
-            division.decode(encoded, part, own)
+            await asyncio.to_thread(division.decode, encoded, part, own)
             ours.append(own.numpy())
             try:
-                theirs.append(self._record.row(owner, part).numpy())
+                theirs.append((await asyncio.to_thread(self._record.row, owner, part)).numpy())
             except InvalidEncodingError:  # what means nothing is no gradient
                 return math.inf
         return await asyncio.to_thread(gradient_error, theirs, ours)

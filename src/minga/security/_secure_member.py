@@ -17,6 +17,8 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import torch
+
 from minga.core._errors import RemoteError
 from minga.core._signal import Signal
 from minga.identity._keys import Identity
@@ -120,7 +122,7 @@ class SecureMember:
                 record = await self._attempt(attempt, validators).run(commit, gradient)
                 break
             except Setback as setback:
-                self._leave_out(setback.cases)
+                await self._leave_out(setback.cases)
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
             attempt += 1
@@ -162,7 +164,8 @@ class SecureMember:
             why = f"the members banned this peer: {ban.reason.value}" if ban else "this peer was away for too long"
             raise ExcludedError(why, round=self.step)
 
-    def _leave_out(self, cases: Iterable[Case]) -> None:
+    async def _leave_out(self, cases: Iterable[Case]) -> None:
+        written = list[Case]()
         for case in cases:
             peer, reason = PeerId(case.peer), case.ban
             if peer not in self.ledger:
@@ -173,24 +176,32 @@ class SecureMember:
             else:
                 self.ledger.ban(peer, self.step, reason)
                 self._node.events.emit("secure.banned", step=self.step, peer=peer, reason=reason.name, why=reason.value)
+            written.append(case)
+        await asyncio.to_thread(self._write_down, written)
+
+    def _write_down(self, cases: Iterable[Case]) -> None:
+        for case in cases:
             self.evidence.append(Evidence.of(case, self._identity, self._node.run_id))
 
     async def _close(self, record: Record) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""
         step = self.step
-        await self._work.apply(step, self._bound.shortened(record.vector))
+        await self._work.apply(step, await asyncio.to_thread(self._shortened, record))
         self._arithmetic.remember(record)
         self._records[step], self._coins[step] = record, record.randomness
         self._node.events.emit(
             "secure.step", step=step + 1, attempt=record.terms.attempt, members=len(self.ledger.members)
         )
-        self._leave_out(verdicts(record, self._records, Witness(record.terms, self._mesh.slots)))
+        await self._leave_out(verdicts(record, self._records, Witness(record.terms, self._mesh.slots)))
         self.step += 1
         self._mesh.slots.forget_before(self.step - KEPT_STEPS)
         for old in [old for old in self._records if old <= self.step - KEPT_STEPS]:
             del self._records[old]
         self._judgements = await self._look_into(record)
         self._found = await self._inquiry(step).false_claims(self._own_part(record))
+
+    def _shortened(self, record: Record) -> torch.Tensor:
+        return self._bound.shortened(record.vector)
 
     def _own_part(self, record: Record) -> int:
         return record.terms.members.index(self._node.peer_id)
