@@ -26,7 +26,7 @@ from minga.security._stragglers import Patience, wait_for_all
 from minga.security._wire import Heard, Phase, Slot, Statement, read
 
 
-class MinorityError(RemoteError):
+class OutvotedError(RemoteError):
     """Most others decided otherwise than this peer could; it needs their state."""
 
 
@@ -46,7 +46,7 @@ class Agreement:
     async def collect(self, slot: Slot, is_sound: Callable[[Statement], bool]) -> dict[PeerId, Statement]:
         """The statements that count in a slot, by author; whoever is not there was heard by too few.
 
-        What is not sound counts as not said. Raises `MinorityError` if most others went on without this member, or
+        What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or
         what most heard cannot be had, and `ContradictionError` if somebody is missing who may know of equivocation.
         """
         slots, vote_slot = self._mesh.slots, slot.vote
@@ -66,7 +66,7 @@ class Agreement:
             self._complete[vote_slot] = slot
             said = {peer: slots.of(slot)[peer] for peer in self._members}
         if 2 * len(said) <= len(self._members):
-            raise MinorityError("most others went on without this peer", round=slot.step)
+            raise OutvotedError("most others went on without this peer", round=slot.step)
         return said
 
     @property
@@ -123,7 +123,7 @@ class Agreement:
             await self._mesh.pull(slot, lacking, self._members)
         said = self._mesh.slots.of(slot)
         if any(peer not in said for peer in right):
-            raise MinorityError("most heard somebody whom nobody lets this peer hear", round=slot.step)
+            raise OutvotedError("most heard somebody whom nobody lets this peer hear", round=slot.step)
         return {peer: said[peer] for peer in self._members if peer in right}
 
 

@@ -32,7 +32,7 @@ from blake3 import blake3
 from minga.averaging._codec_interface import InvalidEncodingError
 from minga.core._errors import ProtocolError, RemoteError
 from minga.network._interface import PeerId
-from minga.security._agreement import Agreement, ContradictionError, MinorityError
+from minga.security._agreement import Agreement, ContradictionError, OutvotedError
 from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Conduct
 from minga.security._delivery import Bytes, Deliveries
@@ -84,9 +84,11 @@ class Attempt:
         self._reveal = Reveal(entropy(32), entropy(32))
 
     async def run(self, commit: Commit, gradient: torch.Tensor | None) -> Record:
-        """Take part with a gradient (None as a validator); `commit` says everything but its parts' digests.
+        """Take part with a gradient (None as a validator).
 
-        Raises `Setback`, `ContradictionError`, and `MinorityError` if most others came to another decision.
+        `commit` says where this member stands, and what it accuses whom of and finds of accusations.
+
+        Raises `Setback`, `ContradictionError`, and `OutvotedError` if most others came to another decision.
         """
         await self._commit(commit, gradient)
         loop, sizes = asyncio.get_running_loop(), self._cargo.value_bytes
@@ -113,6 +115,7 @@ class Attempt:
                 if self._conduct.brings(part):
                     self._cargo.put_part(me, part, body)
             commit = msgspec.structs.replace(commit, parts=tuple(digest for digest, _ in encoded))
+        commit = msgspec.structs.replace(commit, equivocators=self._agreement.equivocators)
         bodies = await self._exchange(Phase.COMMIT, commit, Commit, self._commit_is_sound)
         self._check_equivocators(bodies)
         self._elsewhere = self._find_elsewhere(bodies)
@@ -140,13 +143,13 @@ class Attempt:
             )
 
     def _find_elsewhere(self, bodies: Mapping[PeerId, Commit]) -> frozenset[PeerId]:
-        """Members that stand elsewhere than most and need the state of these. Raises `MinorityError` for this one."""
+        """Members that stand elsewhere than most and need the state of these. Raises `OutvotedError` for this one."""
         standings = {peer: body.standing for peer, body in bodies.items()}
         right, count = Counter(standings.values()).most_common(1)[0]
         if 2 * count <= len(self._terms.members):
-            raise MinorityError("no majority of the members is in the same state", round=self._terms.step)
+            raise OutvotedError("no majority of the members is in the same state", round=self._terms.step)
         if standings[self._terms.members[self._me]] != right:
-            raise MinorityError("most members are in another state than this peer", round=self._terms.step)
+            raise OutvotedError("most members are in another state than this peer", round=self._terms.step)
         return frozenset(peer for peer, standing in standings.items() if standing != right)
 
     # ---- parts and aggregates
@@ -318,7 +321,7 @@ class Attempt:
         if gone := [part for part, count in lacking.items() if 2 * count > len(terms.members)]:
             raise Setback(map(self._witness.unobtainable, gone))
         if any(terms.division.numel(part) and part not in self._record.values for part in range(len(terms.members))):
-            raise MinorityError("most others have an aggregate that this peer cannot get", round=terms.step)
+            raise OutvotedError("most others have an aggregate that this peer cannot get", round=terms.step)
         if behind := [peer for peer, body in self._record.claims.items() if body.missing]:
             # they cannot go on, and without their claims nothing can be checked
             raise Setback(map(self._witness.behind, behind))
@@ -380,7 +383,7 @@ class Attempt:
         if proofs and phase is not Phase.COMMIT:
             raise ContradictionError("it said two different things", peer=proofs[0].author, round=self._terms.step)
         if 2 * len(others) > len(self._terms.members):
-            raise MinorityError("most members heard something else than this peer", round=self._terms.step)
+            raise OutvotedError("most members heard something else than this peer", round=self._terms.step)
 
 
 def _encoded(division: Division, gradient: torch.Tensor) -> list[tuple[bytes, bytearray]]:

@@ -99,7 +99,7 @@ class SecureMember:
     async def take_step(self) -> None:
         """Take the next step together with the others.
 
-        Raises `MinorityError` if most of them are somewhere else, and `ExcludedError` if they excluded this peer.
+        Raises `OutvotedError` if most of them are somewhere else, and `ExcludedError` if they excluded this peer.
         """
         self._require_membership()
         step = self.step
@@ -116,8 +116,7 @@ class SecureMember:
         while True:
             validators = frozenset(validations).intersection(self.ledger.members)
             found, judgements = found[:MAX_ACCUSATIONS], self._judgements[:64]
-            liars = tuple(peer for peer in self.ledger.members if peer in self._mesh.proofs)
-            commit = Commit(state, self.ledger.digest, self._rules.digest, (), found, judgements, liars)
+            commit = Commit(state, self.ledger.digest, self._rules.digest, (), found, judgements)
             try:
                 record = await self._attempt(attempt, validators).run(commit, gradient)
                 break
