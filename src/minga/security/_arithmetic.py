@@ -91,7 +91,7 @@ class Arithmetic:
 
     def remember(self, record: Record) -> None:
         """A step was taken: its distances are what the next ones are compared with."""
-        parts = _parts(record)
+        parts = record.terms.division.parts
         norms = [typical_norm(*_norms(self._published(record, part))) for part in parts]
         self._history.add([record.terms.division.stops[part] for part in parts], norms)
 
@@ -134,7 +134,7 @@ class Arithmetic:
     # ---- inner workings
 
     def _doubtful(self, record: Record) -> list[int]:
-        parts = _parts(record)
+        parts = record.terms.division.parts
         published = {part: self._published(record, part) for part in parts}
         typical = [typical_norm(*_norms(published[part])) for part in parts]
         references = self._history.references([record.terms.division.stops[part] for part in parts])
@@ -198,10 +198,6 @@ def _is_near(radius: float, expected: float) -> bool:
 
 _LEAST_RADIUS = 1e-30
 """Where all parts are equal there is no distance to measure, and nothing to clip."""
-
-
-def _parts(record: Record) -> list[int]:
-    return [part for part in range(len(record.terms.members)) if record.terms.division.numel(part)]
 
 
 def _norms(published: PublishedClaims) -> tuple[dict[str, float], dict[str, int]]:

@@ -40,6 +40,11 @@ class Division:
         """Elements of a part."""
         return self.stops[part] - self.starts[part]
 
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Those that have elements."""
+        return tuple(part for part in range(len(self.starts)) if self.numel(part))
+
     def chunks(self, part: int) -> tuple[Chunk, ...]:
         """The pieces of a part that have one codec each."""
         return self.layout.chunks(self.starts[part], self.stops[part], _WHOLE)

@@ -26,8 +26,9 @@ from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._agreement import Agreement, ContradictionError
 from minga.security._arithmetic import Arithmetic
-from minga.security._attempt import Attempt, Setback
+from minga.security._attempt import Attempt
 from minga.security._conduct import Conduct, Seeds, Work
+from minga.security._consequences import Setback
 from minga.security._data_seeds import data_seed
 from minga.security._delivery import Cargo, Deliveries
 from minga.security._division import Division

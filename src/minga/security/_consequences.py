@@ -1,0 +1,84 @@
+"""What follows from the words of a phase, the same for all who heard the same: who has to go, and what shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from minga.network._interface import PeerId
+from minga.security._agreement import OutvotedError
+from minga.security._evidence import Case
+from minga.security._ledger import Reason
+from minga.security._record import Record, Terms
+from minga.security._slots import Equivocation
+from minga.security._wire import Commit, Revealed
+from minga.security._witness import Witness
+
+
+class Setback(Exception):
+    """An attempt failed: `cases` say who has to go, and what shows that."""
+
+    def __init__(self, cases: Iterable[Case]) -> None:
+        self.cases = tuple(cases)
+        super().__init__(f"{len(self.cases)} members have to go")
+
+
+def require_no_liars(
+    terms: Terms, commits: Mapping[PeerId, Commit], proofs: Mapping[PeerId, Equivocation], witness: Witness
+) -> None:
+    """Who is proven by most to have said two different things has to go: raises `Setback`."""
+    named = Counter(peer for body in commits.values() for peer in set(body.equivocators))
+    if liars := [peer for peer in terms.members if 2 * named[peer] > len(terms.members)]:
+        raise Setback(
+            witness.contradicted(proofs[peer]) if peer in proofs else witness.unshown(peer, Reason.EQUIVOCATED)
+            for peer in liars
+        )
+
+
+def who_stands_elsewhere(terms: Terms, commits: Mapping[PeerId, Commit], me: PeerId) -> frozenset[PeerId]:
+    """Members that stand elsewhere than most and need the state of these. Raises `OutvotedError` if `me` does."""
+    standings = {peer: body.standing for peer, body in commits.items()}
+    right, count = Counter(standings.values()).most_common(1)[0]
+    if 2 * count <= len(terms.members):
+        raise OutvotedError("no majority of the members is in the same state", round=terms.step)
+    if standings[me] != right:
+        raise OutvotedError("most members are in another state than this peer", round=terms.step)
+    return frozenset(peer for peer, standing in standings.items() if standing != right)
+
+
+def complaints(record: Record) -> list[tuple[int, int]]:
+    """(aggregator, owner) of the parts that their aggregators could not get."""
+    members = record.terms.members
+    return [(members.index(peer), owner) for peer, result in record.results.items() for owner in result.silent]
+
+
+def require_delivery(record: Record, reveals: Mapping[PeerId, Revealed], witness: Witness) -> None:
+    """Whoever revealed something else than it was committed to goes; and what most could get its aggregator should have
+    got, too, what most could not, its owner owed to all. Raises `Setback`.
+    """
+    coin, results = record.terms.coin, record.results
+    if closed := [peer for peer, body in reveals.items() if not coin.opens(results[peer].coin, peer, body.reveal)]:
+        raise Setback(map(witness.unopened, closed))
+    cases: dict[int, Case] = {}
+    for part, owner in complaints(record):
+        could = sum((part, owner) in body.delivered for body in reveals.values())
+        guilty = part if 2 * could > len(record.terms.members) else owner
+        cases[guilty] = witness.undelivered(guilty, part, owner)
+    if cases:
+        raise Setback(cases.values())
+
+
+def require_values(record: Record, witness: Witness) -> None:
+    """Whose aggregate most could not get has to go, and who cannot get what most have needs their state.
+
+    Raises `Setback`, and `OutvotedError` if that is this member.
+    """
+    lacking = Counter(part for body in record.claims.values() for part in set(body.missing))
+    terms = record.terms
+    if gone := [part for part, count in lacking.items() if 2 * count > len(terms.members)]:
+        raise Setback(map(witness.unobtainable, gone))
+    if any(part not in record.values for part in terms.division.parts):
+        raise OutvotedError("most others have an aggregate that this peer cannot get", round=terms.step)
+    if behind := [peer for peer, body in record.claims.items() if body.missing]:
+        # they cannot go on, and without their claims nothing can be checked
+        raise Setback(map(witness.behind, behind))

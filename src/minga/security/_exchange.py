@@ -1,0 +1,81 @@
+"""The phases of one attempt: everybody says one thing, hears what all others say, and compares what was heard.
+
+Theory of operation. In each phase but the first every member also says by what digest it knows the phase before. Where
+these differ, somebody told some members another thing than others; both of its statements are then fetched, and prove
+it. An attempt in which that happened is void, see `minga.security._agreement`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from minga.core._errors import ProtocolError
+from minga.network._interface import PeerId
+from minga.security._agreement import Agreement, ContradictionError, OutvotedError
+from minga.security._conduct import Conduct
+from minga.security._consequences import Setback
+from minga.security._mesh import Mesh
+from minga.security._record import Terms
+from minga.security._slots import digest_of
+from minga.security._wire import Body, Claims, Commit, Confirm, Phase, Result, Revealed, Slot, Statement, read
+from minga.security._witness import Witness
+
+B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
+
+
+class Exchange:
+    """One member's words in one attempt, and what it understands of the others'."""
+
+    def __init__(self, terms: Terms, mesh: Mesh, agreement: Agreement, conduct: Conduct) -> None:
+        self._terms, self._mesh, self._agreement, self._conduct = terms, mesh, agreement, conduct
+        self._witness = Witness(terms, mesh.slots)
+        self._before = Slot(terms.step, terms.attempt, Phase.COMMIT)
+        self.seen = b""
+        """The digest of the last phase, as this member knows it."""
+        self.elsewhere: frozenset[PeerId] = frozenset()
+        """Members that stand elsewhere than most: nobody waits for them any more."""
+
+    async def hold(
+        self, phase: Phase, own: Body | None, body_type: type[B], is_sound: Callable[[PeerId, B], bool]
+    ) -> dict[PeerId, B]:
+        """Say one thing (nothing if `own` is None) and understand what the others say.
+
+        What makes no sense counts as nothing. Raises `Setback` if somebody said nothing, and `ContradictionError` if
+        somebody said different things to different members.
+        """
+        slot = Slot(self._terms.step, self._terms.attempt, phase)
+        for words, receivers in self._conduct.tells(slot, own, self._terms.members) if own is not None else ():
+            self._mesh.say(slot, words, receivers)
+        known: dict[bytes, B | None] = {}  # what is missing is asked after each statement that comes
+
+        def understood(statement: Statement) -> B | None:
+            if statement.signature not in known:
+                known[statement.signature] = None
+                with contextlib.suppress(ProtocolError):
+                    body = read(statement, body_type)
+                    if is_sound(statement.author, body):
+                        known[statement.signature] = body
+            return known[statement.signature]
+
+        said = await self._agreement.collect(slot, lambda statement: understood(statement) is not None)
+        bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
+        await self._compare(phase, bodies)
+        if silent := [peer for peer in self._terms.members if peer not in said and peer not in self.elsewhere]:
+            raise Setback(self._witness.unheard(peer, phase) for peer in silent)
+        self._before, self.seen = slot, digest_of(said.values())
+        return bodies
+
+    async def _compare(self, phase: Phase, bodies: Mapping[PeerId, Body]) -> None:
+        """Where members know another last phase than this one, somebody told them and us different things."""
+        others = [peer for peer, body in bodies.items() if not isinstance(body, Commit) and body.seen != self.seen]
+        if others:
+            await self._mesh.pull(self._before, self._terms.members, others)
+        proofs = [self._mesh.proofs[peer] for peer in self._agreement.equivocators]
+        if phase is Phase.CONFIRM:  # nobody will wait for this member any more
+            proofs = [proof for proof in proofs if others and proof.one.slot == self._before]
+        if proofs and phase is not Phase.COMMIT:
+            raise ContradictionError("it said two different things", peer=proofs[0].author, round=self._terms.step)
+        if 2 * len(others) > len(self._terms.members):
+            raise OutvotedError("most members heard something else than this peer", round=self._terms.step)

@@ -1,0 +1,95 @@
+"""How one member hands out and gets the parts and aggregates of one attempt, and how long it waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import torch
+
+from minga.averaging._codec_interface import InvalidEncodingError
+from minga.core._errors import RemoteError
+from minga.security._delivery import Deliveries
+from minga.security._record import Record
+from minga.security._stragglers import Patience, wait_for_all
+
+
+class Gathering:
+    """Of the member with the rank `me`."""
+
+    def __init__(self, record: Record, deliveries: Deliveries, patience: Patience, me: int) -> None:
+        self._record, self._terms, self._cargo = record, record.terms, record.cargo
+        self._deliveries, self._patience, self._me = deliveries, patience, me
+
+    @contextlib.asynccontextmanager
+    async def errands(self) -> AsyncIterator[None]:
+        """Meanwhile carry the own parts to their aggregators, and take the aggregates home."""
+        sizes, loop = self._cargo.value_bytes, asyncio.get_running_loop()
+        bringing = [loop.create_task(self._bring(part)) for part, size in enumerate(sizes) if size and part != self._me]
+        try:
+            yield
+        finally:
+            for task in bringing:
+                task.cancel()
+            await asyncio.gather(*bringing, return_exceptions=True)
+
+    async def parts(self, owners: Sequence[int]) -> None:
+        """Wait for the parts that this member aggregates."""
+        cargo, terms, me = self._cargo, self._terms, self._me
+
+        async def fetch(lacking: Sequence[int]) -> None:
+            fetching = (self._deliveries.fetch_part(terms.step, terms.attempt, me, owner) for owner in lacking)
+            await asyncio.gather(*fetching)
+
+        await wait_for_all(
+            lambda: [owner for owner in owners if (owner, me) not in cargo.parts],
+            len(owners),
+            cargo.changed,
+            fetch,
+            self._patience,
+        )
+
+    async def values(self) -> None:
+        """Wait for all aggregates."""
+        cargo, terms = self._cargo, self._terms
+
+        async def fetch(parts: Sequence[int]) -> None:
+            await asyncio.gather(*(self._deliveries.fetch_value(terms.step, terms.attempt, part) for part in parts))
+
+        await wait_for_all(
+            lambda: [part for part in cargo.value_digests if part not in cargo.values],
+            len(cargo.value_digests),
+            cargo.changed,
+            fetch,
+            self._patience,
+        )
+
+    async def obtainable(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Look for parts, given as (aggregator, owner), anywhere; those that can be had and mean something."""
+        terms = self._terms
+
+        async def can_get(part: int, owner: int) -> bool:
+            if (owner, part) not in self._cargo.parts:
+                await self._deliveries.fetch_part(terms.step, terms.attempt, part, owner)
+            return await asyncio.to_thread(self._row, owner, part) is not None
+
+        found = await asyncio.gather(*(can_get(part, owner) for part, owner in wanted))
+        return [one for one, came in zip(wanted, found, strict=True) if came]
+
+    def rows(self, owners: Sequence[int]) -> dict[int, torch.Tensor]:
+        """What came for this member to aggregate, by owner, unless it means nothing."""
+        return {owner: row for owner in owners if (row := self._row(owner, self._me)) is not None}
+
+    # ---- inner workings
+
+    async def _bring(self, part: int) -> None:
+        """What fails is fetched in other ways."""
+        brings = (self._me, part) in self._cargo.parts
+        with contextlib.suppress(RemoteError):
+            await self._deliveries.bring(self._terms.step, self._terms.attempt, part, brings=brings)
+
+    def _row(self, owner: int, part: int) -> torch.Tensor | None:
+        with contextlib.suppress(InvalidEncodingError, KeyError):
+            return self._record.row(owner, part)
+        return None
