@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from minga.simulation import _attacks, _collusion
+from minga.simulation import _attacks, _collusion, _hostile_words
 from minga.simulation._secure_swarm import MakeConduct
 
 
@@ -48,18 +48,18 @@ SETUPS = {
     "wrong_radius": Setup(_each(_attacks.WrongRadius), "protocol"),
     "lying_norms": Setup(_each(_attacks.LyingNorms), "protocol"),
     "lying_projections": Setup(_each(_attacks.LyingProjections), "protocol"),
-    "silent_commit": Setup(_each(_attacks.SilentCommit), "protocol"),
-    "silent_result": Setup(_each(_attacks.SilentResult), "protocol"),
-    "withheld_reveal": Setup(_each(_attacks.WithheldReveal), "protocol"),
-    "silent_claims": Setup(_each(_attacks.SilentClaims), "protocol"),
-    "silent_confirm": Setup(_each(_attacks.SilentConfirm), "protocol"),
+    "silent_commit": Setup(_each(_hostile_words.SilentCommit), "protocol"),
+    "silent_result": Setup(_each(_hostile_words.SilentResult), "protocol"),
+    "withheld_reveal": Setup(_each(_hostile_words.WithheldReveal), "protocol"),
+    "silent_claims": Setup(_each(_hostile_words.SilentClaims), "protocol"),
+    "silent_confirm": Setup(_each(_hostile_words.SilentConfirm), "protocol"),
     "withheld_part": Setup(_each(_attacks.WithheldPart), "protocol"),
-    "equivocating_commit": Setup(_each(_attacks.EquivocatingCommit), "protocol"),
-    "equivocating_result": Setup(_each(_attacks.Equivocation), "protocol"),
-    "equivocating_reveal": Setup(_each(_attacks.EquivocatingReveal), "protocol"),
-    "equivocating_claims": Setup(_each(_attacks.EquivocatingClaims), "protocol"),
+    "equivocating_commit": Setup(_each(_hostile_words.EquivocatingCommit), "protocol"),
+    "equivocating_result": Setup(_each(_hostile_words.Equivocation), "protocol"),
+    "equivocating_reveal": Setup(_each(_hostile_words.EquivocatingReveal), "protocol"),
+    "equivocating_claims": Setup(_each(_hostile_words.EquivocatingClaims), "protocol"),
     "divisive_proof": Setup(_each(_collusion.DivisiveProof), "protocol"),
-    "false_accusation": Setup(_each(_attacks.FalseAccusation), "protocol"),
+    "false_accusation": Setup(_each(_hostile_words.FalseAccusation), "protocol"),
     "slander": Setup(_each(_collusion.Slander), "protocol"),
-    "lying_judge": Setup(_each(_attacks.LyingJudge), "protocol"),
+    "lying_judge": Setup(_each(_hostile_words.LyingJudge), "protocol"),
 }

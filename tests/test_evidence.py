@@ -23,18 +23,8 @@ from minga.security._evidence_log import EvidenceLog, verify_log
 from minga.security._record import Record
 from minga.security._rules import Rules
 from minga.security._wire import Accusation, Body, Claims, Phase, Result, Revealed, Slot, Statement, state
-from minga.simulation._attacks import (
-    Attack,
-    Equivocation,
-    FalseAccusation,
-    LyingNorms,
-    SignFlip,
-    SilentClaims,
-    SilentResult,
-    WithheldPart,
-    WithheldReveal,
-    WrongAggregate,
-)
+from minga.simulation._attacks import Attack, LyingNorms, SignFlip, WithheldPart, WrongAggregate
+from minga.simulation._hostile_words import Equivocation, FalseAccusation, SilentClaims, SilentResult, WithheldReveal
 from minga.simulation._secure_swarm import RUN_ID, MakeConduct, SecureSwarm
 
 ANYBODY = Identity.from_seed(bytes(31) + b"x")

@@ -8,18 +8,14 @@ from secure_world import Quadratic
 from swarm_tools import virtually
 
 from minga.security._secure_member import ExcludedError
-from minga.simulation._attacks import (
-    Attack,
+from minga.simulation._attacks import Attack, LyingNorms, SignFlip, WithheldPart, WrongAggregate
+from minga.simulation._hostile_words import (
     Equivocation,
     FalseAccusation,
     LyingJudge,
-    LyingNorms,
-    SignFlip,
     SilentClaims,
     SilentResult,
-    WithheldPart,
     WithheldReveal,
-    WrongAggregate,
 )
 from minga.simulation._secure_swarm import MakeConduct, SecureSwarm
 

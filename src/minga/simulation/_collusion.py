@@ -16,7 +16,8 @@ from minga.security._directions import Directions
 from minga.security._projections import claims as true_claims
 from minga.security._record import Record
 from minga.security._wire import Body, Claims, Phase, Slot
-from minga.simulation._attacks import Attack, FalseAccusation, LyingJudge
+from minga.simulation._attacks import Attack
+from minga.simulation._hostile_words import FalseAccusation, LyingJudge
 
 
 class Conspiracy:
