@@ -1,12 +1,16 @@
-"""Work for tests of secure members: a noisy bowl, without a model."""
+"""For tests of secure members: work without a model, and attackers that talk nonsense."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import torch
 from blake3 import blake3
 
 from minga.averaging._layout import VectorLayout
+from minga.security._record import Record
+from minga.security._wire import Claims
+from minga.simulation._attacks import Attack
 
 
 class Quadratic:
@@ -33,3 +37,19 @@ class Quadratic:
     @property
     def loss(self) -> float:
         return 0.5 * float(self.parameters[self.step].square().mean())
+
+
+class NoNumber(Attack):
+    """Hands out an aggregate that is none."""
+
+    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
+        return (value * float("nan") if self.is_on else value), clip
+
+
+class Helpless(Attack):
+    """Says that it could not get an aggregate that all others have."""
+
+    def claims(self, claims: Claims, record: Record) -> Claims | None:
+        if not self.is_on or not claims.claims:
+            return claims
+        return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))

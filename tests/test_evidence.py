@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from secure_world import Quadratic
+from secure_world import Helpless, NoNumber, Quadratic
 from swarm_tools import later, run_virtual
 
 from minga.averaging._layout import VectorLayout
@@ -23,7 +23,15 @@ from minga.security._evidence_log import EvidenceLog, verify_log
 from minga.security._record import Record
 from minga.security._rules import Rules
 from minga.security._wire import Accusation, Body, Claims, Phase, Result, Revealed, Slot, Statement, state
-from minga.simulation._attacks import Attack, LyingNorms, SignFlip, WithheldPart, WrongAggregate
+from minga.simulation._attacks import (
+    Attack,
+    LyingNorms,
+    LyingProjections,
+    SignFlip,
+    WithheldPart,
+    WrongAggregate,
+    WrongRadius,
+)
 from minga.simulation._hostile_words import Equivocation, FalseAccusation, SilentClaims, SilentResult, WithheldReveal
 from minga.simulation._secure_swarm import RUN_ID, MakeConduct, SecureSwarm
 
@@ -43,42 +51,6 @@ class GroundlessComplaint(Attack):
 
     def result(self, result: Result) -> Result | None:
         return msgspec.structs.replace(result, silent=(0,)) if self.is_on else result
-
-
-class NoNumber(Attack):
-    """Hands out an aggregate that is none."""
-
-    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
-        return (value * float("nan") if self.is_on else value), clip
-
-
-class WrongRadius(Attack):
-    """Names a radius that is far too large."""
-
-    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
-        return value, clip * 100 if self.is_on else clip
-
-
-class LyingProjections(Attack):
-    """Says of its parts that they pull to another side."""
-
-    def claims(self, claims: Claims, record: Record) -> Claims | None:
-        if not self.is_on:
-            return claims
-        wrong = (
-            c and msgspec.structs.replace(c, projections=tuple(9 * c.norm for _ in c.projections))
-            for c in claims.claims
-        )
-        return msgspec.structs.replace(claims, claims=tuple(wrong))
-
-
-class Helpless(Attack):
-    """Says that it could not get an aggregate that all others have."""
-
-    def claims(self, claims: Claims, record: Record) -> Claims | None:
-        if not self.is_on or not claims.claims:
-            return claims
-        return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))
 
 
 class Covered(Attack):

@@ -5,21 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 import torch
-from secure_world import Quadratic
+from secure_world import Helpless, NoNumber, Quadratic
 from swarm_tools import virtually
 
 from minga.security._record import Record
 from minga.security._secure_member import ExcludedError
-from minga.security._wire import Claims, Result
-from minga.simulation._attacks import Attack
+from minga.security._wire import Result
+from minga.simulation._attacks import Attack, LyingProjections
 from minga.simulation._secure_swarm import SecureSwarm
-
-
-class NoNumber(Attack):
-    """Hands out an aggregate that is none."""
-
-    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
-        return (value * float("nan") if self.is_on else value), clip
 
 
 class Huge(Attack):
@@ -34,28 +27,6 @@ class NoRadius(Attack):
 
     def result(self, result: Result) -> Result | None:
         return msgspec.structs.replace(result, clip=0.0) if self.is_on else result
-
-
-class Helpless(Attack):
-    """Says that it could not get an aggregate that all others have."""
-
-    def claims(self, claims: Claims, record: Record) -> Claims | None:
-        if not self.is_on or not claims.claims:
-            return claims
-        return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))
-
-
-class LyingProjections(Attack):
-    """Says of all its parts that they pull to another side, so that all aggregates look wrong."""
-
-    def claims(self, claims: Claims, record: Record) -> Claims | None:
-        if not self.is_on:
-            return claims
-        changed = tuple(
-            c and msgspec.structs.replace(c, projections=tuple(10 * (p + c.norm) for p in c.projections))
-            for c in claims.claims
-        )
-        return msgspec.structs.replace(claims, claims=changed)
 
 
 @pytest.mark.parametrize(

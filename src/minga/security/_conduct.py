@@ -18,8 +18,10 @@ from minga.security._wire import Accusation, Body, Claims, Result, Revealed, Slo
 
 
 class Work(Protocol):
-    """What training has to offer to the protocol; every method must give the same on all machines of honest members,
-    the gradients up to what `docs/guarantees.md` says of different hardware.
+    """What training has to offer to the protocol; every method must give the same on all machines of honest members.
+
+    Only gradients may differ, by what kinds of devices round differently; what is too much for that is judged by the
+    thresholds of `minga.security._hysteresis`.
     """
 
     layout: VectorLayout
