@@ -9,10 +9,9 @@ import pytest
 from btard_rounds import PEERS
 
 from minga.core._errors import ConfigurationError
-from minga.security._directions import Directions
-from minga.security._hysteresis import Hysteresis, Judgement, claim_error, gradient_error
+from minga.security._hysteresis import Hysteresis, Judgement, gradient_error
 from minga.security._norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound, typical_norm
-from minga.security._projections import Claim, claim
+from minga.security._projections import Claim
 from minga.security._tolerance import KAPPA, ResultAccuracy, claim_deviation
 from minga.security._traffic import control_bytes
 
@@ -113,21 +112,6 @@ def test_errors_of_gradients() -> None:
     assert gradient_error([np.ones(3)], zeros) == math.inf
     with pytest.raises(ValueError, match="no difference"):
         gradient_error([np.zeros(2)], zeros)
-
-
-def test_claims_of_gradients_that_rounded_differently() -> None:
-    rng = np.random.default_rng(4)
-    for seed in range(200):
-        part, result = rng.normal(size=300), rng.normal(size=300)
-        error = 1e-4 * rng.normal(size=300) * np.linalg.norm(part) / math.sqrt(300)
-        directions = Directions(rng.bytes(32), 4)
-        radius = float(rng.uniform(1, 40))
-        pair = (claim(part + error, result, radius, directions), claim(part, result, radius, directions))
-        exact = np.linalg.norm(error) / np.linalg.norm(part)
-        assert claim_error(*pair, float(np.linalg.norm(part))) <= exact, seed
-    assert claim_error(Claim((0.0,), 1.1), Claim((0.0,), 1.0), 2.0) == pytest.approx(0.05)
-    assert claim_error(Claim((KAPPA,), 1.0), Claim((0.0,), 1.0), 2.0) == pytest.approx(0.5)
-    assert claim_error(Claim((0.0, 0.0), 1.0), Claim((0.0,), 1.0), 2.0) == math.inf
 
 
 def test_typical_norms() -> None:

@@ -10,6 +10,7 @@ import typer
 from minga.cli._context import collect_again, make_context
 from minga.cli._exit import EXPLANATION
 from minga.cli._members_app import add_commands
+from minga.cli._options import Bind, Directory, Json, LinkArgument
 
 app = typer.Typer(
     name="minga",
@@ -22,13 +23,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LinkArgument = Annotated[
-    str, typer.Argument(metavar="LINK", help="The word that begins with minga1.", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text; the last is a summary.")]
-Directory = Annotated[
-    Path | None, typer.Option(help="Where runs keep files and checkpoints (default: the user's data folder).")
-]
 IdentityFile = Annotated[Path | None, typer.Option("--identity", help="Key file (default: in the user's data folder).")]
 Voucher = Annotated[
     Path | None,
@@ -45,7 +39,6 @@ Upload = Annotated[
     typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
 ]
 Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
-Bind = Annotated[str | None, typer.Option("--host", help="IP address to bind (default: all interfaces).")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
 LeashFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
 

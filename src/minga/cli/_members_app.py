@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from minga.cli._context import make_context
+from minga.cli._options import Bind, Directory, Json, LinkArgument
 
 if TYPE_CHECKING:
     from minga.cli._members import DeskOptions
 
-LinkArgument = Annotated[
-    str, typer.Argument(metavar="LINK", help="The word that begins with minga1.", show_default=False)
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text; the last is a summary.")]
 Key = Annotated[
     Path | None, typer.Option("--identity", help="The organiser's key file (default: in the user's data folder).")
 ]
-Directory = Annotated[
-    Path | None, typer.Option(help="Where runs keep files and checkpoints (default: the user's data folder).")
-]
-Bind = Annotated[str | None, typer.Option("--host", help="IP address to bind (default: all interfaces).")]
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -11,10 +11,6 @@ the largest error between honest peers, measured on the kinds of devices of the 
 
 In between the validator says nothing and looks at the target again. An attacker may add an error up to 10 h in each
 step unpunished; so the thresholds have a ceiling, under which that is harmless.
-
-Where somebody has recomputed a gradient but not seen the bytes that were sent, the claims about it are judged alike. D
-is 1-Lipschitz in x, so a gradient off by e·‖x‖ changes the norm by at most that, and a projection by no more than κ
-times that (`KAPPA`). Whoever has the bytes compares claims by the much tighter tolerance of V1 instead.
 """
 
 from __future__ import annotations
@@ -27,8 +23,7 @@ from typing import Final
 
 from minga.core._errors import ConfigurationError
 from minga.security._fixed_order import Vector, distance, norm
-from minga.security._projections import Claim
-from minga.security._tolerance import KAPPA, relative
+from minga.security._tolerance import relative
 
 HIGHEST_THRESHOLD: Final = 1e-2
 LOWEST_CONVICTION: Final = 1e-5
@@ -109,15 +104,3 @@ def gradient_error(sent: Sequence[Vector], recomputed: Sequence[Vector]) -> floa
             least = _SMALL_PART * total * math.sqrt(len(own) / numel)
             worst = max(worst, relative(error, max(own_norm, least)))
     return worst
-
-
-def claim_error(claimed: Claim, recomputed: Claim, part_norm: float) -> float:
-    """Return the relative error of a part of norm `part_norm` that would explain how much two claims differ.
-
-    Infinite if they are about different numbers of directions.
-    """
-    if len(claimed.projections) != len(recomputed.projections):
-        return math.inf
-    pairs = zip(claimed.projections, recomputed.projections, strict=True)
-    of_projections = max(abs(theirs - own) for theirs, own in pairs) / KAPPA
-    return relative(max(of_projections, abs(claimed.norm - recomputed.norm)), part_norm)
