@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from minga.cli import _authority_app, _members_app
 from minga.cli._context import collect_again, make_context
 from minga.cli._exit import EXPLANATION
-from minga.cli._members_app import add_commands
 from minga.cli._options import Bind, Directory, Json, LinkArgument
 
 app = typer.Typer(
@@ -137,12 +137,19 @@ def join(
     directory: Directory = None,
     identity: IdentityFile = None,
     ephemeral: Ephemeral = False,
+    login: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Log in as this person, where the run asks for it.")
+    ] = None,
+    secret: Annotated[
+        Path | None, typer.Option(help="File with the code or access token to log in with (default: ask).")
+    ] = None,
     leash: LeashFlag = False,
     json_output: Json = False,
 ) -> None:
     """Take part in a run with this machine; everything else comes with the link. Ctrl-C leaves at any time."""
     ready = make_context(json_output=json_output, leash=leash, slow_imports=True)
-    from minga.cli._join import run_join
+    from minga.cli._join import JoinOptions, run_join
+    from minga.cli._login import LoginOptions
     from minga.cli._session import WorkOptions, peer_options
 
     peer = peer_options(
@@ -155,7 +162,8 @@ def join(
         host=bind,
         port=port,
     )
-    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), ready, evaluate=evaluate)
+    options = JoinOptions(LoginOptions(login, secret), evaluate)
+    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), options, ready)
 
 
 @app.command()
@@ -342,4 +350,5 @@ def export(
     run_export(link, directory, out, peer, ready)
 
 
-add_commands(app)
+_members_app.add_commands(app)
+_authority_app.add_commands(app)

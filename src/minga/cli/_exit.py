@@ -52,8 +52,10 @@ def code_of(error: BaseException) -> int:
 
 def advice(error: BaseException) -> str:
     """What to do now, where the message does not say so itself."""
-    if isinstance(error, RejectedError) and error.code == "access":
-        return ""  # the message says what the organiser has to do, and nothing is wrong with the way there
+    if (isinstance(error, RejectedError) and error.code == "access") or (
+        isinstance(error, RemoteError) and error.phase == "login"
+    ):
+        return ""  # the message says what to do, and nothing is wrong with the way to the run
     if isinstance(error, RemoteError):
         return "Run `minga doctor LINK` to see which hop fails."
     return ""

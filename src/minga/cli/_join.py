@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minga.cli._context import Context, collect_again
 from minga.cli._exit import done_so_far
+from minga.cli._login import LoginOptions, PersonAtTerminal
 from minga.cli._session import WorkOptions, apply_threads, wire
 from minga.cli._views import PlainTrouble, volunteer_lines, volunteer_view
 from minga.core._errors import ConfigurationError
@@ -48,23 +49,34 @@ class OwnPart:
     figures: dict[str, float]
 
 
-def run_join(link: str, peer: PeerOptions, work: WorkOptions, context: Context, *, evaluate: bool) -> None:
+@dataclass(frozen=True)
+class JoinOptions:
+    """How to log in, where the run asks for it, and whether to measure the loss on held-out text."""
+
+    login: LoginOptions
+    evaluate: bool = False
+
+
+def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
+    from minga.authority._joining import obtaining, renewing
     from minga.identity._links import Link
 
-    if evaluate and peer.role == "monitor":
+    if options.evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
     parsed = Link.parse(link)
     apply_threads(work.threads)
     context.output.say("Looking for the run …")
-    with join(parsed, peer) as joined:
+    person = PersonAtTerminal(options.login, context.output)
+    with join(parsed, peer, obtain=obtaining(parsed, person)) as joined:
         wire(context, joined)
+        renewing(joined, parsed, person)
         if joined.spec.model.recipe == "custom" and joined.role != "monitor":
             raise ConfigurationError(
                 "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
                 "use the program that the organiser gave you: it calls minga.join with this link"
             )
-        _Joining(joined, work, context, evaluate=evaluate).run()
+        _Joining(joined, work, context, evaluate=options.evaluate).run()
 
 
 class _Joining:
@@ -182,6 +194,8 @@ class _Joining:
                 self._phase = "downloading the state"
             elif event.kind == "sync.finished":
                 self._phase = "training"
+            elif event.kind == "access.not_renewed":
+                self.output.say(f"The access to this run was not renewed: {event.fields['why']}")
 
     def _look(self) -> OwnPart:
         status = self.watcher.look()

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from minga.core._run_spec import RunSpec
 from minga.identity._access_orders import MAX_BARRED, MAX_TERMS, Barred, Grant, Order, Revocation, Transfer
-from minga.identity._access_token import Token, Watch
+from minga.identity._access_token import Login, Token, Watch
 
 CLOCK_SKEW_S = 120.0
 MAX_WATCH_S = 86_400
@@ -59,12 +59,13 @@ class Organisers:
 class Access:
     """What lets a peer take part: until when (Unix seconds; None: for good), and by which invitation, if by one.
 
-    One that `only_watches` may look on for a member.
+    `name` is that under which somebody logged in at an authority. One that `only_watches` may look on for a member.
     """
 
     expires: int | None = None
     invitation: str | None = None
     uses: int = 0
+    name: str = ""
     only_watches: bool = False
 
 
@@ -140,8 +141,9 @@ class AccessLedger:
         if token.invitation is not None:
             self._check_not_barred(token.invitation, grant)
         self._check_signatures(grant)
-        _check_dates(grant, now_s)
-        return Access(grant.expires, token.invitation, grant.uses)
+        _check_dates(grant, token.login, now_s)
+        name = "" if token.login is None else token.login.name
+        return Access(token.expires, token.invitation, grant.uses, name)
 
     # ---- inner workings
 
@@ -220,8 +222,10 @@ class AccessLedger:
         return next((order.reason for _, order in sorted(orders.items()) if order.reason), "")
 
 
-def _check_dates(grant: Grant, now_s: float) -> None:
+def _check_dates(grant: Grant, login: Login | None, now_s: float) -> None:
     if now_s < grant.issued - CLOCK_SKEW_S:
         raise NoAccessError("the access token is not valid yet: a clock is wrong, here or at its issuer's")
     if now_s > grant.expires + CLOCK_SKEW_S:
         raise NoAccessError("the access token has expired; ask the organiser for a new invitation")
+    if login is not None and now_s > login.expires + CLOCK_SKEW_S:
+        raise NoAccessError("the access token has expired; log in again with the link of the run")

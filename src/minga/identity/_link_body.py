@@ -6,6 +6,7 @@
                               · families (1) and endpoints (6 or 18 each) if there are any
                               · length (1) and text of the relay URL without `https://` if there is one
     access, if there is any   0x20 (in place of flags) · length (2) · see `_link_access.py`
+    or else an authority      0x10 (in place of flags) · length (1) · URL where people log in to get access
 
     flags     bit 7: the peer is the organiser    bit 6: has a relay    bits 5, 4: zero    bits 3-0: endpoints, 0 to 8
     families  bit i: endpoint i is IPv6 (address 16 bytes, port 2) rather than IPv4 (4 and 2)
@@ -21,14 +22,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from minga.core._errors import LinkError
-from minga.core._urls import MAX_URL_CHARACTERS, is_https_url
+from minga.core._urls import MAX_URL_CHARACTERS, is_https_url, is_safe_url
 from minga.identity._keys import is_peer_id
 from minga.identity._link_access import MAX_ACCESS_BYTES, LinkAccess
 
 MAX_BODY_BYTES = 2000
 MAX_DIRECT = 8
 _ORGANISER, _RELAY, _COUNT, _RESERVED = 0x80, 0x40, 0x0F, 0x30
-_ACCESS = 0x20
+_ACCESS, _AUTHORITY = 0x20, 0x10
 _HTTPS = "https://"
 _ENDPOINT = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5})", re.ASCII)
 
@@ -58,20 +59,29 @@ class Entry:
             )
 
 
-def encode_body(run_id: str, organiser: str, entries: tuple[Entry, ...], access: LinkAccess | None = None) -> bytes:
-    """The body as bytes. Raises `LinkError` if it would exceed `MAX_BODY_BYTES`."""
+def encode_body(
+    run_id: str,
+    organiser: str,
+    entries: tuple[Entry, ...],
+    access: LinkAccess | None = None,
+    authority: str | None = None,
+) -> bytes:
+    """The body as bytes. Raises `LinkError` if it would exceed `MAX_BODY_BYTES`, or `authority` is no URL for it."""
     body = bytes.fromhex(run_id) + bytes.fromhex(organiser)
     body += b"".join(_encode_entry(entry, organiser) for entry in entries)
     if access is not None:
         packed = access.encode()
         body += bytes([_ACCESS]) + len(packed).to_bytes(2, "big") + packed
+    if authority is not None:
+        _check_authority(authority, access)
+        body += bytes([_AUTHORITY, len(authority)]) + authority.encode("ascii")
     if len(body) + 2 > MAX_BODY_BYTES:
         raise LinkError(f"the addresses need {len(body) + 2} bytes, and a link holds {MAX_BODY_BYTES}; name fewer")
     return (len(body) + 2).to_bytes(2, "big") + body
 
 
-def decode_body(body: bytes) -> tuple[str, str, tuple[Entry, ...], LinkAccess | None]:
-    """Run id, organiser, entries and access of a body whose checksum was right.
+def decode_body(body: bytes) -> tuple[str, str, tuple[Entry, ...], LinkAccess | None, str | None]:
+    """Run id, organiser, entries, access and authority of a body whose checksum was right.
 
     Raises `LinkError` if it makes no sense.
     """
@@ -80,15 +90,18 @@ def decode_body(body: bytes) -> tuple[str, str, tuple[Entry, ...], LinkAccess | 
         _refuse()
     run_id, organiser = reader.take(32).hex(), reader.take(32).hex()
     entries: list[Entry] = []
-    access = None
+    access = authority = None
     while not reader.at_end:
         if reader.next_byte == _ACCESS:
             access = _decode_access(reader)
             break
+        if reader.next_byte == _AUTHORITY:
+            authority = _decode_authority(reader)
+            break
         entries.append(_decode_entry(reader, organiser))
-    if encode_body(run_id, organiser, tuple(entries), access) != body:
+    if encode_body(run_id, organiser, tuple(entries), access, authority) != body:
         _refuse()
-    return run_id, organiser, tuple(entries), access
+    return run_id, organiser, tuple(entries), access, authority
 
 
 class _Reader:
@@ -153,6 +166,24 @@ def _decode_access(reader: _Reader) -> LinkAccess:
         return LinkAccess.decode(reader.take(size))
     except ValueError:
         _refuse()
+
+
+def _decode_authority(reader: _Reader) -> str:
+    reader.take(1)
+    try:
+        return reader.take(reader.take(1)[0]).decode("ascii")
+    except UnicodeDecodeError:
+        _refuse()
+
+
+def _check_authority(url: str, access: LinkAccess | None) -> None:
+    if access is not None:
+        raise LinkError("a link either admits its reader or names an authority to log in at, not both")
+    if not is_safe_url(url):
+        raise LinkError(
+            f"{str(url)[:60]!r} is no address of an authority: write an https:// URL of at most {MAX_URL_CHARACTERS} "
+            "characters; http:// is for this machine (127.0.0.1, ::1, localhost) only, since people send secrets there"
+        )
 
 
 def _pack_endpoint(text: str) -> bytes:

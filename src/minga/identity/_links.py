@@ -45,16 +45,17 @@ _HEAD = re.compile(rf"{PREFIX}([0-9])", re.ASCII)
 @dataclass(frozen=True, slots=True)
 class Link:
     """The way into a run: its id, the organiser's public key (both 64 hexadecimal digits) and where to enter; for a run
-    of members it may also have what admits its reader.
+    of members it may also have what admits its reader, or the URL of the authority at which to log in.
 
     `LinkError` is raised for values that no link can carry: no entry or more than 8, two entries for one peer,
-    malformed ids, or more than 2,000 bytes in all.
+    malformed ids, an authority without https, or more than 2,000 bytes in all.
     """
 
     run_id: str
     organiser: str
     entries: tuple[Entry, ...]
     access: LinkAccess | None = None
+    authority: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("run_id", "organiser"):
@@ -68,7 +69,7 @@ class Link:
             raise LinkError("a link names each peer only once")
         if self.access is not None and self.access.grant.run.hex() != self.run_id:
             raise LinkError("the grant in the link belongs to another run")
-        encode_body(self.run_id, self.organiser, self.entries, self.access)
+        encode_body(self.run_id, self.organiser, self.entries, self.access, self.authority)
 
     @classmethod
     def parse(cls, text: str) -> Link:
@@ -87,7 +88,7 @@ class Link:
         return cls(*decode_body(body))
 
     def __str__(self) -> str:
-        body = encode_body(self.run_id, self.organiser, self.entries, self.access)
+        body = encode_body(self.run_id, self.organiser, self.entries, self.access, self.authority)
         return f"{PREFIX}{FORMAT_VERSION}{_base32(body + _checksum(body))}"
 
     def qr(self, *, colour: bool = True, quiet_zone: int = 2) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from minga.network._interface import PeerId
 
-MAX_CREDENTIAL_BYTES = 1024
+MAX_CREDENTIAL_BYTES = 1152
 
 
 class Gate(Protocol):

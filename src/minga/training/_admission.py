@@ -103,6 +103,11 @@ class Admission:
         """Whether this peer itself may only look on."""
         return self.token is not None and self.token.watch is not None
 
+    def show(self, token: Token) -> None:
+        """Show another token from now on, in place of one that expires earlier."""
+        self.token = token
+        self._look_again_s = 0.0
+
     # ---- the gate
 
     def credential(self) -> bytes:

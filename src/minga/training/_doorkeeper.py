@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from minga.core._events import Event
 from minga.identity._access_ledger import AccessLedger
+from minga.identity._access_token import Token
 from minga.network._board import Board
 from minga.network._interface import PeerId
 from minga.network._node import Node
@@ -76,6 +77,11 @@ class Doorkeeper:
         while True:
             self.look()
             await asyncio.sleep(PERIOD_S)
+
+    def keep_token(self, token: Token) -> None:
+        """Remember the token that this peer shows."""
+        if self._files is not None:
+            self._files.keep_token(self._node.peer_id, token)
 
     def look(self) -> None:
         """See whose access has ended by now."""

@@ -28,7 +28,7 @@ from minga.training._admission import Admission
 from minga.training._checkpoints import CheckpointStore
 from minga.training._loop_thread import LoopThread
 from minga.training._peer import Peer
-from minga.training._run_access import RunAccess
+from minga.training._run_access import Obtain, RunAccess
 from minga.training._run_files_fetch import fetch_files
 from minga.training._session import Session, SessionSettings
 from minga.training._way_back import MAX_PLACES, Places, WayBack, merged, own_port
@@ -89,10 +89,13 @@ class PeerOptions:
         return path
 
 
-def join(link: Link | str, options: PeerOptions | None = None, *, with_files: bool = True) -> Peer:
+def join(
+    link: Link | str, options: PeerOptions | None = None, *, with_files: bool = True, obtain: Obtain | None = None
+) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
 
-    Who only looks on can do without the files that ship with the run (`with_files`).
+    Who only looks on can do without the files that ship with the run (`with_files`). In a run for members `obtain` gets
+    the access token for this peer's key; without it the link admits, or what was shown before.
     A trainer that has a checkpoint of the run goes on alone if nobody answers any more.
     Raises `LinkError` for a damaged link, `RemoteError` if nobody in it answers or lets this peer in, and
     `ConfigurationError` if this version of minga cannot follow the run spec.
@@ -109,7 +112,7 @@ def join(link: Link | str, options: PeerOptions | None = None, *, with_files: bo
     known = WayBack.spec(directory, link)
     vouches = options.role == "monitor" and options.ephemeral
     vouchers = _stored(options.voucher) if vouches else []
-    access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers)
+    access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers, obtain=obtain)
 
     async def find(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
         signed, spec = access.spec()
@@ -209,6 +212,7 @@ def _enter(
         return session
 
     try:
+        access.obtain(identity)
         started = thread.call(start())
         signed, spec, files = thread.call(publish(started))
         peer = Peer(thread, started, signed, spec, files, directory, held)

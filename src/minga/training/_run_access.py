@@ -6,7 +6,7 @@ the first peer that it meets, and recognises the spec by the link.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from minga.core._errors import LinkError, UnreachableError
 from minga.core._run_spec import RunSpec
@@ -23,11 +23,15 @@ from minga.training._session import Session
 WATCH_S = 12 * 3600
 """For how long, in seconds, a key of this machine vouches for a monitor."""
 
+Obtain = Callable[[Identity, Token | None], Token | None]
+"""Gets a token for a peer's key; it is given the one that this peer showed before, and may return that."""
+
 
 class RunAccess:
     """What one peer knows when it enters: the `link` (None for who hosts), perhaps the spec, and what lies in `files`.
 
-    Without `keeps` nothing is left in the files. `vouchers` are keys that may let this peer look on for them.
+    Without `keeps` nothing is left in the files. `vouchers` are keys that may let this peer look on for them; `obtain`
+    gets a token from elsewhere.
     """
 
     def __init__(
@@ -38,16 +42,24 @@ class RunAccess:
         *,
         keeps: bool,
         vouchers: Sequence[Identity] = (),
+        obtain: Obtain | None = None,
     ) -> None:
         self.known = known
         """The signed run spec, and what it says."""
         self._files, self._link, self._keeps, self._vouchers = files, link, keeps, vouchers
+        self._obtain = obtain
+        self._obtained: Token | None = None
 
     def spec(self) -> tuple[SignedRunSpec, RunSpec]:
         """The signed run spec, and what it says. Raises `UnreachableError` if nobody was there to send it."""
         if self.known is None:
             raise UnreachableError("nobody was there to send the run spec", phase="run spec")
         return self.known
+
+    def obtain(self, identity: Identity) -> None:
+        """Get a token for this peer's key from elsewhere, if there is such a way."""
+        if self._obtain is not None:
+            self._obtained = self._obtain(identity, self._files.token(identity.peer_id))
 
     def token(self, peer_id: str, now_s: float) -> Token | None:
         """What this peer shows: what the link gives it, or what it showed before, whichever was issued later; or else
@@ -76,6 +88,8 @@ class RunAccess:
         return Token.for_watcher(run_id, self._vouchers[0], None, peer_id, expires)
 
     def _own(self, peer_id: str) -> Token | None:
+        if self._obtained is not None:
+            return self._obtained
         kept = self._files.token(peer_id)
         if self._link is None or self._link.access is None:
             return kept
@@ -89,7 +103,7 @@ class RunAccess:
         return max(tokens, key=_age)
 
     def keep_token(self, session: Session) -> None:
-        """Remember what was shown, so that the link is not needed again."""
+        """Remember what is shown, so that the link is not needed again."""
         if self._keeps and session.admission.token is not None:
             self._files.keep_token(session.peer_id, session.admission.token)
 
@@ -117,6 +131,6 @@ class RunAccess:
         self.decide(session)
 
 
-def _age(token: Token) -> tuple[int, int]:
+def _age(token: Token) -> tuple[int, int, int]:
     """Greater for what was issued later."""
-    return (0, 0) if token.grant is None else (token.grant.version, token.grant.expires)
+    return (0, 0, 0) if token.grant is None else (token.grant.version, token.grant.expires, token.expires or 0)

@@ -22,6 +22,7 @@ from minga.core._racing import racing
 from minga.core._run_spec import RunSpec
 from minga.core._schedule import RateCap
 from minga.identity._access_ledger import AccessLedger
+from minga.identity._access_token import Token
 from minga.identity._keys import Identity
 from minga.network._board import Board
 from minga.network._gossip import Gossip
@@ -155,12 +156,18 @@ class Session:
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""
         if self.admission.ledger is not None:
-            if credential := self.admission.credential():
-                self.board.put(Credential(credential))
+            self._publish_token()
             if self.admission.only_watches:
                 return
         address = self.node.address
         self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
+
+    def show_token(self, token: Token) -> None:
+        """Show a newer access token from now on: in hellos, and by gossip to those who are connected already."""
+        self.admission.show(token)
+        if self._doorkeeper is not None:
+            self._doorkeeper.keep_token(token)
+            self._publish_token()
 
     def for_members(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
         """Only those whom the orders in `ledger` admit may take part; what is learned about that is kept in `files`."""
@@ -258,6 +265,10 @@ class Session:
         self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
         self.node.spawn(Prober(self.node, lambda: member.surveyor.reachable() if member.ready.is_set() else []).run())
         self.node.spawn(LinkReporter(self.node, self.board).run())
+
+    def _publish_token(self) -> None:
+        if credential := self.admission.credential():
+            self.board.put(Credential(credential))
 
     def _lookup(self, peer: PeerId) -> Address | None:
         known = self.board.address_of(peer)
