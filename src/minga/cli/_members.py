@@ -118,9 +118,9 @@ def run_members(link: str, transfer: TransferOptions, desk: DeskOptions, context
             return
         members, ledger = organiser.members(), organiser.ledger
         for view in members:
-            how = (
-                "organiser" if view.is_organiser else f"by invitation {view.invitation[:10]}" if view.invitation else ""
-            )
+            how = "organiser" if view.is_organiser else view.name
+            if not how and view.invitation:
+                how = f"by invitation {view.invitation[:10]}"
             until = "" if view.expires is None else f"until {_date(view.expires)}"
             output.say("  ".join(filter(None, (view.peer[:10], f"{view.role:9}", how, until))))
             output.event("member", **asdict(view))

@@ -31,13 +31,16 @@ GOSSIP_S = 3.0
 
 @dataclass(frozen=True)
 class MemberView:
-    """One admitted peer as the desk sees it: `expires` in Unix seconds (None: for good), by which invitation."""
+    """One admitted peer as the desk sees it: `expires` in Unix seconds (None: for good), by which invitation, and under
+    which `name` its person logged in ("": by no login).
+    """
 
     peer: str
     role: str
     expires: int | None
     invitation: str | None
     is_organiser: bool
+    name: str = ""
 
 
 class OrganiserDesk:
@@ -127,7 +130,8 @@ class OrganiserDesk:
                 if known is not None and not known.access.only_watches:
                     role = info.role if info is not None else "unknown"
                     access = known.access
-                    found.append(MemberView(peer, role, access.expires, access.invitation, peer in organisers))
+                    view = MemberView(peer, role, access.expires, access.invitation, peer in organisers, access.name)
+                    found.append(view)
             return found
 
         return self._peer.on_loop(look)

@@ -1,0 +1,66 @@
+"""The authority by the command line, with real processes over the loopback interface."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from authority_tools import CODES, people
+from cli_run import LOCAL, SPEC, Running, last_json, run
+
+from minga.identity._links import Link
+
+WORK = (*LOCAL, "--device", "cpu", "--threads", "1")
+
+
+def own(folder: Path, name: str) -> tuple[str, ...]:
+    """Key and folder of one person."""
+    return ("--identity", str(folder / f"{name}.json"), "--directory", str(folder / name))
+
+
+@pytest.mark.timeout(150)
+def test_log_in_train_and_be_taken_off_the_list(tmp_path: Path) -> None:
+    spec, allow, code = tmp_path / "run.toml", tmp_path / "allow.toml", tmp_path / "code"
+    spec.write_text(SPEC + '[security]\nmode = "members"\n')
+    allow.write_text(people("alice"))
+    code.write_text(CODES["alice"] + "\n")
+    with Running("host", str(spec), *WORK, *own(tmp_path, "host")) as host:
+        link = host.wait_for("link")["link"]
+        made = run("admit", link, *LOCAL, *own(tmp_path, "host"), "--uses", "50", "--json")
+        invitation = last_json(made.stdout)["link"]
+        power = (*LOCAL, *own(tmp_path, "host"))
+        with Running("authority", invitation, "--allow", str(allow), "--listen", "127.0.0.1:0", *power) as authority:
+            public = authority.wait_for("authority")["link"]
+            assert Link.parse(public).access is None
+            wrong = run(
+                "join", public, *WORK, *own(tmp_path, "guest"), "--login", "bob", "--secret", str(code), "--json"
+            )
+            assert (wrong.returncode, "code is wrong" in last_json(wrong.stdout)["message"]) == (3, True), wrong.stderr
+            unasked = run("join", public, *WORK, *own(tmp_path, "guest"), "--json")
+            assert (unasked.returncode, "--login" in last_json(unasked.stdout)["message"]) == (2, True)
+            login = ("--login", "alice", "--secret", str(code))
+            with Running("join", public, *WORK, *own(tmp_path, "guest"), *login) as guest:
+                assert guest.wait_for("login")["name"] == "alice"
+                me = guest.wait_for("joined")["peer"]
+                assert authority.wait_for("authority.issued")["peer"] == me
+                guest.wait_for("step.applied")
+                listed = last_json(run("members", link, *power, "--json").stdout)
+                assert {"alice"} == {view["name"] for view in listed["members"] if view["peer"] == me}
+                allow.write_text(people("bob"))
+                authority.wait_for("authority.removed", peer=me, barred=True)
+                last = guest.summary()
+                assert (last["ok"], "no longer on the authority's list" in last["message"]) == (False, True)
+        roster = json.loads((tmp_path / "allow.roster.json").read_text())
+        assert {seat["name"] for seat in roster["seats"].values()} == {"alice"}
+
+
+def test_new_codes_and_mistakes(tmp_path: Path) -> None:
+    made = last_json(run("authority", "--new-code", "alice", "--json").stdout)
+    (tmp_path / "allow.toml").write_text(made["lines"])
+    assert made["code"] not in made["lines"]
+    nobody = run("authority", "--json")
+    assert nobody.returncode == 2
+    link = "minga1abc"
+    broken = run("authority", link, "--allow", str(tmp_path / "allow.toml"), "--json")
+    assert (broken.returncode, last_json(broken.stdout)["error"]) == (2, "LinkError")
