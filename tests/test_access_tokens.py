@@ -20,11 +20,12 @@ from minga.identity._access_ledger import (
     Organisers,
 )
 from minga.identity._access_orders import MAX_TERMS, Barred, Grant, Revocation, Transfer
-from minga.identity._access_token import MAX_TOKEN_BYTES, Token
+from minga.identity._access_token import MAX_TOKEN_BYTES, Login, Token
 from minga.identity._keys import Identity
 from minga.identity._link_access import LinkAccess
 from minga.identity._link_body import Entry
 from minga.identity._links import Link
+from minga.network._gate import MAX_CREDENTIAL_BYTES
 
 RUN, OTHER_RUN = "ab" * 32, "cd" * 32
 A, B, C, PEER, OTHER, GUEST = (Identity.from_seed(bytes([i]) * 32) for i in range(1, 7))
@@ -153,9 +154,14 @@ def test_the_largest_token_fits() -> None:
     token = access.token_for(PEER.peer_id)
     watched = Token.for_watcher(RUN, PEER, token, OTHER.peer_id, NOW + HOUR_S)
     assert len(watched.encode()) <= MAX_TOKEN_BYTES
+    login = Token.by_login(access.grant, GUEST, PEER.peer_id, Login("n" * 64, 1 << 40))
+    named = Token.for_watcher(RUN, PEER, login, OTHER.peer_id, NOW + HOUR_S)
+    assert MAX_TOKEN_BYTES - 100 < len(named.encode()) <= MAX_TOKEN_BYTES == MAX_CREDENTIAL_BYTES
     book = ledger(many, 7)
     assert book.check(token, PEER.peer_id, NOW).uses == 10_000
     assert book.check(watched, OTHER.peer_id, NOW).only_watches
+    assert book.check(named, OTHER.peer_id, NOW).only_watches
+    assert book.check(login, PEER.peer_id, NOW).name == "n" * 64
     link = Link(RUN, A.peer_id, (Entry(A.peer_id, ("192.0.2.1:9",)),), access)
     assert Link.parse(str(link)) == link
 

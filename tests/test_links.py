@@ -38,7 +38,8 @@ def links(draw: st.DrawFn) -> Link:
     organiser = draw(hex_ids)
     peers = draw(st.lists(hex_ids | st.just(organiser), min_size=1, max_size=4, unique=True))
     entries = tuple(Entry(peer, tuple(draw(st.lists(endpoints, max_size=4))), draw(relays)) for peer in peers)
-    return Link(draw(hex_ids), organiser, entries)
+    authority = draw(st.none() | hosts.map(lambda host: f"https://{host}:8443/run") | st.just("http://127.0.0.1:8470"))
+    return Link(draw(hex_ids), organiser, entries, authority=authority)
 
 
 def seal(body: bytes) -> str:
@@ -203,6 +204,12 @@ def test_garbage_behind_a_right_checksum(garbage: bytes) -> None:
         b"\xc0\x03a\xffc",
         b"\xc0\x03a c",
         b"\x80\x80",  # one peer twice
+        b"\x80\x10",  # no authority
+        b"\x80\x10\x05abc",
+        b"\x80\x10\x03a\xffc",
+        b"\x80\x10\x0bhttp://a.io",
+        b"\x80\x10\x0chttps://a.io\x80",  # something behind it
+        b"\x10\x0chttps://a.io",  # nobody to enter by
         b"\x80" * 9,
     ],
 )
@@ -327,3 +334,27 @@ def test_the_qr_code_shows_the_link(colour: bool, glyphs: str) -> None:
 def test_the_largest_link_fits_into_a_qr_code() -> None:
     entries = tuple(Entry(f"{i:064x}", ("[2001:db8::7]:443",) * 4) for i in range(8))
     assert LINK.qr().count("\n") < Link(RUN, ORGANISER, entries).qr().count("\n")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://authority.example",
+        "http://192.0.2.1:8470",
+        "http://127.0.0.1.example",
+        "http://user@127.0.0.1",
+        "ftp://a.example",
+        "https://",
+        "https://a.example/" + "x" * 200,
+        "https://a b",
+        "",
+    ],
+)
+def test_secrets_are_sent_by_https_or_to_this_machine_only(url: str) -> None:
+    with pytest.raises(LinkError, match="no address of an authority"):
+        Link(RUN, ORGANISER, LINK.entries, authority=url)
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1", "http://[::1]:8470", "http://127.9.9.9", "https://192.0.2.1/x"])
+def test_authorities_that_a_link_can_name(url: str) -> None:
+    assert Link.parse(str(Link(RUN, ORGANISER, LINK.entries, authority=url))).authority == url

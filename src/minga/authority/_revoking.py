@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from minga.authority._issuer import Issuer
@@ -35,7 +34,7 @@ def barring(link: Link, options: PeerOptions, identity: Path) -> Bar:
     """Bars peers with the organiser's key in the file `identity`, entering the run for a moment to tell the others."""
 
     def bar(peers: Sequence[str]) -> None:
-        with organiser_desk(replace(link, authority=None), options, identity, lambda _: None) as desk:
+        with organiser_desk(link, options, identity, lambda _: None) as desk:
             for peer in peers:
                 desk.bar(peer, REASON)
 

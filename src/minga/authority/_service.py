@@ -104,7 +104,7 @@ class Authority:
                 return _response(await handler(request))
             except Refused as refused:
                 self._tell("authority.refused", address=address, code=refused.code, why=str(refused))
-                retry = {"Retry-After": str(math.ceil(wait_s))} if refused.status == 429 else {}
+                retry = {"Retry-After": str(math.ceil(wait_s))} if wait_s > 0.0 else {}
                 return _response(Refusal(refused.code, str(refused)[:400]), refused.status, retry)
             except StorageError as error:
                 logger.error("%s", error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from minga.authority._codes import hashed, new_code
@@ -56,7 +56,7 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
         options.key,
     )
     logging.basicConfig(format="minga: %(message)s", level=logging.WARNING)
-    bar = None if options.identity is None else barring(replace(parsed, access=None), peer, options.identity)
+    bar = None if options.identity is None else barring(parsed, peer, options.identity)
     server = AuthorityServer(settings, bar, output.event)
     try:
         output.event("authority", url=server.url, link=str(server.link), roster=str(settings.roster))

@@ -173,7 +173,7 @@ def organiser_desk(
     organiser's key is here.
     """
     options = replace(options, role="monitor", ephemeral=True, identity=None, voucher=identity)
-    link = replace(link, access=None)  # it may lack signatures, and is for somebody else
+    link = replace(link, access=None, authority=None)  # it may lack signatures, and is for somebody else
     directory = options.run_directory(link.run_id)
     files = AccessFiles(directory)
     with contextlib.ExitStack() as stack:
