@@ -32,7 +32,8 @@ from minga.authority._allow_list import AllowList
 from minga.authority._client import LoginNeeded
 from minga.authority._codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority._issuer import Issuer
-from minga.authority._login import LogIn
+from minga.authority._joining import _completed
+from minga.authority._login import Credentials, LogIn
 from minga.authority._rate_limit import RateLimit
 from minga.authority._revoking import watch_list
 from minga.authority._roster import RosterFile
@@ -403,7 +404,7 @@ class Nobody:
     def has_secret(self) -> bool:
         raise AssertionError
 
-    name = secret = open_browser = welcome = has_secret
+    name = secret = open_browser = wait = welcome = has_secret
 
 
 @asynchronously
@@ -415,6 +416,34 @@ async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path) 
     assert await log_in.obtain(PEER, kept) == kept
     with pytest.raises(UnreachableError):
         await log_in.obtain(PEER, None)
+
+
+@asynchronously
+async def test_a_program_brings_its_credentials_or_a_key_that_is_known(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+
+    async def obtain(person: Credentials) -> Token:
+        client = place.client()
+        try:
+            return await LogIn(client, person, place.sleep).obtain(PEER, None)
+        finally:
+            await client.close()
+
+    for lacking, cause in ((Credentials(), "no name was given"), (Credentials("alice"), "wants the code of alice")):
+        with pytest.raises(ConfigurationError, match=cause):
+            await obtain(lacking)
+    await obtain(Credentials("alice", CODES["alice"]))
+    await obtain(Credentials())
+    assert CODES["alice"] not in repr(Credentials("alice", CODES["alice"]))
+
+
+@asynchronously
+async def test_logins_work_where_a_loop_runs_already() -> None:
+    async def answer() -> int:
+        await asyncio.sleep(0)
+        return 42
+
+    assert _completed(answer()) == 42
 
 
 # ---- files

@@ -55,6 +55,9 @@ class Somebody:
     def open_browser(self, device: DeviceCode) -> None:
         self.shown.append(device)
 
+    def wait(self, why: str, seconds: float) -> None:
+        raise AssertionError(why, seconds)
+
     def welcome(self, name: str, until_s: int) -> None:
         assert until_s > 0
         self.welcomed.append(name)

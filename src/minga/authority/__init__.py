@@ -16,4 +16,23 @@ is only ever given to whoever has the key, and a recorded request is worth nothi
 Who is on the list, and how many peers each may have, stands in a file (`_allow_list.py`); who got what is kept in
 another (`_roster.py`). Before a token expires its peer gets the next one by its key alone, without another login, as
 long as its person is on the list, and for some weeks at most.
+
+`join` is `minga.join` for links that name an authority; `minga join` uses it, and programs with their own loop can.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from minga.authority._joining import join
+    from minga.authority._login import Credentials
+
+__all__ = ["Credentials", "join"]
+
+_LATE = {"Credentials": "minga.authority._login", "join": "minga.authority._joining"}  # these import torch and more
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATE[name]), name)

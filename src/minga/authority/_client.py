@@ -46,7 +46,10 @@ class LoginNeeded(RejectedError):
 
 
 class AuthorityClient:
-    """Speaks to the authority at `url` for the run `run_id`. `sleep` waits between attempts."""
+    """Speaks to the authority at `url` for the run `run_id`.
+
+    `sleep` waits between attempts, of which `on_pause` hears first: why, and how many seconds.
+    """
 
     def __init__(
         self,
@@ -55,9 +58,10 @@ class AuthorityClient:
         *,
         transport: httpx2.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        on_pause: Callable[[str, float], None] = lambda _why, _seconds: None,
     ) -> None:
         self.url, self._run_id = url.rstrip("/"), run_id
-        self._http, self._sleep = make_client(transport), sleep
+        self._http, self._sleep, self._on_pause = make_client(transport), sleep, on_pause
 
     async def close(self) -> None:
         """Let the connections go."""
@@ -115,7 +119,9 @@ class AuthorityClient:
                         "Try again later, or tell the organiser",
                         phase=PHASE,
                     ) from again
-                await self._sleep(min(MOST_PAUSE_S, max(pause_s, again.after_s or 0.0)))
+                wait_s = min(MOST_PAUSE_S, max(pause_s, again.after_s or 0.0))
+                self._on_pause(str(again), wait_s)
+                await self._sleep(wait_s)
                 pause_s *= 2.0
         raise AssertionError("the last attempt returns or raises")
 

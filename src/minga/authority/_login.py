@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from minga.authority._client import PHASE, AuthorityClient, LoginNeeded
 from minga.authority._wire import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode, Issued, Offer, Pending
-from minga.core._errors import RejectedError, RemoteError, UnreachableError
+from minga.core._errors import ConfigurationError, RejectedError, RemoteError, UnreachableError
 from minga.identity._access_token import Token
 from minga.identity._keys import Identity
 
@@ -31,8 +31,50 @@ class Person(Protocol):
     def open_browser(self, device: DeviceCode) -> None:
         """Tell the person where to go."""
 
+    def wait(self, why: str, seconds: float) -> None:
+        """The authority does not answer, and is asked again after a pause."""
+
     def welcome(self, name: str, until_s: int) -> None:
         """The login succeeded, and lasts until then (Unix seconds)."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """A `Person` who is not there: a name, and a code or an access token, as far as they are known beforehand.
+
+    Without them the peer's key has to be enough, as it is on a machine where somebody has logged in before.
+    """
+
+    login: str = ""
+    code: str = field(default="", repr=False)
+
+    def has_secret(self) -> bool:
+        """See `Person`."""
+        return bool(self.code)
+
+    def name(self, provider: str) -> str:
+        """See `Person`."""
+        if not self.login:
+            raise ConfigurationError(f"the run is for people who log in ({provider}), and no name was given")
+        return self.login
+
+    def secret(self, what: str, url: str) -> str:
+        """See `Person`."""
+        if not self.code:
+            raise ConfigurationError(f"{url} wants the {what}, which was not given")
+        return self.code
+
+    def open_browser(self, device: DeviceCode) -> None:
+        """See `Person`."""
+        raise ConfigurationError(
+            f"somebody has to log in at {device.url} in the browser; run `minga join LINK` once with this key file"
+        )
+
+    def wait(self, why: str, seconds: float) -> None:
+        """See `Person`."""
+
+    def welcome(self, name: str, until_s: int) -> None:
+        """See `Person`."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minga.authority._codes import hashed, new_code
 from minga.cli._context import Context
@@ -57,7 +58,16 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
     )
     logging.basicConfig(format="minga: %(message)s", level=logging.WARNING)
     bar = None if options.identity is None else barring(parsed, peer, options.identity)
-    server = AuthorityServer(settings, bar, output.event)
+
+    def tell(kind: str, **fields: Any) -> None:
+        output.event(kind, **fields)
+        if kind == "authority.issued" and not fields["renewed"]:
+            output.say(f"{fields['name']} logged in with the peer {fields['peer'][:10]}.")
+        elif kind == "authority.removed":
+            what = "is barred" if fields["barred"] else "gets no further access"
+            output.say(f"{fields['name']} is no longer on the list; the peer {fields['peer'][:10]} {what}.")
+
+    server = AuthorityServer(settings, bar, tell)
     try:
         output.event("authority", url=server.url, link=str(server.link), roster=str(settings.roster))
         output.say("Anyone who has this link can try to log in; who is on the list joins by\n")

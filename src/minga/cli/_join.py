@@ -15,7 +15,7 @@ from minga.cli._session import WorkOptions, apply_threads, wire
 from minga.cli._views import PlainTrouble, volunteer_lines, volunteer_view
 from minga.core._errors import ConfigurationError
 from minga.core._events import Event
-from minga.training._entrance import PeerOptions, join
+from minga.training._entrance import PeerOptions
 from minga.training._peer import Peer
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class JoinOptions:
 
 def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
-    from minga.authority._joining import obtaining, renewing
+    from minga.authority import join
     from minga.identity._links import Link
 
     if options.evaluate and peer.role == "monitor":
@@ -68,9 +68,8 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     apply_threads(work.threads)
     context.output.say("Looking for the run …")
     person = PersonAtTerminal(options.login, context.output)
-    with join(parsed, peer, obtain=obtaining(parsed, person)) as joined:
+    with join(parsed, peer, person) as joined:
         wire(context, joined)
-        renewing(joined, parsed, person)
         if joined.spec.model.recipe == "custom" and joined.role != "monitor":
             raise ConfigurationError(
                 "this run trains a model of the organiser's own (recipe custom), which this command does not have; "

@@ -59,6 +59,11 @@ class PersonAtTerminal:
         if not self._output.json_output:
             self._output.console.print(f"  {device.url}    {device.code}\n", markup=False, soft_wrap=True)
 
+    def wait(self, why: str, seconds: float) -> None:
+        """See `Person`."""
+        self._output.event("login.waits", why=why, seconds=seconds)
+        self._output.say(f"The authority at which to log in does not answer ({why}); trying again in {seconds:.0f} s …")
+
     def welcome(self, name: str, until_s: int) -> None:
         """See `Person`."""
         until = dt.datetime.fromtimestamp(until_s, dt.UTC).strftime("%Y-%m-%d")
