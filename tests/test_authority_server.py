@@ -25,9 +25,11 @@ from minga.authority._client import AuthorityClient
 from minga.authority._server import AuthorityServer, AuthoritySettings
 from minga.authority._wire import ByCode
 from minga.cli._authority import _parse_listen
+from minga.cli._hops import check_authority
 from minga.cli._login import LoginOptions, PersonAtTerminal
 from minga.cli._output import Output
 from minga.core._errors import ConfigurationError
+from minga.identity._links import Link
 
 
 def certify(folder: Path) -> tuple[Path, Path]:
@@ -94,6 +96,17 @@ async def test_a_request_that_dawdles_is_ended(tmp_path: Path, monkeypatch: pyte
         assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         writer.close()
         await writer.wait_closed()
+
+
+@asynchronously
+async def test_the_doctor_asks_the_authority(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        (found,) = [hop async for hop in check_authority(server.link)]
+        assert (found[:2], "codes from the organiser" in found[2]) == (("authority", True), True)
+        other = Link("cd" * 32, server.link.organiser, server.link.entries, authority=server.url)
+        assert [ok async for _, ok, detail, _ in check_authority(other) if "another run" in detail] == [False]
+    assert [ok async for _, ok, _, _ in check_authority(server.link)] == [False]
+    assert [hop async for hop in check_authority(invitation_link())] == []
 
 
 def test_where_an_authority_may_not_be(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from minga.core._schedule import RateCap
 from minga.identity._link_body import Entry
 from minga.identity._links import Link
 
-COMMANDS = ["bench-device", "demo", "doctor", "export", "host", "join", "plan", "replay", "sim", "status"]
+COMMANDS = ["authority", "bench-device", "demo", "doctor", "export", "host", "join", "plan", "replay", "sim", "status"]
 
 
 def call(*arguments: str) -> int:

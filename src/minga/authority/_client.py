@@ -48,7 +48,7 @@ class LoginNeeded(RejectedError):
 class AuthorityClient:
     """Speaks to the authority at `url` for the run `run_id`.
 
-    `sleep` waits between attempts, of which `on_pause` hears first: why, and how many seconds.
+    It makes so many `attempts`; `sleep` waits between them, and `on_pause` hears first why, and for how many seconds.
     """
 
     def __init__(
@@ -57,11 +57,12 @@ class AuthorityClient:
         run_id: str,
         *,
         transport: httpx2.AsyncBaseTransport | None = None,
+        attempts: int = ATTEMPTS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_pause: Callable[[str, float], None] = lambda _why, _seconds: None,
     ) -> None:
         self.url, self._run_id = url.rstrip("/"), run_id
-        self._http, self._sleep, self._on_pause = make_client(transport), sleep, on_pause
+        self._http, self._attempts, self._sleep, self._on_pause = make_client(transport), attempts, sleep, on_pause
 
     async def close(self) -> None:
         """Let the connections go."""
@@ -109,7 +110,7 @@ class AuthorityClient:
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Try again with growing pauses where the authority, or its provider, does not answer; a no is a no."""
         pause_s = FIRST_PAUSE_S
-        for left in reversed(range(ATTEMPTS)):
+        for left in reversed(range(self._attempts)):
             try:
                 return await attempt()
             except _Again as again:

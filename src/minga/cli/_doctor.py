@@ -13,7 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from minga.cli._exit import CHECK_FAILED, OK
-from minga.cli._hops import check_entries
+from minga.cli._hops import check_authority, check_entries
 from minga.cli._output import Output
 from minga.cli._udp import udp_loopback
 from minga.core._errors import IdentityError, LinkError, MingaError
@@ -87,6 +87,8 @@ async def _all_checks(link: str | None, identity: Path | None, host: str | None)
         yield Check("link", False, str(error), "copy the whole link once more from where it was published")
         return
     yield Check("link", True, f"run {parsed.run_id[:10]}, {len(parsed.entries)} peers to enter by")
+    async for name, ok, detail, advice in check_authority(parsed):
+        yield Check(name, ok, detail, advice)
     if network.ok:
         async for name, ok, detail, advice in check_entries(parsed, host):
             yield Check(name, ok, detail, advice)

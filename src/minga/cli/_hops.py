@@ -1,4 +1,4 @@
-"""The hops from this machine into a run: entries of the link, clock, version, run spec."""
+"""The hops from this machine into a run: authority and entries of the link, clock, version, run spec."""
 
 from __future__ import annotations
 
@@ -61,6 +61,23 @@ async def check_entries(link: Link, host: str | None) -> AsyncIterator[Hop]:
     finally:
         with contextlib.suppress(MingaError):
             await node.close()
+
+
+async def check_authority(link: Link) -> AsyncIterator[Hop]:
+    """Ask the authority that the link names, if it names one, how people log in there."""
+    if link.authority is None:
+        return
+    from minga.authority._client import AuthorityClient
+
+    client = AuthorityClient(link.authority, link.run_id, attempts=1)
+    try:
+        offer = await client.offer()
+    except RemoteError as error:
+        yield "authority", False, error.message, "nobody can log in at present: try again later, or tell the organiser"
+    else:
+        yield "authority", True, f"{link.authority} answers; people log in by {offer.provider}", ""
+    finally:
+        await client.close()
 
 
 async def _try_entry(node: Node, entry: Entry) -> tuple[bool, str, str]:
