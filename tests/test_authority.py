@@ -180,6 +180,15 @@ async def test_renewal_needs_the_key_only_until_the_login_is_too_old(tmp_path: P
 
 
 @asynchronously
+async def test_a_name_at_one_provider_is_not_the_same_at_another(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    await token_of(place, PEER)
+    place.write('[provider]\nkind = "huggingface"\n[people.alice]\n')
+    with pytest.raises(LoginNeeded):
+        await token_of(place, PEER, ByKey())
+
+
+@asynchronously
 async def test_the_count_survives_a_restart(tmp_path: Path) -> None:
     place = Place(tmp_path, "peers = 1\n" + people("alice"))
     await token_of(place, PEER)
@@ -396,6 +405,19 @@ async def test_what_is_no_authority_is_named(tmp_path: Path, answer: httpx2.Resp
     place.transport = httpx2.MockTransport(lambda _: answer)
     with pytest.raises((ProtocolError, UnreachableError), match=r"no authority of this version|more than 8192 bytes"):
         await token_of(place, PEER)
+
+
+@asynchronously
+async def test_what_an_authority_says_cannot_move_the_cursor(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(403, json={"code": "x", "message": "\x1b[2Jgone"}))
+    with pytest.raises(RejectedError) as caught:
+        await token_of(place, PEER)
+    assert str(caught.value).isprintable()
+    answer = {"device": "d", "url": "http://evil.test", "code": "A", "interval_s": 1, "expires_s": 9}
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=answer))
+    with pytest.raises(ProtocolError, match="no https:// address"):
+        await place.client().begin_device()
 
 
 class Nobody:

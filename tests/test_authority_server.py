@@ -115,6 +115,9 @@ def test_where_an_authority_may_not_be(tmp_path: Path) -> None:
             AuthorityServer(settings(tmp_path, **changes), None, lambda *_, **__: None)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="--listen"):
         AuthorityServer(settings(tmp_path, port=taken.getsockname()[1]), None, lambda *_, **__: None)
+    for broken in (tmp_path / "missing.pem", tmp_path / "allow.toml"):
+        with pytest.raises(ConfigurationError, match="cannot be used"):
+            AuthorityServer(settings(tmp_path, certificate=broken, key=broken), None, lambda *_, **__: None)
     server = AuthorityServer(settings(tmp_path, url="https://a.example"), None, lambda *_, **__: None)
     assert server.link.authority == "https://a.example"
     server.close()

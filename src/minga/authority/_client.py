@@ -28,6 +28,7 @@ from minga.authority._wire import (
     decode,
 )
 from minga.core._errors import ProtocolError, RejectedError, UnreachableError
+from minga.core._urls import is_safe_url
 from minga.identity._access_token import Token
 from minga.identity._keys import Identity
 
@@ -74,7 +75,10 @@ class AuthorityClient:
 
     async def begin_device(self) -> DeviceCode:
         """Begin a login in the browser."""
-        return await self._patiently(lambda: self._ask("POST", DEVICE_PATH, DeviceCode))
+        device = await self._patiently(lambda: self._ask("POST", DEVICE_PATH, DeviceCode))
+        if not is_safe_url(device.url):
+            raise ProtocolError(f"the authority {self.url} names no https:// address to log in at", phase=PHASE)
+        return device
 
     async def token(self, peer: Identity, login: LoginWay) -> tuple[Token, Issued] | Pending:
         """A token for the key of `peer`, or that the browser has to be waited for.

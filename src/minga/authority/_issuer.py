@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from minga.authority._allow_list import AllowFile, AllowList
 from minga.authority._providers import Somebody
 from minga.authority._refused import login_needed, not_allowed
@@ -55,12 +57,13 @@ class Issuer:
         if organisation not in somebody.organisations:
             organisation = None
         now_s = self._wall_time()
-        return self._sign(peer, Seat(somebody.name, self.invitation, now_s, now_s, organisation), allowed)
+        seat = Seat(somebody.name, allowed.provider.kind, self.invitation, now_s, now_s, organisation)
+        return self._sign(peer, seat, allowed)
 
     def renew(self, peer: str) -> Issued:
         """The next token for a peer that had one. Raises `Refused` and `StorageError`."""
         seat, allowed = self._roster.seat(peer), self._allowed.current()
-        if seat is None:
+        if seat is None or seat.provider != allowed.provider.kind:
             raise login_needed("this key has no access yet: log in")
         if self._wall_time() > seat.logged_in + allowed.login_s:
             raise login_needed(f"the last login of {seat.name} was too long ago: log in again")
@@ -79,7 +82,7 @@ class Issuer:
         expires = int(min(ends))
         if expires <= now_s:
             raise not_allowed("the authority's invitation has ended; its organiser has to give it a new one")
-        taken = Seat(seat.name, self.invitation, seat.logged_in, float(expires), seat.organisation)
+        taken = msgspec.structs.replace(seat, invitation=self.invitation, expires=float(expires))
         self._roster.take(peer, taken, most_peers=allowance.peers, uses=self._grant.uses)
         token = Token.by_login(self._grant, self._key, peer, Login(seat.name, expires))
         return Issued(token.encode(), seat.name, int(seat.logged_in + allowed.login_s))

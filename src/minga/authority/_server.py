@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
+import ssl
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -56,6 +56,7 @@ class AuthorityServer:
         try:
             self.issuer = Issuer(settings.link, self._allowed, self._roster, time.time)
             self._roster.forget(self.issuer.invitation)
+            _check_certificate(settings)
             self._socket = _listen(settings.host, settings.port)
         except BaseException:
             self._roster.close()
@@ -82,13 +83,12 @@ class AuthorityServer:
         """Serve until Ctrl-C or SIGTERM, or until cancelled."""
         provider = make_provider(self._allowed)
         authority = Authority(self.issuer, provider, self._tell)
-        watching = asyncio.create_task(watch_list(self.issuer, self._roster, self._bar, self._tell))
         try:
-            await uvicorn.Server(self._configuration(authority.app)).serve(sockets=[self._socket])
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(watch_list(self.issuer, self._roster, self._bar, self._tell))
+                await uvicorn.Server(self._configuration(authority.app)).serve(sockets=[self._socket])
+                watching.cancel()
         finally:
-            watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watching
             await provider.close()
 
     def _configuration(self, app: ASGIApp) -> uvicorn.Config:
@@ -114,6 +114,15 @@ class AuthorityServer:
         host, port = self._socket.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         return f"{'http' if self._settings.certificate is None else 'https'}://{shown}:{port}"
+
+
+def _check_certificate(settings: AuthoritySettings) -> None:
+    if settings.certificate is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.certificate, settings.key)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ConfigurationError(f"--cert {settings.certificate} and --key cannot be used: {error}") from error
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -105,12 +105,16 @@ class Authority:
             except Refused as refused:
                 self._tell("authority.refused", address=address, code=refused.code, why=str(refused))
                 retry = {"Retry-After": str(math.ceil(wait_s))} if wait_s > 0.0 else {}
-                return _response(Refusal(refused.code, str(refused)[:400]), refused.status, retry)
+                return _response(Refusal(refused.code, _one_line(str(refused))), refused.status, retry)
             except StorageError as error:
                 logger.error("%s", error)
                 return _response(Refusal("storage", "the authority's disk refused; try again later"), 503)
 
         return answer
+
+
+def _one_line(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)[:400]
 
 
 async def _body(request: Request) -> bytes:

@@ -20,7 +20,10 @@ NONCE_BYTES = 16
 
 OFFER_PATH, DEVICE_PATH, TOKEN_PATH = "/v1/offer", "/v1/device", "/v1/token"
 
-Text = Annotated[str, Meta(min_length=1, max_length=200)]
+_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
+"""What others sent is shown on terminals, which obey control characters."""
+
+Text = Annotated[str, Meta(min_length=1, max_length=200, pattern=_PRINTABLE)]
 Secret = Annotated[str, Meta(min_length=1, max_length=1000)]
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Seconds = Annotated[float, Meta(ge=0.0, le=86_400.0)]
@@ -131,7 +134,7 @@ class Refusal(Message, frozen=True):
     """Why not: `code` is for programs, `message` for people."""
 
     code: Annotated[str, Meta(max_length=40)]
-    message: Annotated[str, Meta(max_length=400)]
+    message: Annotated[str, Meta(max_length=400, pattern=_PRINTABLE)]
 
 
 def decode(body: bytes, kind: type[T]) -> T:

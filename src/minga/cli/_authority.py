@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from minga.identity._links import Link
 from minga.training._entrance import PeerOptions
 
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):([0-9]{1,5})", re.ASCII)
+
+MAX_INPUT_CHARACTERS = 100_000
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
             f"the authority needs the package {error.name}: pip install 'minga[authority]'"
         ) from error
     output = context.output
-    parsed = Link.parse(link)
+    parsed = Link.parse(sys.stdin.read(MAX_INPUT_CHARACTERS) if link == "-" else link)
     host, port = _parse_listen(options.listen)
     if (options.certificate is None) != (options.key is None):
         raise ConfigurationError("--cert and --key belong together")

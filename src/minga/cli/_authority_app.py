@@ -18,7 +18,11 @@ def add_commands(app: typer.Typer) -> None:
 def authority(
     link: Annotated[
         str | None,
-        typer.Argument(metavar="INVITATION", help="What `minga admit LINK --uses 500` made.", show_default=False),
+        typer.Argument(
+            metavar="INVITATION",
+            help="What `minga admit LINK --uses 500` made; - reads it from standard input.",
+            show_default=False,
+        ),
     ] = None,
     allow: Annotated[
         Path | None, typer.Option(help="TOML file of those who may take part.", show_default=False)

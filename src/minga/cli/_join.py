@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from minga.cli._context import Context, collect_again
 from minga.cli._exit import done_so_far
 from minga.cli._login import LoginOptions, PersonAtTerminal
@@ -194,7 +196,7 @@ class _Joining:
             elif event.kind == "sync.finished":
                 self._phase = "training"
             elif event.kind == "access.not_renewed":
-                self.output.say(f"The access to this run was not renewed: {event.fields['why']}")
+                self.output.say(f"The access to this run was not renewed: {escape(str(event.fields['why']))}")
 
     def _look(self) -> OwnPart:
         status = self.watcher.look()

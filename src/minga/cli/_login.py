@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.markup import escape
 
 from minga.cli._output import Output
 from minga.core._errors import ConfigurationError
@@ -62,13 +63,14 @@ class PersonAtTerminal:
     def wait(self, why: str, seconds: float) -> None:
         """See `Person`."""
         self._output.event("login.waits", why=why, seconds=seconds)
-        self._output.say(f"The authority at which to log in does not answer ({why}); trying again in {seconds:.0f} s …")
+        said = f"The authority at which to log in does not answer ({why}); trying again in {seconds:.0f} s …"
+        self._output.say(escape(said))
 
     def welcome(self, name: str, until_s: int) -> None:
         """See `Person`."""
         until = dt.datetime.fromtimestamp(until_s, dt.UTC).strftime("%Y-%m-%d")
         self._output.event("login", name=name, until=until_s)
-        self._output.say(f"Logged in as {name}; this machine does not ask again before {until}.")
+        self._output.say(f"Logged in as {escape(name)}; this machine does not ask again before {until}.")
 
 
 def _check_terminal(otherwise: str) -> None:
