@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from minga.cli._context import make_context
+from minga.cli._options import Bind, Directory, Json
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -40,17 +41,13 @@ def authority(
         Path | None,
         typer.Option("--identity", help="An organiser's key file: bar at once who is taken off the list."),
     ] = None,
-    directory: Annotated[
-        Path | None, typer.Option(help="(--identity) Where runs keep files (default: the user's data folder).")
-    ] = None,
-    bind: Annotated[str | None, typer.Option("--host", help="(--identity) IP address to bind.")] = None,
+    directory: Directory = None,
+    bind: Bind = None,
     new_code: Annotated[
         str | None, typer.Option(metavar="NAME", help="Instead: make a code for a person of the list, and exit.")
     ] = None,
     leash: Annotated[bool, typer.Option("--leash", hidden=True)] = False,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="One JSON object per line instead of text; the last is a summary.")
-    ] = False,
+    json_output: Json = False,
 ) -> None:
     """For organisers: give people who log in access to a run for members, each for some hours at a time."""
     if new_code is None and (link is None or allow is None):
