@@ -60,6 +60,14 @@ def test_aggregators_tells_of_all() -> None:
     assert len(figures["baselines"]) == 6
 
 
+def test_the_bytes_of_secure_steps_are_those_of_the_formula() -> None:
+    _, figures = summary("btard_cost", "--members", "4", "--steps", "1")
+    (found,) = figures["control_bytes"].values()
+    assert found["measured"] == pytest.approx(found["formula"], rel=0.2)
+    assert found["measured"] < found["with_calls"] < found["with_paths"]
+    assert len(set(figures["longer_vector"]["measured"])) == 1
+
+
 @pytest.mark.parametrize("codec", ["float32", "int8"])
 def test_allreduce_is_correct(codec: str) -> None:
     _, figures = summary(

@@ -73,7 +73,7 @@ def test_hostile_reveals_are_refused() -> None:
     for secret, salt in ((b"", bytes(32)), (bytes(32), bytes(33)), (bytes(1 << 16), bytes(32))):
         with pytest.raises(ValueError, match="32 bytes"):
             Reveal(secret, salt)
-        encoded = msgspec.msgpack.encode({"secret": secret, "salt": salt})
+        encoded = msgspec.msgpack.encode([secret, salt])
         with pytest.raises(msgspec.ValidationError, match="32 bytes"):
             msgspec.msgpack.decode(encoded, type=Reveal)
     with pytest.raises(ValueError, match="without reveals"):

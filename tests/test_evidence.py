@@ -289,6 +289,8 @@ def test_neither_bytes_nor_rules_can_be_exchanged() -> None:
         assert refuses(one.sign(msgspec.structs.replace(case, proof=msgspec.structs.replace(proof, rules=rules))))
     for rows in (proof.rows[::-1], (*proof.rows[:-1], bytes(len(proof.rows[0]))), (*proof.rows[:-1], b""), ()):
         assert refuses(one.sign(msgspec.structs.replace(case, proof=msgspec.structs.replace(proof, rows=rows))))
+    for paths in (proof.paths[::-1], proof.paths[1:], ((), *proof.paths[1:])):
+        assert refuses(one.sign(msgspec.structs.replace(case, proof=msgspec.structs.replace(proof, paths=paths))))
     for value in (b"", bytes(len(proof.value)), proof.rows[0]):
         assert refuses(one.sign(msgspec.structs.replace(case, proof=msgspec.structs.replace(proof, value=value))))
 

@@ -1,6 +1,6 @@
 """One attempt at one step: from everybody's gradient to an aggregate that nobody has to take on trust.
 
-    COMMIT   where I stand, digests of the parts of my gradient        barrier
+    COMMIT   where I stand, the Merkle root of my gradient's parts     barrier
              parts travel to their aggregators, which clip them to a mean
     RESULT   digest of my aggregate, commitment to a secret            barrier
              aggregates travel, and at the same time
@@ -45,6 +45,7 @@ from minga.security._division import Division, value_from_bytes, value_to_bytes
 from minga.security._exchange import Exchange
 from minga.security._gathering import Gathering
 from minga.security._ledger import Reason
+from minga.security._merkle import MerkleTree
 from minga.security._mesh import Mesh
 from minga.security._projections import Claim
 from minga.security._randomness import Reveal
@@ -95,12 +96,10 @@ class Attempt:
     async def _commit(self, commit: Commit, gradient: torch.Tensor | None) -> None:
         terms, cargo, me = self._terms, self._cargo, self._me
         if gradient is not None:
-            encoded = await asyncio.to_thread(_encoded, terms.division, gradient)
-            for part, (digest, body) in enumerate(encoded):
-                cargo.part_digests[me, part] = digest
-                if self._conduct.brings(part):
-                    cargo.put_part(me, part, body)
-            commit = msgspec.structs.replace(commit, parts=tuple(digest for digest, _ in encoded))
+            parts, tree = await asyncio.to_thread(_encoded, terms.division, gradient)
+            brought = {part: body for part, body in enumerate(parts) if self._conduct.brings(part)}
+            cargo.put_owners(me, brought, tree)
+            commit = msgspec.structs.replace(commit, root=tree.root)
         commit = msgspec.structs.replace(commit, equivocators=self._agreement.equivocators)
         bodies = await self._exchange.hold(
             Phase.COMMIT, commit, Commit, lambda peer, body: commit_is_sound(terms, peer, body)
@@ -108,9 +107,7 @@ class Attempt:
         require_no_liars(terms, bodies, self._mesh.proofs, self._witness)
         self._exchange.elsewhere = who_stands_elsewhere(terms, bodies, terms.members[me])
         self._record.commits = bodies
-        for owner in terms.contributors:
-            for part, digest in enumerate(bodies[terms.members[owner]].parts):
-                cargo.part_digests[owner, part] = digest
+        cargo.roots = {owner: root for owner in terms.contributors if (root := bodies[terms.members[owner]].root)}
         cargo.committed.set()
 
     async def _reduce(self) -> None:
@@ -182,10 +179,10 @@ class Attempt:
             )
 
 
-def _encoded(division: Division, gradient: torch.Tensor) -> list[tuple[bytes, bytearray]]:
-    """The digest and the bytes of each part of a gradient."""
-    bodies = [division.encode(gradient, part) for part in range(len(division.starts))]
-    return [(blake3(body).digest(), body) for body in bodies]
+def _encoded(division: Division, gradient: torch.Tensor) -> tuple[list[bytearray], MerkleTree]:
+    """The bytes of each part of a gradient, and the tree over them."""
+    parts = [division.encode(gradient, part) for part in range(len(division.starts))]
+    return parts, MerkleTree(parts)
 
 
 def _stated(value: torch.Tensor) -> tuple[bytes, bytes]:

@@ -2,19 +2,20 @@
 
 Theory of operation. Every member opens one stream to every aggregator, sends its part and reads the aggregate on it:
 
-    member ── Errand{step, attempt} ── its part ──▶ aggregator
-    member ◀────────────────── aggregate ────────── aggregator
+    member ── Errand{step, attempt, path} ── its part ──▶ aggregator
+    member ◀─────────────────────── aggregate ─────────── aggregator
 
-What counts is not who brings the bytes but their digest, which was stated before. So whatever does not come on its own
-stream is asked of everybody else: an aggregate of all who may have it, a part through members that fetch it for whom
-cannot get it. A broken path between two honest members costs time, and nobody its place.
+What counts is not who brings the bytes but their digest, which was stated before: that of an aggregate by itself, those
+of an owner's parts by the root of their Merkle tree, so that a part travels with its path. Whatever does not come on
+its own stream is asked of everybody else: an aggregate of all who may have it, a part through members that fetch it for
+whom cannot get it. A broken line between two honest members costs time, and nobody its place.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
 from blake3 import blake3
@@ -24,7 +25,8 @@ from minga.core._signal import Signal
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
-from minga.security._wire import Attempt, Rank, Step
+from minga.security._merkle import MerkleTree, root_of
+from minga.security._wire import Attempt, MerklePath, Rank, Step
 
 BRING = "secure.bring"
 FETCH = "secure.fetch"
@@ -37,15 +39,15 @@ Bytes = bytes | bytearray
 """Of a whole part: never changed, but not copied either only to show that."""
 
 
-class Errand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A member brings its part of an attempt, if it has one (`brings`), and waits for the aggregate."""
+class Errand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A member brings its part of an attempt with this `path`, or none (None), and waits for the aggregate."""
 
     step: Step
     attempt: Attempt
-    brings: bool
+    path: MerklePath | None
 
 
-class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Ask for what `owner` owes to aggregator `part`, or for that aggregate itself (owner None). With `relay` the other
     side may fetch it from its owner first.
     """
@@ -55,6 +57,12 @@ class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     part: Rank
     owner: Rank | None
     relay: bool = False
+
+
+class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Here is what was asked for; of a part, its `path`."""
+
+    path: MerklePath = ()
 
 
 class Cargo:
@@ -69,22 +77,32 @@ class Cargo:
         self.changed = Signal()
         self.parts: dict[tuple[int, int], Bytes] = {}
         """(owner's rank, part) -> bytes as they were sent."""
+        self.paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
+        """Of the same parts: what shows that their owner committed to them."""
         self.values: dict[int, Bytes] = {}
-        self.part_digests: dict[tuple[int, int], bytes] = {}
-        """What owners committed to; nothing else is taken."""
+        self.roots: dict[int, bytes] = {}
+        """What owners committed to, by rank; nothing else is taken."""
         self.value_digests: dict[int, bytes] = {}
         self.visitors: set[PeerId] = set()
         """Who came with an errand: each needs memory for a part."""
         self.committed, self.stated = asyncio.Event(), asyncio.Event()
-        """Set when the digests of the parts, and of the aggregates, are all known."""
+        """Set when the roots of all owners, and the digests of all aggregates, are known."""
 
-    def put_part(self, owner: int, part: int, data: Bytes) -> bool:
+    def put_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes]) -> bool:
         """Keep a part; False if it is not what its owner committed to."""
-        if self.part_digests.get((owner, part)) != blake3(data).digest():
+        root = root_of(data, part, len(self.part_bytes), path)
+        if root is None or self.roots.get(owner) != root:
             return False
-        self.parts[owner, part] = data
+        self.parts[owner, part], self.paths[owner, part] = data, tuple(path)
         self.changed.fire()
         return True
+
+    def put_owners(self, owner: int, parts: Mapping[int, Bytes], tree: MerkleTree) -> None:
+        """Keep parts of an owner, who commits to the `tree` that was made of these and the rest."""
+        self.roots[owner] = tree.root
+        for part, data in parts.items():
+            self.parts[owner, part], self.paths[owner, part] = data, tree.path(part)
+        self.changed.fire()
 
     def put_value(self, part: int, data: Bytes) -> bool:
         """Keep an aggregate; False if it is not the one that was stated."""
@@ -94,6 +112,9 @@ class Cargo:
         self.changed.fire()
         return True
 
+
+Put = Callable[[Bytes, Sequence[bytes]], bool]
+"""Keeps what came with its path, if it is what it should be."""
 
 Find = Callable[[int, int], Awaitable[tuple[Cargo, tuple[PeerId, ...]] | None]]
 """Step and attempt -> the cargo of it and its members by rank, or None."""
@@ -108,13 +129,16 @@ class Deliveries:
         node.serve(BRING, self._serve_bring)
         node.serve(FETCH, self._serve_fetch)
 
-    async def bring(self, step: int, attempt: int, part: int, *, brings: bool) -> None:
-        """Carry the own part to aggregator `part` and take its aggregate home. Raises `RemoteError`."""
+    async def bring(self, step: int, attempt: int, part: int) -> None:
+        """Carry the own part, if there is one, to aggregator `part` and take its aggregate home.
+
+        Raises `RemoteError`.
+        """
         cargo, members = await self._cargo(step, attempt)
         me = members.index(self._node.peer_id)
         async with self._node.open(members[part], BRING, bulk=True) as stream:
-            await stream.send(Errand(step, attempt, brings))
-            if brings:
+            await stream.send(Errand(step, attempt, cargo.paths.get((me, part))))
+            if (me, part) in cargo.parts:
                 await stream.send_bulk(cargo.parts[me, part])
             data = bytearray(cargo.value_bytes[part])
             await stream.receive_bulk_into(memoryview(data))
@@ -130,7 +154,7 @@ class Deliveries:
         wanted = Fetch(step, attempt, part, owner, relay=True)
         size = cargo.part_bytes[part]
         await self._fetch_from_any(
-            self._in_turn(members, owner), wanted, size, lambda data: cargo.put_part(owner, part, data)
+            self._in_turn(members, owner), wanted, size, lambda data, path: cargo.put_part(owner, part, data, path)
         )
 
     async def fetch_value(self, step: int, attempt: int, part: int) -> None:
@@ -138,7 +162,9 @@ class Deliveries:
         cargo, members = await self._cargo(step, attempt)
         wanted = Fetch(step, attempt, part, None)
         size = cargo.value_bytes[part]
-        await self._fetch_from_any(self._in_turn(members, part), wanted, size, lambda data: cargo.put_value(part, data))
+        await self._fetch_from_any(
+            self._in_turn(members, part), wanted, size, lambda data, _: cargo.put_value(part, data)
+        )
 
     # ---- inner workings
 
@@ -148,9 +174,7 @@ class Deliveries:
             raise RejectedError("that attempt is not under way here", code="attempt", round=step)
         return found
 
-    async def _fetch_from_any(
-        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Callable[[Bytes], bool]
-    ) -> None:
+    async def _fetch_from_any(self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Put) -> None:
         """The same thing is fetched only once at a time, for all who wait for it."""
         if wanted not in self._fetching:
             task = self._node.spawn(self._ask_in_turn(peers, wanted, size, put))
@@ -158,9 +182,7 @@ class Deliveries:
             task.add_done_callback(lambda _: self._fetching.pop(wanted, None))
         await asyncio.wait([self._fetching[wanted]])
 
-    async def _ask_in_turn(
-        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Callable[[Bytes], bool]
-    ) -> None:
+    async def _ask_in_turn(self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Put) -> None:
         """Ask one after the other, the next one when the last takes long."""
         loop, left, asked = asyncio.get_running_loop(), deque(peers), set[asyncio.Task[bool]]()
         try:
@@ -182,17 +204,18 @@ class Deliveries:
         order = [first, *(rank for rank in (*range(me + 1, len(members)), *range(me)) if rank != first)]
         return [members[rank] for rank in order if rank != me]
 
-    async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Callable[[Bytes], bool]) -> bool:
+    async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Put) -> bool:
         data = bytearray(size)
         try:
             async with asyncio.timeout(FETCH_S), self._node.open(peer, FETCH, bulk=True) as stream:
                 await stream.send(wanted)
+                found = await stream.receive(Found)
                 await stream.receive_bulk_into(memoryview(data))
                 await stream.finish()
                 await stream.receive_end()
         except (RemoteError, TimeoutError):
             return False
-        return put(data)
+        return put(data, found.path)
 
     async def _serve_bring(self, peer: PeerId, stream: MessageStream) -> None:
         errand = await stream.receive(Errand)
@@ -203,11 +226,11 @@ class Deliveries:
         if peer in cargo.visitors:
             raise ProtocolError("it brings a part twice", peer=peer, round=errand.step)
         cargo.visitors.add(peer)
-        if errand.brings:
+        if errand.path is not None:
             data = bytearray(cargo.part_bytes[part])
             await stream.receive_bulk_into(memoryview(data))
             await cargo.committed.wait()
-            if not cargo.put_part(owner, part, data):
+            if not cargo.put_part(owner, part, data, errand.path):
                 raise ProtocolError("it brought another part than it committed to", peer=peer, round=errand.step)
         while part not in cargo.values:
             await cargo.changed.wait()
@@ -228,6 +251,7 @@ class Deliveries:
                 data = cargo.parts.get((wanted.owner, wanted.part))
         if data is None:
             raise RejectedError("it is not here", code="absent")
+        await stream.send(Found(() if wanted.owner is None else cargo.paths[wanted.owner, wanted.part]))
         await stream.send_bulk(data)
 
     async def _relay(self, cargo: Cargo, members: tuple[PeerId, ...], wanted: Fetch) -> None:
@@ -236,5 +260,5 @@ class Deliveries:
             return
         direct, size = Fetch(wanted.step, wanted.attempt, wanted.part, owner), cargo.part_bytes[wanted.part]
         await self._fetch_from_any(
-            [members[owner]], direct, size, lambda data: cargo.put_part(owner, wanted.part, data)
+            [members[owner]], direct, size, lambda data, path: cargo.put_part(owner, wanted.part, data, path)
         )

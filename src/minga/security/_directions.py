@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from minga.security._randomness import derive, expand
 
-DEFAULT_DIRECTIONS: Final = 4
+DEFAULT_DIRECTIONS: Final = 3
 MAX_DIRECTIONS: Final = 64
 ENTRY_DEVIATION: Final = math.sqrt((128**2 - 1) / 3)
 """Standard deviation of an entry: claims are divided by it."""

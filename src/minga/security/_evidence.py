@@ -38,7 +38,19 @@ from minga.network._interface import PeerId
 from minga.security._ledger import Reason
 from minga.security._rules import Rules
 from minga.security._slots import Equivocation
-from minga.security._wire import MAX_MEMBERS, Accusation, Attempt, Digest, Peer, Peers, Phase, Rank, Statement, Step
+from minga.security._wire import (
+    MAX_MEMBERS,
+    Accusation,
+    Attempt,
+    Digest,
+    MerklePath,
+    Peer,
+    Peers,
+    Phase,
+    Rank,
+    Statement,
+    Step,
+)
 
 MAX_PART_BYTES = 1 << 30
 SIGNING_CONTEXT = b"secure evidence"
@@ -107,8 +119,8 @@ class Behind(_Proof, frozen=True):
 
 
 class Recomputed(_Proof, frozen=True):
-    """Everything about one part: `rows` are the parts of all contributors by rank, as they were sent, `value` is the
-    aggregate.
+    """Everything about one part: `rows` are the parts of all contributors by rank, as they were sent, with the `paths`
+    that show that they committed to these; `value` is the aggregate.
     """
 
     rules: Rules
@@ -119,6 +131,7 @@ class Recomputed(_Proof, frozen=True):
     confirms: Statements
     part: Rank
     rows: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    paths: Annotated[tuple[MerklePath, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     value: Part
 
 

@@ -140,7 +140,7 @@ class _Check:
         reveals = self._bodies(self._everybody(proof.reveals, Phase.REVEAL), Revealed)
         self._require_majority(reveals, said)
         commit = self._bodies(self._said([proof.commit], Phase.COMMIT), Commit)
-        self._require(owner in commit and bool(commit[owner].parts), "the owner committed to no part")
+        self._require(owner in commit and commit[owner].root is not None, "the owner committed to no part")
         self._require(proof.owner in results[aggregator].silent, "the aggregator does not complain")
         delivered = sum((proof.part, proof.owner) in reveal.delivered for reveal in reveals.values())
         guilty = aggregator if 2 * delivered > len(self._members) else owner

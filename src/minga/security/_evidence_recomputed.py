@@ -42,8 +42,7 @@ def recompute(
     part, division = proof.part, terms.division
     count = len(terms.members)
     senders = [terms.members[owner] for owner in terms.contributors]
-    require(all(len(commits[peer].parts) == count for peer in senders), "a member committed to too few parts")
-    require(len(proof.rows) == len(senders), "the parts are not those of all who contributed")
+    require(len(proof.rows) == len(proof.paths) == len(senders), "the parts are not those of all who contributed")
     sizes = {len(row) for row in proof.rows} | {division.part_bytes[part]}
     require(len(sizes) == 1 and bool(proof.value), "the parts are not as long as they have to be")
     require(len(proof.value) == division.value_bytes[part], "the aggregate is not as long as it has to be")
@@ -53,9 +52,10 @@ def recompute(
     require(whole, "a sender's claim is not there")
 
     cargo = Cargo(division.part_bytes, division.value_bytes)
-    cargo.part_digests = {(owner, part): commits[terms.members[owner]].parts[part] for owner in terms.contributors}
+    cargo.roots = {owner: commits[terms.members[owner]].root or b"" for owner in terms.contributors}
     cargo.value_digests = {part: results[terms.members[part]].value or b""}
-    placed = [cargo.put_part(owner, part, row) for owner, row in zip(terms.contributors, proof.rows, strict=True)]
+    shown = zip(terms.contributors, proof.rows, proof.paths, strict=True)
+    placed = [cargo.put_part(owner, part, row, path) for owner, row, path in shown]
     require(all(placed) and cargo.put_value(part, proof.value), "bytes are not those that were committed to")
     record = Record(terms, cargo, dict(commits), dict(results), dict(claims), {part: value_from_bytes(proof.value)})
     record.randomness = terms.coin.outcome({peer: body.reveal for peer, body in reveals.items()})
@@ -66,5 +66,5 @@ def recompute(
 def _terms(case: Case, run_id: str, proof: Recomputed, commits: Mapping[PeerId, Commit]) -> Terms:
     members = tuple(map(PeerId, case.members))
     division = Division.equal(proof.rules.layout, [True] * len(members))
-    validators = frozenset(peer for peer, commit in commits.items() if not commit.parts)
+    validators = frozenset(peer for peer, commit in commits.items() if commit.root is None)
     return Terms(run_id, case.step, case.attempt, members, validators, division, proof.rules)

@@ -85,9 +85,8 @@ class Gathering:
 
     async def _bring(self, part: int) -> None:
         """What fails is fetched in other ways."""
-        brings = (self._me, part) in self._cargo.parts
         with contextlib.suppress(RemoteError):
-            await self._deliveries.bring(self._terms.step, self._terms.attempt, part, brings=brings)
+            await self._deliveries.bring(self._terms.step, self._terms.attempt, part)
 
     def _row(self, owner: int, part: int) -> torch.Tensor | None:
         with contextlib.suppress(InvalidEncodingError, KeyError):

@@ -20,6 +20,7 @@ from minga.security._data_seeds import data_seed
 from minga.security._delivery import Deliveries
 from minga.security._hysteresis import Judgement as Verdict
 from minga.security._hysteresis import gradient_error
+from minga.security._merkle import MerkleTree
 from minga.security._record import Record
 from minga.security._wire import Accusation, Charge
 
@@ -70,10 +71,14 @@ class Inquiry:
         terms, cargo = self._record.terms, self._record.cargo
         expected = await self._work.gradient(terms.step, data_seed(self._before, target))
         owner, division = terms.members.index(target), terms.division
+        parts = [await asyncio.to_thread(division.encode, expected, part) for part in range(len(terms.members))]
+        tree = await asyncio.to_thread(MerkleTree, parts)
+        if cargo.roots.get(owner) == tree.root:  # it is the same to the last bit
+            cargo.put_owners(owner, dict(enumerate(parts)), tree)
+            return 0.0
         ours, theirs = [], []
-        for part in range(len(terms.members)):
-            encoded = await asyncio.to_thread(division.encode, expected, part)
-            if not cargo.put_part(owner, part, encoded):  # else it is the same to the last bit
+        for part, encoded in enumerate(parts):
+            if encoded:
                 await self._get(owner, part)
             if (owner, part) not in cargo.parts:
                 continue  # what nobody hands out proves nothing about anybody

@@ -20,7 +20,7 @@ from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.security._slots import Equivocation, Slots
-from minga.security._wire import MAX_MEMBERS, Peers, Slot, Statement, is_genuine, state
+from minga.security._wire import MAX_MEMBERS, Peers, Slot, Statement, Told, is_genuine, state
 
 TELL = "secure.tell"
 ASK = "secure.ask"
@@ -78,7 +78,7 @@ class Mesh:
         """Sign a statement of this peer and tell it everybody, without waiting for them."""
         statement = state(self._identity, self._node.run_id, slot, body)
         self.slots.put(statement)
-        self._spread(TELL, statement, everybody)
+        self._spread(TELL, Told.of(statement), everybody)
         return statement
 
     async def pull(self, slot: Slot, authors: Iterable[PeerId], everybody: Iterable[PeerId]) -> None:
@@ -128,9 +128,9 @@ class Mesh:
                 self.receive(statement, peer)
 
     async def _serve_tell(self, peer: PeerId, stream: MessageStream) -> None:
-        statement = await stream.receive(Statement)
+        told = await stream.receive(Told)
         self._check_member(peer)
-        self.receive(statement, peer)
+        self.receive(told.by(peer), peer)
         await stream.send(Done())
 
     async def _serve_ask(self, peer: PeerId, stream: MessageStream) -> None:

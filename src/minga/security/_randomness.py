@@ -34,7 +34,7 @@ _OUTCOME_CONTEXT: Final = "minga 2026 outcome of the multi-party coin"
 Field = bytes | str | int
 
 
-class Reveal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Reveal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What opens a commitment: 32 bytes each of secret and salt, fresh from `secrets.token_bytes` for each toss.
 
     Raises `ValueError` for other lengths, also where one is decoded from the wire.

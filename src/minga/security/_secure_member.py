@@ -117,7 +117,7 @@ class SecureMember:
         while True:
             validators = frozenset(validations).intersection(self.ledger.members)
             found, judgements = found[:MAX_ACCUSATIONS], self._judgements[:64]
-            commit = Commit(state, self.ledger.digest, self._rules.digest, (), found, judgements)
+            commit = Commit(state, self.ledger.digest, self._rules.digest, None, found, judgements)
             try:
                 record = await self._attempt(attempt, validators).run(commit, gradient)
                 break

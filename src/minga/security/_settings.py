@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from minga.security._directions import DEFAULT_DIRECTIONS
 from minga.security._draws import PEERS_PER_VALIDATOR
 from minga.security._hysteresis import Hysteresis
 from minga.security._stragglers import Patience
@@ -19,7 +20,7 @@ class SecureSettings:
     for whom.
     """
 
-    directions: int = 4
+    directions: int = DEFAULT_DIRECTIONS
     peers_per_validator: int = PEERS_PER_VALIDATOR
     clip_factor: float = 1.5
     thresholds: Hysteresis = field(default_factory=lambda: Hysteresis.calibrated([HONEST_ERROR]))

@@ -35,10 +35,14 @@ T = TypeVar("T")
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+BodyBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
+Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Attempt = Annotated[int, msgspec.Meta(ge=0, le=MAX_ATTEMPTS)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
 Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+MerklePath = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_MEMBERS.bit_length() - 1)]
+"""What proves that a part is among those that its owner committed to, see `minga.security._merkle`."""
 
 
 class Phase(enum.IntEnum):
@@ -83,8 +87,8 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
     key: Digest
     slot: Slot
-    body: Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
-    signature: Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
+    body: BodyBytes
+    signature: Signature
 
     @property
     def author(self) -> PeerId:
@@ -95,6 +99,23 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
     def digest(self) -> bytes:
         """32 bytes that stand for the body."""
         return blake3(self.body).digest()
+
+
+class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A statement on its way from its author, whom the connection names."""
+
+    slot: Slot
+    body: BodyBytes
+    signature: Signature
+
+    @classmethod
+    def of(cls, statement: Statement) -> Told:
+        """Without the author."""
+        return cls(statement.slot, statement.body, statement.signature)
+
+    def by(self, author: PeerId) -> Statement:
+        """With it again."""
+        return Statement(bytes.fromhex(author), self.slot, self.body, self.signature)
 
 
 class Charge(enum.IntEnum):
@@ -127,14 +148,15 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     """Phase COMMIT: where the author stands, and what it is going to send.
 
     `state`, `ledger` and `rules` are the digests of its parameters, of its list of members and of the `Rules` that it
-    goes by; `parts` are the digests of the parts of its gradient as they will be on the wire, none from a validator,
-    which has none. `equivocators` are members of whom the author can prove that they said two different things.
+    goes by; `root` is that of the Merkle tree of the parts of its gradient as they will be on the wire, None from a
+    validator, which has none. `equivocators` are members of whom the author can prove that they said two different
+    things.
     """
 
     state: Digest
     ledger: Digest
     rules: Digest
-    parts: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    root: Digest | None
     accusations: Annotated[tuple[Accusation, ...], msgspec.Meta(max_length=MAX_ACCUSATIONS)] = ()
     judgements: Annotated[tuple[Judgement, ...], msgspec.Meta(max_length=64)] = ()
     equivocators: Peers = ()

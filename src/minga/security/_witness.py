@@ -78,6 +78,7 @@ class Witness:
             self._said(Phase.CONFIRM),
             part,
             tuple(bytes(cargo.parts[owner, part]) for owner in terms.contributors),
+            tuple(cargo.paths[owner, part] for owner in terms.contributors),
             bytes(cargo.values[part]),
         )
         return self._case(peer, reason, proof)

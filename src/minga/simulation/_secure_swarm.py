@@ -30,6 +30,7 @@ class SecurePeer:
 
     name: str
     network: VirtualNetwork
+    node: Node
     work: Work
     member: SecureMember
     log: list[Event]
@@ -51,6 +52,7 @@ class SecureSwarm:
         *,
         settings: SecureSettings | None = None,
         seed: int = 0,
+        node_type: type[Node] = Node,
     ) -> None:
         self.internet = VirtualInternet(seed)
         hosts = [self.internet.host(HostSettings(latency_s=LATENCY_S), name=f"p{index}") for index in range(count)]
@@ -64,13 +66,13 @@ class SecureSwarm:
             events = EventBus(asyncio.get_running_loop().time)
             log: list[Event] = []
             events.subscribe(log.append)
-            node = Node(host, run_id=RUN_ID, role="trainer", lookup=addresses.get, events=events)
+            node = node_type(host, run_id=RUN_ID, role="trainer", lookup=addresses.get, events=events)
             work, identity = make_work(), Identity.from_seed(host.private_key)
             conduct = makers[host.name](allies) if host.name in makers else None
             entropy = random.Random(f"secrets {seed} {host.name}").randbytes
             member = SecureMember(node, identity, Ledger(addresses), work, settings, conduct, entropy=entropy)
             host.process.context.run(node.start)
-            self.peers[host.name] = SecurePeer(host.name, host, work, member, log)
+            self.peers[host.name] = SecurePeer(host.name, host, node, work, member, log)
         self.honest = [peer for name, peer in self.peers.items() if name not in makers]
 
     async def run(self, steps: int) -> dict[str, BaseException | None]:

@@ -1,0 +1,116 @@
+"""What the checks of a secure step cost in bytes: members in virtual time, whose nodes count what they receive."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+from blake3 import blake3
+
+from minga.averaging._layout import VectorLayout
+from minga.network._interface import Connection, Stream
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+from minga.security._delivery import Errand, Fetch, Found
+from minga.security._mesh import Answer
+from minga.security._slots import Equivocation
+from minga.security._wire import Told
+from minga.simulation import run_virtual
+from minga.simulation._secure_swarm import SecureSwarm
+
+FRAME_BYTES = 5
+STATEMENTS = (Told, Answer, Equivocation)
+"""The messages in which statements arrive."""
+COMPANIONS = (Errand, Fetch, Found)
+"""The messages that go with parts and aggregates; they carry the Merkle paths."""
+
+T = TypeVar("T")
+
+
+class Noise:
+    """Work: gradients are noise of their seeds, and steps change nothing."""
+
+    def __init__(self, numel: int) -> None:
+        self.layout, self.step = VectorLayout((numel,), "float32"), 0
+
+    async def gradient(self, step: int, seed: bytes) -> torch.Tensor:  # noqa: ARG002
+        """See `Work`."""
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
+        return torch.from_numpy(generator.standard_normal(self.layout.total, np.float32))
+
+    async def apply(self, step: int, mean: torch.Tensor) -> None:  # noqa: ARG002
+        """See `Work`."""
+        self.step = step + 1
+
+    async def digest(self) -> bytes:
+        """See `Work`."""
+        return blake3(str(self.step).encode()).digest()
+
+
+class CountingStream(MessageStream):
+    """Adds up in `received` the bytes of the frames that come, by what is in them."""
+
+    def __init__(self, received: Counter[Any], *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._received = received
+
+    async def receive_bulk_into(self, target: memoryview) -> None:
+        """See `MessageStream`."""
+        await super().receive_bulk_into(target)
+        self._received[memoryview] += target.nbytes
+
+    def _decode(self, body: bytearray, message_type: type[T]) -> T:
+        self._received[message_type] += len(body) + FRAME_BYTES
+        return super()._decode(body, message_type)
+
+
+class CountingNode(Node):
+    """A node whose streams count."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.received: Counter[Any] = Counter()
+
+    def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
+        def round_trip_s() -> float | None:
+            return connection.facts().round_trip_s
+
+        return CountingStream(self.received, stream, connection.peer_id, self.clockwork, round_trip_s, self.lines)
+
+
+class Control(NamedTuple):
+    """Bytes that one member receives in a step, on average: in statements; with the calls and answers around them; and
+    with the Merkle paths of the parts. Parts and aggregates themselves are in none of them.
+    """
+
+    statements: float
+    with_calls: float
+    with_paths: float
+
+
+def control(members: int, numel: int, steps: int) -> Control:
+    """Let so many honest members take a step, and then `steps` that count, with a vector of so many elements."""
+    return run_virtual(_control(members, numel, steps))
+
+
+async def _control(members: int, numel: int, steps: int) -> Control:
+    swarm = SecureSwarm(members, lambda: Noise(numel), node_type=CountingNode)
+    before = await _received(swarm, 1)
+    after = await _received(swarm, 1 + steps)
+    return Control(*((late - early) / steps / members for early, late in zip(before, after, strict=True)))
+
+
+async def _received(swarm: SecureSwarm, steps: int) -> Control:
+    """All that all members received until they have taken so many steps. Raises what made one of them end."""
+    for end in (await swarm.run(steps)).values():
+        if end is not None:
+            raise end
+    everything, received = 0, Counter[Any]()
+    for peer in swarm.peers.values():
+        everything += peer.node.traffic()[1]
+        received += cast(CountingNode, peer.node).received
+    with_paths = everything - received[memoryview]
+    with_calls = with_paths - sum(received[kind] for kind in COMPANIONS)
+    return Control(sum(received[kind] for kind in STATEMENTS), with_calls, with_paths)
