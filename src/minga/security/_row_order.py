@@ -30,11 +30,12 @@ def _split(group: list[int], vectors: Sequence[torch.Tensor], part: slice) -> li
     """Ordered groups of those that are equal within `part`."""
     if len(group) == 1:
         return [group]
-    bits = torch.stack([vectors[index][part].view(torch.int32) for index in group])
-    differing = (bits != bits[0]).any(0).nonzero()
-    if not len(differing):
+    pieces = [vectors[index][part].view(torch.int32) for index in group]
+    if all(torch.equal(piece, pieces[0]) for piece in pieces[1:]):
         return [group]
+    bits = torch.stack(pieces)
+    first = int((bits != bits[0]).any(0).nonzero()[0])
     by_value: dict[int, list[int]] = {}
-    for index, value in zip(group, bits[:, int(differing[0])].tolist(), strict=True):
+    for index, value in zip(group, bits[:, first].tolist(), strict=True):
         by_value.setdefault(value, []).append(index)
     return [finer for value in sorted(by_value) for finer in _split(by_value[value], vectors, part)]

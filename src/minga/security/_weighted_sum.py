@@ -13,6 +13,7 @@ from minga.security._rows import Rows
 
 _SUM_ELEMENTS: Final = 1 << 21
 """8 MiB of a float32 sum stay in the cache that cores share while the rows stream past."""
+_PIECE_ELEMENTS: Final = 1 << 14
 SINGLE_ROUNDING: Final = 2.0**-24
 
 
@@ -26,13 +27,24 @@ def single_sum(rows: Rows, coefficients: npt.NDArray[np.float64]) -> torch.Tenso
         matrix, places = placed
         factors = torch.empty(len(rows))
         factors[list(places)] = torch.from_numpy(coefficients).float()
-        return factors @ matrix
+        return _product(factors, matrix)
     total = torch.empty(rows.numel)
     for start in range(0, rows.numel, _SUM_ELEMENTS):
         part = slice(start, start + _SUM_ELEMENTS)
         torch.mul(rows.vectors[0][part], float(coefficients[0]), out=total[part])
         for vector, coefficient in zip(rows.vectors[1:], coefficients[1:].tolist(), strict=True):
             total[part].add_(vector[part], alpha=coefficient)
+    return total
+
+
+def _product(factors: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """`factors @ matrix`, in pieces: one product of a vector and a matrix runs on a single thread."""
+    whole = matrix.shape[1] // _PIECE_ELEMENTS * _PIECE_ELEMENTS
+    total = torch.empty(matrix.shape[1])
+    if whole:
+        pieces = matrix[:, :whole].view(len(matrix), -1, _PIECE_ELEMENTS).transpose(0, 1)
+        torch.bmm(factors.expand(len(pieces), 1, -1), pieces, out=total[:whole].view(-1, 1, _PIECE_ELEMENTS))
+    torch.mv(matrix[:, whole:].T, factors, out=total[whole:])
     return total
 
 
