@@ -1,6 +1,6 @@
 """What hostile members of a secure run can do, how soon they are gone, and what it would be like without defence.
 
-    python -m benchmarks.attacks --all --json           # every attack, see `benchmarks._attack_setups` (an hour)
+    python -m benchmarks.attacks --all --json           # every attack, see `benchmarks._attack_setups`
     python -m benchmarks.attacks --attack alie --json   # single ones
     python -m benchmarks.attacks --table --json         # attacks by gradients against other aggregators, too
     python -m benchmarks.attacks --real --json          # real processes over iroh, see below
@@ -31,6 +31,10 @@ made for `--hostile` hostile rows, Krum for as many as it can be made for.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +60,39 @@ VERDICT_STEPS = 2
 REAL_EXCESS = 0.02
 
 
-def judge(told: Told, no_attack: float, undefended: float | None, extent: Extent) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Played:
+    """One attack on the protocol, on a plain loop, and the final metrics with other aggregators in that."""
+
+    secure: Told
+    undefended: Told | None = None
+    others: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def curves(self) -> dict[str, Told]:
+        """What there is to draw."""
+        return {"secure": self.secure} | ({"undefended": self.undefended} if self.undefended else {})
+
+
+def play(name: str | None, extent: Extent, *, against_others: bool = False) -> Played:
+    """Play one attack, in a process of its own; without a name a training without attack."""
+    torch.set_num_threads(1)
+    digits = Digits(extent.seed)
+    if name is None:
+        return Played(run_swarm(digits, None, extent))
+    setup = SETUPS[name]
+    undefended = run_plainly(digits, setup, extent) if setup.changes != "protocol" else None
+    others = baselines(extent.peers, extent.hostile) if against_others else {}
+    return Played(
+        run_swarm(digits, setup, extent),
+        undefended,
+        {kind: round(run_plainly(digits, setup, extent, other).metric, 4) for kind, other in others.items()},
+    )
+
+
+def judge(played: Played, no_attack: float, extent: Extent) -> dict[str, Any]:
     """The figures of one attack."""
+    told, undefended = played.secure, played.undefended
     hostile = hostile_names(extent)
     banned = [name for name in hostile if name in told.bans]
     honest_banned = len(told.bans) - len(banned)
@@ -75,7 +110,7 @@ def judge(told: Told, no_attack: float, undefended: float | None, extent: Extent
         "predicted_steps": round(predicted, 1),
         "metric": round(told.metric, 4),
         "metric_no_attack": round(no_attack, 4),
-        "metric_undefended": None if undefended is None else round(undefended, 4),
+        "metric_undefended": None if undefended is None else round(undefended.metric, 4),
         "reasons": sorted({reason for _, reason in told.bans.values()}),
         "all_equal": told.all_equal,
         "ok": told.all_equal and not honest_banned and (is_gone or is_harmless),
@@ -145,37 +180,34 @@ def main() -> int:
     options.add_argument("--attack-from", type=int, default=100)
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--plot", type=Path, metavar="DIR", help="draw each attack into a PNG file in this folder")
+    options.add_argument("--processes", type=int, default=os.cpu_count(), help="so many at once (default: all cores)")
     options.add_argument("--real", action="store_true", help="real processes over iroh, on text")
     arguments = options.parse_args()
     if arguments.real:
         return main_real(arguments.attack, json=arguments.json)
     if not 0 < 2 * arguments.hostile < arguments.peers:
         options.error("--hostile: at least one, and less than half of the peers")
-    torch.set_num_threads(1)
     fields = ("peers", "hostile", "validators", "steps", "attack_from", "seed")
-    extent, digits = Extent(**{name: getattr(arguments, name) for name in fields}), Digits(arguments.seed)
+    extent = Extent(**{name: getattr(arguments, name) for name in fields})
     names = list(SETUPS) if arguments.all else arguments.attack
     if arguments.table:
         names = [name for name, setup in SETUPS.items() if setup.changes == "gradient"]
-    note("no attack")
-    no_attack = run_swarm(digits, None, extent)
     attacks: dict[str, dict[str, Any]] = {}
     table: dict[str, dict[str, float]] = {}
-    for name in names:
-        note(name)
-        told, undefended = run_swarm(digits, SETUPS[name], extent), None
-        if SETUPS[name].changes != "protocol":
-            undefended = run_plainly(digits, SETUPS[name], extent)
-        attacks[name] = judge(told, no_attack.metric, undefended and undefended.metric, extent)
-        emit(attack=name, **attacks[name])
-        if arguments.plot:
-            curves = {"secure": told, "no attack": no_attack} | ({"undefended": undefended} if undefended else {})
-            draw(name, curves, extent.attack_from, arguments.plot / f"{name}.png")
-        if arguments.table:
-            table[name] = {"btard": round(told.metric, 4)}
-            for kind, aggregator in baselines(extent.peers, extent.hostile).items():
-                table[name][kind] = round(run_plainly(digits, SETUPS[name], extent, aggregator).metric, 4)
-            emit(table=name, **table[name])
+    with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
+        playing = {pool.submit(play, name, extent, against_others=arguments.table): name for name in [None, *names]}
+        no_attack = next(run for run, name in playing.items() if name is None).result().secure
+        for run in as_completed(playing):
+            if (name := playing[run]) is None:
+                continue
+            played = run.result()
+            attacks[name] = judge(played, no_attack.metric, extent)
+            emit(attack=name, **attacks[name])
+            if arguments.plot:
+                draw(name, played.curves | {"no attack": no_attack}, extent.attack_from, arguments.plot / f"{name}.png")
+            if arguments.table:
+                table[name] = {"btard": round(played.secure.metric, 4), **played.others}
+                emit(table=name, **table[name])
     is_best = all(row["btard"] >= max(row.values()) - HARMLESS for row in table.values())
     return finish(
         "attacks",

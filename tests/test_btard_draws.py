@@ -28,6 +28,8 @@ def test_numbers_of_validators() -> None:
     assert validator_count(16, 10_000) == 4  # three quarters keep training, however many candidates come
     assert validator_count(64, peers_per_validator=4) == 16
     assert validator_count(64, peers_per_validator=1) == 16
+    # as attackers leave, the others go on being looked at as often as before
+    assert [validator_count(n, peers_per_validator=4) for n in (16, 15, 13, 12, 9)] == [4, 4, 4, 3, 3]
     with pytest.raises(ValueError, match="positive"):
         validator_count(4, peers_per_validator=0)
 

@@ -31,7 +31,7 @@ def validator_count(members: int, candidates: int = 0, *, peers_per_validator: i
 
     That keeps the time until an attacker is caught independent of their number; candidates count because they are
     targets too, and a crowd of them shall not draw the validators away from the members. At least one, and no more
-    than a quarter of the members (one of two or three), so that most of them train; none where a member is alone.
+    than a quarter of the members, rounded up, so that most of them train; none where a member is alone.
     Raises `ValueError` for negative numbers or no peers per validator.
     """
     if members < 0 or candidates < 0 or peers_per_validator < 1:
@@ -42,7 +42,7 @@ def validator_count(members: int, candidates: int = 0, *, peers_per_validator: i
     if members < 2:
         return 0
     wanted = -(-(members + candidates) // peers_per_validator)
-    return min(wanted, max(1, members // _MEMBERS_PER_VALIDATOR_AT_LEAST))
+    return min(wanted, -(-members // _MEMBERS_PER_VALIDATOR_AT_LEAST))
 
 
 def draw_validations(
