@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from cli_run import run
 from torch import nn
 
 import minga
@@ -20,6 +22,7 @@ from minga.security._conduct import Conduct, Seeds
 from minga.security._data_seeds import PublicBatch
 from minga.simulation._attacks import SignFlip
 from minga.training._genesis import Genesis
+from minga.training._secure_life import EVIDENCE_FILE
 
 SAMPLES = 64
 STEPS = 6
@@ -101,7 +104,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     def make(spec: minga.RunSpec, conduct: Conduct | None = None) -> Trainer:
         directory = tmp_path / str(len(trainers))
         directory.mkdir()
-        options = minga.PeerOptions(ephemeral=True, directory=directory, host="127.0.0.1")
+        options = minga.PeerOptions(identity=directory / "key", directory=directory, host="127.0.0.1")
         link = trainers[0].peer.link if trainers else None
         peer = minga.join(link, options) if link else minga.host(spec, options)
         trainers.append(Trainer(peer, conduct))
@@ -150,6 +153,27 @@ def test_a_hostile_member_is_banned_by_all_and_told_why(start: Callable[..., Tra
     assert len(bans) == 1
     assert [peer for peer, _ in bans.pop()] == [hostile.peer.peer_id]
     assert len({trainer.digest for trainer in trainers}) == 1
+    check_evidence(trainers[0].peer.directory, hostile.peer.peer_id)
+
+
+def check_evidence(directory: Path, hostile: str) -> None:
+    """Anybody who has the folder can check it, and notices if it was doctored."""
+    code, lines = minga_command("evidence", str(directory), "--json")
+    assert (code, lines[-1]["cases"], lines[-1]["wrong"]) == (0, 1, [])
+    assert [line["peer"] for line in lines if line.get("event") == "case"] == [hostile]
+    assert len(lines[-1]["founders"]) == len(lines[-1]["members"]) + 1
+    path = directory / EVIDENCE_FILE
+    doctored = bytearray(path.read_bytes())
+    doctored[len(doctored) // 2] ^= 1
+    path.write_bytes(doctored)
+    code, lines = minga_command("evidence", str(directory), "--json")
+    assert code != 0
+    assert not lines[-1]["ok"]
+
+
+def minga_command(*words: str) -> tuple[int, list[dict[str, Any]]]:
+    done = run(*words)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_programs_that_choose_their_own_data_are_told_so(start: Callable[..., Trainer], tmp_path: Path) -> None:

@@ -317,6 +317,20 @@ def replay(
 
 
 @app.command()
+def evidence(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="The folder of a run, as told by events.", show_default=False)
+    ],
+    json_output: Json = False,
+) -> None:
+    """Check why members of a run with strangers were banned, from the evidence in the run's folder."""
+    ready = make_context(json_output=json_output)
+    from minga.cli._evidence import run_evidence
+
+    raise typer.Exit(run_evidence(directory, ready))
+
+
+@app.command()
 def doctor(
     link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
     identity: IdentityFile = None,

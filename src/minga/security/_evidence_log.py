@@ -33,12 +33,9 @@ class EvidenceLog:
         self._entries: list[Evidence] = []
         if path is None or not path.exists():
             return
+        self._entries, whole, size = _read(path)
         try:
-            data = path.read_bytes()
-            records = list(_records(data))
-            self._entries = [Evidence.from_bytes(record) for record in records]
-            whole = sum(_HEADER_BYTES + len(record) for record in records)
-            if whole < len(data):
+            if whole < size:
                 os.truncate(path, whole)
         except OSError as error:
             raise StorageError(f"the evidence in {path} cannot be read: {error}") from error
@@ -61,6 +58,22 @@ class EvidenceLog:
             except OSError as error:
                 raise StorageError(f"the evidence cannot be written to {self._path}: {error}") from error
         self._entries.append(evidence)
+
+
+def read_log(path: Path) -> tuple[Evidence, ...]:
+    """The evidence in a file, which is left as it is, since a peer may be writing to it. Raises as `EvidenceLog`."""
+    return tuple(_read(path)[0])
+
+
+def _read(path: Path) -> tuple[list[Evidence], int, int]:
+    """The evidence in a file, how many bytes that is, and how many the file has."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"the evidence in {path} cannot be read: {error}") from error
+    records = list(_records(data))
+    whole = sum(_HEADER_BYTES + len(record) for record in records)
+    return [Evidence.from_bytes(record) for record in records], whole, len(data)
 
 
 def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> tuple[PeerId, ...]:

@@ -45,6 +45,20 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
         names = tuple(sorted(founders))
         return cls(names, organiser.sign(_signed(run_id, names), context=CONTEXT))
 
+    @classmethod
+    def from_file(cls, path: Path, run_id: str, organiser: str) -> Genesis | None:
+        """What was kept there; None if it is not there, damaged, or of another run. Raises `StorageError`."""
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error}") from error
+        with contextlib.suppress(*DECODING_ERRORS):
+            genesis = msgspec.msgpack.decode(data, type=cls)
+            return genesis if genesis.holds(run_id, organiser) else None
+        return None
+
     def holds(self, run_id: str, organiser: str) -> bool:
         """Whether the organiser of that run signed it."""
         in_order = list(self.founders) == sorted(set(self.founders))
@@ -90,7 +104,7 @@ class Founding:
         self._founders, self._path = founders, path
         self._ready: dict[PeerId, float] = {}
         """When each peer that is ready asked last, in seconds of the loop; in the order in which they came."""
-        self._genesis = self._load()
+        self._genesis = None if path is None else Genesis.from_file(path, node.run_id, organiser)
         self._has_begun = self._genesis is not None
         node.serve(METHOD, self._serve)
 
@@ -132,19 +146,6 @@ class Founding:
         if (await stream.receive(Ask)).ready and self._genesis is None:
             self._ready[peer] = asyncio.get_running_loop().time()
         await stream.send(Answer(self._genesis, self.step))
-
-    def _load(self) -> Genesis | None:
-        """What was kept, unless it is damaged: then it is asked for again."""
-        if self._path is None or not self._path.exists():
-            return None
-        try:
-            data = self._path.read_bytes()
-        except OSError as error:
-            raise StorageError(f"{self._path} cannot be read: {error}") from error
-        with contextlib.suppress(*DECODING_ERRORS):
-            genesis = msgspec.msgpack.decode(data, type=Genesis)
-            return genesis if genesis.holds(self._node.run_id, self._organiser) else None
-        return None
 
     def _keep(self, genesis: Genesis) -> None:
         if self._path is None:
