@@ -19,6 +19,7 @@ from torch.nn import functional
 from minga.averaging._layout import VectorLayout
 from minga.security._data_seeds import batch_indices
 from minga.security._secure_member import KEPT_STEPS
+from minga.simulation._donated_work import DonatedWork
 
 PIXELS, HIDDEN, CLASSES = 64, 32, 10
 BATCH = 32
@@ -94,13 +95,13 @@ class Digits:
         return functional.linear(functional.linear(pixels, first, first_bias).relu(), second, second_bias)
 
 
-class DigitsWork:
+class DigitsWork(DonatedWork):
     """One member's training: SGD with momentum. Remembers its accuracy after each step."""
 
     def __init__(self, digits: Digits) -> None:
         self._digits = digits
         self._parameters = {0: digits.initial}
-        self._momentum = torch.zeros_like(digits.initial)
+        self._momenta = {0: torch.zeros_like(digits.initial)}
         self._step = 0
         self.layout = VectorLayout((len(digits.initial),), "float32")
         self.accuracies = [digits.accuracy(digits.initial)]
@@ -121,15 +122,30 @@ class DigitsWork:
 
     async def apply(self, step: int, mean: torch.Tensor) -> None:
         """Take a step."""
-        self._momentum = MOMENTUM * self._momentum + mean
-        self._parameters[step + 1] = self._parameters[step] - RATE * self._momentum
+        self._momenta[step + 1] = MOMENTUM * self._momenta[step] + mean
+        self._parameters[step + 1] = self._parameters[step] - RATE * self._momenta[step + 1]
         self._step = step + 1
         self._parameters.pop(step - KEPT_STEPS, None)
+        self._momenta.pop(step - KEPT_STEPS, None)
         self.accuracies.append(self._digits.accuracy(self._parameters[step + 1]))
 
     async def digest(self) -> bytes:
         """Of parameters and momentum."""
-        return blake3(_digest(self._parameters[self._step]) + _digest(self._momentum)).digest()
+        return blake3(_digest(self._parameters[self._step]) + _digest(self._momenta[self._step])).digest()
+
+    def dump(self, step: int) -> bytes | None:
+        """Parameters and momentum, if they are kept."""
+        if step not in self._parameters:
+            return None
+        return torch.cat([self._parameters[step], self._momenta[step]]).numpy().tobytes()
+
+    def load(self, step: int, data: bytes) -> None:
+        """Undo `dump`; the accuracies begin anew. Raises `ValueError` for another length."""
+        if len(data) != 8 * self.layout.total:
+            raise ValueError("a state of another length")
+        both = torch.frombuffer(bytearray(data), dtype=torch.float32)
+        self._parameters, self._momenta = {step: both[: self.layout.total]}, {step: both[self.layout.total :]}
+        self._step, self.accuracies = step, [self._digits.accuracy(self._parameters[step])]
 
 
 def _digest(vector: torch.Tensor) -> bytes:

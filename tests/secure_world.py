@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import numpy as np
 import torch
@@ -11,17 +13,22 @@ from minga.averaging._layout import VectorLayout
 from minga.security._record import Record
 from minga.security._wire import Claims
 from minga.simulation._attacks import Attack
+from minga.simulation._donated_work import DonatedWork
 
 
-class Quadratic:
-    """Work: a noisy bowl, 0.5 * |x|^2; the noise of a gradient follows from its seed."""
+class Quadratic(DonatedWork):
+    """Work: a noisy bowl, 0.5 * |x|^2; the noise of a gradient follows from its seed. It takes `compute_s` seconds."""
 
-    def __init__(self, numel: int, codec: str = "float32", rate: float = 0.1, noise: float = 0.1) -> None:
+    def __init__(
+        self, numel: int, codec: str = "float32", rate: float = 0.1, noise: float = 0.1, compute_s: float = 0.0
+    ) -> None:
         self.layout = VectorLayout((numel,), codec)
         self.parameters = {0: torch.ones(numel)}
-        self.step, self.rate, self.noise = 0, rate, noise
+        self.step, self.rate, self.noise, self.compute_s = 0, rate, noise, compute_s
 
     async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        if self.compute_s:
+            await asyncio.sleep(self.compute_s)
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
         noise = torch.from_numpy(generator.standard_normal(self.layout.total)).float()
         return self.parameters[step] + self.noise * noise
@@ -33,6 +40,14 @@ class Quadratic:
 
     async def digest(self) -> bytes:
         return blake3(self.parameters[self.step].numpy().tobytes()).digest()
+
+    def dump(self, step: int) -> bytes | None:
+        return self.parameters[step].numpy().tobytes() if step in self.parameters else None
+
+    def load(self, step: int, data: bytes) -> None:
+        if len(data) != 4 * self.layout.total:
+            raise ValueError("a state of another length")
+        self.parameters, self.step = {step: torch.frombuffer(bytearray(data), dtype=torch.float32)}, step
 
     @property
     def loss(self) -> float:

@@ -11,7 +11,7 @@ from benchmarks._attack_digits import Digits
 from benchmarks._attack_runs import Extent, run_plainly
 from benchmarks._attack_setups import SETUPS
 from benchmarks.attacks import baselines
-from minga.security._secure_member import ExcludedError
+from minga.security._secure_member import BannedError, ExcludedError
 from minga.security._settings import SecureSettings
 from minga.simulation._secure_swarm import SecureSwarm
 
@@ -41,7 +41,7 @@ async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, f
     make = SETUPS[attack].make(from_step)
     swarm = SecureSwarm(count, lambda: Flippable(100), dict.fromkeys(hostile, make))
     ends = await swarm.run(steps)
-    assert {type(end) for end in ends.values()} <= {type(None), ExcludedError}
+    assert {type(end) for end in ends.values()} <= {type(None), ExcludedError, BannedError}
     assert all(ends[peer.name] is None for peer in swarm.honest)
     assert len({await peer.work.digest() for peer in swarm.honest}) == 1
     assert len({peer.member.ledger.digest for peer in swarm.honest}) == 1

@@ -7,7 +7,7 @@ import torch
 from secure_world import Quadratic
 from swarm_tools import virtually
 
-from minga.security._secure_member import ExcludedError
+from minga.security._secure_member import BannedError
 from minga.simulation._attacks import Attack, LyingNorms, SignFlip, WithheldPart, WrongAggregate
 from minga.simulation._hostile_words import (
     Equivocation,
@@ -24,7 +24,7 @@ async def played(count: int, steps: int, hostile: dict[str, MakeConduct] | None 
     """A swarm that took so many steps, in which all honest members ended in the same state and with the same bans."""
     swarm = SecureSwarm(count, lambda: Quadratic(100), hostile)
     ends = await swarm.run(steps)
-    assert {type(end) for end in ends.values()} <= {type(None), ExcludedError}
+    assert {type(end) for end in ends.values()} <= {type(None), BannedError}
     first = swarm.honest[0]
     for peer in swarm.honest:
         assert ends[peer.name] is None

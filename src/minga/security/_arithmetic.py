@@ -50,12 +50,13 @@ _REASONS = {
 class Arithmetic:
     """Of one run: remembers how far parts were from aggregates in the steps before."""
 
-    def __init__(self, settings: SecureSettings) -> None:
+    def __init__(self, settings: SecureSettings, history: DispersionHistory | None = None) -> None:
         self.settings = settings
         self.directions = settings.directions
         self._aggregator = CenteredClip(radius_factor=settings.clip_factor)
         self._accuracy = ResultAccuracy(AGGREGATE_RESIDUAL)
-        self._history = DispersionHistory()
+        self.history = history or DispersionHistory()
+        """Of the steps before."""
 
     def aggregate(self, rows: Sequence[torch.Tensor]) -> tuple[torch.Tensor, float]:
         """Clip the rows (float32, one length) to their mean; the aggregate (float32) and the radius of clipping."""
@@ -93,7 +94,7 @@ class Arithmetic:
         """A step was taken: its distances are what the next ones are compared with."""
         parts = record.terms.division.parts
         norms = [typical_norm(*_norms(self._published(record, part))) for part in parts]
-        self._history.add([record.terms.division.stops[part] for part in parts], norms)
+        self.history.add([record.terms.division.stops[part] for part in parts], norms)
 
     async def check(self, record: Record, deliveries: Deliveries) -> dict[PeerId, tuple[Reason, int]]:
         """V2, V3 and the radius, of all parts; whatever raises a doubt is computed again from the parts themselves.
@@ -137,7 +138,7 @@ class Arithmetic:
         parts = record.terms.division.parts
         published = {part: self._published(record, part) for part in parts}
         typical = [typical_norm(*_norms(published[part])) for part in parts]
-        references = self._history.references([record.terms.division.stops[part] for part in parts])
+        references = self.history.references([record.terms.division.stops[part] for part in parts])
         spread = dispersions(typical, references)
         doubtful = []
         for part, dispersion, distance in zip(parts, spread, typical, strict=True):

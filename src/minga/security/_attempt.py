@@ -100,7 +100,7 @@ class Attempt:
             brought = {part: body for part, body in enumerate(parts) if self._conduct.brings(part)}
             cargo.put_owners(me, brought, tree)
             commit = msgspec.structs.replace(commit, root=tree.root)
-        commit = msgspec.structs.replace(commit, equivocators=self._agreement.equivocators)
+        commit = msgspec.structs.replace(commit, equivocators=(*commit.equivocators, *self._agreement.equivocators))
         bodies = await self._exchange.hold(
             Phase.COMMIT, commit, Commit, lambda peer, body: commit_is_sound(terms, peer, body)
         )

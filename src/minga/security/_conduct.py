@@ -14,7 +14,7 @@ import torch
 from minga.averaging._layout import VectorLayout
 from minga.network._interface import PeerId
 from minga.security._record import Record
-from minga.security._wire import Accusation, Body, Claims, Result, Revealed, Slot
+from minga.security._wire import Accusation, Body, Candidacy, Claims, Place, Result, Revealed, Slot
 
 
 class Work(Protocol):
@@ -27,8 +27,8 @@ class Work(Protocol):
     layout: VectorLayout
 
     async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
-        """The mean gradient (flat float32) of the public batch of `seed` at the parameters before `step`, which are
-        kept for `KEPT_STEPS` steps.
+        """The mean gradient (flat float32) of the public batch of `seed` at the parameters before `step`: the present
+        one, or one of the `KEPT_STEPS` steps before it.
         """
 
     async def apply(self, step: int, mean: torch.Tensor) -> None:
@@ -36,6 +36,12 @@ class Work(Protocol):
 
     async def digest(self) -> bytes:
         """32 bytes that are equal for equal states."""
+
+    async def adopt(self, step: int, digest: bytes, donors: Sequence[PeerId]) -> None:
+        """Become what most members have before `step`, of the given `digest`, which the `donors` say they have.
+
+        Any of them may lie about it or go away. Raises `RemoteError` if none of them has it any more.
+        """
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,23 @@ class Conduct:
     def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:  # noqa: ARG002
         """What it tells whom in a slot."""
         return [(body, everybody)]
+
+    def candidacy(
+        self,
+        slot: Slot,  # noqa: ARG002
+        candidacy: Candidacy,
+        members: Sequence[PeerId],
+    ) -> Sequence[tuple[Candidacy, Sequence[PeerId]]]:
+        """What it tells which members as an applicant or candidate."""
+        return [(candidacy, members)]
+
+    def stands(self, place: Place) -> Place:
+        """Where it says to newcomers that it stands."""
+        return place
+
+    def submits(self) -> bool:
+        """Whether those who look into it as a candidate can have its gradient."""
+        return True
 
     def result(self, result: Result) -> Result | None:
         """What it says of its aggregate; None to keep silent."""

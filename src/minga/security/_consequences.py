@@ -37,13 +37,13 @@ def require_no_liars(
 
 def who_stands_elsewhere(terms: Terms, commits: Mapping[PeerId, Commit], me: PeerId) -> frozenset[PeerId]:
     """Members that stand elsewhere than most and need the state of these. Raises `OutvotedError` if `me` does."""
-    standings = {peer: body.standing for peer, body in commits.items()}
-    right, count = Counter(standings.values()).most_common(1)[0]
+    places = {peer: body.place for peer, body in commits.items()}
+    right, count = Counter(places.values()).most_common(1)[0]
     if 2 * count <= len(terms.members):
         raise OutvotedError("no majority of the members is in the same state", round=terms.step)
-    if standings[me] != right:
+    if places[me] != right:
         raise OutvotedError("most members are in another state than this peer", round=terms.step)
-    return frozenset(peer for peer, standing in standings.items() if standing != right)
+    return frozenset(peer for peer, place in places.items() if place != right)
 
 
 def complaints(record: Record) -> list[tuple[int, int]]:

@@ -119,10 +119,10 @@ class _Check:
 
     def _elsewhere(self, proof: Elsewhere) -> tuple[Reason | None, ...]:
         commits = self._bodies(self._said(proof.commits, Phase.COMMIT), Commit)
-        standings = Counter(commit.standing for commit in commits.values())
-        right, count = standings.most_common(1)[0] if standings else (None, 0)
+        places = Counter(commit.place for commit in commits.values())
+        right, count = places.most_common(1)[0] if places else (None, 0)
         self._require(2 * count > len(self._members), "no majority of the members stands anywhere")
-        self._require(self._peer in commits and commits[self._peer].standing != right, "it stands where most do")
+        self._require(self._peer in commits and commits[self._peer].place != right, "it stands where most do")
         return (None,)
 
     def _unopened(self, proof: Unopened) -> tuple[Reason | None, ...]:

@@ -112,7 +112,7 @@ class _Replay:
         if isinstance(proof, Judged) and proof.covering and proof.members_then != self._at(proof.accusation.step):
             raise EvidenceError("other members aggregated in the accused step", peer=peer, round=case.step)
         if case.ban is None:
-            self.ledger.remove(peer)
+            self.ledger.remove(peer, case.step)
         else:
             self.ledger.ban(peer, case.step, case.ban)
         # a judgement comes when a step was taken, all else before

@@ -2,7 +2,8 @@
 
 Theory of operation. All honest members have the same list at the same step, because it changes only by what all of
 them agree upon, at the boundary between two attempts or two steps; each commitment holds its digest. A ban is for
-ever. Whoever is *away* (it committed nothing, which is no offence) is removed without blame.
+ever. Whoever is *away* (it committed nothing, which is no offence) is removed without blame. Who wants to become a
+member is a *candidate* first, see `minga.security._probation`.
 
 Members are in the order of their ids; a member's place in that order is its *rank* of the step.
 """
@@ -11,15 +12,19 @@ from __future__ import annotations
 
 import bisect
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 from blake3 import blake3
 
 from minga.network._interface import PeerId
+from minga.security._wire import Peer, Step
 
-_LABEL = b"minga secure ledger 1"
+MAX_BANS = 2048
+"""The oldest are forgotten then: whoever comes back so late is on probation like everybody."""
+MAX_FORMER = 256
+_LABEL = b"minga secure ledger 2"
 
 
 class Reason(enum.StrEnum):
@@ -44,12 +49,29 @@ class Ban:
     reason: Reason
 
 
-class Ledger:
-    """The members of a run and the bans so far."""
+class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Who is on probation since step `since`, and for how many steps most members heard from it in time."""
 
-    def __init__(self, members: Iterable[PeerId]) -> None:
+    peer: Peer
+    since: Step
+    clean_steps: Step = 0
+
+
+class Ledger:
+    """The members of a run, its candidates, the bans so far, and who left without blame and when."""
+
+    def __init__(
+        self,
+        members: Iterable[PeerId],
+        candidates: Iterable[Candidate] = (),
+        bans: Iterable[Ban] = (),
+        former: Mapping[PeerId, int] | None = None,
+    ) -> None:
         self._members = sorted(set(members))
-        self.bans: dict[PeerId, Ban] = {}
+        self.candidates = {PeerId(candidate.peer): candidate for candidate in candidates}
+        self.bans = {ban.peer: ban for ban in bans}
+        self.former = dict(former or {})
+        """The step in which a member that was away left the list."""
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -67,19 +89,37 @@ class Ledger:
         return peer in self._members
 
     def ban(self, peer: PeerId, step: int, reason: Reason) -> Ban | None:
-        """Remove a member for ever; None if it is none (any more)."""
-        if peer not in self:
+        """Remove a member or candidate for ever; None if it is neither (any more)."""
+        if peer not in self and peer not in self.candidates:
             return None
-        self._members.remove(peer)
+        self._discard(peer)
         ban = self.bans[peer] = Ban(peer, step, reason)
+        if len(self.bans) > MAX_BANS:
+            del self.bans[min(self.bans, key=lambda banned: (self.bans[banned].step, banned))]
         return ban
 
-    def remove(self, peer: PeerId) -> None:
+    def remove(self, peer: PeerId, step: int) -> None:
         """Take a member that went away off the list, without blame."""
+        if peer in self:
+            self._discard(peer)
+            self.former[peer] = step
+            if len(self.former) > MAX_FORMER:
+                del self.former[min(self.former, key=lambda gone: (self.former[gone], gone))]
+
+    def admit(self, peer: PeerId) -> None:
+        """Make a candidate a member."""
+        del self.candidates[peer]
+        self.former.pop(peer, None)
+        bisect.insort(self._members, peer)
+
+    def _discard(self, peer: PeerId) -> None:
+        self.candidates.pop(peer, None)
         if peer in self:
             self._members.remove(peer)
 
     @property
     def digest(self) -> bytes:
         """32 bytes that are equal for equal lists."""
-        return blake3(_LABEL + msgspec.msgpack.encode((self._members, sorted(self.bans)))).digest()
+        candidates = sorted(self.candidates.values(), key=lambda candidate: candidate.peer)
+        lists = (self._members, candidates, sorted(self.bans), sorted(self.former.items()))
+        return blake3(_LABEL + msgspec.msgpack.encode(lists)).digest()

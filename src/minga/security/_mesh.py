@@ -57,11 +57,15 @@ def _as_many_as_fit(statements: Iterable[Statement]) -> tuple[Statement, ...]:
 
 class Mesh:
     """Tells, asks and answers. `is_expected` says whether a slot is one that this peer keeps statements of, `accepts`
-    whether a peer may speak in it.
+    whether a peer may speak in a slot.
     """
 
     def __init__(
-        self, node: Node, identity: Identity, is_expected: Callable[[Slot], bool], accepts: Callable[[PeerId], bool]
+        self,
+        node: Node,
+        identity: Identity,
+        is_expected: Callable[[Slot], bool],
+        accepts: Callable[[PeerId, Slot], bool],
     ) -> None:
         self.slots = Slots()
         self.proofs: dict[PeerId, Equivocation] = {}
@@ -95,7 +99,7 @@ class Mesh:
 
     def receive(self, statement: Statement, sender: PeerId) -> None:
         """Keep a statement that came from `sender`. Raises `ProtocolError` if it is not genuine."""
-        if not self._is_expected(statement.slot) or not self._accepts(statement.author):
+        if not self._is_expected(statement.slot) or not self._accepts(statement.author, statement.slot):
             return
         known = self.slots.of(statement.slot).get(statement.author)
         if known is not None and known.body == statement.body:
@@ -129,26 +133,26 @@ class Mesh:
 
     async def _serve_tell(self, peer: PeerId, stream: MessageStream) -> None:
         told = await stream.receive(Told)
-        self._check_member(peer)
+        self._check_voice(peer, told.slot)
         self.receive(told.by(peer), peer)
         await stream.send(Done())
 
     async def _serve_ask(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(Ask)
-        self._check_member(peer)
+        self._check_voice(peer, wanted.slot)
         known = self.slots.of(wanted.slot)
         authors = set(wanted.authors) or known.keys()
         await stream.send(Answer(_as_many_as_fit(known[author] for author in sorted(known) if author in authors)))
 
     async def _serve_prove(self, peer: PeerId, stream: MessageStream) -> None:
         proof = await stream.receive(Equivocation)
-        self._check_member(peer)
-        if self._accepts(proof.author) and proof.author not in self.proofs:
+        self._check_voice(peer, proof.one.slot)
+        if self._accepts(proof.author, proof.one.slot) and proof.author not in self.proofs:
             if not proof.holds(self._node.run_id):
                 raise ProtocolError("a proof that proves nothing", peer=peer)
             self.prove(proof, self._node.connected())
         await stream.send(Done())
 
-    def _check_member(self, peer: PeerId) -> None:
-        if not self._accepts(peer):
+    def _check_voice(self, peer: PeerId, slot: Slot) -> None:
+        if not self._accepts(peer, slot):
             raise RejectedError("only members take part in secure steps", code="member")

@@ -77,12 +77,16 @@ def norm_bound(dispersion: float, radius: float) -> float:
 class DispersionHistory:
     """The typical norms of past steps, of which the references of the next step are the medians.
 
-    Peers that remember the same steps have the same references; all of it is published, so a candidate who has
-    listened for as many steps before it becomes a member knows what the members know.
+    Peers that remember the same steps have the same references; newcomers get them with the `Standing`.
     """
 
     def __init__(self, steps: int = REMEMBERED_STEPS) -> None:
         self._steps: deque[tuple[tuple[int, ...], tuple[float, ...]]] = deque(maxlen=steps)
+
+    @property
+    def steps(self) -> tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]:
+        """What `add` was given for each remembered step."""
+        return tuple(self._steps)
 
     def add(self, stops: Sequence[int], typical_norms: Sequence[float]) -> None:
         """Remember a step in which no check found anything; `stops`: the last element of each part, exclusive.

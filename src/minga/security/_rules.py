@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from minga.averaging._layout import VectorLayout
 from minga.security._hysteresis import Hysteresis
-from minga.security._settings import SecureSettings
+from minga.security._settings import MAX_PROBATION_STEPS, SecureSettings
 
 MAX_TENSORS = 1 << 16
 _LABEL = b"minga secure rules 1"
@@ -30,6 +30,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     peers_per_validator: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     clip_factor: Annotated[float, msgspec.Meta(gt=0.0)]
     thresholds: tuple[float, float, float]
+    probation_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROBATION_STEPS)]
 
     @classmethod
     def of(cls, layout: VectorLayout, settings: SecureSettings) -> Rules:
@@ -42,6 +43,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
             settings.peers_per_validator,
             float(settings.clip_factor),
             (thresholds.fine, thresholds.convict, thresholds.accuse),
+            settings.probation,
         )
 
     @property
@@ -52,7 +54,13 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     @property
     def settings(self) -> SecureSettings:
         """With the usual patience. Raises `ConfigurationError` for thresholds that are none."""
-        return SecureSettings(self.directions, self.peers_per_validator, self.clip_factor, Hysteresis(*self.thresholds))
+        return SecureSettings(
+            self.directions,
+            self.peers_per_validator,
+            self.clip_factor,
+            Hysteresis(*self.thresholds),
+            probation_steps=self.probation_steps,
+        )
 
     @property
     def digest(self) -> bytes:

@@ -8,6 +8,9 @@ A validator gives up one step of training, computes what its target sent in the 
 commitment whether that was right. Everybody else then looks into an accusation, too, and says so in the commitment
 after that; most decide whether the accused or the accuser goes. All bans take effect between two attempts or two
 steps, from words that all members heard alike, so all have the same list of members.
+
+Who is not on that list, or not yet, follows the members (`_following.py`), and as a candidate commits itself to a
+gradient, too (`_probation.py`). All that differs between the two is in `take_step`.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import torch
 
 from minga.core._errors import RemoteError
+from minga.core._racing import racing
 from minga.core._signal import Signal
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
@@ -27,24 +31,38 @@ from minga.network._node import Node
 from minga.security._agreement import Agreement, ContradictionError
 from minga.security._arithmetic import Arithmetic
 from minga.security._attempt import Attempt
+from minga.security._candidate_desk import CandidateDesk
+from minga.security._charges import MAX_CHARGES
 from minga.security._conduct import Conduct, Seeds, Work
 from minga.security._consequences import Setback
 from minga.security._data_seeds import data_seed
-from minga.security._delivery import Cargo, Deliveries
+from minga.security._delivery import Bytes, Cargo, Deliveries
 from minga.security._division import Division
-from minga.security._draws import Validation, draw_validations, validator_count
 from minga.security._evidence import Case, Evidence
 from minga.security._evidence_log import EvidenceLog
+from minga.security._following import Follower, be_overtaken
 from minga.security._inquiry import Inquiry
 from minga.security._ledger import Ledger
 from minga.security._mesh import Mesh
-from minga.security._randomness import derive
+from minga.security._outcomes import Outcome, Outcomes
+from minga.security._probation import contradicted
 from minga.security._record import Record, Terms
 from minga.security._rules import Rules
 from minga.security._settings import SecureSettings
-from minga.security._step_bound import StepBound
+from minga.security._standing import Progress, Standing
 from minga.security._verdicts import verdicts
-from minga.security._wire import MAX_ACCUSATIONS, Accusation, Commit, Judgement, Slot, Statement
+from minga.security._wire import (
+    MAX_ACCUSATIONS,
+    Accusation,
+    Charge,
+    Commit,
+    Judgement,
+    Phase,
+    Place,
+    Slot,
+    Statement,
+)
+from minga.security._wire import state as sign
 from minga.security._witness import Witness
 
 KEPT_STEPS = 3
@@ -54,19 +72,24 @@ EXPECT_S = 5.0
 
 
 class ExcludedError(RemoteError):
-    """This peer is no member any more: it was banned, or it was away."""
+    """This peer is no member any more: it was away, or (`BannedError`) it was banned."""
+
+
+class BannedError(ExcludedError):
+    """This peer can never come back."""
 
 
 class SecureMember:
-    """One peer among the members of `ledger`; `conduct` is what it does of its own accord, `entropy` where its
-    secrets come from.
+    """One peer of a run whose members stand at `standing`, a member or not; `work` has the state of that step.
+
+    `conduct` is what it does of its own accord, `entropy` where its secrets come from.
     """
 
     def __init__(
         self,
         node: Node,
         identity: Identity,
-        ledger: Ledger,
+        standing: Standing,
         work: Work,
         settings: SecureSettings | None = None,
         conduct: Conduct | None = None,
@@ -75,19 +98,25 @@ class SecureMember:
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._entropy = entropy
-        self.step = 0
-        self.ledger = ledger
         self.evidence = evidence or EvidenceLog()
         """Why others left the list of members."""
         self._node, self._identity, self._work = node, identity, work
         self._settings, self._conduct = settings or SecureSettings(), conduct or Conduct()
         self._rules = Rules.of(work.layout, self._settings)
+        self._progress = Progress(standing)
         self._arithmetic = Arithmetic(self._settings)
-        self._bound = StepBound()
-        self._mesh = Mesh(node, identity, self._is_expected, lambda peer: peer in self.ledger)
+        self._mesh = Mesh(node, identity, self._is_expected, self._may_speak)
         self._mesh.on_statement = self._note
         self._deliveries = Deliveries(node, self._find)
-        self._coins = {-1: derive(bytes(32), "first coin", node.run_id)}
+        self._coins: dict[int, bytes] = {}
+        self._desk = CandidateDesk(node, self._mesh, work, self._progress, self._settings, self._coins)
+        submissions, patience = self._desk.submissions, self._settings.patience
+        self._follower = Follower(node, self._mesh, work, self._conduct, submissions, patience)
+        self._outcomes = Outcomes(node)
+        self._first = standing.step
+        """The first step in which this peer took part as a member."""
+        self._state: bytes | None = None
+        """The digest of the present state."""
         self._records: dict[int, Record] = {}
         """The last attempts of past steps, which passed."""
         self._current: Record | None = None
@@ -97,45 +126,76 @@ class SecureMember:
         self._found: tuple[Accusation, ...] = ()
         self._judgements: tuple[Judgement, ...] = ()
 
-    async def take_step(self) -> None:
-        """Take the next step together with the others.
+    @property
+    def step(self) -> int:
+        """Steps that were taken so far."""
+        return self._progress.step
 
-        Raises `OutvotedError` if most of them are somewhere else, and `ExcludedError` if they excluded this peer.
+    @property
+    def ledger(self) -> Ledger:
+        """Who is a member, who a candidate, and who was banned."""
+        return self._progress.ledger
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this peer has a say."""
+        return self._node.peer_id in self.ledger
+
+    async def take_step(self) -> None:
+        """Take the next step: as a member together with the others, else after them.
+
+        Raises `OutvotedError` if most of them are somewhere else, `BannedError` or `ExcludedError` if they excluded
+        this peer, and other `RemoteError` if too many of them cannot be reached.
         """
-        self._require_membership()
-        step = self.step
-        validations = {v.validator: v.target for v in self._draw()}
-        target, gradient = validations.get(self._node.peer_id), None
+        if self._state is None:
+            await self._stand(await self._work.digest(), {})
+        if self._node.peer_id in self.ledger.bans:
+            self._require_membership()
+        await (self._take_part() if self.is_member else self._follow())
+
+    # ---- as somebody else than a member
+
+    async def _follow(self) -> None:
+        before = self._progress.standing
+        state, values = await self._follower.take_step(self._progress)
+        self._node.events.emit("secure.followed", step=self.step, members=len(self.ledger.members))
+        self._tell_changes(before)
+        self._first = self.step
+        await self._stand(state, values)
+
+    # ---- as a member
+
+    async def _take_part(self) -> None:
+        step, drawn = self.step, self._desk.draw()
+        target, gradient = drawn.get(self._node.peer_id), None
         if target is None:
             seeds = Seeds(self._node.peer_id, {p: data_seed(self._coins[step - 1], p) for p in self.ledger.members})
             gradient = await self._conduct.gradient(self._work, step, seeds)
-        else:
+        elif target in self.ledger.candidates:
+            self._found += await self._desk.validate(target, self._first)
+        elif step - 1 in self._records:  # else this peer has become a member just now
             self._found += await self._inquiry(step - 1).validate(target)
-        found = self._conduct.accusations(self._found)
-        state = await self._work.digest()
-        attempt = 0
+        overtaken = be_overtaken(self._node, self.ledger.members, step)
+        async with racing((self._attempts(gradient, frozenset(drawn)), overtaken)) as ends:
+            record = await next(ends)
+        await self._close(record)
+
+    async def _attempts(self, gradient: torch.Tensor | None, validators: frozenset[PeerId]) -> Record:
+        """Try until an attempt passes."""
+        found = self._conduct.accusations(self._found)[:MAX_ACCUSATIONS]
+        judgements, heard, attempt = self._judgements[:MAX_CHARGES], self._desk.named(), 0
         while True:
-            validators = frozenset(validations).intersection(self.ledger.members)
-            found, judgements = found[:MAX_ACCUSATIONS], self._judgements[:64]
-            commit = Commit(state, self.ledger.digest, self._rules.digest, None, found, judgements)
+            liars = tuple(peer for peer in sorted(self.ledger.candidates) if peer in self._mesh.proofs)
+            standing = self._progress.standing.digest
+            commit = Commit(self._state or b"", standing, self._rules.digest, None, found, judgements, liars, heard)
             try:
-                record = await self._attempt(attempt, validators).run(commit, gradient)
-                break
+                present = validators.intersection(self.ledger.members)
+                return await self._attempt(attempt, present).run(commit, gradient)
             except Setback as setback:
                 await self._leave_out(setback.cases)
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
             attempt += 1
-        await self._close(record)
-
-    # ---- one step
-
-    def _draw(self) -> tuple[Validation, ...]:
-        if not self._records:
-            return ()  # nothing was done yet that could be looked at
-        members = self.ledger.members
-        count = validator_count(len(members), peers_per_validator=self._settings.peers_per_validator)
-        return draw_validations(self._coins[self.step - 1], members, (), count)
 
     def _attempt(self, number: int, validators: frozenset[PeerId]) -> Attempt:
         self._require_membership()
@@ -162,16 +222,16 @@ class SecureMember:
         if self._node.peer_id not in self.ledger:
             ban = self.ledger.bans.get(self._node.peer_id)
             why = f"the members banned this peer: {ban.reason.value}" if ban else "this peer was away for too long"
-            raise ExcludedError(why, round=self.step)
+            raise (BannedError if ban else ExcludedError)(why, round=self.step)
 
     async def _leave_out(self, cases: Iterable[Case]) -> None:
         written = list[Case]()
         for case in cases:
             peer, reason = PeerId(case.peer), case.ban
-            if peer not in self.ledger:
+            if peer not in self.ledger and peer not in self.ledger.candidates:
                 continue
             if reason is None:
-                self.ledger.remove(peer)
+                self.ledger.remove(peer, self.step)
                 self._node.events.emit("secure.member_away", step=self.step, peer=peer)
             else:
                 self.ledger.ban(peer, self.step, reason)
@@ -185,23 +245,47 @@ class SecureMember:
 
     async def _close(self, record: Record) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""
-        step = self.step
-        await self._work.apply(step, await asyncio.to_thread(self._shortened, record))
+        step, progress, before = self.step, self._progress, self._progress.standing
+        await self._work.apply(step, await asyncio.to_thread(progress.bound.shortened, record.vector))
         self._arithmetic.remember(record)
-        self._records[step], self._coins[step] = record, record.randomness
+        self._records[step] = record
         self._node.events.emit(
             "secure.step", step=step + 1, attempt=record.terms.attempt, members=len(self.ledger.members)
         )
-        await self._leave_out(verdicts(record, self._records, Witness(record.terms, self._mesh.slots)))
-        self.step += 1
-        self._mesh.slots.forget_before(self.step - KEPT_STEPS)
+        witness = Witness(record.terms, self._mesh.slots)
+        await self._leave_out(verdicts(progress.charges, record, self._records, witness))
+        await self._leave_out(contradicted(self.ledger.candidates, record, self._mesh.proofs, witness))
+        self._desk.review(record, self._rules.probation_steps)
+        progress.take_outcome(record)
+        self._tell_changes(before)
+        await self._stand(await self._work.digest(), record.cargo.values)
         for old in [old for old in self._records if old <= self.step - KEPT_STEPS]:
             del self._records[old]
-        self._judgements = await self._look_into(record)
+        self._judgements = await self._look_into(record, before.ledger.candidates)
         self._found = await self._inquiry(step).false_claims(self._own_part(record))
 
-    def _shortened(self, record: Record) -> torch.Tensor:
-        return self._bound.shortened(record.vector)
+    async def _stand(self, state: bytes, values: Mapping[int, Bytes]) -> None:
+        """This peer has come to the beginning of a step, by the aggregates `values` of the last one."""
+        standing, self._state = self._progress.standing, state
+        statement = None
+        if self.is_member:
+            slot, place = Slot(self.step, 0, Phase.STANDING), Place(standing.digest, state)
+            statement = sign(self._identity, self._node.run_id, slot, self._conduct.stands(place))
+        self._outcomes.keep(Outcome(standing, dict(values), statement))
+        self._arithmetic.history = self._progress.history
+        self._coins[self.step - 1] = self._progress.coin
+        self._mesh.slots.forget_before(self.step - KEPT_STEPS)
+        self._desk.forget_before(self.step - KEPT_STEPS)
+        for old in [old for old in self._coins if old < self.step - KEPT_STEPS - 1]:
+            del self._coins[old]
+
+    def _tell_changes(self, before: Standing) -> None:
+        """What became of candidates since then."""
+        candidates, ledger, events = before.ledger.candidates.keys(), self.ledger, self._node.events
+        for peer in sorted(ledger.candidates.keys() - candidates):
+            events.emit("secure.candidate", step=self.step, peer=peer)
+        for peer in sorted(candidates - ledger.candidates.keys() - ledger.bans.keys()):
+            events.emit("secure.admitted" if peer in ledger else "secure.dropped", step=self.step, peer=peer)
 
     def _own_part(self, record: Record) -> int:
         return record.terms.members.index(self._node.peer_id)
@@ -211,18 +295,30 @@ class SecureMember:
 
     # ---- accusations and judgements
 
-    async def _look_into(self, record: Record) -> tuple[Judgement, ...]:
-        """What this member has to say of the accusations that were made in a step."""
+    async def _look_into(self, record: Record, candidates: Container[PeerId]) -> tuple[Judgement, ...]:
+        """What this member has to say of the accusations that were made in a step, with these candidates."""
         judgements = []
-        verdicts: dict[Accusation, bool] = {}
+        found: dict[Accusation, bool | None] = {}
         for accuser in sorted(record.commits):
             for accusation in record.commits[accuser].accusations:
-                if accusation not in verdicts:
-                    known = accusation.step in self._records
-                    verdicts[accusation] = known and await self._inquiry(accusation.step).is_guilty(accusation)
-                guilty = self._conduct.judgement(accusation, guilty=verdicts[accusation])
-                judgements.append(Judgement(accuser, accusation, guilty))
+                as_candidate = accusation.charge is Charge.WITHHELD or accusation.target in candidates
+                if as_candidate and not self._desk.counts(accuser, accusation, record):
+                    continue
+                if accusation not in found:
+                    found[accusation] = await self._is_guilty(accusation, record, accuser if as_candidate else None)
+                guilty = found[accusation]
+                if guilty is not None:
+                    said = self._conduct.judgement(accusation, guilty=guilty)
+                    judgements.append(Judgement(accuser, accusation, said))
         return tuple(judgements)
+
+    async def _is_guilty(self, accusation: Accusation, record: Record, accuser: PeerId | None) -> bool | None:
+        """Whether an accusation is true, one of a candidate if there is an `accuser`; None if it cannot be said."""
+        if accusation.step < self._first:
+            return None
+        if accuser is not None:
+            return await self._desk.is_guilty(accuser, accusation, record)
+        return accusation.step in self._records and await self._inquiry(accusation.step).is_guilty(accusation)
 
     # ---- what others ask
 
@@ -230,15 +326,32 @@ class SecureMember:
         """Nobody is more than one attempt ahead, so nobody can make this peer keep more than a few statements."""
         current = self._current.terms if self._current is not None else None
         reached = current.attempt if current is not None and current.step == self.step else 0
+        if slot.phase is Phase.CANDIDACY:
+            return slot.attempt == 0 and self.step - KEPT_STEPS <= slot.step <= self.step + 1
         if slot.step in self._records:
             return slot.attempt <= self._records[slot.step].terms.attempt
         return (
             slot.step in (self.step, self.step + 1) and slot.attempt <= (reached if slot.step == self.step else 0) + 1
         )
 
+    def _may_speak(self, peer: PeerId, slot: Slot) -> bool:
+        if slot.phase is Phase.CANDIDACY:
+            return self._desk.heard.accepts(peer, slot, self.ledger, self._progress.coin)
+        return peer in self.ledger
+
     def _note(self, statement: Statement) -> None:
+        if statement.slot.phase is Phase.CANDIDACY:
+            if not self._has_revealed(statement.slot.step + 1):
+                self._desk.heard.hear(statement)
+            return
         for agreement in self._agreements:
             agreement.answer(statement)
+
+    def _has_revealed(self, step: int) -> bool:
+        """Whether this member gave away its secret of the coin of a step, so that others may know that."""
+        if self.step != step or self._current is None or self._current.terms.step != step:
+            return self.step > step
+        return self._node.peer_id in self._mesh.slots.of(Slot(step, self._current.terms.attempt, Phase.REVEAL))
 
     async def _find(self, step: int, attempt: int) -> tuple[Cargo, tuple[PeerId, ...]] | None:
         """The cargo of an attempt, which this member may be about to begin."""

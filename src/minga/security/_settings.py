@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from minga.core._errors import ConfigurationError
+from minga.security._ban_time import steps_to_ban_all
 from minga.security._directions import DEFAULT_DIRECTIONS
 from minga.security._draws import PEERS_PER_VALIDATOR
 from minga.security._hysteresis import Hysteresis
 from minga.security._stragglers import Patience
+from minga.security._wire import MAX_MEMBERS
 
+MAX_PROBATION_STEPS = 1 << 20
+PROBATION_QUANTILES = 3
 HONEST_ERROR = 1e-4
 """Largest relative difference of float32 gradients between kinds of devices, with kernels that are deterministic."""
 
@@ -16,8 +21,8 @@ HONEST_ERROR = 1e-4
 @dataclass(frozen=True)
 class SecureSettings:
     """Directions of the projections, members for each validator, the clipping radius as a multiple of the median
-    distance from the aggregate, from where on two computations of one gradient differ too much, and how long to wait
-    for whom.
+    distance from the aggregate, from where on two computations of one gradient differ too much, how long to wait
+    for whom, and how many clean steps make a candidate a member (None: see `probation`).
     """
 
     directions: int = DEFAULT_DIRECTIONS
@@ -25,3 +30,20 @@ class SecureSettings:
     clip_factor: float = 1.5
     thresholds: Hysteresis = field(default_factory=lambda: Hysteresis.calibrated([HONEST_ERROR]))
     patience: Patience = field(default_factory=Patience)
+    probation_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.probation_steps is not None and not 1 <= self.probation_steps <= MAX_PROBATION_STEPS:
+            raise ConfigurationError(
+                f"a probation of {self.probation_steps} steps: 1 to {MAX_PROBATION_STEPS} are possible"
+            )
+
+    @property
+    def probation(self) -> int:
+        """Clean steps: `PROBATION_QUANTILES` times as many as it takes to find, with a probability of 95 %, all of
+        7 hostile peers of 16 by one validator, or as many of a hundred where members have fewer validators.
+        """
+        if self.probation_steps is not None:
+            return self.probation_steps
+        peers = max(2, min(self.peers_per_validator, MAX_MEMBERS))
+        return PROBATION_QUANTILES * steps_to_ban_all(peers, max(1, peers * 7 // 16), 1)

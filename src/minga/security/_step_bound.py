@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import torch
@@ -25,8 +26,13 @@ REMEMBERED_STEPS: Final = 32
 class StepBound:
     """Limits aggregates to `STEP_GROWTH` times the median length of those that were applied last."""
 
-    def __init__(self) -> None:
-        self._lengths: deque[float] = deque(maxlen=REMEMBERED_STEPS)
+    def __init__(self, lengths: Iterable[float] = ()) -> None:
+        self._lengths = deque(lengths, maxlen=REMEMBERED_STEPS)
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """Of the aggregates that were applied last."""
+        return tuple(self._lengths)
 
     def shortened(self, aggregate: torch.Tensor) -> torch.Tensor:
         """What is applied of an aggregate (float32), and remembered; nothing limits the first one."""

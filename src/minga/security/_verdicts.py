@@ -5,48 +5,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minga.network._interface import PeerId
+from minga.security._charges import Charged
 from minga.security._evidence import Case
 from minga.security._ledger import Reason
 from minga.security._record import Record
-from minga.security._wire import MAX_ACCUSATIONS, Accusation, Charge, Judgement
+from minga.security._wire import Charge, Judgement
 from minga.security._witness import Witness
 
 
-def verdicts(record: Record, records: Mapping[int, Record], witness: Witness) -> tuple[Case, ...]:
-    """The cases that the commitments of `record` decide; `records` are those of past steps, `witness` is its own."""
-    before = records.get(record.terms.step - 1)
-    if before is None:
-        return ()
+def verdicts(
+    charged: tuple[Charged, ...], record: Record, records: Mapping[int, Record], witness: Witness
+) -> tuple[Case, ...]:
+    """The cases that the commitments of `record` decide about the charges of the step before; `records` are those of
+    the past steps in which this peer was a member, `witness` is that of `record`.
+    """
     cases: list[Case] = []
-    for accuser, commit in before.commits.items():
-        for accusation in commit.accusations:
-            guilty = _judges(record, Judgement(accuser, accusation, guilty=True))
-            innocent = _judges(record, Judgement(accuser, accusation, guilty=False))
-            if 2 * len(guilty) > len(record.terms.members):
-                for peer, reason, members_then in _guilty(accusation, before, records):
-                    cases.append(witness.judged(peer, reason, accuser, accusation, before.terms, guilty, members_then))
-            elif 2 * len(innocent) > len(record.terms.members):
-                reason = Reason.FALSE_ACCUSATION
-                cases.append(witness.judged(accuser, reason, accuser, accusation, before.terms, innocent))
+    for charge in charged:
+        accuser, accusation = PeerId(charge.accuser), charge.accusation
+        if accusation.charge is Charge.WITHHELD:
+            continue
+        guilty = _judges(record, Judgement(accuser, accusation, guilty=True))
+        innocent = _judges(record, Judgement(accuser, accusation, guilty=False))
+        if 2 * len(guilty) > len(record.terms.members):
+            for peer, reason in _guilty(charge):
+                cases.append(witness.judged(peer, reason, accuser, accusation, records, guilty))
+        elif 2 * len(innocent) > len(record.terms.members):
+            cases.append(witness.judged(accuser, Reason.FALSE_ACCUSATION, accuser, accusation, records, innocent))
     return tuple(cases)
+
+
+def withheld(charged: tuple[Charged, ...], record: Record) -> frozenset[PeerId]:
+    """Candidates whose gradients most members could not get, or found wrong."""
+    return frozenset(
+        PeerId(charge.accusation.target)
+        for charge in charged
+        if charge.accusation.charge is Charge.WITHHELD
+        and 2 * len(_judges(record, Judgement(charge.accuser, charge.accusation, guilty=True)))
+        > len(record.terms.members)
+    )
 
 
 def _judges(record: Record, judgement: Judgement) -> tuple[PeerId, ...]:
     return tuple(peer for peer, commit in record.commits.items() if judgement in commit.judgements)
 
 
-def _guilty(
-    accusation: Accusation, before: Record, records: Mapping[int, Record]
-) -> list[tuple[PeerId, Reason, tuple[PeerId, ...]]]:
-    target = PeerId(accusation.target)
-    if accusation.charge is Charge.GRADIENT:
-        return [(target, Reason.WRONG_GRADIENT, ())]
-    guilty: list[tuple[PeerId, Reason, tuple[PeerId, ...]]] = [(target, Reason.FALSE_CLAIMS, ())]
-    accused = records.get(accusation.step)
-    if accused is not None:
-        aggregator = accused.terms.members[accusation.part]
-        said = before.commits.get(aggregator)  # None: it is no member any more
-        had_room = said is not None and len(said.accusations) < MAX_ACCUSATIONS  # else it may have found it, too
-        if said is not None and had_room and accusation not in said.accusations and aggregator != target:
-            guilty.append((aggregator, Reason.COVERED, accused.terms.members))
-    return guilty
+def _guilty(charge: Charged) -> list[tuple[PeerId, Reason]]:
+    target = PeerId(charge.accusation.target)
+    if charge.accusation.charge is Charge.GRADIENT:
+        return [(target, Reason.WRONG_GRADIENT)]
+    covering = [(PeerId(charge.coverer), Reason.COVERED)] if charge.coverer is not None else []
+    return [(target, Reason.FALSE_CLAIMS), *covering]

@@ -27,6 +27,8 @@ MAX_MEMBERS = 256
 
 MAX_BODY_BYTES = 1 << 16
 MAX_ATTEMPTS = 256
+MAX_CANDIDATES = 32
+"""Also of applicants whom a member names in one step."""
 MAX_ACCUSATIONS = 4
 """Of one member in one step: each makes all others compute."""
 SIGNING_CONTEXT = b"secure step"
@@ -47,7 +49,8 @@ MerklePath = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_MEMBERS.b
 
 class Phase(enum.IntEnum):
     """The phases of an attempt, in their order, see `minga.security._attempt`; each may be followed by votes on who was
-    heard in it, see `minga.security._agreement`.
+    heard in it, see `minga.security._agreement`. Beside these are what members say to newcomers, and candidates to
+    members, both once in a step (attempt 0).
     """
 
     COMMIT = 1
@@ -60,6 +63,8 @@ class Phase(enum.IntEnum):
     REVEAL_VOTE = 13
     CLAIMS_VOTE = 14
     CONFIRM_VOTE = 15
+    STANDING = 21
+    CANDIDACY = 22
 
     @property
     def vote(self) -> Phase:
@@ -125,6 +130,8 @@ class Charge(enum.IntEnum):
     """What it committed to is not the gradient of its public batch."""
     CLAIMS = 2
     """Its projections or norms of a part are not those of what it sent."""
+    WITHHELD = 3
+    """A candidate does not hand out what it committed to."""
 
 
 class Accusation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -147,24 +154,26 @@ class Judgement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Phase COMMIT: where the author stands, and what it is going to send.
 
-    `state`, `ledger` and `rules` are the digests of its parameters, of its list of members and of the `Rules` that it
-    goes by; `root` is that of the Merkle tree of the parts of its gradient as they will be on the wire, None from a
-    validator, which has none. `equivocators` are members of whom the author can prove that they said two different
-    things.
+    `state`, `standing` and `rules` are the digests of its parameters, of its `Standing` and of the `Rules` that it goes
+    by; `root` is that of the Merkle tree of the parts of its gradient as they will be on the wire, None from a
+    validator, which has none. `equivocators` are those of whom the author can prove that they said two different
+    things; `heard` are the candidates that it heard in time two steps ago and what they committed to, and applicants
+    (who commit to None).
     """
 
     state: Digest
-    ledger: Digest
+    standing: Digest
     rules: Digest
     root: Digest | None
     accusations: Annotated[tuple[Accusation, ...], msgspec.Meta(max_length=MAX_ACCUSATIONS)] = ()
     judgements: Annotated[tuple[Judgement, ...], msgspec.Meta(max_length=64)] = ()
     equivocators: Peers = ()
+    heard: Annotated[tuple[tuple[Peer, Digest | None], ...], msgspec.Meta(max_length=2 * MAX_CANDIDATES)] = ()
 
     @property
-    def standing(self) -> tuple[bytes, bytes, bytes]:
+    def place(self) -> tuple[bytes, bytes, bytes]:
         """What most members must have alike."""
-        return self.state, self.ledger, self.rules
+        return self.state, self.standing, self.rules
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -205,6 +214,21 @@ class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     """Phase CONFIRM: the digest of phase CLAIMS as the author knows it; if all agree, all check the same numbers."""
 
     seen: Digest
+
+
+class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Phase STANDING: the digests of the author's `Standing` and of its parameters at the beginning of a step."""
+
+    standing: Digest
+    state: Digest
+
+
+class Candidacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Phase CANDIDACY: the digest of the gradient that a candidate computed in a step, as it is on the wire; None from
+    who only applies.
+    """
+
+    gradient: Digest | None
 
 
 Body = Commit | Result | Revealed | Claims | Confirm

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from minga.network._interface import PeerId
 from minga.security._evidence import (
@@ -93,17 +93,21 @@ class Witness:
         reason: Reason,
         accuser: PeerId,
         accusation: Accusation,
-        earlier: Terms,
+        records: Mapping[int, Record],
         judges: Iterable[PeerId],
-        members_then: tuple[PeerId, ...] = (),
     ) -> Case:
-        """The `judges` of this attempt found about an accusation that was made in an `earlier` one.
+        """The `judges` of this attempt found about an accusation that was made in the step before.
 
-        `members_then` are those of the accused step, if the peer aggregated a part in it and did not accuse, too.
+        Who was no member then does not have what shows it.
         """
-        before = Witness(earlier, self._slots)
+        earlier, accused = records.get(self._terms.step - 1), records.get(accusation.step)
+        is_covered = reason is Reason.COVERED
+        if earlier is None or (is_covered and accused is None):
+            return self.unshown(peer, reason)
+        before = Witness(earlier.terms, self._slots)
         (accusing,) = before._said(Phase.COMMIT, [accuser])
-        covering = before._said(Phase.COMMIT, [peer])[0] if members_then else None
+        covering = before._said(Phase.COMMIT, [peer])[0] if is_covered else None
+        members_then = accused.terms.members if is_covered and accused else ()
         judging = self._said(Phase.COMMIT, judges)
         return self._case(peer, reason, Judged(accuser, accusation, accusing, judging, covering, members_then))
 

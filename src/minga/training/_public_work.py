@@ -5,23 +5,28 @@ For as long as somebody may ask about a step its parameters are kept, one vector
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from minga.averaging._layout import VectorLayout
 from minga.core._errors import ConfigurationError
+from minga.network._interface import PeerId
+from minga.network._node import Node
 from minga.security._secure_member import KEPT_STEPS
 from minga.training._public_port import GradientTask, PublicPort
 from minga.training._replica_interface import ReplicaInterface
+from minga.training._state_download import download
 
 
 class PublicWork:
-    """The `Work` of a member whose model lies behind `port`."""
+    """The `Work` of a member whose model lies behind `port`; other members are reached by `node`."""
 
-    def __init__(self, replica: ReplicaInterface, port: PublicPort) -> None:
+    def __init__(self, node: Node, replica: ReplicaInterface, port: PublicPort) -> None:
         self.layout: VectorLayout = replica.vector.layout
         self.state_digest = ""
         """Of the present state, once it was asked for: 64 hexadecimal digits."""
-        self._replica, self._port = replica, port
+        self._node, self._replica, self._port = node, replica, port
         self._past: dict[int, torch.Tensor] = {}
         """The parameters before a step, for the steps that were taken last."""
 
@@ -57,3 +62,12 @@ class PublicWork:
         """32 bytes that are equal for equal states."""
         self.state_digest = await self._port.request("digest", self._replica.digest)
         return bytes.fromhex(self.state_digest)
+
+    async def adopt(self, step: int, digest: bytes, donors: Sequence[PeerId]) -> None:
+        """Fetch the state before `step` from any of the donors. Raises `RemoteError` if none has it any more."""
+        have = await self._port.request("capture", self._replica.capture)
+        state = await download(
+            self._node, donors, minimum_step=step, expect_digest=digest.hex(), have=have, accept=self._replica.check
+        )
+        await self._port.request("restore", lambda: self._replica.restore(state.snapshot))
+        self._past.clear()

@@ -23,9 +23,9 @@ from minga.network._node import Node
 from minga.network._records import StateInfo
 from minga.security._conduct import Conduct
 from minga.security._evidence_log import EvidenceLog
-from minga.security._ledger import Ledger
 from minga.security._secure_member import SecureMember
 from minga.security._settings import SecureSettings
+from minga.security._standing import Standing
 from minga.training._announcer import Announcer
 from minga.training._genesis import Founding
 from minga.training._public_port import PublicPort
@@ -71,7 +71,7 @@ class SecureLife:
         """Set once the founders are known."""
         self._node, self._identity, self._board, self._spec = node, identity, board, spec
         self._options, self._replica, self._port = options, replica, port
-        self._work = PublicWork(replica, port)
+        self._work = PublicWork(node, replica, port)
         layout = replica.vector.layout
         self._announcer = Announcer(
             board,
@@ -141,7 +141,7 @@ class SecureLife:
         self.secure = SecureMember(
             self._node,
             self._identity,
-            Ledger(founders),
+            Standing.first(self._node.run_id, founders),
             self._work,
             SecureSettings(peers_per_validator=self._spec.security.peers_per_validator),
             self._options.conduct,

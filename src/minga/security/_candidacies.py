@@ -1,0 +1,71 @@
+"""What one member hears from candidates and applicants, and what it says of that to the others.
+
+What strangers can make it keep is bounded: `MAX_APPLICANTS` words of each step, of those with the lowest lots, so that
+members who hear many applicants keep the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+from minga.core._errors import ProtocolError
+from minga.network._interface import PeerId
+from minga.security._ledger import Ledger
+from minga.security._probation import lot
+from minga.security._slots import Slots
+from minga.security._wire import MAX_CANDIDATES, Candidacy, Phase, Slot, Statement, read
+
+MAX_APPLICANTS: Final = 64
+
+
+class Candidacies:
+    """Keeps to `slots`, where statements are when they were found to be genuine."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._in_time: dict[int, dict[PeerId, bytes | None]] = {}
+
+    def accepts(self, author: PeerId, slot: Slot, ledger: Ledger, coin: bytes) -> bool:
+        """Whether to keep what somebody says as candidate or applicant; one with a higher lot may have to go.
+
+        Members may ask what was said, and what they say themselves means nothing.
+        """
+        if author in ledger.bans:
+            return False
+        said = self._slots.of(slot)
+        if author in ledger or author in ledger.candidates or author in said:
+            return True
+        applicants = [peer for peer in said if peer not in ledger.candidates and peer not in ledger]
+        if len(applicants) < MAX_APPLICANTS:
+            return True
+        last = max(applicants, key=lambda peer: lot(coin, peer))
+        if lot(coin, author) > lot(coin, last):
+            return False
+        self._slots.drop(slot, last)
+        return True
+
+    def hear(self, statement: Statement) -> None:
+        """It came in time."""
+        with contextlib.suppress(ProtocolError):  # what makes no sense is not heard
+            candidacy = read(statement, Candidacy)
+            self._in_time.setdefault(statement.slot.step, {})[statement.author] = candidacy.gradient
+
+    def of(self, step: int) -> dict[PeerId, bytes | None]:
+        """Who was heard in time in a step, and what it committed to."""
+        said = self._slots.of(Slot(step, 0, Phase.CANDIDACY))
+        return {peer: digest for peer, digest in self._in_time.get(step, {}).items() if peer in said}
+
+    def named(self, step: int, ledger: Ledger, coin: bytes) -> tuple[tuple[PeerId, bytes | None], ...]:
+        """Those of a step, to be told to the other members."""
+        heard = self.of(step)
+        candidates = sorted((peer, digest) for peer, digest in heard.items() if peer in ledger.candidates and digest)
+        known = {*ledger.members, *ledger.candidates}
+        others = [peer for peer, digest in heard.items() if digest is None and peer not in known]
+        applicants = sorted(others, key=lambda peer: lot(coin, peer))[:MAX_CANDIDATES]
+        return (*candidates, *((peer, None) for peer in applicants))
+
+    def forget_before(self, step: int) -> None:
+        """Drop what belongs to earlier steps."""
+        for old in [old for old in self._in_time if old < step]:
+            del self._in_time[old]

@@ -1,0 +1,110 @@
+"""Where the members of a secure run stand, as far as somebody can find out who was not there.
+
+Theory of operation. A standing is taken if more than half of those who are its members say, asked by this peer itself,
+that it is theirs. Old ones cannot be told again like that, because members who went on no longer say so.
+
+What a newcomer can be told. Whoever holds less than half of the members' seats can invent a run in which only his own
+ids are members; that has a majority, too. Of several, the one is taken that most of the `genesis` list sign: the peers
+whom the newcomer was told of by somebody it trusts. So it is misled only if more of these are hostile or imposed upon
+than honest ones are left and can be reached; in particular when all of them have gone. The list has to be renewed
+therefore: any true standing's members will do. Whoever was misled wasted its computing; it harms nobody else, because
+what it says means nothing to the true members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+
+from minga.core._errors import RemoteError, SilentError
+from minga.network._interface import PeerId
+from minga.network._node import Node
+from minga.security._following import watch
+from minga.security._outcomes import look
+from minga.security._standing import Standing
+from minga.security._wire import MAX_MEMBERS, Place
+
+PAUSE_S = 1.0
+MAX_PAUSE_S = 30.0
+MAX_ASKED = 4 * MAX_MEMBERS
+
+
+class Entrance:
+    """Finds out where the members of a run stand; `genesis` are peers whom this one was told of."""
+
+    def __init__(self, node: Node, genesis: Iterable[PeerId]) -> None:
+        self._node, self._genesis = node, frozenset(genesis)
+
+    async def find(self, limit_s: float) -> tuple[Standing, Place, tuple[PeerId, ...]]:
+        """The present standing, the digests that stand for it, and who signed these; this peer has no part in it.
+
+        As long as others still take this peer for a member or candidate, because it was one before it was started
+        anew, it may have said something that it does not remember. So it waits until they no longer do.
+        Raises `SilentError` if nothing is found in `limit_s` seconds.
+        """
+        loop = asyncio.get_running_loop()
+        until_s, pause_s = loop.time() + limit_s, PAUSE_S
+        while loop.time() < until_s:
+            found = await self._look_round()
+            if found is not None and not self._has_part(found[0]):
+                return found
+            await asyncio.sleep(pause_s)
+            pause_s = min(MAX_PAUSE_S, 1.5 * pause_s)
+        raise SilentError("no majority of the members of a secure run says where they stand")
+
+    # ---- inner workings
+
+    def _has_part(self, standing: Standing) -> bool:
+        me = self._node.peer_id
+        return me in standing.members or any(candidate.peer == me for candidate in standing.candidates)
+
+    async def _look_round(self) -> tuple[Standing, Place, tuple[PeerId, ...]] | None:
+        """The standing that most of the genesis list sign, of those that most of their own members sign."""
+        said: dict[PeerId, dict[int, Place]] = {}
+        standings: dict[bytes, Standing] = {}
+        unasked = {*self._genesis, *self._node.connected()} - {self._node.peer_id}
+        while unasked and len(said) < MAX_ASKED:
+            answers = await asyncio.gather(*(self._ask(peer) for peer in sorted(unasked)))
+            said.update(zip(sorted(unasked), answers, strict=True))
+            for (_, place), signers in _signers(said).items():
+                if place.standing not in standings:
+                    standing = await self._first(signers, place.standing)
+                    if standing is not None:
+                        standings[place.standing] = standing
+            members = {PeerId(peer) for standing in standings.values() for peer in standing.members}
+            unasked = members - said.keys() - {self._node.peer_id}
+        best = None
+        for (step, place), signers in _signers(said).items():
+            standing = standings.get(place.standing)
+            if standing is None or standing.step != step:
+                continue
+            among = tuple(peer for peer in signers if peer in standing.members)
+            if 2 * len(among) > len(standing.members):
+                rank = (len(self._genesis.intersection(among)), step)
+                if best is None or rank > best[0]:
+                    best = rank, (standing, place, among)
+        return best[1] if best else None
+
+    async def _ask(self, peer: PeerId) -> dict[int, Place]:
+        try:
+            return await watch(self._node, peer, 0)
+        except RemoteError:
+            return {}
+
+    async def _first(self, signers: Iterable[PeerId], digest: bytes) -> Standing | None:
+        for peer in signers:
+            try:
+                return await look(self._node, peer, digest)
+            except RemoteError:
+                continue
+        return None
+
+
+def _signers(said: dict[PeerId, dict[int, Place]]) -> dict[tuple[int, Place], list[PeerId]]:
+    """Who says what of which step, the newest first."""
+    signers = defaultdict[tuple[int, Place], list[PeerId]](list)
+    for peer, places in sorted(said.items()):
+        for step, place in places.items():
+            signers[step, place].append(peer)
+    return dict(sorted(signers.items(), key=lambda entry: -entry[0][0]))

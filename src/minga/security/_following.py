@@ -1,0 +1,195 @@
+"""Following a run without having a say: what candidates and newcomers do instead of taking part.
+
+    watch all members until most of them say where they stand after the step ─▶ get that standing and the aggregates
+        ▲                                                                                │
+        └──── what the step after that asks of a candidate ◀── apply, compare the state ◀┘
+
+Nothing is believed that more than half of the members of the last known step did not sign, so whoever once followed the
+true members does not lose them to others. A follower may be late: the members keep the outcomes of the last steps, so
+it applies one after the other as fast as it gets them. If it is too late for that, it has to enter anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+import torch
+from blake3 import blake3
+
+from minga.core._errors import RemoteError, SilentError
+from minga.network._interface import PeerId
+from minga.network._node import Node
+from minga.security._agreement import OutvotedError
+from minga.security._conduct import Conduct, Seeds, Work
+from minga.security._data_seeds import data_seed
+from minga.security._delivery import Bytes
+from minga.security._division import Division, value_from_bytes
+from minga.security._mesh import Mesh
+from minga.security._outcomes import CALL_S, WATCH, WATCH_S, Seen, Watch, look, take
+from minga.security._standing import Progress, Standing
+from minga.security._stragglers import Patience
+from minga.security._submissions import Submissions
+from minga.security._wire import Candidacy, Phase, Place, Slot, Statement, is_genuine, read
+
+RETRY_S = 1.0
+OVERTAKEN_S = 15.0
+"""How often a member that waits for others asks them whether they still wait for it."""
+MAX_TAKES = 8
+"""Aggregates that are fetched at once."""
+
+
+class Follower:
+    """Takes the steps that the members took."""
+
+    def __init__(
+        self, node: Node, mesh: Mesh, work: Work, conduct: Conduct, submissions: Submissions, patience: Patience
+    ) -> None:
+        self._node, self._mesh, self._work, self._conduct = node, mesh, work, conduct
+        self._submissions, self._patience = submissions, patience
+        self._said: dict[int, dict[PeerId, Place]] = {}
+        """Where members stood at which step, as they say; they tell of several at once."""
+
+    async def take_step(self, progress: Progress) -> tuple[bytes, Mapping[int, Bytes]]:
+        """Do what is due at a step as a candidate, or apply, and take the step that the members took.
+
+        Returns the digest of the state after it, and the aggregates by part.
+
+        Raises `OutvotedError` if this peer is too late or has another state than most, and `SilentError` if most
+        members say nothing.
+        """
+        step, members = progress.step, progress.ledger.members
+        candidacy, slot = Candidacy(await self._commit(progress)), Slot(step, 0, Phase.CANDIDACY)
+        for words, receivers in self._conduct.candidacy(slot, candidacy, members):
+            self._mesh.say(slot, words, receivers)
+        place, signers = await self._watch_all(step + 1, members)
+        standing = await self._look(place.standing, signers)
+        if standing.step != step + 1:
+            raise OutvotedError("most members signed the standing of another step", round=step)
+        values = await self._take_all(standing, signers)
+        vector = [value_from_bytes(values[part]) for part in sorted(values)]
+        await self._work.apply(step, progress.bound.shortened(torch.cat(vector)))
+        if await self._work.digest() != place.state:
+            raise OutvotedError("most members are in another state than this peer", round=step)
+        progress.take(standing)
+        return place.state, values
+
+    # ---- inner workings
+
+    async def _commit(self, progress: Progress) -> bytes | None:
+        """What stands for the gradient that a candidate owes; None from somebody else."""
+        me, ledger, step = self._node.peer_id, progress.ledger, progress.step
+        if me not in ledger.candidates:
+            return None
+        seeds = {peer: data_seed(progress.coin, peer) for peer in (*ledger.members, *ledger.candidates)}
+        body = await self._submissions.encode(await self._conduct.gradient(self._work, step, Seeds(me, seeds)))
+        if self._conduct.submits():
+            self._submissions.keep(step, me, body)
+        return blake3(body).digest()
+
+    async def _watch_all(self, step: int, members: Sequence[PeerId]) -> tuple[Place, list[PeerId]]:
+        """Where most members stand at the beginning of a step, and who says so."""
+        for old in [old for old in self._said if old < step]:
+            del self._said[old]
+        if found := self._majority(step, members):
+            return found
+        loop = asyncio.get_running_loop()
+        watching = {loop.create_task(self._watch(peer, step)) for peer in members}
+        try:
+            async with asyncio.timeout(self._patience.longest_s):
+                while watching:
+                    _, watching = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+                    if found := self._majority(step, members):
+                        return found
+        except TimeoutError as error:
+            raise SilentError("most members do not say where they stand", round=step) from error
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+        raise OutvotedError("no majority of the members tells this peer of this step any more", round=step)
+
+    def _majority(self, step: int, members: Sequence[PeerId]) -> tuple[Place, list[PeerId]] | None:
+        places = {peer: place for peer, place in self._said.get(step, {}).items() if peer in members}
+        for place, count in Counter(places.values()).items():
+            if 2 * count > len(members):
+                return place, [peer for peer, said in places.items() if said == place]
+        return None
+
+    async def _watch(self, peer: PeerId, step: int) -> None:
+        """Note what a member says, when it has reached a step."""
+        while True:
+            try:
+                places = await watch(self._node, peer, step)
+            except RemoteError:
+                await asyncio.sleep(RETRY_S)
+                continue
+            for reached, place in places.items():
+                self._said.setdefault(reached, {})[peer] = place
+            if max(places, default=-1) >= step:
+                return
+
+    async def _look(self, digest: bytes, signers: Sequence[PeerId]) -> Standing:
+        for peer in signers:
+            try:
+                return await look(self._node, peer, digest)
+            except RemoteError:
+                continue
+        raise OutvotedError("nobody hands out the standing that most have")
+
+    async def _take_all(self, standing: Standing, signers: Sequence[PeerId]) -> dict[int, Bytes]:
+        """The aggregates of the step before that standing, each from its aggregator if that is possible."""
+        division = Division.equal(self._work.layout, [True] * len(standing.voters))
+        slots, step = asyncio.Semaphore(MAX_TAKES), standing.step - 1
+
+        async def take_one(part: int, digest: bytes) -> Bytes:
+            first = PeerId(standing.voters[part])
+            turn = part % len(signers)
+            others = [peer for peer in (*signers[turn:], *signers[:turn]) if peer != first]
+            for peer in (first, *others) if first in signers else others:
+                try:
+                    async with slots:
+                        return await take(self._node, peer, step, part, division.value_bytes[part], digest)
+                except (RemoteError, TimeoutError):
+                    continue
+            raise OutvotedError("nobody hands out an aggregate of a step that most took", round=step)
+
+        due = {part: digest for part, digest in enumerate(standing.aggregates) if digest is not None}
+        values = await asyncio.gather(*(take_one(part, digest) for part, digest in due.items()))
+        return dict(zip(due, values, strict=True))
+
+
+async def be_overtaken(node: Node, members: Sequence[PeerId], step: int) -> NoReturn:
+    """Raise `OutvotedError` as soon as most members have taken the next step, too, without this peer.
+
+    That is no hurry: only who was away for a while does not hear from the others what became of `step`.
+    """
+    others = [peer for peer in members if peer != node.peer_id]
+    while True:
+        await asyncio.sleep(OVERTAKEN_S)
+        ahead = await asyncio.gather(*(_is_beyond(node, peer, step + 1) for peer in others))
+        if 2 * sum(ahead) > len(members):
+            raise OutvotedError("most others went on without this peer", round=step)
+
+
+async def _is_beyond(node: Node, peer: PeerId, step: int) -> bool:
+    try:
+        return any(reached > step for reached in await watch(node, peer, 0))
+    except RemoteError:
+        return False
+
+
+async def watch(node: Node, peer: PeerId, step: int) -> dict[int, Place]:
+    """Where a member says that it stood at the beginning of the steps that it keeps, when it has reached `step`.
+
+    Raises `RemoteError`.
+    """
+    seen = await node.call(peer, WATCH, Watch(step), Seen, timeout_s=WATCH_S + CALL_S)
+    return {said.slot.step: read(said, Place) for said in seen.statements if _is_own(said, peer, node.run_id)}
+
+
+def _is_own(statement: Statement, peer: PeerId, run_id: str) -> bool:
+    slot = Slot(statement.slot.step, 0, Phase.STANDING)
+    return statement.author == peer and statement.slot == slot and is_genuine(statement, run_id)

@@ -1,0 +1,66 @@
+"""How somebody who was not there, or is no member any more, gets into a secure run.
+
+    ask where the members stand (`_entrance.py`) ─▶ adopt that state ─▶ follow ─▶ candidate ─▶ member
+
+Everything after the adoption is `SecureMember.take_step`. Whoever is excluded without blame, or finds itself where most
+are not, enters again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+
+from minga.core._errors import StateMismatchError
+from minga.identity._keys import Identity
+from minga.network._interface import PeerId
+from minga.network._node import Node
+from minga.security._conduct import Conduct, Work
+from minga.security._entrance import Entrance
+from minga.security._evidence_log import EvidenceLog
+from minga.security._secure_member import BannedError, SecureMember
+from minga.security._settings import SecureSettings
+
+
+class SecureNewcomer:
+    """A peer that was told of some members of a run (`genesis`: the founders, or better those of late)."""
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        genesis: Iterable[PeerId],
+        work: Work,
+        settings: SecureSettings | None = None,
+        conduct: Conduct | None = None,
+        evidence: EvidenceLog | None = None,
+        *,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._node, self._identity, self._work = node, identity, work
+        self._settings, self._conduct, self._evidence = settings or SecureSettings(), conduct, evidence
+        self._entropy, self._genesis = entropy, frozenset(genesis)
+
+    async def enter(self) -> SecureMember:
+        """Come to where the members are; whoever takes steps from there on becomes one.
+
+        Raises `BannedError` if they banned this peer, and another `RemoteError` if most of them cannot be found, or
+        their state cannot be had any more.
+        """
+        entrance = Entrance(self._node, self._genesis)
+        standing, place, signers = await entrance.find(self._settings.patience.longest_s)
+        if ban := standing.ledger.bans.get(self._node.peer_id):
+            raise BannedError(f"the members banned this peer: {ban.reason.value}", round=ban.step)
+        await self._work.adopt(standing.step, place.state, signers)
+        if await self._work.digest() != place.state:
+            raise StateMismatchError("the state that came is not that of most members", round=standing.step)
+        return SecureMember(
+            self._node,
+            self._identity,
+            standing,
+            self._work,
+            self._settings,
+            self._conduct,
+            self._evidence,
+            entropy=self._entropy,
+        )

@@ -1,0 +1,144 @@
+"""Past steps for those who come later: where the members stand, signed by each of them, and the aggregates.
+
+anybody ── Watch{step} ──▶ member       waits until the member has reached that step
+anybody ◀── Seen{its statements} ──     of phase STANDING, of the steps that it keeps
+anybody ── Look{digest} ──▶ member      ◀── the standing
+anybody ── Take{step, part} ──▶ member  ◀── the aggregate of that part
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+
+from minga.core._errors import ProtocolError, RejectedError, StateMismatchError
+from minga.core._signal import Signal
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+from minga.security._delivery import Bytes
+from minga.security._standing import Standing
+from minga.security._wire import Digest, Rank, Statement, Step
+
+WATCH = "secure.watch"
+LOOK = "secure.look"
+TAKE = "secure.take"
+KEPT_OUTCOMES = 4
+"""Each takes as much memory as a gradient; a newcomer who needs more steps to adopt a state has to begin again."""
+WATCH_S = 10.0
+"""How long a watcher is kept waiting before it has to ask again."""
+CALL_S = 5.0
+MAX_WATCHERS = 256
+TAKE_S = 60.0
+
+
+class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tell me when you have reached that step."""
+
+    step: Step
+
+
+class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the answering member itself said at the beginning of the last steps, oldest first."""
+
+    statements: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=KEPT_OUTCOMES)]
+
+
+class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for a standing."""
+
+    digest: Digest
+
+
+class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for what was the aggregate of a part in a step."""
+
+    step: Step
+    part: Rank
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one step: the standing after it, the aggregates by part, and what this peer said of it, if it is a member."""
+
+    standing: Standing
+    values: Mapping[int, Bytes]
+    statement: Statement | None
+
+
+class Outcomes:
+    """Keeps the last outcomes and hands them out."""
+
+    def __init__(self, node: Node) -> None:
+        self._kept: dict[int, Outcome] = {}
+        self._grew, self._watchers = Signal(), 0
+        node.serve(WATCH, self._serve_watch)
+        node.serve(LOOK, self._serve_look)
+        node.serve(TAKE, self._serve_take)
+
+    def keep(self, outcome: Outcome) -> None:
+        """Of the step that was just taken."""
+        step = outcome.standing.step
+        self._kept[step] = outcome
+        for old in [old for old in self._kept if old <= step - KEPT_OUTCOMES]:
+            del self._kept[old]
+        self._grew.fire()
+
+    async def _serve_watch(self, _: PeerId, stream: MessageStream) -> None:
+        wanted = await stream.receive(Watch)
+        if self._watchers >= MAX_WATCHERS:
+            raise RejectedError("too many watch already", code="busy")
+        loop, self._watchers = asyncio.get_running_loop(), self._watchers + 1
+        try:
+            until_s = loop.time() + WATCH_S
+            while max(self._kept, default=-1) < wanted.step and (left_s := until_s - loop.time()) > 0:
+                await self._grew.wait(left_s)
+        finally:
+            self._watchers -= 1
+        kept = sorted(self._kept.items())
+        await stream.send(Seen(tuple(outcome.statement for _, outcome in kept if outcome.statement is not None)))
+
+    async def _serve_look(self, _: PeerId, stream: MessageStream) -> None:
+        wanted = await stream.receive(Look)
+        for outcome in self._kept.values():
+            if outcome.standing.digest == wanted.digest:
+                await stream.send(outcome.standing)
+                return
+        raise RejectedError("that standing is not kept here", code="absent")
+
+    async def _serve_take(self, _: PeerId, stream: MessageStream) -> None:
+        wanted = await stream.receive(Take)
+        outcome = self._kept.get(wanted.step + 1)
+        if outcome is None or wanted.part not in outcome.values:
+            raise RejectedError("that aggregate is not kept here", code="absent")
+        await stream.send_bulk(outcome.values[wanted.part])
+
+
+async def look(node: Node, peer: PeerId, digest: bytes) -> Standing:
+    """The standing that a peer keeps under a digest. Raises `RemoteError`."""
+    standing = await node.call(peer, LOOK, Look(digest), Standing, timeout_s=CALL_S)
+    try:
+        standing.check()
+    except ValueError as error:
+        raise ProtocolError(f"no standing: {error}", peer=peer) from error
+    if standing.digest != digest:
+        raise StateMismatchError("it sent another standing than it was asked for", peer=peer)
+    return standing
+
+
+async def take(node: Node, peer: PeerId, step: int, part: int, size: int, digest: bytes) -> Bytes:
+    """An aggregate of a past step from a peer. Raises `RemoteError`."""
+    data = bytearray(size)
+    async with node.clockwork.timeout(TAKE_S), node.open(peer, TAKE, bulk=True) as stream:
+        await stream.send(Take(step, part))
+        await stream.receive_bulk_into(memoryview(data))
+        await stream.finish()
+        await stream.receive_end()
+    if blake3(data).digest() != digest:
+        raise StateMismatchError("it sent another aggregate than the members had", peer=peer, round=step)
+    return data
