@@ -6,11 +6,16 @@ import itertools
 import random
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 import torch
 from secure_world import Quadratic
 from swarm_tools import later, virtually
 
+from minga.identity._keys import Identity
+from minga.security._evidence import Admitted, Evidence, EvidenceError
+from minga.security._evidence_check import verify
+from minga.security._evidence_log import verify_log
 from minga.security._secure_member import BannedError
 from minga.security._settings import SecureSettings
 from minga.simulation._attacks import WrongAggregate
@@ -24,7 +29,7 @@ from minga.simulation._intruders import (
     Sybil,
     WithholdingSybil,
 )
-from minga.simulation._secure_swarm import MakeConduct, SecurePeer, SecureSwarm
+from minga.simulation._secure_swarm import RUN_ID, MakeConduct, SecurePeer, SecureSwarm
 
 COMPUTE_S = 0.5
 SETTINGS = SecureSettings(probation_steps=4)
@@ -61,7 +66,9 @@ def attempts(peer: SecurePeer) -> int:
 
 
 def assert_alike(swarm: SecureSwarm, steps: int, names: list[str]) -> None:
+    """They ended in the same state with the same lists, which the evidence of who was there from the start shows."""
     first = swarm.peers[names[0]]
+    assert verify_log(RUN_ID, swarm.founders, first.member.evidence.entries) == first.member.ledger.members
     for name in names:
         assert swarm.peers[name].member.ledger.digest == first.member.ledger.digest
         assert torch.equal(parameters(swarm.peers[name], steps), parameters(first, steps))
@@ -81,6 +88,25 @@ async def test_a_newcomer_becomes_a_member_and_ends_in_the_same_state() -> None:
     assert_alike(swarm, 25, [*swarm.peers])
     assert not attempts(old)
     assert not swarm.bans(old)
+    assert_admission_cannot_be_doctored(old)
+
+
+def assert_admission_cannot_be_doctored(peer: SecurePeer) -> None:
+    entry = peer.member.evidence.entries[-1]
+    proof, identity = entry.case.proof, Identity.from_seed(peer.network.private_key)
+    assert isinstance(proof, Admitted)
+    verify(entry, RUN_ID)
+    (candidate,) = proof.standing.candidates
+    eager = msgspec.structs.replace(candidate, clean_steps=candidate.clean_steps + 1)
+    replace = msgspec.structs.replace
+    for doctored in (
+        replace(proof, standing=replace(proof.standing, candidates=(eager,))),
+        replace(proof, rules=replace(proof.rules, probation_steps=1)),
+        replace(proof, commits=proof.commits[:3]),
+        replace(proof, standing=replace(proof.standing, candidates=())),
+    ):
+        with pytest.raises(EvidenceError):
+            verify(Evidence.of(replace(entry.case, proof=doctored), identity, RUN_ID), RUN_ID)
 
 
 @virtually

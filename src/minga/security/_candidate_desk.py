@@ -11,7 +11,7 @@ from minga.security._conduct import Work
 from minga.security._draws import draw_validations, validator_count
 from minga.security._examination import Examiner, counts
 from minga.security._mesh import Mesh
-from minga.security._probation import CANDIDACY_LAG, heard_by_most, review
+from minga.security._probation import CANDIDACY_LAG, Review, heard_by_most, review
 from minga.security._record import Record
 from minga.security._settings import SecureSettings
 from minga.security._standing import Progress
@@ -68,7 +68,7 @@ class CandidateDesk:
         """Whether it is true; None if this member cannot find out."""
         return await self._examiner.is_guilty(accusation, accuser, record, self._coins[accusation.step - 1])
 
-    def review(self, record: Record, probation_steps: int) -> None:
+    def review(self, record: Record, probation_steps: int) -> Review:
         """Decide what becomes of candidates after the step of `record`, which is the present one."""
         ledger, charges = self._progress.ledger, self._progress.charges
         accused = {
@@ -77,12 +77,13 @@ class CandidateDesk:
             for accusation in commit.accusations
             if self.counts(accuser, accusation, record)
         }
-        review(ledger, record, probation_steps, accused, withheld(charges, record))
+        reviewed = review(ledger, record, probation_steps, accused, withheld(charges, record))
         slot = Slot(record.terms.step - CANDIDACY_LAG, 0, Phase.CANDIDACY)
         own = self.heard.of(slot.step)
         for peer, digest in heard_by_most(record).items():
             if own.get(peer, digest) != digest:  # the two statements together are a proof
                 self._node.spawn(self._mesh.pull(slot, [peer], record.terms.members))
+        return reviewed
 
     def forget_before(self, step: int) -> None:
         """Drop what belongs to earlier steps."""

@@ -1,10 +1,11 @@
 """Evidence: why a member left the list, so that anybody can find out later, alone and offline, that it was right.
 
-Theory of operation. Whoever keeps a ledger writes, for each change of it, a *case*: who went, why, in which attempt,
-who was a member then, and a *proof*, which holds all that the change follows from. Proofs are made of statements, which
-their authors signed; a decision of the members is proved by the words of enough of them that one of these is honest
-while most members are. `minga.security._evidence_check` says of each kind of proof when it holds. The case is signed
-by the member that wrote it, its *witness*: that adds nothing to the proof, but says who vouches for the rest.
+Theory of operation. Whoever keeps a ledger writes, for each change of it, a *case*: who went, or came, why, in which
+attempt, who was a member then, and a *proof*, which holds all that the change follows from. Proofs are made of
+statements, which their authors signed; a decision of the members is proved by the words of enough of them that one of
+these is honest while most members are. `minga.security._evidence_check` says of each kind of proof when it holds. The
+case is signed by the member that wrote it, its *witness*: that adds nothing to the proof, but says who vouches for the
+rest.
 
     Contradicted   two statements in one slot                                      EQUIVOCATED
     Unheard        votes: too few heard it                                         SILENT; away, if in phase COMMIT
@@ -16,6 +17,7 @@ by the member that wrote it, its *witness*: that adds nothing to the proof, but 
     Recomputed     all statements of the attempt and all bytes of one part         WRONG_AGGREGATE, FALSE_CLAIMS
     Judged         an accusation, and that most found it right or wrong            WRONG_GRADIENT, FALSE_CLAIMS,
                                                                                    COVERED, FALSE_ACCUSATION
+    Admitted       commitments: most name it, when its probation lacked one step   it became a member
     Unshown        nothing                                                         any
 
 What cannot be shown. (1) In a public check, whoever aggregated a part may have it from an owner who hands it to nobody
@@ -38,6 +40,7 @@ from minga.network._interface import PeerId
 from minga.security._ledger import Reason
 from minga.security._rules import Rules
 from minga.security._slots import Equivocation
+from minga.security._standing import Standing
 from minga.security._wire import (
     MAX_MEMBERS,
     Accusation,
@@ -150,17 +153,37 @@ class Judged(_Proof, frozen=True):
     members_then: Peers = ()
 
 
+class Admitted(_Proof, frozen=True):
+    """Where the members stood when they said `commits`, and the rules that tell how long a probation is."""
+
+    standing: Standing
+    rules: Rules
+    commits: Statements
+
+
 class Unshown(_Proof, frozen=True):
     """What the witness found and cannot show."""
 
 
 Proof = (
-    Contradicted | Unheard | Elsewhere | Unopened | Undelivered | Unobtainable | Behind | Recomputed | Judged | Unshown
+    Contradicted
+    | Unheard
+    | Elsewhere
+    | Unopened
+    | Undelivered
+    | Unobtainable
+    | Behind
+    | Recomputed
+    | Judged
+    | Admitted
+    | Unshown
 )
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """`peer` left the list of `members` after an attempt; `reason` is the name of a `Reason`, None if it was away."""
+    """`peer` left the list of `members` after an attempt, or came to it; `reason` is the name of a `Reason`, None if it
+    was away or came.
+    """
 
     peer: Peer
     reason: Annotated[str, msgspec.Meta(max_length=32)] | None

@@ -18,6 +18,7 @@ from minga.network._interface import PeerId
 from minga.security._agreement import heard
 from minga.security._evidence import (
     SIGNING_CONTEXT,
+    Admitted,
     Behind,
     Case,
     Contradicted,
@@ -34,6 +35,7 @@ from minga.security._evidence import (
 )
 from minga.security._evidence_recomputed import recompute
 from minga.security._ledger import Reason
+from minga.security._probation import CANDIDACY_LAG, probation_of
 from minga.security._randomness import Coin
 from minga.security._slots import digest_of
 from minga.security._wire import (
@@ -59,8 +61,9 @@ def verify(evidence: Evidence, run_id: str) -> None:
     case, author = evidence.case, evidence.author
     if not is_signed(author, evidence.signature, signed(case, run_id), context=SIGNING_CONTEXT):
         raise _error(case, "its witness did not sign it")
-    if list(case.members) != sorted(set(case.members)) or author not in case.members or case.peer not in case.members:
-        raise _error(case, "its list of members is none, or lacks the witness or who is accused")
+    if list(case.members) != sorted(set(case.members)) or author not in case.members:
+        raise _error(case, "its list of members is none, or lacks the witness")
+    _check_role(case)
     try:
         shown = _Check(case, run_id).reasons()
     except (ConfigurationError, ProtocolError, ValueError) as error:
@@ -71,6 +74,15 @@ def verify(evidence: Evidence, run_id: str) -> None:
 
 def _error(case: Case, words: str) -> EvidenceError:
     return EvidenceError(words, peer=case.peer, round=case.step)
+
+
+def _check_role(case: Case) -> None:
+    """Whoever leaves is a member, unless it is banned as a candidate; whoever comes is none."""
+    is_member = case.peer in case.members
+    if isinstance(case.proof, Admitted) and is_member:
+        raise _error(case, "it was a member before")
+    if not isinstance(case.proof, Admitted | Judged | Contradicted) and not is_member:
+        raise _error(case, "its list of members lacks who is accused")
 
 
 class _Check:
@@ -104,6 +116,8 @@ class _Check:
                 return self._recomputed(proof)
             case Judged() as proof:
                 return self._judged(proof)
+            case Admitted() as proof:
+                return self._admitted(proof)
         raise _error(self._case, "it rests on what its witness alone could see")
 
     # ---- each kind of proof
@@ -205,6 +219,25 @@ class _Check:
         self._require(proof.covering.slot == proof.accusing.slot, "it had not yet to accuse anybody")
         self._require(accusation not in covering.accusations, "it accused the liar itself")
         return (Reason.COVERED,)
+
+    def _admitted(self, proof: Admitted) -> tuple[Reason | None, ...]:
+        commits = self._bodies(self._said(proof.commits, Phase.COMMIT), Commit).values()
+        standing, step = proof.standing, self._case.step
+        standing.check()
+        there = [commit for commit in commits if commit.standing == standing.digest]
+        self._require(2 * len(there) > len(self._members), "most members stood elsewhere")
+        self._require(all(commit.rules == proof.rules.digest for commit in there), "the members had other rules")
+        self._require(standing.step == step, "the members stood there at another step")
+        named = Counter(digest for commit in commits for peer, digest in set(commit.heard) if peer == self._peer)
+        named.pop(None, None)
+        heard_by = max(named.values(), default=0)
+        self._require(2 * heard_by > len(self._members), "most members did not hear it")
+        candidate = standing.ledger.candidates.get(self._peer)
+        if candidate is None or candidate.since > step - CANDIDACY_LAG:
+            raise _error(self._case, "it was no candidate")
+        needed = probation_of(self._peer, standing.ledger, proof.rules.probation_steps)
+        self._require(candidate.clean_steps + 1 >= needed, "its probation was not over")
+        return (None,)
 
     # ---- what all have in common
 

@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from minga.core._errors import StorageError
 from minga.network._interface import PeerId
-from minga.security._evidence import Case, Evidence, EvidenceError, Judged
+from minga.security._evidence import Admitted, Case, Evidence, EvidenceError, Judged
 from minga.security._evidence_check import verify
 from minga.security._ledger import Ledger
 
@@ -79,6 +79,8 @@ def _read(path: Path) -> tuple[list[Evidence], int, int]:
 def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> tuple[PeerId, ...]:
     """Verify all evidence of a run that began with `founders`, and return who is a member after it.
 
+    Of a member that came later, the evidence begins with those who were members when it came.
+
     Raises `EvidenceError` at the first entry that proves nothing or does not follow on those before it.
     """
     replay = _Replay(Ledger(founders))
@@ -106,17 +108,20 @@ class _Replay:
             self._place, self._members = place, self.ledger.members
         if case.members != self._members:
             raise EvidenceError("its members are not those who were left by then", peer=peer, round=case.step)
-        if peer not in self.ledger:
-            raise EvidenceError("it had left before", peer=peer, round=case.step)
         proof = case.proof
+        is_new = isinstance(proof, Admitted) or case.ban is not None  # whoever is banned may be a candidate
+        if peer in self.ledger.bans or (peer not in self.ledger and not is_new):
+            raise EvidenceError("it had left before", peer=peer, round=case.step)
         if isinstance(proof, Judged) and proof.covering and proof.members_then != self._at(proof.accusation.step):
             raise EvidenceError("other members aggregated in the accused step", peer=peer, round=case.step)
-        if case.ban is None:
+        if isinstance(proof, Admitted):
+            self.ledger.admit(peer)
+        elif case.ban is None:
             self.ledger.remove(peer, case.step)
         else:
             self.ledger.ban(peer, case.step, case.ban)
-        # a judgement comes when a step was taken, all else before
-        self._of_steps.append((case.step + isinstance(proof, Judged), self.ledger.members))
+        # a judgement or an admission comes when a step was taken, all else before
+        self._of_steps.append((case.step + isinstance(proof, Judged | Admitted), self.ledger.members))
 
     def _at(self, step: int) -> tuple[PeerId, ...]:
         return next(members for first, members in reversed(self._of_steps) if first <= step)

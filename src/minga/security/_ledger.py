@@ -89,8 +89,8 @@ class Ledger:
         return peer in self._members
 
     def ban(self, peer: PeerId, step: int, reason: Reason) -> Ban | None:
-        """Remove a member or candidate for ever; None if it is neither (any more)."""
-        if peer not in self and peer not in self.candidates:
+        """Remove a member or candidate for ever, and let nobody else of that id in; None if it is banned already."""
+        if peer in self.bans:
             return None
         self._discard(peer)
         ban = self.bans[peer] = Ban(peer, step, reason)
@@ -108,7 +108,7 @@ class Ledger:
 
     def admit(self, peer: PeerId) -> None:
         """Make a candidate a member."""
-        del self.candidates[peer]
+        self.candidates.pop(peer, None)
         self.former.pop(peer, None)
         bisect.insort(self._members, peer)
 

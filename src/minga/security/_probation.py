@@ -57,6 +57,11 @@ def candidate_limit(members: int) -> int:
     return max(0, min(MAX_CANDIDATES, room, max(1, members // _MEMBERS_PER_CANDIDATE)))
 
 
+def probation_of(peer: PeerId, ledger: Ledger, probation_steps: int) -> int:
+    """Clean steps that a candidate needs in a run in which strangers need `probation_steps`."""
+    return max(1, probation_steps // FORMER_SHARE) if peer in ledger.former else probation_steps
+
+
 def lot(coin: bytes, peer: PeerId) -> bytes:
     """What decides between applicants: the lowest come first."""
     return derive(coin, "applicant", peer)
@@ -92,8 +97,7 @@ def review(
             continue
         clean_steps = candidate.clean_steps + 1
         ledger.candidates[peer] = msgspec.structs.replace(candidate, clean_steps=clean_steps)
-        needed = probation_steps // FORMER_SHARE if peer in ledger.former else probation_steps
-        if clean_steps >= needed and peer not in held:
+        if clean_steps >= probation_of(peer, ledger, probation_steps) and peer not in held:
             admitted.append(peer)
             ledger.admit(peer)
     return Review(tuple(admitted), tuple(dropped), _welcome(ledger, record, heard))

@@ -255,7 +255,8 @@ class SecureMember:
         witness = Witness(record.terms, self._mesh.slots)
         await self._leave_out(verdicts(progress.charges, record, self._records, witness))
         await self._leave_out(contradicted(self.ledger.candidates, record, self._mesh.proofs, witness))
-        self._desk.review(record, self._rules.probation_steps)
+        admitted = self._desk.review(record, self._rules.probation_steps).admitted
+        await asyncio.to_thread(self._write_down, [witness.admitted(peer, before) for peer in admitted])
         progress.take_outcome(record)
         self._tell_changes(before)
         await self._stand(await self._work.digest(), record.cargo.values)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from minga.network._interface import PeerId
 from minga.security._evidence import (
+    Admitted,
     Behind,
     Case,
     Contradicted,
@@ -23,6 +24,7 @@ from minga.security._evidence import (
 from minga.security._ledger import Reason
 from minga.security._record import Record, Terms
 from minga.security._slots import Equivocation, Slots
+from minga.security._standing import Standing
 from minga.security._wire import Accusation, Phase, Slot
 
 
@@ -82,6 +84,10 @@ class Witness:
             bytes(cargo.values[part]),
         )
         return self._case(peer, reason, proof)
+
+    def admitted(self, peer: PeerId, standing: Standing) -> Case:
+        """It became a member after this attempt, before which the members stood there."""
+        return self._case(peer, None, Admitted(standing, self._terms.rules, self._said(Phase.COMMIT)))
 
     def unshown(self, peer: PeerId, reason: Reason) -> Case:
         """What this member alone found."""
