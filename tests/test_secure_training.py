@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -60,8 +61,8 @@ def make_spec(*, founders: int = 3, steps: int = STEPS, **more: Any) -> minga.Ru
 class Trainer:
     """One peer in a thread of its own, as a program would have it."""
 
-    def __init__(self, peer: minga.Peer, conduct: Conduct | None = None) -> None:
-        self.peer = peer
+    def __init__(self, peer: minga.Peer, conduct: Conduct | None = None, micro_batch_s: float = 0.0) -> None:
+        self.peer, self.micro_batch_s = peer, micro_batch_s
         self.events: list[Event] = []
         self.error: BaseException | None = None
         self.digest, self.seeds = "", list[bytes]()
@@ -81,6 +82,7 @@ class Trainer:
             optimizer = minga.Optimizer(inner, self.peer, model=self.model)
             for batch in optimizer.batches():
                 self.seeds.append(batch.seed)
+                time.sleep(self.micro_batch_s)
                 self.loss(batch).backward()
                 optimizer.step(samples=batch.size)
                 optimizer.zero_grad()
@@ -101,13 +103,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """Makes trainers; the first one hosts."""
     trainers: list[Trainer] = []
 
-    def make(spec: minga.RunSpec, conduct: Conduct | None = None) -> Trainer:
+    def make(spec: minga.RunSpec, conduct: Conduct | None = None, micro_batch_s: float = 0.0) -> Trainer:
         directory = tmp_path / str(len(trainers))
         directory.mkdir()
         options = minga.PeerOptions(identity=directory / "key", directory=directory, host="127.0.0.1")
         link = trainers[0].peer.link if trainers else None
         peer = minga.join(link, options) if link else minga.host(spec, options)
-        trainers.append(Trainer(peer, conduct))
+        trainers.append(Trainer(peer, conduct, micro_batch_s))
         return trainers[-1]
 
     yield make
@@ -174,6 +176,27 @@ def check_evidence(directory: Path, hostile: str) -> None:
 def minga_command(*words: str) -> tuple[int, list[dict[str, Any]]]:
     done = run(*words)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 40.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_newcomer_becomes_a_member(start: Callable[..., Trainer]) -> None:
+    spec = make_spec(steps=20, probation_steps=3)
+    trainers = [start(spec, micro_batch_s=0.3) for _ in range(3)]
+    wait_for(lambda: len(trainers[0].of("step.applied")) >= 2)
+    newcomer = start(spec)
+    join_all([*trainers, newcomer])
+    assert [trainer.error for trainer in (*trainers, newcomer)] == [None] * 4
+    assert len({trainer.digest for trainer in (*trainers, newcomer)}) == 1
+    for trainer in (*trainers, newcomer):
+        assert [event.fields["peer"] for event in trainer.of("secure.admitted")] == [newcomer.peer.peer_id]
+    counted = [event.fields["samples"] for event in newcomer.of("step.applied")]
+    assert counted == sorted(counted)  # nothing on probation, then like everybody
 
 
 def test_programs_that_choose_their_own_data_are_told_so(start: Callable[..., Trainer], tmp_path: Path) -> None:

@@ -268,13 +268,21 @@ class SecuritySection(Section):
         16, 1, 65_536, "(byzantine) members for each one that checks another one's last gradient instead of training"
     )
 
+    probation_steps: int | None = whole(
+        None,
+        1,
+        2**20,
+        "(byzantine) steps that a newcomer computes, and is checked, before it counts; left out: three times as many "
+        "as it takes to find hostile peers",
+    )
+
     def settings_of_mode(self) -> list[str]:
         """The names of the settings that mean something in this mode; the others are no part of the run."""
         names = ["mode"]
         if self.mode == "members":
             names += ["organisers", "organisers_needed"]
         if self.mode == "byzantine":
-            names += ["founders", "micro_batch_size", "peers_per_validator"]
+            names += ["founders", "micro_batch_size", "peers_per_validator", "probation_steps"]
         return names
 
     @model_validator(mode="after")

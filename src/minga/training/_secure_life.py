@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from minga.core._errors import ClosedError, ConfigurationError, MingaError, RunFinishedError
+from minga.core._errors import ClosedError, MingaError, RemoteError, RunFinishedError
 from minga.core._run_spec import RunSpec
 from minga.identity._keys import Identity
 from minga.network._board import Board
@@ -23,7 +23,8 @@ from minga.network._node import Node
 from minga.network._records import StateInfo
 from minga.security._conduct import Conduct
 from minga.security._evidence_log import EvidenceLog
-from minga.security._secure_member import SecureMember
+from minga.security._newcomer import SecureNewcomer
+from minga.security._secure_member import BannedError, SecureMember
 from minga.security._settings import SecureSettings
 from minga.security._standing import Standing
 from minga.training._announcer import Announcer
@@ -36,6 +37,8 @@ from minga.training._surveyor import BoardSurveyor
 
 FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished stays for those who need what it has of the last step."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+"""Between two attempts to come to where the members are, in seconds; short at first, since steps may be short."""
 EVIDENCE_FILE = "evidence.bin"
 GENESIS_FILE = "genesis.bin"
 
@@ -68,10 +71,18 @@ class SecureLife:
         """Called on the loop with the state after the run's last step."""
         self.surveyor = BoardSurveyor(board, node)
         self.secure: SecureMember | None = None
-        """Set once the founders are known."""
+        """Set while this peer is where the members are."""
         self._node, self._identity, self._board, self._spec = node, identity, board, spec
         self._options, self._replica, self._port = options, replica, port
         self._work = PublicWork(node, replica, port)
+        self._known: frozenset[PeerId] = frozenset()
+        """Peers whose word counts for somebody who was not there."""
+        self._pause_s = SHORTEST_PAUSE_S
+        security, path = spec.security, options.directory
+        self._settings = SecureSettings(
+            peers_per_validator=security.peers_per_validator, probation_steps=security.probation_steps
+        )
+        self._evidence = EvidenceLog(None if path is None else path / EVIDENCE_FILE)
         layout = replica.vector.layout
         self._announcer = Announcer(
             board,
@@ -81,8 +92,8 @@ class SecureLife:
             client=False,
             vector_bytes=layout.encoded_bytes(0, replica.vector.numel),
         )
-        genesis_path = None if options.directory is None else options.directory / GENESIS_FILE
-        self._founding = Founding(node, identity, options.organiser, spec.security.founders, genesis_path)
+        genesis_path = None if path is None else path / GENESIS_FILE
+        self._founding = Founding(node, identity, options.organiser, security.founders, genesis_path)
 
     @property
     def step(self) -> int:
@@ -110,9 +121,12 @@ class SecureLife:
         """
         publisher = asyncio.get_running_loop().create_task(self._announcer.run())
         try:
-            await self._enter(step)
+            await self._begin(step)
             while not self._is_finished():
-                await self._take_step()
+                if self.secure is None:
+                    await self._enter()
+                else:
+                    await self._take_step(self.secure)
             await self._finish()
             await asyncio.Event().wait()
         except Exception as error:
@@ -128,42 +142,72 @@ class SecureLife:
     def _batch_size(self) -> int:
         return len(self.view) * self._port.unit
 
-    async def _enter(self, step: int) -> None:
+    async def _begin(self, step: int) -> None:
+        """Find out who the founders are; to be one of them at the first step is to be a member from the start."""
         waiting = asyncio.get_running_loop().create_task(self._wait_as_founder())
         try:
             beginning = await self._founding.find()
         finally:
             waiting.cancel()
-        founders = [PeerId(peer) for peer in beginning.genesis.founders]
-        if self._node.peer_id not in founders or beginning.has_begun or step:
-            raise ConfigurationError("this run has begun without this peer")
-        path = self._options.directory
-        self.secure = SecureMember(
+        self._known = frozenset(map(PeerId, beginning.genesis.founders))
+        if self._node.peer_id in self._known and not beginning.has_begun and not step:
+            standing = Standing.first(self._node.run_id, self._known)
+            conduct, settings = self._options.conduct, self._settings
+            self.secure = SecureMember(
+                self._node, self._identity, standing, self._work, settings, conduct, self._evidence
+            )
+            self._take_part()
+
+    async def _enter(self) -> None:
+        """Come to where the members are, as somebody who was not there, and try again if that fails."""
+        self._announcer.set_status("syncing")
+        newcomer = SecureNewcomer(
             self._node,
             self._identity,
-            Standing.first(self._node.run_id, founders),
+            self._known,
             self._work,
-            SecureSettings(peers_per_validator=self._spec.security.peers_per_validator),
+            self._settings,
             self._options.conduct,
-            EvidenceLog(None if path is None else path / EVIDENCE_FILE),
+            self._evidence,
         )
+        began_s = asyncio.get_running_loop().time()
+        try:
+            self.secure = await newcomer.enter()
+        except BannedError:
+            raise
+        except RemoteError as error:
+            self._node.events.emit("sync.failed", step=self.step, why=error.message)
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            return
+        self._pause_s = SHORTEST_PAUSE_S
+        seconds = asyncio.get_running_loop().time() - began_s
+        self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
+        self._take_part()
+
+    def _take_part(self) -> None:
         self._announcer.set_status("training")
         self.ready.set()
 
     async def _wait_as_founder(self) -> None:
         """Until there are enough to begin, the program that holds this peer has all there is."""
         await self._founding.is_first.wait()
-        self._announcer.set_status("training")
-        self.ready.set()
+        self._take_part()
 
-    async def _take_step(self) -> None:
-        if self.secure is None:
+    async def _take_step(self, secure: SecureMember) -> None:
+        try:
+            await secure.take_step()
+        except BannedError:
+            raise
+        except RemoteError as error:  # it was away for too long, or most are somewhere else
+            self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
+            self._known |= frozenset(secure.ledger.members)
+            self.secure = None
             return
-        await self.secure.take_step()
         self._founding.step = self.step
-        members = len(self.view)
+        samples = self._port.unit if secure.is_member else 0
         self._node.events.emit(
-            "step.applied", step=self.step, samples=self._port.unit, members=members, batch=self._batch_size
+            "step.applied", step=self.step, samples=samples, members=len(self.view), batch=self._batch_size
         )
         if (self.step - 1) % self._spec.state.digest_every == 0:  # it is of the state before
             self._board.put(StateInfo(self.step - 1, self._work.state_digest))
