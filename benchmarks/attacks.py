@@ -6,7 +6,9 @@
     python -m benchmarks.attacks --real --json          # real processes over iroh, see below
 
 16 peers in virtual time, 7 of them hostile from step 100 on, train a perceptron on scikit-learn's digits by the real
-protocol. The metric is the held-out accuracy, as the mean over the last ten steps. For each attack:
+protocol. A step took 0.6 s of processor time with 16 members and 0.2 s with the 9 honest ones (on a slow core), so 300
+steps take two to three minutes, and all attacks an hour or more. The metric is the held-out accuracy, as the mean over
+the last ten steps. For each attack:
 
     attackers_banned, honest_banned, attackers_left (members to the end)
     steps_to_ban_all    from the first hostile step to the one that ended with the last ban, both counted
