@@ -10,10 +10,15 @@ import torch
 from blake3 import blake3
 
 from minga.averaging._layout import VectorLayout
+from minga.core._errors import RejectedError
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
+from minga.security._delivery import FETCH
 from minga.security._record import Record
 from minga.security._wire import Claims
 from minga.simulation._attacks import Attack
 from minga.simulation._donated_work import DonatedWork
+from minga.simulation._secure_swarm import SecurePeer
 
 
 class Quadratic(DonatedWork):
@@ -68,3 +73,12 @@ class Helpless(Attack):
         if not self.is_on or not claims.claims:
             return claims
         return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))
+
+
+def hide_parts(peer: SecurePeer) -> None:
+    """Let a peer hand out what it brings to aggregators, and nothing that it is asked for."""
+
+    async def refuse(peer: PeerId, stream: MessageStream) -> None:
+        raise RejectedError("not from here", code="absent")
+
+    peer.member._node.serve(FETCH, refuse)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from secure_world import Helpless, NoNumber, Quadratic
+from secure_world import Helpless, NoNumber, Quadratic, hide_parts
 from swarm_tools import later, run_virtual
 
 from minga.averaging._layout import VectorLayout
@@ -113,6 +113,7 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
     "lying projections": ({"p3": LyingProjections}, {("p3", "FALSE_CLAIMS")}),
     "covered claims": ({"p3": Covered, "p4": Covering}, {("p3", "FALSE_CLAIMS"), ("p4", "COVERED")}),
     "equivocation": ({"p3": Equivocation}, {("p3", "EQUIVOCATED")}),
+    "hidden parts": ({"p2": Attack, "p3": WrongAggregate}, {("p2", "UNDELIVERED"), ("p3", "UNDELIVERED")}),
     "sign flip": ({"p3": SignFlip}, {("p3", "WRONG_GRADIENT")}),
     "false accusation": ({"p3": Accuser}, {("p3", "FALSE_ACCUSATION")}),
     "helpless": ({"p3": Helpless}, {("p3", None)}),
@@ -120,6 +121,7 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
     "death": ({}, {("p3", "SILENT")}),
     "death before it said anything": ({}, {("p3", None)}),
 }
+HIDING = {"hidden parts": ("p2", "p3")}
 DEATHS_S = {"death": 0.9, "death before it said anything": 0.001}
 STEPS = {"sign flip": 40, "covered claims": 40}
 
@@ -136,6 +138,8 @@ class Played:
 
         async def run() -> SecureSwarm:
             swarm = SecureSwarm(7, lambda: Quadratic(70), makers)
+            for name in HIDING.get(attack, ()):
+                hide_parts(swarm.peers[name])
             if attack in DEATHS_S:
                 later(DEATHS_S[attack], lambda: swarm.internet.kill("p3"))
             await swarm.run(STEPS.get(attack, 6))

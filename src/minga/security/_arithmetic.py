@@ -7,7 +7,6 @@ publish their distances (`Claim.norm`), everybody sees whether an aggregator nam
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -19,7 +18,6 @@ from minga.averaging._codec_interface import InvalidEncodingError
 from minga.network._interface import PeerId
 from minga.security._centered_clip import CenteredClip, ClippedAggregate
 from minga.security._checks import PublishedClaims, check_norms, check_senders, largest_sum
-from minga.security._delivery import Deliveries
 from minga.security._directions import Directions
 from minga.security._findings import Offence
 from minga.security._ledger import Reason
@@ -96,16 +94,24 @@ class Arithmetic:
         norms = [typical_norm(*_norms(self._published(record, part))) for part in parts]
         self.history.add([record.terms.division.stops[part] for part in parts], norms)
 
-    async def check(self, record: Record, deliveries: Deliveries) -> dict[PeerId, tuple[Reason, int]]:
-        """V2, V3 and the radius, of all parts; whatever raises a doubt is computed again from the parts themselves.
-
-        Returns who goes, why, and because of which part. All who have the same claims come to the same result.
-        """
-        bans: dict[PeerId, tuple[Reason, int]] = {}
-        for part in await asyncio.to_thread(self._doubtful, record):
-            for peer, reason in (await self._check_in_public(record, part, deliveries)).items():
-                bans.setdefault(peer, (reason, part))
-        return bans
+    def doubtful(self, record: Record) -> list[int]:
+        """V2, V3 and the radius: which parts have to be computed again. All who have the same claims say the same."""
+        parts = record.terms.division.parts
+        published = {part: self._published(record, part) for part in parts}
+        typical = [typical_norm(*_norms(published[part])) for part in parts]
+        references = self.history.references([record.terms.division.stops[part] for part in parts])
+        spread = dispersions(typical, references)
+        doubtful = []
+        for part, dispersion, distance in zip(parts, spread, typical, strict=True):
+            one, value = published[part], record.values[part]
+            limit = self._accuracy.sum_limit(one.total_weight, one.radius, float(value.double().norm()), len(value))
+            if (
+                largest_sum(one) > limit
+                or check_norms(one, norm_bound(dispersion, one.radius)) is not None
+                or not self._is_usual(one.radius, distance)
+            ):
+                doubtful.append(part)
+        return doubtful
 
     def recheck(self, record: Record, part: int) -> dict[PeerId, Reason]:
         """The public check of a part of which all bytes are at hand: who goes, and why.
@@ -134,39 +140,8 @@ class Arithmetic:
 
     # ---- inner workings
 
-    def _doubtful(self, record: Record) -> list[int]:
-        parts = record.terms.division.parts
-        published = {part: self._published(record, part) for part in parts}
-        typical = [typical_norm(*_norms(published[part])) for part in parts]
-        references = self.history.references([record.terms.division.stops[part] for part in parts])
-        spread = dispersions(typical, references)
-        doubtful = []
-        for part, dispersion, distance in zip(parts, spread, typical, strict=True):
-            one, value = published[part], record.values[part]
-            limit = self._accuracy.sum_limit(one.total_weight, one.radius, float(value.double().norm()), len(value))
-            if (
-                largest_sum(one) > limit
-                or check_norms(one, norm_bound(dispersion, one.radius)) is not None
-                or not self._is_usual(one.radius, distance)
-            ):
-                doubtful.append(part)
-        return doubtful
-
     def _is_usual(self, radius: float, distance: float) -> bool:
         return _is_near(radius, max(self.settings.clip_factor * distance, _LEAST_RADIUS))
-
-    async def _check_in_public(self, record: Record, part: int, deliveries: Deliveries) -> dict[PeerId, Reason]:
-        terms = record.terms
-        fetching = [
-            deliveries.fetch_part(terms.step, terms.attempt, part, owner)
-            for owner in terms.contributors
-            if (owner, part) not in record.cargo.parts
-        ]
-        await asyncio.gather(*fetching)
-        absent = [owner for owner in terms.contributors if (owner, part) not in record.cargo.parts]
-        if absent:  # the aggregator said that it got them all, so somebody has them
-            return {terms.members[owner]: Reason.UNDELIVERED for owner in absent}
-        return await asyncio.to_thread(self.recheck, record, part)
 
     def _published(self, record: Record, part: int, senders: AbstractSet[PeerId] | None = None) -> PublishedClaims:
         """What all senders claim about a part, or these."""

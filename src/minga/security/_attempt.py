@@ -6,7 +6,8 @@
              aggregates travel, and at the same time
     REVEAL   my secret: all of them are the coin                       barrier
     CLAIMS   projections of my clipped differences, and their norms    barrier
-    CONFIRM  all heard the same                                        barrier, checks
+    CONFIRM  all heard the same; which parts in doubt I cannot get     barrier, checks
+    CHECK    only if there is a doubt: all heard the same of that      barrier, parts in doubt are computed again
 
 The order is what makes lies expensive: gradients are fixed before anybody sees another's, aggregates before anybody
 knows in which directions they will be looked at. Whatever goes wrong ends the attempt with a `Setback`, which says who
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -29,7 +30,7 @@ from blake3 import blake3
 
 from minga.averaging._codec_interface import InvalidEncodingError
 from minga.network._interface import PeerId
-from minga.security._agreement import Agreement
+from minga.security._agreement import Agreement, OutvotedError
 from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Conduct
 from minga.security._consequences import (
@@ -37,6 +38,7 @@ from minga.security._consequences import (
     complaints,
     require_delivery,
     require_no_liars,
+    require_shown,
     require_values,
     who_stands_elsewhere,
 )
@@ -51,7 +53,7 @@ from minga.security._projections import Claim
 from minga.security._randomness import Reveal
 from minga.security._record import Record
 from minga.security._soundness import claims_are_sound, commit_is_sound, result_is_sound
-from minga.security._wire import Claims, Commit, Confirm, Phase, Result, Revealed
+from minga.security._wire import MAX_MEMBERS, Claims, Commit, Confirm, Phase, Result, Revealed
 from minga.security._witness import Witness
 
 
@@ -166,16 +168,39 @@ class Attempt:
         )
 
     async def _confirm(self) -> None:
-        """Make sure that all have the same claims before they are checked: then all come to the same end."""
-        await self._exchange.hold(Phase.CONFIRM, Confirm(self._exchange.seen), Confirm, lambda _, __: True)
-        require_values(self._record, self._witness)
-        bans, witness = await self._arithmetic.check(self._record, self._deliveries), self._witness
+        """Make sure that all have the same claims, and what is needed to compute again what they raise a doubt about:
+        then all come to the same end.
+        """
+        record, exchange = self._record, self._exchange
+        doubtful = await self._doubtful()
+        wanted = [(part, owner) for part in doubtful for owner in self._terms.contributors]
+        lacking = await self._gathering.lacking(wanted)
+        own = Confirm(exchange.seen, tuple(lacking[:MAX_MEMBERS]))
+        confirms = await exchange.hold(Phase.CONFIRM, own, Confirm, lambda _, __: True, is_last=not doubtful)
+        require_values(record, self._witness)
+        if doubtful:
+            await exchange.hold(Phase.CHECK, Confirm(exchange.seen), Confirm, lambda _, __: True, is_last=True)
+            require_shown(record, confirms, self._witness)
+            await self._compute_again(doubtful, lacking)
+
+    async def _doubtful(self) -> list[int]:
+        """The parts that have to be computed again; none if that does not matter any more."""
+        record = self._record
+        if len(record.values) < len(self._terms.division.parts) or any(said.missing for said in record.claims.values()):
+            return []
+        return await asyncio.to_thread(self._arithmetic.doubtful, record)
+
+    async def _compute_again(self, doubtful: Sequence[int], lacking: Sequence[tuple[int, int]]) -> None:
+        """The public check: at least half of the members have all bytes, so an honest one has, and hands them out."""
+        if lacking and await self._gathering.lacking(lacking):
+            raise OutvotedError("most others have a part that this peer cannot get", round=self._terms.step)
+        bans = dict[PeerId, tuple[Reason, int]]()
+        for part in doubtful:
+            for peer, reason in (await asyncio.to_thread(self._arithmetic.recheck, self._record, part)).items():
+                bans.setdefault(peer, (reason, part))
         if bans:
             raise Setback(
-                witness.unshown(peer, reason)
-                if reason is Reason.UNDELIVERED
-                else witness.recomputed(peer, reason, part, self._record)
-                for peer, (reason, part) in bans.items()
+                self._witness.recomputed(peer, reason, part, self._record) for peer, (reason, part) in bans.items()
             )
 
 

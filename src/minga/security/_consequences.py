@@ -11,7 +11,7 @@ from minga.security._evidence import Case
 from minga.security._ledger import Reason
 from minga.security._record import Record, Terms
 from minga.security._slots import Equivocation
-from minga.security._wire import Commit, Revealed
+from minga.security._wire import Commit, Confirm, Revealed
 from minga.security._witness import Witness
 
 
@@ -28,9 +28,10 @@ def require_no_liars(
 ) -> None:
     """Who is proven by most to have said two different things has to go: raises `Setback`."""
     named = Counter(peer for body in commits.values() for peer in set(body.equivocators))
-    if liars := [peer for peer in terms.members if 2 * named[peer] > len(terms.members)]:
+    liars = [peer for peer in terms.members if 2 * named[peer] > len(terms.members)]
+    if liars:
         raise Setback(
-            witness.contradicted(proofs[peer]) if peer in proofs else witness.unshown(peer, Reason.EQUIVOCATED)
+            witness.contradicted(proofs[peer]) if peer in proofs else witness.named(peer, Reason.EQUIVOCATED)
             for peer in liars
         )
 
@@ -66,6 +67,15 @@ def require_delivery(record: Record, reveals: Mapping[PeerId, Revealed], witness
         cases[guilty] = witness.undelivered(guilty, part, owner)
     if cases:
         raise Setback(cases.values())
+
+
+def require_shown(record: Record, confirms: Mapping[PeerId, Confirm], witness: Witness) -> None:
+    """Who has not shown most others what has to be computed again has to go: raises `Setback`."""
+    members = record.terms.members
+    lacking = Counter(one for body in confirms.values() for one in set(body.lacking))
+    gone = {owner: part for (part, owner), count in sorted(lacking.items()) if 2 * count > len(members)}
+    if gone := {owner: part for owner, part in gone.items() if owner in record.terms.contributors}:
+        raise Setback(witness.hidden(part, owner) for owner, part in gone.items())
 
 
 def require_values(record: Record, witness: Witness) -> None:

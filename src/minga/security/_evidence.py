@@ -8,23 +8,25 @@ case is signed by the member that wrote it, its *witness*: that adds nothing to 
 rest.
 
     Contradicted   two statements in one slot                                      EQUIVOCATED
+    Named          commitments: most can prove that it contradicted itself         EQUIVOCATED
     Unheard        votes: too few heard it                                         SILENT; away, if in phase COMMIT
     Elsewhere      commitments: most stand elsewhere than it                       away
     Unopened       its commitment to the coin, and what does not open it           SILENT
     Undelivered    a complaint, and who could get what it is about                 UNDELIVERED
     Unobtainable   claims: most could not get its aggregate                        UNDELIVERED
     Behind         claims: it could not get an aggregate that others have          away
+    Hidden         CONFIRM: most could not get a part, to compute it again         UNDELIVERED
     Recomputed     all statements of the attempt and all bytes of one part         WRONG_AGGREGATE, FALSE_CLAIMS
     Judged         an accusation, and that most found it right or wrong            WRONG_GRADIENT, FALSE_CLAIMS,
                                                                                    COVERED, FALSE_ACCUSATION
     Admitted       commitments: most name it, when its probation lacked one step   it became a member
     Unshown        nothing                                                         any
 
-What cannot be shown. (1) In a public check, whoever aggregated a part may have it from an owner who hands it to nobody
-else. A member that cannot get it bans the owner; that it cannot is known to itself only (`Unshown`). (2) A member who
-does not vote leaves no trace. Where so many did not that the votes do not say whether half of the members heard
-somebody, `Unheard` does not hold, though the member had to decide. (3) `Judged` proves what most found, not that they
-found it rightly: for that, the gradient has to be computed again, which takes the data and the model of the time.
+What cannot be shown. (1) Whoever became a member after an accusation was made does not have the statement that made it:
+what it knows of the judgement is `Unshown`. (2) A member who does not vote leaves no trace. Where so many did not that
+the votes do not say whether half of the members heard somebody, `Unheard` does not hold, though the member had to
+decide. (3) `Judged` proves what most found, not that they found it rightly: for that, the gradient has to be computed
+again, which takes the data and the model of the time.
 """
 
 from __future__ import annotations
@@ -76,6 +78,12 @@ class Contradicted(_Proof, frozen=True):
     proof: Equivocation
 
 
+class Named(_Proof, frozen=True):
+    """The commitments of all, most of which name it."""
+
+    commits: Statements
+
+
 class Unheard(_Proof, frozen=True):
     """The votes on a phase."""
 
@@ -119,6 +127,18 @@ class Behind(_Proof, frozen=True):
     """The claims of all; who is gone missed an aggregate that others had."""
 
     claims: Statements
+
+
+class Hidden(_Proof, frozen=True):
+    """The CONFIRMs of all, most of which lack what `owner`, by its `commit`, sent to the aggregator of `part`; and the
+    CHECKs of those who heard just these.
+    """
+
+    part: Rank
+    owner: Rank
+    commit: Statement
+    confirms: Statements
+    checks: Statements
 
 
 class Recomputed(_Proof, frozen=True):
@@ -167,12 +187,14 @@ class Unshown(_Proof, frozen=True):
 
 Proof = (
     Contradicted
+    | Named
     | Unheard
     | Elsewhere
     | Unopened
     | Undelivered
     | Unobtainable
     | Behind
+    | Hidden
     | Recomputed
     | Judged
     | Admitted

@@ -25,7 +25,9 @@ from minga.security._evidence import (
     Elsewhere,
     Evidence,
     EvidenceError,
+    Hidden,
     Judged,
+    Named,
     Recomputed,
     Undelivered,
     Unheard,
@@ -100,6 +102,8 @@ class _Check:
                 self._require(proof.proof.author == self._peer, "its two statements are somebody else's")
                 self._require(proof.proof.holds(self._run_id), "its two statements are no contradiction")
                 return (Reason.EQUIVOCATED,)
+            case Named() as proof:
+                return self._named(proof)
             case Unheard() as proof:
                 return self._unheard(proof)
             case Elsewhere() as proof:
@@ -112,6 +116,8 @@ class _Check:
                 return self._unobtainable(proof)
             case Behind() as proof:
                 return self._behind(proof)
+            case Hidden() as proof:
+                return self._hidden(proof)
             case Recomputed() as proof:
                 return self._recomputed(proof)
             case Judged() as proof:
@@ -122,8 +128,14 @@ class _Check:
 
     # ---- each kind of proof
 
+    def _named(self, proof: Named) -> tuple[Reason | None, ...]:
+        commits = self._bodies(self._said(proof.commits, Phase.COMMIT), Commit).values()
+        count = sum(self._case.peer in commit.equivocators for commit in commits)
+        self._require(2 * count > len(self._members), "most members do not name it")
+        return (Reason.EQUIVOCATED,)
+
     def _unheard(self, proof: Unheard) -> tuple[Reason | None, ...]:
-        self._require(proof.phase <= Phase.CONFIRM, "there are no votes on votes")
+        self._require(proof.phase <= Phase.CHECK, "there are no votes on votes")
         votes = self._said(proof.votes, proof.phase.vote)
         rank, count = self._members.index(self._peer), len(self._members)
         known = Counter(entry for vote in votes.values() for entry in heard(vote, count) if entry[0] == rank)
@@ -176,6 +188,18 @@ class _Check:
         had = [part for part in claims[self._peer].missing if 2 * (missing[part] + absent) <= len(self._members)]
         self._require(bool(had), "it misses nothing that others have")
         return (None,)
+
+    def _hidden(self, proof: Hidden) -> tuple[Reason | None, ...]:
+        owner = self._member(proof.owner)
+        said = self._everybody(proof.confirms, Phase.CONFIRM)
+        self._require_majority(self._bodies(self._said(proof.checks, Phase.CHECK), Confirm), said)
+        commit = self._bodies(self._said([proof.commit], Phase.COMMIT), Commit)
+        self._require(owner in commit and commit[owner].root is not None, "the owner committed to no part")
+        self._require(self._peer == owner, "somebody else owns that part")
+        wanted = (proof.part, proof.owner)
+        lacking = sum(wanted in body.lacking for body in self._bodies(said, Confirm).values())
+        self._require(2 * lacking > len(self._members), "most members could get the part")
+        return (Reason.UNDELIVERED,)
 
     def _recomputed(self, proof: Recomputed) -> tuple[Reason | None, ...]:
         commits = self._everybody(proof.commits, Phase.COMMIT)

@@ -38,9 +38,16 @@ class Exchange:
         """Members that stand elsewhere than most: nobody waits for them any more."""
 
     async def hold(
-        self, phase: Phase, own: Body | None, body_type: type[B], is_sound: Callable[[PeerId, B], bool]
+        self,
+        phase: Phase,
+        own: Body | None,
+        body_type: type[B],
+        is_sound: Callable[[PeerId, B], bool],
+        *,
+        is_last: bool = False,
     ) -> dict[PeerId, B]:
-        """Say one thing (nothing if `own` is None) and understand what the others say.
+        """Say one thing (nothing if `own` is None) and understand what the others say; after the last phase of an
+        attempt nobody waits for this member any more.
 
         What makes no sense counts as nothing. Raises `Setback` if somebody said nothing, and `ContradictionError` if
         somebody said different things to different members.
@@ -61,19 +68,19 @@ class Exchange:
 
         said = await self._agreement.collect(slot, lambda statement: understood(statement) is not None)
         bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
-        await self._compare(phase, bodies)
+        await self._compare(phase, bodies, is_last=is_last)
         if silent := [peer for peer in self._terms.members if peer not in said and peer not in self.elsewhere]:
             raise Setback(self._witness.unheard(peer, phase) for peer in silent)
         self._before, self.seen = slot, digest_of(said.values())
         return bodies
 
-    async def _compare(self, phase: Phase, bodies: Mapping[PeerId, Body]) -> None:
+    async def _compare(self, phase: Phase, bodies: Mapping[PeerId, Body], *, is_last: bool) -> None:
         """Where members know another last phase than this one, somebody told them and us different things."""
         others = [peer for peer, body in bodies.items() if not isinstance(body, Commit) and body.seen != self.seen]
         if others:
             await self._mesh.pull(self._before, self._terms.members, others)
         proofs = [self._mesh.proofs[peer] for peer in self._agreement.equivocators]
-        if phase is Phase.CONFIRM:  # nobody will wait for this member any more
+        if is_last:
             proofs = [proof for proof in proofs if others and proof.one.slot == self._before]
         if proofs and phase is not Phase.COMMIT:
             raise ContradictionError("it said two different things", peer=proofs[0].author, round=self._terms.step)

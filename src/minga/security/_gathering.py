@@ -77,6 +77,15 @@ class Gathering:
         found = await asyncio.gather(*(can_get(part, owner) for part, owner in wanted))
         return [one for one, came in zip(wanted, found, strict=True) if came]
 
+    async def lacking(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Look for parts, given as (aggregator, owner), anywhere; those that cannot be had."""
+        terms, has = self._terms, self._cargo.parts
+        absent = [(part, owner) for part, owner in wanted if (owner, part) not in has]
+        await asyncio.gather(
+            *(self._deliveries.fetch_part(terms.step, terms.attempt, part, owner) for part, owner in absent)
+        )
+        return [(part, owner) for part, owner in absent if (owner, part) not in has]
+
     def rows(self, owners: Sequence[int]) -> dict[int, torch.Tensor]:
         """What came for this member to aggregate, by owner, unless it means nothing."""
         return {owner: row for owner in owners if (row := self._row(owner, self._me)) is not None}

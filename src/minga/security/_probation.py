@@ -110,7 +110,7 @@ def contradicted(
     named = Counter(peer for commit in record.commits.values() for peer in set(commit.equivocators))
     liars = sorted(peer for peer in candidates if 2 * named[peer] > len(record.terms.members))
     return tuple(
-        witness.contradicted(proofs[peer]) if peer in proofs else witness.unshown(peer, Reason.EQUIVOCATED)
+        witness.contradicted(proofs[peer]) if peer in proofs else witness.named(peer, Reason.EQUIVOCATED)
         for peer in liars
     )
 

@@ -58,11 +58,13 @@ class Phase(enum.IntEnum):
     REVEAL = 3
     CLAIMS = 4
     CONFIRM = 5
+    CHECK = 6
     COMMIT_VOTE = 11
     RESULT_VOTE = 12
     REVEAL_VOTE = 13
     CLAIMS_VOTE = 14
     CONFIRM_VOTE = 15
+    CHECK_VOTE = 16
     STANDING = 21
     CANDIDACY = 22
 
@@ -211,9 +213,14 @@ class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 
 
 class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Phase CONFIRM: the digest of phase CLAIMS as the author knows it; if all agree, all check the same numbers."""
+    """Phase CONFIRM: the digest of phase CLAIMS as the author knows it; if all agree, all check the same numbers.
+
+    `lacking` are (aggregator, owner) of the parts that have to be computed again and that the author could get from
+    nobody. Where there is anything to compute again, phase CHECK follows, which says the same of phase CONFIRM.
+    """
 
     seen: Digest
+    lacking: Annotated[tuple[tuple[Rank, Rank], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

@@ -11,7 +11,9 @@ from minga.security._evidence import (
     Case,
     Contradicted,
     Elsewhere,
+    Hidden,
     Judged,
+    Named,
     Proof,
     Recomputed,
     Statements,
@@ -37,6 +39,10 @@ class Witness:
     def contradicted(self, proof: Equivocation) -> Case:
         """It said two things."""
         return self._case(proof.author, Reason.EQUIVOCATED, Contradicted(proof))
+
+    def named(self, peer: PeerId, reason: Reason) -> Case:
+        """Most name it in their commitments."""
+        return self._case(peer, reason, Named(self._said(Phase.COMMIT)))
 
     def unheard(self, peer: PeerId, phase: Phase) -> Case:
         """It said nothing; before it has committed itself it is just away."""
@@ -89,8 +95,14 @@ class Witness:
         """It became a member after this attempt, before which the members stood there."""
         return self._case(peer, None, Admitted(standing, self._terms.rules, self._said(Phase.COMMIT)))
 
+    def hidden(self, part: int, owner: int) -> Case:
+        """Most could not get a part that had to be computed again."""
+        (commit,) = self._said(Phase.COMMIT, [self._terms.members[owner]])
+        proof = Hidden(part, owner, commit, self._said(Phase.CONFIRM), self._said(Phase.CHECK))
+        return self._case(self._terms.members[owner], Reason.UNDELIVERED, proof)
+
     def unshown(self, peer: PeerId, reason: Reason) -> Case:
-        """What this member alone found."""
+        """What this member cannot show."""
         return self._case(peer, reason, Unshown())
 
     def judged(
