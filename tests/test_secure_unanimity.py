@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+import pytest
 import torch
+from msgspec import Struct
 from secure_world import Quadratic, hide_parts
 from swarm_tools import virtually
 
+from minga.core._errors import RejectedError
+from minga.identity._keys import Identity
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
 from minga.security._conduct import Conduct
 from minga.security._delivery import Deliveries
 from minga.security._evidence_log import verify_log
-from minga.simulation._attacks import WrongAggregate
-from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
+from minga.security._mesh import ASK, TELL
+from minga.security._wire import Body, Heard, Phase, Slot, Statement, Told, state
+from minga.simulation._attacks import Attack, WrongAggregate
+from minga.simulation._secure_swarm import RUN_ID, SecurePeer, SecureSwarm
 
 STEPS = 5
 
@@ -61,3 +70,71 @@ async def test_who_shows_its_part_to_a_lying_aggregator_only_goes_with_it() -> N
     for name in ("p2", "p3"):
         hide_parts(swarm.peers[name])
     await agree(swarm, {"p2": "UNDELIVERED", "p3": "UNDELIVERED"})
+
+
+LATE_S = 4.5
+"""After all asks for what is missing but the last, and before the vote on who was heard."""
+
+
+async def refuse(peer: PeerId, stream: MessageStream) -> None:
+    raise RejectedError("ask somebody else", code="absent")
+
+
+class Late(Attack):
+    """Tells its word of one phase to a single member, in the last moment; `swarm` is set when it exists."""
+
+    swarm: SecureSwarm
+    phase: Phase
+
+    def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+        if not self.is_on or slot.phase is not self.phase or slot.attempt:
+            return [(body, everybody)]
+        me = next(peer for peer in self.swarm.peers.values() if peer.peer_id == self.me)
+        word = state(Identity.from_seed(me.network.private_key), RUN_ID, slot, body)
+        told = self.swarm.honest[0].peer_id
+        me.member._mesh.slots.put(word)
+        tell = me.member._mesh._spread
+        me.member._node.serve(ASK, refuse)
+        asyncio.get_running_loop().call_later(LATE_S, lambda: tell(TELL, Told.of(word), [told]))
+        for ally in self.swarm.peers.values():
+            if ally.peer_id in self.allies:
+                lie_about(ally, word, told)
+        return []
+
+
+def lie_about(voter: SecurePeer, word: Statement, told: PeerId) -> None:
+    """Let it vote that it heard a word, to the one who was told it, and to the others that it did not."""
+    mesh = voter.member._mesh
+    say = mesh.say
+
+    def two_faced(slot: Slot, body: Struct, everybody: Iterable[PeerId]) -> Statement:
+        if slot != word.slot.vote or not isinstance(body, Heard):
+            return say(slot, body, everybody)
+        rank = sorted(voter.member.ledger.members).index(word.author)
+        without = {(r, digest) for r, digest in body.statements if r != rank}
+        say(slot, Heard(tuple(sorted({*without, (rank, word.digest)}))), [told])
+        return say(slot, Heard(tuple(sorted(without))), [peer for peer in everybody if peer != told])
+
+    mesh.say = two_faced  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("phase", [Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CLAIMS, Phase.CONFIRM])
+def test_votes_that_differ_from_member_to_member_part_nobody(phase: Phase) -> None:
+    @virtually
+    async def run() -> None:
+        class Now(Late):
+            pass
+
+        Now.phase = phase
+        hostile = {"p3": lambda allies: Now(2, allies), "p4": lambda _: Conduct(), "p5": lambda _: Conduct()}
+        swarm = Now.swarm = SecureSwarm(7, lambda: Quadratic(70), hostile)
+        ends = await swarm.run(STEPS)
+        for peer in swarm.honest:
+            assert ends[peer.name] is None, ends
+            assert torch.equal(peer.work.parameters[STEPS], swarm.honest[0].work.parameters[STEPS])
+            assert swarm.bans(peer) == swarm.bans(swarm.honest[0])
+            assert swarm.bans(peer).keys() <= hostile.keys()
+            assert "p3" in swarm.bans(peer)
+            assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries) == peer.member.ledger.members
+
+    run()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 
 from minga.core._errors import ProtocolError, RemoteError
 from minga.network._interface import PeerId
@@ -43,28 +44,30 @@ class Agreement:
         self._complete: dict[Slot, Slot] = {}
         """The phases that this member is done with, by the slots of the votes on them."""
 
-    async def collect(self, slot: Slot, is_sound: Callable[[Statement], bool]) -> dict[PeerId, Statement]:
-        """The statements that count in a slot, by author; whoever is not there was heard by too few.
+    async def collect(
+        self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId] = frozenset()
+    ) -> dict[PeerId, Statement]:
+        """The statements that count in a slot, by author; whoever is not there was heard by too few, or is `excused`.
 
         What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or
         what most heard cannot be had, and `ContradictionError` if somebody is missing who may know of equivocation.
         """
         slots, vote_slot = self._mesh.slots, slot.vote
         await wait_for_all(
-            lambda: [] if slots.of(vote_slot) or self._is_spoiled(slot) else self._missing(slot, is_sound),
+            lambda: [] if slots.of(vote_slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
             len(self._members),
             slots.changed,
             lambda missing: self._mesh.pull(slot, missing, self._members),
             self.patience,
             is_cheap=True,
         )
-        if self._missing(slot, is_sound) and self._is_spoiled(slot):
+        if self._missing(slot, is_sound, excused) and self._is_spoiled(slot):
             raise ContradictionError("it said two different things", peer=self.equivocators[0], round=slot.step)
-        if slots.of(vote_slot) or self._missing(slot, is_sound):
-            said = await self._vote(slot, is_sound)  # others may have decided before the last statement came
+        if slots.of(vote_slot) or self._missing(slot, is_sound, excused):
+            said = await self._vote(slot, is_sound, excused)  # others may have decided before the last statement came
         else:
             self._complete[vote_slot] = slot
-            said = {peer: slots.of(slot)[peer] for peer in self._members}
+            said = {peer: slots.of(slot)[peer] for peer in self._members if peer not in excused}
         if 2 * len(said) <= len(self._members):
             raise OutvotedError("most others went on without this peer", round=slot.step)
         return said
@@ -84,25 +87,27 @@ class Agreement:
         if done is not None and self._me not in self._mesh.slots.of(vote.slot):
             self._tell_vote(done)
 
-    def _missing(self, slot: Slot, is_sound: Callable[[Statement], bool]) -> list[PeerId]:
+    def _missing(self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]) -> list[PeerId]:
         heard = self._mesh.slots.of(slot)
         for author in [author for author, statement in heard.items() if not is_sound(statement)]:
             self._mesh.slots.drop(slot, author)  # others may have got something better
-        return [peer for peer in self._members if peer not in heard]
+        return [peer for peer in self._members if peer not in heard and peer not in excused]
 
     def _tell_vote(self, slot: Slot) -> None:
         heard = self._mesh.slots.of(slot)
         statements = tuple((rank, heard[peer].digest) for rank, peer in enumerate(self._members) if peer in heard)
         self._mesh.say(slot.vote, Heard(statements), self._members)
 
-    async def _vote(self, slot: Slot, is_sound: Callable[[Statement], bool]) -> dict[PeerId, Statement]:
+    async def _vote(
+        self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]
+    ) -> dict[PeerId, Statement]:
         votes, vote_slot = self._mesh.slots.of, slot.vote
-        self._missing(slot, is_sound)
+        self._missing(slot, is_sound, excused)
         if self._me not in votes(vote_slot):
             self._tell_vote(slot)
         self._complete[vote_slot] = slot  # its vote is given, whatever comes
         await wait_for_all(
-            lambda: [peer for peer in self._members if peer not in votes(vote_slot)],
+            lambda: [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused],
             len(self._members),
             self._mesh.slots.changed,
             lambda silent: self._mesh.pull(vote_slot, silent, self._members),
@@ -114,7 +119,7 @@ class Agreement:
             if voter in self._members:
                 counts.update(heard(vote, len(self._members)))
         right = {self._members[rank]: digest for (rank, digest), n in counts.items() if 2 * n > len(self._members)}
-        return await self._fetch(slot, right)
+        return await self._fetch(slot, {peer: digest for peer, digest in right.items() if peer not in excused})
 
     async def _fetch(self, slot: Slot, right: Mapping[PeerId, bytes]) -> dict[PeerId, Statement]:
         """What most heard, as far as this member has it or can get it."""

@@ -23,6 +23,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 import msgspec
 import torch
@@ -40,12 +41,13 @@ from minga.security._consequences import (
     require_no_liars,
     require_shown,
     require_values,
+    who_kept_silent,
     who_stands_elsewhere,
 )
 from minga.security._delivery import Bytes, Deliveries
 from minga.security._division import Division, value_from_bytes, value_to_bytes
 from minga.security._exchange import Exchange
-from minga.security._gathering import Gathering
+from minga.security._gathering import Gathering, meanwhile
 from minga.security._ledger import Reason
 from minga.security._merkle import MerkleTree
 from minga.security._mesh import Mesh
@@ -88,9 +90,12 @@ class Attempt:
         await self._commit(commit, gradient)
         async with self._gathering.errands():
             await self._reduce()
-            revealed, _ = await asyncio.gather(self._toss(), self._gathering.values())
+            async with meanwhile(self._gathering.values()) as taken:
+                revealed = await self._toss()
+                await taken
         await self._claim(revealed)
         await self._confirm()
+        self._record.unheard = self._exchange.unheard
         return self._record
 
     # ---- one phase after the other
@@ -107,17 +112,27 @@ class Attempt:
             Phase.COMMIT, commit, Commit, lambda peer, body: commit_is_sound(terms, peer, body)
         )
         require_no_liars(terms, bodies, self._mesh.proofs, self._witness)
-        self._exchange.elsewhere = who_stands_elsewhere(terms, bodies, terms.members[me])
+        self._dismiss(bodies)
         self._record.commits = bodies
-        cargo.roots = {owner: root for owner in terms.contributors if (root := bodies[terms.members[owner]].root)}
+        cargo.roots = {terms.members.index(peer): said.root for peer, said in bodies.items() if said.root}
         cargo.committed.set()
+
+    def _dismiss(self, commits: Mapping[PeerId, Commit]) -> None:
+        """Note who has to go by the commitments, once all know the same of them."""
+        leaving, witness = self._exchange.leaving, self._witness
+        elsewhere = who_stands_elsewhere(self._terms, commits, self._terms.members[self._me])
+        self._exchange.excused.update(elsewhere)
+        leaving.update((peer, partial(witness.elsewhere, peer)) for peer in elsewhere)
+        leaving.update(
+            (peer, partial(witness.named, peer, Reason.SILENT)) for peer in who_kept_silent(self._terms, commits)
+        )
 
     async def _reduce(self) -> None:
         """Wait for the parts that this member aggregates, clip them to their mean, and state the result."""
-        part, terms, elsewhere = self._me, self._terms, self._exchange.elsewhere
+        part, terms = self._me, self._terms
         result = Result(None, 0.0, terms.coin.commitment(terms.members[part], self._reveal), self._exchange.seen)
         if terms.division.numel(part):
-            present = [rank for rank in terms.contributors if terms.members[rank] not in elsewhere]
+            present = [rank for rank in terms.contributors if terms.members[rank] not in self._exchange.excused]
             await self._gathering.parts(present)
             rows = await asyncio.to_thread(self._gathering.rows, present)
             mean = await asyncio.to_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
@@ -129,8 +144,6 @@ class Attempt:
         results = await self._exchange.hold(
             Phase.RESULT, self._conduct.result(result), Result, lambda peer, body: result_is_sound(terms, peer, body)
         )
-        if elsewhere:
-            raise Setback(map(self._witness.elsewhere, sorted(elsewhere)))
         self._record.results = results
         self._cargo.value_digests.update(
             {terms.members.index(peer): result.value for peer, result in results.items() if result.value is not None}
@@ -186,7 +199,8 @@ class Attempt:
     async def _doubtful(self) -> list[int]:
         """The parts that have to be computed again; none if that does not matter any more."""
         record = self._record
-        if len(record.values) < len(self._terms.division.parts) or any(said.missing for said in record.claims.values()):
+        is_complete = len(record.values) == len(self._terms.division.parts)
+        if not is_complete or self._exchange.leaving or any(said.missing for said in record.claims.values()):
             return []
         return await asyncio.to_thread(self._arithmetic.doubtful, record)
 

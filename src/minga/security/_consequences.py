@@ -36,13 +36,19 @@ def require_no_liars(
         )
 
 
+def who_kept_silent(terms: Terms, commits: Mapping[PeerId, Commit]) -> list[PeerId]:
+    """Members of whom most heard nothing in the last phase of the step before."""
+    named = Counter(peer for body in commits.values() for peer in set(body.unheard))
+    return [peer for peer in terms.members if 2 * named[peer] > len(terms.members)]
+
+
 def who_stands_elsewhere(terms: Terms, commits: Mapping[PeerId, Commit], me: PeerId) -> frozenset[PeerId]:
     """Members that stand elsewhere than most and need the state of these. Raises `OutvotedError` if `me` does."""
     places = {peer: body.place for peer, body in commits.items()}
     right, count = Counter(places.values()).most_common(1)[0]
     if 2 * count <= len(terms.members):
         raise OutvotedError("no majority of the members is in the same state", round=terms.step)
-    if places[me] != right:
+    if places.get(me, right) != right:
         raise OutvotedError("most members are in another state than this peer", round=terms.step)
     return frozenset(peer for peer, place in places.items() if place != right)
 

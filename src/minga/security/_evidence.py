@@ -8,7 +8,8 @@ case is signed by the member that wrote it, its *witness*: that adds nothing to 
 rest.
 
     Contradicted   two statements in one slot                                      EQUIVOCATED
-    Named          commitments: most can prove that it contradicted itself         EQUIVOCATED
+    Named          commitments: most can prove that it contradicted itself, or     EQUIVOCATED
+                   heard nothing of it in the last phase of the step before        SILENT
     Unheard        votes: too few heard it                                         SILENT; away, if in phase COMMIT
     Elsewhere      commitments: most stand elsewhere than it                       away
     Unopened       its commitment to the coin, and what does not open it           SILENT

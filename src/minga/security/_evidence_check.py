@@ -130,9 +130,10 @@ class _Check:
 
     def _named(self, proof: Named) -> tuple[Reason | None, ...]:
         commits = self._bodies(self._said(proof.commits, Phase.COMMIT), Commit).values()
-        count = sum(self._case.peer in commit.equivocators for commit in commits)
-        self._require(2 * count > len(self._members), "most members do not name it")
-        return (Reason.EQUIVOCATED,)
+        proven = sum(self._case.peer in commit.equivocators for commit in commits)
+        unheard = sum(self._case.peer in commit.unheard for commit in commits)
+        counts = {Reason.EQUIVOCATED: proven, Reason.SILENT: unheard}
+        return tuple(reason for reason, count in counts.items() if 2 * count > len(self._members))
 
     def _unheard(self, proof: Unheard) -> tuple[Reason | None, ...]:
         self._require(proof.phase <= Phase.CHECK, "there are no votes on votes")

@@ -1,14 +1,20 @@
 """The phases of one attempt: everybody says one thing, hears what all others say, and compares what was heard.
 
 Theory of operation. In each phase but the first every member also says by what digest it knows the phase before. Where
-these differ, somebody told some members another thing than others; both of its statements are then fetched, and prove
-it. An attempt in which that happened is void, see `minga.security._agreement`.
+these differ, somebody told some members another thing than others, in that phase or in the votes on it; both of its
+statements are then fetched, and prove it. An attempt in which that happened is void, see `minga.security._agreement`.
+
+So whatever follows from the words of a phase, be it that somebody said nothing in it, waits for the end of the next:
+then all know the same. Who was silent in the last phase of all does not matter for what is applied; members say in the
+commitments of the next step of whom they heard nothing, and most decide.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 from minga.core._errors import ProtocolError
@@ -16,6 +22,7 @@ from minga.network._interface import PeerId
 from minga.security._agreement import Agreement, ContradictionError, OutvotedError
 from minga.security._conduct import Conduct
 from minga.security._consequences import Setback
+from minga.security._evidence import Case
 from minga.security._mesh import Mesh
 from minga.security._record import Terms
 from minga.security._slots import digest_of
@@ -34,8 +41,12 @@ class Exchange:
         self._before = Slot(terms.step, terms.attempt, Phase.COMMIT)
         self.seen = b""
         """The digest of the last phase, as this member knows it."""
-        self.elsewhere: frozenset[PeerId] = frozenset()
-        """Members that stand elsewhere than most: nobody waits for them any more."""
+        self.excused: set[PeerId] = set()
+        """Members that nobody waits for any more."""
+        self.leaving: dict[PeerId, Callable[[], Case]] = {}
+        """Who has to go by the words of the last phase, and what shows it when the next one is over."""
+        self.unheard: tuple[PeerId, ...] = ()
+        """Of whom nothing was heard in the last phase of all."""
 
     async def hold(
         self,
@@ -49,8 +60,8 @@ class Exchange:
         """Say one thing (nothing if `own` is None) and understand what the others say; after the last phase of an
         attempt nobody waits for this member any more.
 
-        What makes no sense counts as nothing. Raises `Setback` if somebody said nothing, and `ContradictionError` if
-        somebody said different things to different members.
+        What makes no sense counts as nothing. Raises `Setback` if somebody has to go by the words of the phase before,
+        and `ContradictionError` if somebody said different things to different members.
         """
         slot = Slot(self._terms.step, self._terms.attempt, phase)
         for words, receivers in self._conduct.tells(slot, own, self._terms.members) if own is not None else ():
@@ -66,11 +77,17 @@ class Exchange:
                         known[statement.signature] = body
             return known[statement.signature]
 
-        said = await self._agreement.collect(slot, lambda statement: understood(statement) is not None)
+        said = await self._agreement.collect(slot, lambda statement: understood(statement) is not None, self.excused)
         bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
         await self._compare(phase, bodies, is_last=is_last)
-        if silent := [peer for peer in self._terms.members if peer not in said and peer not in self.elsewhere]:
-            raise Setback(self._witness.unheard(peer, phase) for peer in silent)
+        if self.leaving:
+            raise Setback(show() for show in self.leaving.values())
+        silent = tuple(peer for peer in self._terms.members if peer not in said and peer not in self.excused)
+        if is_last:
+            self.unheard = silent
+        else:
+            self.leaving = {peer: partial(self._witness.unheard, peer, phase) for peer in silent}
+            self.excused.update(silent)
         self._before, self.seen = slot, digest_of(said.values())
         return bodies
 
@@ -78,10 +95,11 @@ class Exchange:
         """Where members know another last phase than this one, somebody told them and us different things."""
         others = [peer for peer, body in bodies.items() if not isinstance(body, Commit) and body.seen != self.seen]
         if others:
-            await self._mesh.pull(self._before, self._terms.members, others)
+            slots = (self._before, self._before.vote)
+            await asyncio.gather(*(self._mesh.pull(slot, self._terms.members, others) for slot in slots))
         proofs = [self._mesh.proofs[peer] for peer in self._agreement.equivocators]
         if is_last:
-            proofs = [proof for proof in proofs if others and proof.one.slot == self._before]
+            proofs = [proof for proof in proofs if others and proof.one.slot in (self._before, self._before.vote)]
         if proofs and phase is not Phase.COMMIT:
             raise ContradictionError("it said two different things", peer=proofs[0].author, round=self._terms.step)
         if 2 * len(others) > len(self._terms.members):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 
 import torch
 
@@ -25,14 +25,8 @@ class Gathering:
     @contextlib.asynccontextmanager
     async def errands(self) -> AsyncIterator[None]:
         """Meanwhile carry the own parts to their aggregators, and take the aggregates home."""
-        sizes, loop = self._cargo.value_bytes, asyncio.get_running_loop()
-        bringing = [loop.create_task(self._bring(part)) for part, size in enumerate(sizes) if size and part != self._me]
-        try:
+        async with meanwhile(*(self._bring(part) for part in self._terms.division.parts if part != self._me)):
             yield
-        finally:
-            for task in bringing:
-                task.cancel()
-            await asyncio.gather(*bringing, return_exceptions=True)
 
     async def parts(self, owners: Sequence[int]) -> None:
         """Wait for the parts that this member aggregates."""
@@ -101,3 +95,14 @@ class Gathering:
         with contextlib.suppress(InvalidEncodingError, KeyError):
             return self._record.row(owner, part)
         return None
+
+
+@contextlib.asynccontextmanager
+async def meanwhile(*doing: Coroutine[None, None, None]) -> AsyncIterator[asyncio.Future[list[None]]]:
+    """Do these things meanwhile; they end with the block at the latest."""
+    together = asyncio.gather(*doing)
+    try:
+        yield together
+    finally:
+        together.cancel()
+        await asyncio.gather(together, return_exceptions=True)

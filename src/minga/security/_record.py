@@ -51,6 +51,8 @@ class Record:
     claims: dict[PeerId, Claims] = field(default_factory=dict)
     values: dict[int, torch.Tensor] = field(default_factory=dict)
     randomness: bytes = b""
+    unheard: tuple[PeerId, ...] = ()
+    """Of whom nothing was heard in the last phase."""
 
     @property
     def vector(self) -> torch.Tensor:

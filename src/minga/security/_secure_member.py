@@ -186,8 +186,8 @@ class SecureMember:
         judgements, heard, attempt = self._judgements[:MAX_CHARGES], self._desk.named(), 0
         while True:
             liars = tuple(peer for peer in sorted(self.ledger.candidates) if peer in self._mesh.proofs)
-            standing = self._progress.standing.digest
-            commit = Commit(self._state or b"", standing, self._rules.digest, None, found, judgements, liars, heard)
+            place = self._state or b"", self._progress.standing.digest, self._rules.digest
+            commit = Commit(*place, None, found, judgements, liars, heard, self._unheard())
             try:
                 present = validators.intersection(self.ledger.members)
                 return await self._attempt(attempt, present).run(commit, gradient)
@@ -196,6 +196,10 @@ class SecureMember:
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
             attempt += 1
+
+    def _unheard(self) -> tuple[PeerId, ...]:
+        last = self._records.get(self.step - 1)
+        return tuple(peer for peer in last.unheard if peer in self.ledger) if last else ()
 
     def _attempt(self, number: int, validators: frozenset[PeerId]) -> Attempt:
         self._require_membership()

@@ -160,7 +160,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     by; `root` is that of the Merkle tree of the parts of its gradient as they will be on the wire, None from a
     validator, which has none. `equivocators` are those of whom the author can prove that they said two different
     things; `heard` are the candidates that it heard in time two steps ago and what they committed to, and applicants
-    (who commit to None).
+    (who commit to None); `unheard` are the members of whom it heard nothing in the last phase of the step before.
     """
 
     state: Digest
@@ -171,6 +171,7 @@ class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     judgements: Annotated[tuple[Judgement, ...], msgspec.Meta(max_length=64)] = ()
     equivocators: Peers = ()
     heard: Annotated[tuple[tuple[Peer, Digest | None], ...], msgspec.Meta(max_length=2 * MAX_CANDIDATES)] = ()
+    unheard: Peers = ()
 
     @property
     def place(self) -> tuple[bytes, bytes, bytes]:
