@@ -13,8 +13,9 @@ The order is what makes lies expensive: gradients are fixed before anybody sees 
 knows in which directions they will be looked at. Whatever goes wrong ends the attempt with a `Setback`, which says who
 goes and why; all honest members come to the same one, ban, and try again with those who are left and the same
 gradients. For all to come to the same one, what follows from the words of a phase is done only after the next phase,
-in which all say what they heard: whoever told some another thing than others cannot part them. So nothing is ever
-applied that did not pass the checks of all.
+in which all say what they heard: whoever told some another thing than others cannot part them. Only who is named by
+most as having said two different things goes at once, since as long as it stays nobody says anything but commitments.
+So nothing is ever applied that did not pass the checks of all.
 """
 
 from __future__ import annotations
