@@ -32,7 +32,14 @@ from minga.simulation._attacks import (
     WrongAggregate,
     WrongRadius,
 )
-from minga.simulation._hostile_words import Equivocation, FalseAccusation, SilentClaims, SilentResult, WithheldReveal
+from minga.simulation._hostile_words import (
+    Equivocation,
+    FalseAccusation,
+    SilentClaims,
+    SilentConfirm,
+    SilentResult,
+    WithheldReveal,
+)
 from minga.simulation._secure_swarm import RUN_ID, MakeConduct, SecureSwarm
 
 ANYBODY = Identity.from_seed(bytes(31) + b"x")
@@ -100,6 +107,7 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
     "withheld reveal": ({"p3": WithheldReveal}, {("p3", "SILENT")}),
     "wrong reveal": ({"p3": WrongReveal}, {("p3", "SILENT")}),
     "silent claims": ({"p3": SilentClaims}, {("p3", "SILENT")}),
+    "silent confirm": ({"p3": SilentConfirm}, {("p3", "SILENT")}),
     "withheld part": ({"p3": WithheldPart}, {("p3", "UNDELIVERED")}),
     "groundless complaint": ({"p3": GroundlessComplaint}, {("p3", "UNDELIVERED")}),
     "no number": ({"p3": NoNumber}, {("p3", "UNDELIVERED")}),
