@@ -7,6 +7,7 @@ has its own parameters, so that it would be seen if they came to differ.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import pairwise
@@ -96,10 +97,13 @@ class Digits:
 
 
 class DigitsWork(DonatedWork):
-    """One member's training: SGD with momentum. Remembers its accuracy after each step."""
+    """One member's training: SGD with momentum; a gradient takes it `compute_s` seconds.
 
-    def __init__(self, digits: Digits) -> None:
-        self._digits = digits
+    Remembers its accuracy after each step.
+    """
+
+    def __init__(self, digits: Digits, compute_s: float = 0.0) -> None:
+        self._digits, self._compute_s = digits, compute_s
         self._parameters = {0: digits.initial}
         self._momenta = {0: torch.zeros_like(digits.initial)}
         self._step = 0
@@ -114,6 +118,8 @@ class DigitsWork(DonatedWork):
 
     async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
         """Of the batch of a seed."""
+        if self._compute_s:
+            await asyncio.sleep(self._compute_s)
         return self._digits.gradient(self._parameters[step], seed)
 
     async def flipped_gradient(self, step: int, seed: bytes) -> torch.Tensor:

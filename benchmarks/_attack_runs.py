@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,6 +13,7 @@ import torch
 
 from benchmarks._attack_digits import Digits, DigitsWork
 from benchmarks._attack_setups import Setup
+from minga.core._events import Event
 from minga.network._interface import PeerId
 from minga.security._aggregator_interface import Aggregate, Aggregator
 from minga.security._conduct import Conduct, Seeds
@@ -26,6 +29,9 @@ from minga.security._secure_member import ExcludedError
 from minga.security._settings import SecureSettings
 from minga.simulation import run_virtual
 from minga.simulation._secure_swarm import SecureSwarm
+
+COMPUTE_S = 0.3
+"""Seconds of a gradient where somebody comes later: without them a step would be as short as it takes to follow it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,12 @@ def hostile_names(extent: Extent) -> tuple[str, ...]:
     return tuple(random.Random(extent.seed).sample(names, extent.hostile))
 
 
+def newcomer_names(extent: Extent) -> tuple[str, ...]:
+    """Which honest peer comes later where one does."""
+    names = {f"p{index}" for index in range(extent.peers)}
+    return (min(names.difference(hostile_names(extent))),)
+
+
 def run_swarm(digits: Digits, setup: Setup | None, extent: Extent) -> Told:
     """Train by secure steps in virtual time; without attackers if there is no `setup`."""
     return run_virtual(_run_swarm(digits, setup, extent))
@@ -70,7 +82,19 @@ async def _run_swarm(digits: Digits, setup: Setup | None, extent: Extent) -> Tol
     make = setup.make(extent.attack_from) if setup else None
     hostile = dict.fromkeys(hostile_names(extent), make) if make else {}
     settings = SecureSettings(peers_per_validator=-(-extent.peers // extent.validators))
-    swarm = SecureSwarm(extent.peers, lambda: DigitsWork(digits), hostile, settings=settings, seed=extent.seed)
+    who_comes = setup.who_comes if setup else "nobody"
+    late = hostile.keys() if who_comes == "attackers" else newcomer_names(extent) if who_comes == "newcomer" else ()
+    compute_s = COMPUTE_S if late else 0.0
+    swarm = SecureSwarm(
+        extent.peers,
+        lambda: DigitsWork(digits, compute_s),
+        {name: hostile[name] for name in hostile if name not in late},
+        settings=settings,
+        seed=extent.seed,
+        absent=late,
+    )
+    comers = {name: hostile[name](frozenset()) if name in hostile else Conduct() for name in late}
+    _when(swarm, extent.attack_from, lambda: [swarm.join(name, conduct) for name, conduct in comers.items()])
     ends = await swarm.run(extent.steps)
     for name, end in ends.items():
         if end is not None and not isinstance(end, ExcludedError):
@@ -78,12 +102,22 @@ async def _run_swarm(digits: Digits, setup: Setup | None, extent: Extent) -> Tol
     witness = next(peer for peer in swarm.honest if ends[peer.name] is None)
     states = {
         (await peer.work.digest(), peer.member.ledger.digest) if ends[peer.name] is None else None
-        for peer in swarm.honest
+        for peer in (*swarm.honest, *(swarm.peers[name] for name in comers if name not in hostile))
     }
     bans = {swarm.names[peer]: (ban.step, ban.reason.name) for peer, ban in witness.member.ledger.bans.items()}
     stayed = frozenset(swarm.names[peer] for peer in witness.member.ledger.members) & hostile.keys()
     work = cast(DigitsWork, witness.work)
     return Told(work.accuracies, work.metric, bans, stayed, len(states) == 1 and None not in states)
+
+
+def _when(swarm: SecureSwarm, step: int, action: Callable[[], object]) -> None:
+    """Do something, which belongs to no simulated peer, when the first honest founder has taken so many steps."""
+
+    def hear(event: Event) -> None:
+        if event.kind == "secure.step" and event.fields["step"] == step:
+            asyncio.get_running_loop().call_soon(action, context=contextvars.Context())
+
+    swarm.honest[0].node.events.subscribe(hear)
 
 
 def run_plainly(digits: Digits, setup: Setup, extent: Extent, aggregator: Aggregator[Aggregate] | None = None) -> Told:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from minga.simulation import _attacks, _collusion, _hostile_words
+from minga.simulation import _attacks, _collusion, _hostile_words, _intruders
 from minga.simulation._secure_swarm import MakeConduct
 
 
@@ -20,6 +20,10 @@ class Setup:
 
     make: Callable[[int], MakeConduct]
     changes: Literal["gradient", "aggregate", "protocol"]
+    who_comes: Literal["nobody", "attackers", "newcomer"] = "nobody"
+    """At the step at which it begins: everybody is there from the start, or the attackers come then, or one honest peer
+    comes to meet them.
+    """
 
 
 def _each(attack: type[_attacks.Attack]) -> Callable[[int], MakeConduct]:
@@ -30,6 +34,14 @@ def _together(attack: type[_collusion.CoveredAggregate]) -> Callable[[int], Make
     def make(from_step: int) -> MakeConduct:
         conspiracy = _collusion.Conspiracy()
         return lambda allies: attack(from_step, allies, conspiracy)
+
+    return make
+
+
+def _with_one_machine(attack: type[_intruders.Sybil]) -> Callable[[int], MakeConduct]:
+    def make(_: int) -> MakeConduct:
+        machine = _intruders.Machine()
+        return lambda _: attack(machine)
 
     return make
 
@@ -62,4 +74,8 @@ SETUPS = {
     "false_accusation": Setup(_each(_hostile_words.FalseAccusation), "protocol"),
     "slander": Setup(_each(_collusion.Slander), "protocol"),
     "lying_judge": Setup(_each(_hostile_words.LyingJudge), "protocol"),
+    "sybil": Setup(_with_one_machine(_intruders.Sybil), "protocol", "attackers"),
+    "withholding_sybil": Setup(_with_one_machine(_intruders.WithholdingSybil), "protocol", "attackers"),
+    "poisoned_donor": Setup(_each(_intruders.PoisonedDonor), "protocol", "newcomer"),
+    "lying_guide": Setup(_each(_intruders.LyingGuide), "protocol", "newcomer"),
 }

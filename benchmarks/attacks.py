@@ -27,6 +27,9 @@ machine, as whoever installs minga does. The metric is the loss on held-out text
 have carried out the same bans at the same steps and hold the same state; all attackers are banned and nobody else; and
 the loss is at most 2 % above that of the same run without hostile members.
 
+Some attacks are on newcomers, or by them: then the attackers come at the step at which the others begin, or one honest
+peer does, which has to end in the same state as the rest.
+
 The aggregators of the table work at a server that everybody trusts, on whole gradients; nobody is banned. They are
 made for `--hostile` hostile rows, Krum for as many as it can be made for.
 """

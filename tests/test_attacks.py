@@ -8,7 +8,7 @@ from secure_world import Quadratic
 from swarm_tools import virtually
 
 from benchmarks._attack_digits import Digits
-from benchmarks._attack_runs import Extent, run_plainly
+from benchmarks._attack_runs import Extent, hostile_names, run_plainly, run_swarm
 from benchmarks._attack_setups import SETUPS
 from benchmarks.attacks import baselines
 from minga.security._secure_member import BannedError, ExcludedError
@@ -120,6 +120,13 @@ async def test_lying_judges_alone_do_nothing() -> None:
 def test_each_attack_can_be_tried_on_a_plain_mean(digits: Digits, attack: str) -> None:
     told = run_plainly(digits, SETUPS[attack], Extent(peers=6, hostile=2, steps=3, attack_from=1))
     assert len(told.accuracies) == 4
+
+
+@pytest.mark.parametrize("attack", [name for name, setup in SETUPS.items() if setup.who_comes != "nobody"])
+def test_attacks_where_somebody_comes_later_harm_nobody(digits: Digits, attack: str) -> None:
+    told = run_swarm(digits, SETUPS[attack], Extent(peers=6, hostile=2, steps=12, attack_from=2))
+    assert told.all_equal
+    assert told.stayed == (set() if SETUPS[attack].who_comes == "attackers" else {*hostile_names(Extent(6, 2))})
 
 
 def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:

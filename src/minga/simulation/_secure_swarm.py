@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from minga.core._errors import ConfigurationError
@@ -62,7 +62,7 @@ class SecurePeer:
 class SecureSwarm:
     """`count` founders p0, p1, …, of which those named in `hostile` conduct themselves in another way.
 
-    With `returns`, whoever is excluded without blame enters again.
+    With `returns`, whoever is excluded without blame enters again. Who is `absent` is no founder, but may `join`.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class SecureSwarm:
         seed: int = 0,
         node_type: type[Node] = Node,
         returns: bool = False,
+        absent: Collection[str] = (),
     ) -> None:
         self.internet = VirtualInternet(seed)
         self._make_work, self._settings, self._seed, self._returns = make_work, settings, seed, returns
@@ -85,7 +86,7 @@ class SecureSwarm:
         self.names: dict[PeerId, str] = {}
         """Names by id."""
         self.peers: dict[str, SecurePeer] = {}
-        hosts = [self._host(f"p{index}") for index in range(count)]
+        hosts = [self._host(f"p{index}") for index in range(count) if f"p{index}" not in absent]
         self.founders = tuple(sorted(host.peer_id for host in hosts))
         makers = dict(hostile or {})
         self.allies = frozenset(host.peer_id for host in hosts if host.name in makers)
