@@ -209,8 +209,8 @@ class SecureLife:
         self._node.events.emit(
             "step.applied", step=self.step, samples=samples, members=len(self.view), batch=self._batch_size
         )
-        if (self.step - 1) % self._spec.state.digest_every == 0:  # it is of the state before
-            self._board.put(StateInfo(self.step - 1, self._work.state_digest))
+        if self.step % self._spec.state.digest_every == 0:
+            self._board.put(StateInfo(self.step, self._work.state_digest))
 
     async def _finish(self) -> None:
         self._node.events.emit("run.finished", step=self.step)
