@@ -13,8 +13,20 @@ nothing meanwhile. By number of members:
     with_calls   `measured` and what goes with it: names of calls, acknowledgements, signs of life
     with_paths   all that is received besides parts and aggregates: that, and the Merkle path of each part
 
+**Time.** Real processes over iroh on loopback average one vector, in turns by an ordinary all-reduce and by a secure
+step; the gradients are there at once, and nobody validates, so that what validators compute is not in it. Figures in
+brackets are [median, minimum, maximum].
+
+    step_ratio             median of secure_s by that of plain_s
+    cpu_ratio              the same of the CPU seconds of all processes
+    plain_s, plain_cpu_s   from the moment in which all hold the plan of the group until the last has the result
+    secure_s, secure_cpu_s from the gradients until the last has applied the aggregate and compared all claims about the
+                           part that it aggregates with the bytes
+    others_share           share of the machine's CPU time that went to other processes
+    steps_correct          secure steps after which nobody is gone and all have the same aggregate
+
 ok: measured is within 20 % of the formula for all numbers of members, and not a byte more for a vector that is a
-thousand times as long.
+thousand times as long; all steps are correct; step_ratio (cpu_ratio, where others_share exceeds 0.10) is at most 1.35.
 """
 
 from __future__ import annotations
@@ -22,13 +34,16 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from benchmarks import _machine
 from benchmarks._btard_control import control
+from benchmarks._btard_steps import measure_steps
 from benchmarks._report import emit, finish, parser
 from minga.security._traffic import control_bytes
 
 LARGEST_DEVIATION = 0.2
 ELEMENTS_PER_PART = 3
 LONGER = 1000
+RATIO_LIMIT = 1.35
 
 
 def measure_control(members: int, steps: int) -> dict[str, Any]:
@@ -57,13 +72,17 @@ def main() -> int:
     short, long = (
         control(counts[0], counts[0] * ELEMENTS_PER_PART * longer, arguments.steps) for longer in (1, LONGER)
     )
+    steps = measure_steps(arguments)
+    ratio = steps["cpu_ratio" if steps["others_share"] > _machine.QUIET_SHARE else "step_ratio"]
     ok = all(map(is_near, figures.values())) and short.statements == long.statements
+    ok = ok and steps["steps_correct"] == steps["steps"] and ratio <= RATIO_LIMIT
     return finish(
         "btard_cost",
         ok,
         arguments.json,
         control_bytes=figures,
         longer_vector={"members": counts[0], "measured": [round(each.statements) for each in (short, long)]},
+        **steps,
     )
 
 
@@ -72,6 +91,10 @@ def options() -> Any:
     made = parser(__doc__)
     made.add_argument("--members", default="4,8,16,32,64", help="of whom to count the control bytes")
     made.add_argument("--steps", type=int, default=3, help="in which control bytes are counted")
+    made.add_argument("--peers", type=int, default=8, help="processes that average and take secure steps")
+    made.add_argument("--mib", type=int, default=64, help="size of their float32 vector in MiB")
+    made.add_argument("--rounds", type=int, default=5, help="of each kind that count, after one of each that does not")
+    made.add_argument("--profile", default="", help="folder for a profile (cProfile, CPU seconds) of each peer")
     return made.parse_args()
 
 

@@ -1,0 +1,137 @@
+"""One peer of `benchmarks.btard_cost`: averages its vector plainly or by secure steps, as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import cProfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from blake3 import blake3
+
+from benchmarks._allreduce_peer import RUN_ID, AveragingPeer, vector_of
+from benchmarks._worker import Channel
+from minga.averaging._layout import VectorLayout
+from minga.identity._keys import Identity
+from minga.network._interface import Address, PeerId
+from minga.network._iroh import IrohNetwork
+from minga.network._iroh_settings import NetworkSettings
+from minga.security._draws import Validation
+from minga.security._ledger import Ledger
+from minga.security._secure_member import SecureMember
+from minga.training._session import Session, SessionSettings
+
+
+class FixedWork:
+    """Work whose gradient is there from the start; `mean` is the last aggregate."""
+
+    def __init__(self, vector: torch.Tensor) -> None:
+        self.layout, self._vector = VectorLayout((vector.numel(),), "float32"), vector
+        self.mean = torch.zeros_like(vector)
+        self._step = 0
+
+    async def gradient(self, step: int, seed: bytes) -> torch.Tensor:  # noqa: ARG002
+        """See `Work`."""
+        return self._vector
+
+    async def apply(self, step: int, mean: torch.Tensor) -> None:
+        """See `Work`."""
+        self.mean, self._step = mean, step + 1
+
+    async def digest(self) -> bytes:
+        """See `Work`."""
+        return blake3(str(self._step).encode()).digest()
+
+
+class UnwatchedMember(SecureMember):
+    """In whose steps nobody validates: what validators compute is not what is measured."""
+
+    def _draw(self) -> tuple[Validation, ...]:
+        return ()
+
+
+class Peer:
+    """What the commands of the coordinator act on."""
+
+    def __init__(self, channel: Channel, session: Session, identity: Identity, settings: dict[str, Any]) -> None:
+        self._channel, self._session, self._identity, self._settings = channel, session, identity, settings
+        self._vector = torch.from_numpy(vector_of(1, settings["index"], settings["numel"]))
+        self._plain = AveragingPeer(session, identity, self._vector, {**settings, "codec": "float32"})
+        self._work = FixedWork(self._vector)
+        self._member: SecureMember | None = None
+        self._profile = cProfile.Profile(time.thread_time) if settings["profile"] else None
+
+    async def meet(self, members: list[str]) -> None:
+        """Be a member with these others, and connected with all of them."""
+        ledger = Ledger([PeerId(member) for member in members])
+        self._member = UnwatchedMember(self._session.node, self._identity, ledger, self._work)
+        await self._see_all()
+        others = [PeerId(member) for member in members if member != self._session.peer_id]
+        await asyncio.gather(*map(self._session.node.connection, others))
+        self._channel.send(met=True)
+
+    async def plain(self, receive: Any) -> None:
+        """One ordinary round: the group is formed, and the all-reduce begins when told to."""
+        await self._see_all()
+        await self._plain.round(self._channel, receive, None)
+
+    async def _see_all(self) -> None:
+        """Until the board shows all others at the step at which this peer is."""
+        self._plain.publish()
+        while len(self._plain.formation._surveyor.at(self._plain.step)) < self._settings["peers"] - 1:
+            await asyncio.sleep(0.01)
+
+    async def secure(self) -> None:
+        """One secure step."""
+        if self._member is None:
+            raise RuntimeError("it has to meet the others first")
+        if self._profile is not None:
+            self._profile.enable()
+        await self._member.take_step()
+        if self._profile is not None:
+            self._profile.disable()
+        self._channel.send(
+            done_s=time.monotonic(), members=len(self._member.ledger.members), digest=digest_of(self._work.mean)
+        )
+
+    def save_profile(self) -> None:
+        """Write the profile of all secure steps, if there is one."""
+        if self._profile is not None:
+            self._profile.dump_stats(Path(self._settings["profile"]) / f"peer-{self._settings['index']}.prof")
+
+
+def digest_of(vector: torch.Tensor) -> str:
+    """Equal for equal vectors; of every thousandth element, so that it takes no time that others need."""
+    return blake3(vector[::1000].contiguous().numpy().tobytes()).hexdigest()
+
+
+def peer(channel: Channel, settings: dict[str, Any]) -> None:
+    """The process of one peer."""
+    torch.set_num_threads(1)
+    asyncio.run(_peer(channel, settings))
+
+
+async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def receive() -> dict[str, Any]:
+        return await loop.run_in_executor(None, channel.receive)
+
+    identity = Identity.ephemeral()
+    entries = [Address(PeerId(entry[0]), tuple(entry[1])) for entry in settings["entries"]]
+    network = await IrohNetwork.open(identity.seed, NetworkSettings(host="127.0.0.1"))
+    session = Session(network, identity, RUN_ID, SessionSettings(), entries)
+    await session.start()
+    me = Peer(channel, session, identity, settings)
+    channel.send(address=[session.peer_id, network.address.direct])
+    while (command := await receive())["do"] != "exit":
+        if command["do"] == "meet":
+            await me.meet(command["members"])
+        elif command["do"] == "plain":
+            await me.plain(receive)
+        elif command["do"] == "secure":
+            await me.secure()
+    me.save_profile()
+    await session.close()
