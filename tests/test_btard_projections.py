@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from btard_rounds import PEERS
 
-from minga.averaging._parts import allocate
-from minga.security._directions import ENTRY_DEVIATION, Directions
-from minga.security._fixed_order import LANES, distance, norm
+from minga.security._directions import BLOCK, ENTRY_DEVIATION, Directions
+from minga.security._fixed_order import distance, norm
 from minga.security._projections import Claim, claim, claims, residual_norm
 
 RANDOMNESS = bytes(range(32))
@@ -22,48 +21,45 @@ def vectors(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def test_entries_and_claims_have_the_same_bits_everywhere() -> None:
-    assert Directions(RANDOMNESS, 2).entries(0, 4).tolist() == [[-7, -49, -123, -121], [9, 77, -99, -77]]
-    part = (np.arange(10_000) % 997).astype(np.float32) / np.float32(7)
-    found = claim(part, np.zeros_like(part), 100.0, Directions(RANDOMNESS, 1))
-    assert (found.projections[0].hex(), found.norm.hex()) == ("0x1.2489e88d69d71p+5", "0x1.0064db9eb562cp+13")
+    assert Directions(RANDOMNESS, 2).entries(4).tolist() == [[9, -121, 33, -45], [-23, 105, -99, -113]]
+    part = (np.arange(50_000) % 997).astype(np.float32) / np.float32(7)
+    found = claim(part, np.full_like(part, 0.1), 100.0, Directions(RANDOMNESS, 1))
+    assert (found.projections[0].hex(), found.norm.hex()) == ("-0x1.1690e5d782042p+6", "0x1.1e5d473f697efp+14")
 
 
 def test_entries_are_odd_even_handed_and_independent() -> None:
-    entries = Directions(RANDOMNESS, 4).entries(0, 1 << 16)
+    entries = Directions(RANDOMNESS, 4).entries(1 << 16)
     assert set(np.unique(entries)) == set(range(-127, 128, 2))
     assert np.abs(entries.mean(axis=1)).max() < 4 * ENTRY_DEVIATION / 256
     correlations = entries @ entries.T / entries.shape[1] / ENTRY_DEVIATION**2
     assert np.abs(correlations - np.eye(4)).max() < 0.02
 
 
-@pytest.mark.parametrize("peers", range(2, 18))
-def test_parts_of_the_directions_are_those_of_the_vector(peers: int) -> None:
-    """Split and merge, with sizes that do not divide and parts without elements."""
-    numel = 1000 + peers
-    fractions = np.random.default_rng(peers).random(peers)
-    fractions[::3] = 0.0
-    fractions[-1] = 1.0
-    sizes = allocate(numel, fractions.tolist())
-    assert 0 in sizes
-    vector, whole = vectors(numel), Directions(RANDOMNESS, 3)
-    stops = np.cumsum(sizes).tolist()
-    ranges = list(zip([0, *stops[:-1]], stops, strict=True))
-    parts = [vector[start:stop] for start, stop in ranges]
-    assert np.concatenate(parts).tobytes() == vector.tobytes()
-    entries = [whole.of_part(start).entries(0, stop - start) for start, stop in ranges]
-    assert (np.concatenate(entries, axis=1) == whole.entries(0, numel)).all()
-    # With nothing clipped, the claims of the parts add up to that of the vector.
-    zeros = np.zeros_like(vector)
-    of_parts = [
-        claim(part, zeros[: len(part)], 1e6, whole.of_part(start))
-        for part, (start, _) in zip(parts, ranges, strict=True)
-    ]
-    total = claim(vector, zeros, 1e6, whole)
-    assert np.sum([each.projections for each in of_parts], axis=0) == pytest.approx(total.projections)
-    assert math.hypot(*(each.norm for each in of_parts)) == pytest.approx(total.norm)
+def test_parts_of_a_vector_have_directions_of_their_own() -> None:
+    whole = Directions(RANDOMNESS, 3)
+    some = [whole.of_part(start).entries(1000) for start in (0, 1000, 1001)]
+    assert (some[0] == whole.entries(1000)).all()
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        correlations = some[one] @ some[other].T / 1000 / ENTRY_DEVIATION**2
+        assert np.abs(correlations).max() < 0.15
 
 
-@pytest.mark.parametrize("numel", [0, 1, 7, LANES - 1, LANES, LANES + 1, 3 * LANES + 17])
+def test_elements_of_different_blocks_rarely_meet_and_signs_part_them() -> None:
+    """A residual on one place of each of many blocks keeps its length in the sketch."""
+    rng = np.random.default_rng(5)
+    shapes = [np.ones(20 * BLOCK), np.zeros(20 * BLOCK), rng.normal(size=20 * BLOCK)]
+    shapes[1][77::BLOCK] = 1.0
+    for residual in shapes:
+        lengths = []
+        for _ in range(50):
+            entries = Directions(rng.bytes(32), 16).entries(len(residual))
+            lengths.append(float(np.square(entries @ residual).mean()))
+        found = np.array(lengths) / ENTRY_DEVIATION**2 / (residual @ residual)
+        assert found.mean() == pytest.approx(1.0, abs=0.15)
+        assert found.min() > 0.2
+
+
+@pytest.mark.parametrize("numel", [0, 1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 17])
 def test_claims_are_what_the_definition_says_and_alike_for_sender_and_aggregator(numel: int) -> None:
     parts, result = vectors(5, numel), vectors(numel, seed=1)
     parts[0] = result
@@ -71,18 +67,18 @@ def test_claims_are_what_the_definition_says_and_alike_for_sender_and_aggregator
     radius = 0.7 * math.sqrt(numel) + 0.1
     together = claims(list(parts), result, radius, directions)
     assert together == [claim(part, result, radius, directions) for part in parts]
-    entries = directions.entries(0, numel) / ENTRY_DEVIATION
+    entries = directions.entries(numel) / ENTRY_DEVIATION
     for part, each in zip(parts.astype(float), together, strict=True):
         length = np.linalg.norm(part - result)
         clipped = (part - result) * min(1.0, radius / length if length else 1.0)
-        assert each.norm == pytest.approx(length, rel=1e-12)
-        assert each.projections == pytest.approx((entries @ clipped).tolist(), rel=1e-9, abs=1e-9)
+        assert each.norm == pytest.approx(length, rel=1e-7)
+        assert each.projections == pytest.approx((entries @ clipped).tolist(), abs=1e-6 * radius)
     assert together[0].norm == 0.0
     assert together[0].projections == (0.0, 0.0, 0.0)
 
 
 def test_claims_depend_on_the_values_and_not_on_how_they_lie_in_memory() -> None:
-    part, result, directions = vectors(3 * LANES), vectors(3 * LANES, seed=1), Directions(RANDOMNESS, 2)
+    part, result, directions = vectors(3 * BLOCK), vectors(3 * BLOCK, seed=1), Directions(RANDOMNESS, 2)
     plain = claim(part, result, 1.0, directions)
     strided = np.repeat(part, 2)[::2]
     assert claim(strided, result.astype(np.float64), 1.0, directions) == plain
@@ -105,13 +101,13 @@ def test_far_parts_and_lengths() -> None:
 
 
 def test_residual() -> None:
-    parts = {PEERS[index]: part for index, part in enumerate(vectors(4, LANES + 5))}
+    parts = {PEERS[index]: part for index, part in enumerate(vectors(4, BLOCK + 5))}
     weights = {PEERS[index]: index for index in range(4)}
     norms = {peer: norm(part) for peer, part in parts.items()}
-    result = np.zeros(LANES + 5, np.float32)
+    result = np.zeros(BLOCK + 5, np.float32)
     clipped = [weights[peer] * part.astype(float) * min(1.0, 3.0 / norms[peer]) for peer, part in parts.items()]
     found = residual_norm(parts, weights, norms, result, 3.0)
-    assert found == pytest.approx(np.linalg.norm(np.sum(clipped, axis=0)), rel=1e-12)
+    assert found == pytest.approx(np.linalg.norm(np.sum(clipped, axis=0)), rel=1e-9)
     assert residual_norm(dict(reversed(parts.items())), weights, norms, result, 3.0) == found
 
 
@@ -119,7 +115,7 @@ def test_projections_stay_below_what_a_subgaussian_allows() -> None:
     """Of 20000 directions on a few shapes of residual, none beyond 6 deviations, and the variance is that of it."""
     for residual in (np.ones(1), np.ones(2), np.ones(300), np.geomspace(1, 1e-3, 50)):
         length = len(residual)
-        entries = Directions(RANDOMNESS, 1).entries(0, 20_000 * length).reshape(20_000, length)
+        entries = Directions(RANDOMNESS, 1).entries(20_000 * length).reshape(20_000, length)
         lengths = entries @ residual / ENTRY_DEVIATION / np.linalg.norm(residual)
         assert np.abs(lengths).max() < 6
         assert lengths.var() == pytest.approx(1.0, abs=0.05)

@@ -19,7 +19,7 @@ from minga.security._traffic import control_bytes
 def test_the_tolerance_of_v2() -> None:
     accuracy = ResultAccuracy()
     limit = accuracy.sum_limit(16, 1.0, 0.0, 100)
-    assert limit == pytest.approx(KAPPA * 16 * (1e-6 + 2.0**-22), rel=1e-6)
+    assert limit == pytest.approx(KAPPA * 16 * (1e-6 + 5 * 2.0**-24), rel=1e-6)
     assert accuracy.sum_limit(32, 1.0, 0.0, 100) == pytest.approx(2 * limit)
     # Rounding of a long result to float16 outweighs all else.
     coarse = ResultAccuracy(codec="float16")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minga.averaging._codec_interface import CONTRIBUTION_LIMIT, InvalidEncodingError
+from minga.averaging._codec_interface import CONTRIBUTION_LIMIT, FLOAT32_MAX, InvalidEncodingError, largest_magnitude
 from minga.averaging._layout import Chunk, VectorLayout
 from minga.averaging._parts import allocate
 from minga.averaging._wire_tensors import as_bytes, bytes_of, load
@@ -76,6 +76,15 @@ class Division:
             chunk.codec.decode(memoryview(data)[at : at + chunk.encoded_bytes], piece)
             at += chunk.encoded_bytes
 
+    def row(self, data: bytes | bytearray, part: int) -> torch.Tensor:
+        """Undo `encode`, in place where the bytes are float32 already. Raises `InvalidEncodingError`."""
+        chunks = self.chunks(part)
+        if len(chunks) == 1 and chunks[0].codec.name == "float32" and len(data) == 4 * self.numel(part):
+            return _in_place(data, FLOAT32_MAX)
+        values = torch.empty(self.numel(part))
+        self.decode(data, part, values)
+        return values
+
 
 def value_to_bytes(value: torch.Tensor) -> bytes:
     """An aggregate (float32) for the wire."""
@@ -87,7 +96,11 @@ def value_from_bytes(data: bytes | bytearray) -> torch.Tensor:
 
     Raises `InvalidEncodingError` for numbers that no mean of parts can have.
     """
-    value = load(bytes_of(data, writable=False), torch.float32)
-    if not bool((value.abs() <= CONTRIBUTION_LIMIT).all()):
-        raise InvalidEncodingError(f"an aggregate has a value that is no number within +-{CONTRIBUTION_LIMIT:g}")
-    return value
+    return _in_place(data, CONTRIBUTION_LIMIT)
+
+
+def _in_place(data: bytes | bytearray, limit: float) -> torch.Tensor:
+    values = load(bytes_of(data, writable=False), torch.float32)
+    if len(values) and not largest_magnitude(values) <= limit:
+        raise InvalidEncodingError(f"a value is no number within +-{limit:g}")
+    return values

@@ -13,9 +13,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 LANES: Final = 4096
 """Elements of a block; part of the definition of every sum."""
+
+_NORM_LANES: Final = 1 << 14
 
 Vector = npt.NDArray[np.floating]
 
@@ -46,9 +49,25 @@ class LaneSums:
         return [math.fsum(lanes) for lanes in self._lanes.tolist()]
 
 
+def total(values: npt.NDArray[np.float64]) -> float:
+    """The sum of a 1-D array, whose halves are added as a whole until one element is left."""
+    while len(values) > 1:
+        half = (len(values) + 1) // 2
+        folded = values[:half].copy()
+        folded[: len(values) - half] += values[half:]
+        values = folded
+    return float(values[0]) if len(values) else 0.0
+
+
 def norm(vector: Vector) -> float:
-    """The Euclidean norm of a 1-D array."""
-    return distance(vector, np.broadcast_to(np.zeros((), vector.dtype), vector.shape))
+    """The Euclidean norm of a 1-D array, whose elements are rounded to float32: their squares are exact in float64."""
+    values = torch.from_numpy(np.ascontiguousarray(vector, np.float32))
+    lanes, wide = (torch.zeros(min(len(values), _NORM_LANES), dtype=torch.float64) for _ in range(2))
+    for start in range(0, len(values), _NORM_LANES):
+        block = values[start : start + _NORM_LANES]
+        widened = wide[: len(block)].copy_(block)
+        lanes[: len(block)].addcmul_(widened, widened)
+    return math.sqrt(total(lanes.numpy()))
 
 
 def distance(first: Vector, second: Vector) -> float:

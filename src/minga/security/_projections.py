@@ -10,9 +10,10 @@ s_i = <z, D_i> for q random directions z that were drawn after v was fixed, and 
 neither is Σ w_i s_i = <z, R>, which everybody can add up (BTARD section 4.3).
 
 The x_i is what the receivers decode from the wire, not what it was before it was encoded: only of that there is a hash.
-Claims are computed in float64 and in a fixed order, block by block, so that everybody who has the same x_i and v gets
-the same bits, and needs memory for a block only. Clipping scales the whole difference, so one pass suffices: the sum
-over z · (x_i - v) is scaled once N_i is known.
+Everybody who has the same x_i and v gets the same bits, and needs memory for a block only. Differences are rounded to
+float32, so that their squares, and their products with signs, are exact in float64, whether or not a machine rounds
+between multiplying and adding; sums are float64 and in a fixed order. Clipping scales the whole difference, so one pass
+suffices: the sum over z · (x_i - v) is scaled once N_i is known.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Annotated, Final
 
 import msgspec
 import numpy as np
+import torch
 
 from minga.network._interface import PeerId
-from minga.security._directions import ENTRY_DEVIATION, MAX_DIRECTIONS, Directions
-from minga.security._fixed_order import LANES, LaneSums, Vector, blocks, difference
+from minga.security._directions import BLOCK, ENTRY_DEVIATION, MAX_DIRECTIONS, Directions, Sketch
+from minga.security._fixed_order import LaneSums, Vector, blocks, difference, total
 
 CLAIM_LIMIT: Final = 2.0**128
 """Larger than any claim about elements that averaging accepts; keeps weighted sums of claims finite."""
@@ -57,26 +59,36 @@ def clip_factor(norm: float, radius: float) -> float:
 def claim(part: Vector, result: Vector, radius: float, directions: Directions) -> Claim:
     """Return the claim of the sender of `part`, 1-D and finite, about the aggregator's `result` of the same length.
 
-    `radius` is τ; `directions` begin at the part's first element. Raises `ValueError` where lengths differ.
+    Both are float32. `radius` is τ; `directions` are those of the part. Raises `ValueError` where lengths differ.
     """
     return claims([part], result, radius, directions)[0]
 
 
 def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: Directions) -> list[Claim]:
-    """Return for each of `parts` the same claim, to the bit, as `claim`: each block of the directions is made once."""
+    """Return for each of `parts` the same claim, to the bit, as `claim`; the directions are made once."""
     if any(part.shape != result.shape for part in parts):
         raise ValueError(f"a part has another length than the result, which has {len(result)} elements")
-    sums = [LaneSums(directions.count + 1, len(result)) for _ in parts]
-    products = np.empty((directions.count + 1, min(len(result), LANES)))
-    for block in blocks(len(result)):
-        entries = directions.entries(block.start, block.stop)
-        filled = products[:, : block.stop - block.start]
-        for part, part_sums in zip(parts, sums, strict=True):
-            from_result = difference(part[block], result[block])
-            np.square(from_result, out=filled[0])
-            np.multiply(from_result, entries, out=filled[1:])
-            part_sums.add(filled)
-    return [_claim(part_sums.totals(), radius) for part_sums in sums]
+    sketch, value = directions.sketch(len(result)), _tensor(result)
+    return [_claim(_tensor(part), value, radius, sketch) for part in parts]
+
+
+def _claim(part: torch.Tensor, result: torch.Tensor, radius: float, sketch: Sketch) -> Claim:
+    length = min(sketch.numel, BLOCK)
+    buckets, squares = torch.zeros(sketch.width, dtype=torch.float64), torch.zeros(length, dtype=torch.float64)
+    narrow, wide = torch.empty(length), torch.empty(length, dtype=torch.float64)
+    for block in sketch.blocks():
+        size = block.part.stop - block.part.start
+        difference = wide[:size].copy_(torch.sub(part[block.part], result[block.part], out=narrow[:size]))
+        squares[:size].addcmul_(difference, difference)
+        buckets[block.bucket : block.bucket + size].addcmul_(difference, block.signs, value=block.turn)
+    norm = math.sqrt(total(squares.numpy()))
+    factor = clip_factor(norm, radius)
+    sums = [total(coefficients * buckets.numpy()) for coefficients in sketch.coefficients]
+    return Claim(tuple(factor * (each / ENTRY_DEVIATION) for each in sums), norm)
+
+
+def _tensor(vector: Vector) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(vector, np.float32))
 
 
 def residual_norm(
@@ -98,11 +110,3 @@ def residual_norm(
             residual += factor * difference(parts[sender][block], result[block])
         squares.add(np.square(residual))
     return math.sqrt(squares.totals()[0])
-
-
-def _claim(sums: Sequence[float], radius: float) -> Claim:
-    """From the sum of squares of x - v and its products with the directions."""
-    squares, *projections = sums
-    norm = math.sqrt(squares)
-    factor = clip_factor(norm, radius)
-    return Claim(tuple(factor * (projection / ENTRY_DEVIATION) for projection in projections), norm)

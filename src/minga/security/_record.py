@@ -61,6 +61,4 @@ class Record:
 
     def row(self, owner: int, part: int) -> torch.Tensor:
         """A part as it came over the wire. Raises `InvalidEncodingError`."""
-        values = torch.empty(self.terms.division.numel(part))
-        self.terms.division.decode(self.cargo.parts[owner, part], part, values)
-        return values
+        return self.terms.division.row(self.cargo.parts[owner, part], part)

@@ -2,13 +2,15 @@
 
 **The fixed point (V2).** An honest aggregator stops when ‖Σ w_i D_i‖ ≤ W · ε, W being the sum of the weights. Two
 things are added to that before the others see the result v. The solver's arithmetic may be float32, which costs a few
-units of 2⁻²⁴ τ for each sender. And v is rounded to the format in which it travels, which moves it by some e. Clipping
-to a ball never lengthens distances, so each D_i moves by at most e, and
+units of 2⁻²⁴ τ for each sender, and so are the differences in claims: one unit more. And v is rounded to the format in
+which it travels, which moves it by some e. Clipping to a ball never lengthens distances, so each D_i moves by at most
+e, and
 
     ‖Σ w_i D_i‖  ≤  W · (ε + ε_fp + e).
 
 Of a random direction of unit variance P(|<z, R>| > κ‖R‖) ≤ 2 exp(-κ²/2), so κ = 8 flags one honest sum in 10¹³ at most
-(BTARD section 4.4, with e added). Every term is known to everybody: the others compute e from the norm of the v that
+(BTARD section 4.4, with e added; where all directions share a sketch, κ is that much less for the few that lengthen R).
+Every term is known to everybody: the others compute e from the norm of the v that
 they received. A v that is far too long therefore buys its aggregator a tolerance that is longer by 2⁻²⁴ of that only
 (2⁻¹¹ in float16).
 
@@ -30,7 +32,7 @@ KAPPA: Final = 8.0
 """A projection longer than this many times its deviation does not happen by chance."""
 CLAIM_TOLERANCE: Final = 1e-9
 """Largest deviation of a claim, relative to the length of what it is about."""
-_SOLVER_ROUNDING: Final = 4 * 2.0**-24
+_SOLVER_ROUNDING: Final = 5 * 2.0**-24
 _FORMATS: Final = {"float32": (2.0**-24, 2.0**-150), "float16": (2.0**-11, 2.0**-25)}
 """By how much an element changes when it is rounded: relative, and at least."""
 
