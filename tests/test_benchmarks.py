@@ -60,12 +60,14 @@ def test_aggregators_tells_of_all() -> None:
     assert len(figures["baselines"]) == 6
 
 
-def test_the_bytes_of_secure_steps_are_those_of_the_formula() -> None:
-    _, figures = summary("btard_cost", "--members", "4", "--steps", "1")
+def test_btard_cost_counts_bytes_and_times_steps() -> None:
+    _, figures = summary("btard_cost", "--members", "4", "--steps", "1", "--peers", "2", "--mib", "1", "--rounds", "1")
     (found,) = figures["control_bytes"].values()
     assert found["measured"] == pytest.approx(found["formula"], rel=0.2)
     assert found["measured"] < found["with_calls"] < found["with_paths"]
     assert len(set(figures["longer_vector"]["measured"])) == 1
+    assert figures["steps_correct"] == figures["steps"] == 1
+    assert figures["step_ratio"] > 0.0
 
 
 @pytest.mark.parametrize("codec", ["float32", "int8"])
