@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from blake3 import blake3
 
 from minga.averaging._layout import VectorLayout
-from minga.network._interface import Connection, Stream
+from minga.network._interface import Connection, PeerId, Stream
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.security._delivery import Errand, Fetch, Found
@@ -47,6 +48,9 @@ class Noise:
     async def digest(self) -> bytes:
         """See `Work`."""
         return blake3(str(self.step).encode()).digest()
+
+    async def adopt(self, step: int, digest: bytes, donors: Sequence[PeerId]) -> None:
+        """See `Work`; nobody comes late."""
 
 
 class CountingStream(MessageStream):
@@ -96,14 +100,13 @@ def control(members: int, numel: int, steps: int) -> Control:
 
 
 async def _control(members: int, numel: int, steps: int) -> Control:
-    swarm = SecureSwarm(members, lambda: Noise(numel), node_type=CountingNode)
-    before = await _received(swarm, 1)
-    after = await _received(swarm, 1 + steps)
+    before, after = await _received(members, numel, 1), await _received(members, numel, 1 + steps)
     return Control(*((late - early) / steps / members for early, late in zip(before, after, strict=True)))
 
 
-async def _received(swarm: SecureSwarm, steps: int) -> Control:
-    """All that all members received until they have taken so many steps. Raises what made one of them end."""
+async def _received(members: int, numel: int, steps: int) -> Control:
+    """All that members receive in so many steps. Raises what made one of them end."""
+    swarm = SecureSwarm(members, lambda: Noise(numel), node_type=CountingNode)
     for end in (await swarm.run(steps)).values():
         if end is not None:
             raise end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import cProfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,8 @@ from minga.identity._keys import Identity
 from minga.network._interface import Address, PeerId
 from minga.network._iroh import IrohNetwork
 from minga.network._iroh_settings import NetworkSettings
-from minga.security._draws import Validation
-from minga.security._ledger import Ledger
 from minga.security._secure_member import SecureMember
+from minga.security._standing import Standing
 from minga.training._session import Session, SessionSettings
 
 
@@ -44,12 +44,8 @@ class FixedWork:
         """See `Work`."""
         return blake3(str(self._step).encode()).digest()
 
-
-class UnwatchedMember(SecureMember):
-    """In whose steps nobody validates: what validators compute is not what is measured."""
-
-    def _draw(self) -> tuple[Validation, ...]:
-        return ()
+    async def adopt(self, step: int, digest: bytes, donors: Sequence[PeerId]) -> None:
+        """See `Work`; nobody comes late."""
 
 
 class Peer:
@@ -65,8 +61,9 @@ class Peer:
 
     async def meet(self, members: list[str]) -> None:
         """Be a member with these others, and connected with all of them."""
-        ledger = Ledger([PeerId(member) for member in members])
-        self._member = UnwatchedMember(self._session.node, self._identity, ledger, self._work)
+        standing = Standing.first(RUN_ID, map(PeerId, members))
+        self._member = SecureMember(self._session.node, self._identity, standing, self._work)
+        self._member._desk.draw = dict  # type: ignore[method-assign]  # what validators compute is not measured
         await self._see_all()
         others = [PeerId(member) for member in members if member != self._session.peer_id]
         await asyncio.gather(*map(self._session.node.connection, others))
