@@ -66,10 +66,12 @@ def attempts(peer: SecurePeer) -> int:
 
 
 def assert_alike(swarm: SecureSwarm, steps: int, names: list[str]) -> None:
-    """They ended in the same state with the same lists, which the evidence of who was there from the start shows."""
+    """They ended in the same state with the same lists, which the evidence of each member shows."""
     first = swarm.peers[names[0]]
-    assert verify_log(RUN_ID, swarm.founders, first.member.evidence.entries) == first.member.ledger.members
     for name in names:
+        member = swarm.peers[name].member
+        if member.is_member:
+            assert verify_log(RUN_ID, swarm.founders, member.evidence.entries) == member.ledger.members
         assert swarm.peers[name].member.ledger.digest == first.member.ledger.digest
         assert torch.equal(parameters(swarm.peers[name], steps), parameters(first, steps))
 
@@ -184,10 +186,10 @@ async def test_a_candidate_that_says_two_things_is_banned() -> None:
 
 @virtually
 async def test_many_identities_with_one_machine_get_one_seat_at_most() -> None:
-    settings = SecureSettings(peers_per_validator=4)
+    settings = SecureSettings(peers_per_validator=4, probation_steps=20)
     swarm, machine = make_swarm(8, settings=settings), Machine()
     later(1.0, lambda: [swarm.join(f"sybil{index}", Sybil(machine)) for index in range(4)])
-    steps = settings.probation + 40
+    steps = settings.probation + 10
     await swarm.run(steps)
     first = swarm.peers["p0"]
     assert len(first.member.ledger.members) <= 9

@@ -9,7 +9,7 @@ from minga.cli._exit import CHECK_FAILED, OK
 from minga.core._errors import ConfigurationError
 from minga.identity._signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network._interface import PeerId
-from minga.security._evidence import Evidence, EvidenceError
+from minga.security._evidence import Admitted, Entered, Evidence, EvidenceError
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import read_log, verify_log
 from minga.training._genesis import Genesis
@@ -59,6 +59,8 @@ def _show(entry: Evidence, run_id: str, context: Context) -> str | None:
     except EvidenceError as error:
         wrong = str(error)
     what = "was away" if case.ban is None else f"was banned: {case.ban.value}"
+    if isinstance(case.proof, Admitted | Entered):
+        what = "became a member"
     context.output.say(f"step {case.step}  {case.peer[:10]}  {what}  [{'proven' if wrong is None else wrong}]")
     context.output.event("case", step=case.step, peer=case.peer, reason=case.reason, witness=entry.author, wrong=wrong)
     return wrong

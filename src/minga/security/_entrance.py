@@ -23,7 +23,7 @@ from minga.network._node import Node
 from minga.security._following import watch
 from minga.security._outcomes import look
 from minga.security._standing import Standing
-from minga.security._wire import MAX_MEMBERS, Place
+from minga.security._wire import MAX_MEMBERS, Place, read
 
 PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
@@ -88,7 +88,8 @@ class Entrance:
 
     async def _ask(self, peer: PeerId) -> dict[int, Place]:
         try:
-            return await watch(self._node, peer, 0)
+            said = await watch(self._node, peer, 0)
+            return {step: read(statement, Place) for step, statement in said.items()}
         except RemoteError:
             return {}
 

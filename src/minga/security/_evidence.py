@@ -21,6 +21,7 @@ rest.
     Judged         an accusation, and that most found it right or wrong            WRONG_GRADIENT, FALSE_CLAIMS,
                                                                                    COVERED, FALSE_ACCUSATION
     Admitted       commitments: most name it, when its probation lacked one step   it became a member
+    Entered        where members stood when the witness became one                 the list begins anew
     Unshown        nothing                                                         any
 
 What cannot be shown. (1) Whoever became a member after an accusation was made does not have the statement that made it:
@@ -182,6 +183,13 @@ class Admitted(_Proof, frozen=True):
     commits: Statements
 
 
+class Entered(_Proof, frozen=True):
+    """Where the members stood when the witness became one, and what at least half of them signed of that."""
+
+    standing: Standing
+    places: Statements
+
+
 class Unshown(_Proof, frozen=True):
     """What the witness found and cannot show."""
 
@@ -199,6 +207,7 @@ Proof = (
     | Recomputed
     | Judged
     | Admitted
+    | Entered
     | Unshown
 )
 

@@ -23,6 +23,7 @@ from minga.security._evidence import (
     Case,
     Contradicted,
     Elsewhere,
+    Entered,
     Evidence,
     EvidenceError,
     Hidden,
@@ -47,6 +48,7 @@ from minga.security._wire import (
     Confirm,
     Judgement,
     Phase,
+    Place,
     Result,
     Revealed,
     Slot,
@@ -124,6 +126,8 @@ class _Check:
                 return self._judged(proof)
             case Admitted() as proof:
                 return self._admitted(proof)
+            case Entered() as proof:
+                return self._entered(proof)
         raise _error(self._case, "it rests on what its witness alone could see")
 
     # ---- each kind of proof
@@ -262,6 +266,15 @@ class _Check:
             raise _error(self._case, "it was no candidate")
         needed = probation_of(self._peer, standing.ledger, proof.rules.probation_steps)
         self._require(candidate.clean_steps + 1 >= needed, "its probation was not over")
+        return (None,)
+
+    def _entered(self, proof: Entered) -> tuple[Reason | None, ...]:
+        said = self._bodies(self._said(proof.places, Phase.STANDING), Place)
+        proof.standing.check()
+        there = sum(place.standing == proof.standing.digest for place in said.values())
+        self._require(2 * there >= len(self._members), "most members stood elsewhere")
+        self._require(proof.standing.step == self._case.step, "the members stood there at another step")
+        self._require(proof.standing.members == self._members, "the members were others")
         return (None,)
 
     # ---- what all have in common

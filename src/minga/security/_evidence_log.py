@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from minga.core._errors import StorageError
 from minga.network._interface import PeerId
-from minga.security._evidence import Admitted, Case, Evidence, EvidenceError, Judged
+from minga.security._evidence import Admitted, Case, Entered, Evidence, EvidenceError, Judged
 from minga.security._evidence_check import verify
 from minga.security._ledger import Ledger
 
@@ -79,7 +79,7 @@ def _read(path: Path) -> tuple[list[Evidence], int, int]:
 def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> tuple[PeerId, ...]:
     """Verify all evidence of a run that began with `founders`, and return who is a member after it.
 
-    Of a member that came later, the evidence begins with those who were members when it came.
+    Of a member that came later, it begins anew with those who were members then.
 
     Raises `EvidenceError` at the first entry that proves nothing or does not follow on those before it.
     """
@@ -104,6 +104,11 @@ class _Replay:
         place, peer = (case.step, case.attempt), PeerId(case.peer)
         if place < self._place:
             raise EvidenceError("it is older than the evidence before it", peer=peer, round=case.step)
+        if isinstance(case.proof, Entered):
+            self.ledger, self._place = case.proof.standing.ledger, place
+            self._members = self.ledger.members
+            self._of_steps.append((case.step, self._members))
+            return
         if place > self._place:
             self._place, self._members = place, self.ledger.members
         if case.members != self._members:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -41,6 +42,17 @@ MAX_TAKES = 8
 """Aggregates that are fetched at once."""
 
 
+@dataclass(frozen=True)
+class Followed:
+    """What a follower knows of a step that it took: the digest of the state after it, the aggregates by part, and what
+    members signed of where they stood then.
+    """
+
+    state: bytes
+    values: Mapping[int, Bytes]
+    signed: tuple[Statement, ...]
+
+
 class Follower:
     """Takes the steps that the members took."""
 
@@ -49,13 +61,12 @@ class Follower:
     ) -> None:
         self._node, self._mesh, self._work, self._conduct = node, mesh, work, conduct
         self._submissions, self._patience = submissions, patience
-        self._said: dict[int, dict[PeerId, Place]] = {}
+        self._said: dict[int, dict[PeerId, Statement]] = {}
         """Where members stood at which step, as they say; they tell of several at once."""
 
-    async def take_step(self, progress: Progress) -> tuple[bytes, Mapping[int, Bytes]]:
+    async def take_step(self, progress: Progress) -> Followed:
         """Do what is due at a step as a candidate, or apply, and take the step that the members took.
 
-        Returns the digest of the state after it, and the aggregates by part.
 
         Raises `OutvotedError` if this peer is too late or has another state than most, and `SilentError` if most
         members say nothing.
@@ -74,7 +85,8 @@ class Follower:
         if await self._work.digest() != place.state:
             raise OutvotedError("most members are in another state than this peer", round=step)
         progress.take(standing)
-        return place.state, values
+        signed = self._said.get(step + 1, {})
+        return Followed(place.state, values, tuple(signed[peer] for peer in sorted(signers)))
 
     # ---- inner workings
 
@@ -112,7 +124,8 @@ class Follower:
         raise OutvotedError("no majority of the members tells this peer of this step any more", round=step)
 
     def _majority(self, step: int, members: Sequence[PeerId]) -> tuple[Place, list[PeerId]] | None:
-        places = {peer: place for peer, place in self._said.get(step, {}).items() if peer in members}
+        said = self._said.get(step, {}).items()
+        places = {peer: read(statement, Place) for peer, statement in said if peer in members}
         for place, count in Counter(places.values()).items():
             if 2 * count > len(members):
                 return place, [peer for peer, said in places.items() if said == place]
@@ -122,13 +135,13 @@ class Follower:
         """Note what a member says, when it has reached a step."""
         while True:
             try:
-                places = await watch(self._node, peer, step)
+                said = await watch(self._node, peer, step)
             except RemoteError:
                 await asyncio.sleep(RETRY_S)
                 continue
-            for reached, place in places.items():
-                self._said.setdefault(reached, {})[peer] = place
-            if max(places, default=-1) >= step:
+            for reached, statement in said.items():
+                self._said.setdefault(reached, {})[peer] = statement
+            if max(said, default=-1) >= step:
                 return
 
     async def _look(self, digest: bytes, signers: Sequence[PeerId]) -> Standing:
@@ -181,15 +194,16 @@ async def _is_beyond(node: Node, peer: PeerId, step: int) -> bool:
         return False
 
 
-async def watch(node: Node, peer: PeerId, step: int) -> dict[int, Place]:
-    """Where a member says that it stood at the beginning of the steps that it keeps, when it has reached `step`.
+async def watch(node: Node, peer: PeerId, step: int) -> dict[int, Statement]:
+    """Where a member says that it stood (`Place`) at the beginning of the steps that it keeps, once it reached `step`.
 
     Raises `RemoteError`.
     """
     seen = await node.call(peer, WATCH, Watch(step), Seen, timeout_s=WATCH_S + CALL_S)
-    return {said.slot.step: read(said, Place) for said in seen.statements if _is_own(said, peer, node.run_id)}
+    return {said.slot.step: said for said in seen.statements if _is_own(said, peer, node.run_id)}
 
 
 def _is_own(statement: Statement, peer: PeerId, run_id: str) -> bool:
     slot = Slot(statement.slot.step, 0, Phase.STANDING)
+    read(statement, Place)
     return statement.author == peer and statement.slot == slot and is_genuine(statement, run_id)

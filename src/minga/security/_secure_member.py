@@ -38,7 +38,7 @@ from minga.security._consequences import Setback
 from minga.security._data_seeds import data_seed
 from minga.security._delivery import Bytes, Cargo, Deliveries
 from minga.security._division import Division
-from minga.security._evidence import Case, Evidence
+from minga.security._evidence import Case, Entered, Evidence
 from minga.security._evidence_log import EvidenceLog
 from minga.security._following import Follower, be_overtaken
 from minga.security._inquiry import Inquiry
@@ -157,11 +157,15 @@ class SecureMember:
 
     async def _follow(self) -> None:
         before = self._progress.standing
-        state, values = await self._follower.take_step(self._progress)
+        followed = await self._follower.take_step(self._progress)
         self._node.events.emit("secure.followed", step=self.step, members=len(self.ledger.members))
         self._tell_changes(before)
         self._first = self.step
-        await self._stand(state, values)
+        if self.is_member:  # what it sees from now on it can show
+            standing, me = self._progress.standing, self._node.peer_id
+            case = Case(me, None, self.step, 0, standing.members, Entered(standing, followed.signed))
+            await asyncio.to_thread(self._write_down, [case])
+        await self._stand(followed.state, followed.values)
 
     # ---- as a member
 
