@@ -36,9 +36,9 @@ from minga.security._evidence import (
     Unopened,
     signed,
 )
+from minga.security._evidence_coming import require_admission, require_place
 from minga.security._evidence_recomputed import recompute
 from minga.security._ledger import Reason
-from minga.security._probation import CANDIDACY_LAG, probation_of
 from minga.security._randomness import Coin
 from minga.security._slots import digest_of
 from minga.security._wire import (
@@ -125,9 +125,11 @@ class _Check:
             case Judged() as proof:
                 return self._judged(proof)
             case Admitted() as proof:
-                return self._admitted(proof)
+                require_admission(self._case, proof, self._bodies(self._said(proof.commits, Phase.COMMIT), Commit))
+                return (None,)
             case Entered() as proof:
-                return self._entered(proof)
+                require_place(self._case, proof, self._bodies(self._said(proof.places, Phase.STANDING), Place))
+                return (None,)
         raise _error(self._case, "it rests on what its witness alone could see")
 
     # ---- each kind of proof
@@ -248,34 +250,6 @@ class _Check:
         self._require(proof.covering.slot == proof.accusing.slot, "it had not yet to accuse anybody")
         self._require(accusation not in covering.accusations, "it accused the liar itself")
         return (Reason.COVERED,)
-
-    def _admitted(self, proof: Admitted) -> tuple[Reason | None, ...]:
-        commits = self._bodies(self._said(proof.commits, Phase.COMMIT), Commit).values()
-        standing, step = proof.standing, self._case.step
-        standing.check()
-        there = [commit for commit in commits if commit.standing == standing.digest]
-        self._require(2 * len(there) > len(self._members), "most members stood elsewhere")
-        self._require(all(commit.rules == proof.rules.digest for commit in there), "the members had other rules")
-        self._require(standing.step == step, "the members stood there at another step")
-        named = Counter(digest for commit in commits for peer, digest in set(commit.heard) if peer == self._peer)
-        named.pop(None, None)
-        heard_by = max(named.values(), default=0)
-        self._require(2 * heard_by > len(self._members), "most members did not hear it")
-        candidate = standing.ledger.candidates.get(self._peer)
-        if candidate is None or candidate.since > step - CANDIDACY_LAG:
-            raise _error(self._case, "it was no candidate")
-        needed = probation_of(self._peer, standing.ledger, proof.rules.probation_steps)
-        self._require(candidate.clean_steps + 1 >= needed, "its probation was not over")
-        return (None,)
-
-    def _entered(self, proof: Entered) -> tuple[Reason | None, ...]:
-        said = self._bodies(self._said(proof.places, Phase.STANDING), Place)
-        proof.standing.check()
-        there = sum(place.standing == proof.standing.digest for place in said.values())
-        self._require(2 * there >= len(self._members), "most members stood elsewhere")
-        self._require(proof.standing.step == self._case.step, "the members stood there at another step")
-        self._require(proof.standing.members == self._members, "the members were others")
-        return (None,)
 
     # ---- what all have in common
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -42,6 +42,7 @@ from minga.security._evidence import Case, Entered, Evidence
 from minga.security._evidence_log import EvidenceLog
 from minga.security._following import Follower, be_overtaken
 from minga.security._inquiry import Inquiry
+from minga.security._judge import Judge
 from minga.security._ledger import Ledger
 from minga.security._mesh import Mesh
 from minga.security._outcomes import Outcome, Outcomes
@@ -54,7 +55,6 @@ from minga.security._verdicts import verdicts
 from minga.security._wire import (
     MAX_ACCUSATIONS,
     Accusation,
-    Charge,
     Commit,
     Judgement,
     Phase,
@@ -113,12 +113,12 @@ class SecureMember:
         submissions, patience = self._desk.submissions, self._settings.patience
         self._follower = Follower(node, self._mesh, work, self._conduct, submissions, patience)
         self._outcomes = Outcomes(node)
-        self._first = standing.step
-        """The first step in which this peer took part as a member."""
-        self._state: bytes | None = None
-        """The digest of the present state."""
         self._records: dict[int, Record] = {}
         """The last attempts of past steps, which passed."""
+        self._judge = Judge(self._records, self._desk, self._conduct, self._inquiry)
+        self._judge.first = standing.step
+        self._state: bytes | None = None
+        """The digest of the present state."""
         self._current: Record | None = None
         self._agreements: deque[Agreement] = deque(maxlen=KEPT_STEPS)
         """Of the last attempts: others may still vote on their phases."""
@@ -160,7 +160,7 @@ class SecureMember:
         followed = await self._follower.take_step(self._progress)
         self._node.events.emit("secure.followed", step=self.step, members=len(self.ledger.members))
         self._tell_changes(before)
-        self._first = self.step
+        self._judge.first = self.step
         if self.is_member:  # what it sees from now on it can show
             standing, me = self._progress.standing, self._node.peer_id
             case = Case(me, None, self.step, 0, standing.members, Entered(standing, followed.signed))
@@ -176,7 +176,7 @@ class SecureMember:
             seeds = Seeds(self._node.peer_id, {p: data_seed(self._coins[step - 1], p) for p in self.ledger.members})
             gradient = await self._conduct.gradient(self._work, step, seeds)
         elif target in self.ledger.candidates:
-            self._found += await self._desk.validate(target, self._first)
+            self._found += await self._desk.validate(target, self._judge.first)
         elif step - 1 in self._records:  # else this peer has become a member just now
             self._found += await self._inquiry(step - 1).validate(target)
         overtaken = be_overtaken(self._node, self.ledger.members, step)
@@ -270,7 +270,7 @@ class SecureMember:
         await self._stand(await self._work.digest(), record.cargo.values)
         for old in [old for old in self._records if old <= self.step - KEPT_STEPS]:
             del self._records[old]
-        self._judgements = await self._look_into(record, before.ledger.candidates)
+        self._judgements = await self._judge.look_into(record, before.ledger.candidates)
         self._found = await self._inquiry(step).false_claims(self._own_part(record))
 
     async def _stand(self, state: bytes, values: Mapping[int, Bytes]) -> None:
@@ -301,33 +301,6 @@ class SecureMember:
 
     def _inquiry(self, step: int) -> Inquiry:
         return Inquiry(self._records[step], self._coins[step - 1], self._work, self._arithmetic, self._deliveries)
-
-    # ---- accusations and judgements
-
-    async def _look_into(self, record: Record, candidates: Container[PeerId]) -> tuple[Judgement, ...]:
-        """What this member has to say of the accusations that were made in a step, with these candidates."""
-        judgements = []
-        found: dict[Accusation, bool | None] = {}
-        for accuser in sorted(record.commits):
-            for accusation in record.commits[accuser].accusations:
-                as_candidate = accusation.charge is Charge.WITHHELD or accusation.target in candidates
-                if as_candidate and not self._desk.counts(accuser, accusation, record):
-                    continue
-                if accusation not in found:
-                    found[accusation] = await self._is_guilty(accusation, record, accuser if as_candidate else None)
-                guilty = found[accusation]
-                if guilty is not None:
-                    said = self._conduct.judgement(accusation, guilty=guilty)
-                    judgements.append(Judgement(accuser, accusation, said))
-        return tuple(judgements)
-
-    async def _is_guilty(self, accusation: Accusation, record: Record, accuser: PeerId | None) -> bool | None:
-        """Whether an accusation is true, one of a candidate if there is an `accuser`; None if it cannot be said."""
-        if accusation.step < self._first:
-            return None
-        if accuser is not None:
-            return await self._desk.is_guilty(accuser, accusation, record)
-        return accusation.step in self._records and await self._inquiry(accusation.step).is_guilty(accusation)
 
     # ---- what others ask
 

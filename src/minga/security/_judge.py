@@ -1,0 +1,52 @@
+"""What a member says of accusations: it looks into each, and tells the others in its next commitment what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+
+from minga.network._interface import PeerId
+from minga.security._candidate_desk import CandidateDesk
+from minga.security._conduct import Conduct
+from minga.security._inquiry import Inquiry
+from minga.security._record import Record
+from minga.security._wire import Accusation, Charge, Judgement
+
+
+class Judge:
+    """Of one member; `records` are those of the steps that may be asked about, `inquiry` looks into one of them."""
+
+    def __init__(
+        self,
+        records: Mapping[int, Record],
+        desk: CandidateDesk,
+        conduct: Conduct,
+        inquiry: Callable[[int], Inquiry],
+    ) -> None:
+        self._records, self._desk, self._conduct, self._inquiry = records, desk, conduct, inquiry
+        self.first = 0
+        """The first step in which this peer took part as a member; of those before it has nothing to say."""
+
+    async def look_into(self, record: Record, candidates: Container[PeerId]) -> tuple[Judgement, ...]:
+        """What this member has to say of the accusations that were made in a step, with these candidates."""
+        judgements = []
+        found: dict[Accusation, bool | None] = {}
+        for accuser in sorted(record.commits):
+            for accusation in record.commits[accuser].accusations:
+                as_candidate = accusation.charge is Charge.WITHHELD or accusation.target in candidates
+                if as_candidate and not self._desk.counts(accuser, accusation, record):
+                    continue
+                if accusation not in found:
+                    found[accusation] = await self._is_guilty(accusation, record, accuser if as_candidate else None)
+                guilty = found[accusation]
+                if guilty is not None:
+                    said = self._conduct.judgement(accusation, guilty=guilty)
+                    judgements.append(Judgement(accuser, accusation, said))
+        return tuple(judgements)
+
+    async def _is_guilty(self, accusation: Accusation, record: Record, accuser: PeerId | None) -> bool | None:
+        """Whether an accusation is true, one of a candidate if there is an `accuser`; None if it cannot be said."""
+        if accusation.step < self.first:
+            return None
+        if accuser is not None:
+            return await self._desk.is_guilty(accuser, accusation, record)
+        return accusation.step in self._records and await self._inquiry(accusation.step).is_guilty(accusation)
