@@ -9,7 +9,7 @@ import pytest
 from btard_rounds import PEERS
 
 from minga.core._errors import ConfigurationError
-from minga.security._hysteresis import Hysteresis, Judgement, gradient_error
+from minga.security._hysteresis import Hysteresis, gradient_error
 from minga.security._norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound, typical_norm
 from minga.security._projections import Claim
 from minga.security._tolerance import KAPPA, ResultAccuracy, claim_deviation
@@ -60,12 +60,9 @@ def test_deviations_of_claims() -> None:
 def test_calibrated_thresholds() -> None:
     thresholds = Hysteresis.calibrated([1e-5, 3e-5, 2e-6])
     assert thresholds.convict == pytest.approx(3e-4)
-    assert thresholds.fine < thresholds.convict < thresholds.accuse
-    assert thresholds.judge(0.0) is Judgement.FINE
-    assert thresholds.judge(3e-5) is Judgement.FINE
-    assert thresholds.judge(3e-4) is Judgement.LOOK_AGAIN
-    assert thresholds.judge(0.01) is Judgement.ACCUSE
-    assert thresholds.judge(math.inf) is thresholds.judge(math.nan) is Judgement.ACCUSE
+    assert thresholds.convict < thresholds.accuse
+    assert not any(map(thresholds.accuses, (0.0, 3e-5, 3e-4)))
+    assert all(map(thresholds.accuses, (0.01, math.inf, math.nan)))
     assert not thresholds.convicts(2e-4)
     assert thresholds.convicts(4e-4)
     assert thresholds.convicts(math.nan)
@@ -78,7 +75,7 @@ def test_thresholds_that_would_let_attacks_pass_are_refused() -> None:
     for errors in ([], [math.nan], [-1.0]):
         with pytest.raises(ConfigurationError, match="calibration"):
             Hysteresis.calibrated(errors)
-    for wrong in ((0.0, 1e-3, 2e-3), (1e-3, 1e-3, 2e-3), (1e-4, 1e-3, 2e-2), (1e-3, 2e-3, math.nan)):
+    for wrong in ((0.0, 1e-3), (1e-3, 1e-3), (1e-3, 2e-2), (2e-3, math.nan)):
         with pytest.raises(ConfigurationError, match="must rise"):
             Hysteresis(*wrong)
 
@@ -90,10 +87,11 @@ def test_whoever_is_accused_rightly_is_convicted_by_all() -> None:
     thresholds = Hysteresis.calibrated([largest])
     for _ in range(2000):
         honest = [1 + largest / 2 * rng.uniform(-1, 1) for _ in range(8)]
-        assert all(thresholds.judge(abs(a - b) / b) is Judgement.FINE for a in honest for b in honest)
+        assert not any(thresholds.accuses(abs(a - b) / b) for a in honest for b in honest)
+        assert not any(thresholds.convicts(abs(a - b) / b) for a in honest for b in honest)
         sent = 1 + 10 ** rng.uniform(-5, -1)
         errors = [abs(sent - each) / each for each in honest]
-        if any(thresholds.judge(error) is Judgement.ACCUSE for error in errors):
+        if any(map(thresholds.accuses, errors)):
             assert all(thresholds.convicts(error) for error in errors)
 
 

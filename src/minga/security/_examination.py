@@ -20,7 +20,6 @@ from minga.security._candidacies import Candidacies
 from minga.security._conduct import Work
 from minga.security._data_seeds import data_seed
 from minga.security._hysteresis import Hysteresis, gradient_error
-from minga.security._hysteresis import Judgement as Verdict
 from minga.security._probation import CANDIDACY_LAG, heard_by_most
 from minga.security._record import Record
 from minga.security._submissions import Submissions
@@ -55,7 +54,7 @@ class Examiner:
         error = await self._error(step, target, digest, coin, (target,))
         if error is None:
             return (Accusation(step, target, Charge.WITHHELD),)
-        return (Accusation(step, target, Charge.GRADIENT),) if self._thresholds.judge(error) is Verdict.ACCUSE else ()
+        return (Accusation(step, target, Charge.GRADIENT),) if self._thresholds.accuses(error) else ()
 
     async def is_guilty(self, accusation: Accusation, accuser: PeerId, record: Record, coin: bytes) -> bool | None:
         """Whether an accusation that counts is true; None if this member cannot find out."""

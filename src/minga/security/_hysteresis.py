@@ -1,16 +1,15 @@
 """Is a gradient that was computed again the same? Hardware that rounds differently makes that a matter of degree.
 
 A validator compares what its target sent with what it computes itself, by the relative error e of each part and of the
-whole (BTARD sections 4.9 and 12.5). Three thresholds keep honest peers on both sides of a dispute from harm. Let h be
-the largest error between honest peers, measured on the kinds of devices of the run:
+whole (BTARD sections 4.9 and 12.5). Two thresholds keep honest peers on both sides of a dispute from harm. Let h be the
+largest error between honest peers, measured on the kinds of devices of the run:
 
-    convict at 10 h      whoever is accused goes if most see more than that
-    fine below 10 h / 3  an honest target shows at most h
+    convict at 10 h      whoever is accused goes if most see more than that; an honest target shows at most h
     accuse from 30 h on  if one honest peer sees 30 h, another, whose gradient is within h of that of the first, sees
                          nearly as much: the accusation is confirmed, and its honest author does not go instead
 
-In between the validator says nothing and looks at the target again. An attacker may add an error up to 10 h in each
-step unpunished; so the thresholds have a ceiling, under which that is harmless.
+Below 30 h a validator says nothing. So an attacker may add an error of up to 30 h in each step unpunished, and the
+thresholds have a ceiling, under which that is harmless.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final
 
 from minga.core._errors import ConfigurationError
@@ -33,29 +31,20 @@ _HYSTERESIS_FACTOR: Final = 3.0
 _SMALL_PART: Final = 0.01
 
 
-class Judgement(Enum):
-    """What a validator does about its target."""
-
-    FINE = "fine"
-    LOOK_AGAIN = "look again"
-    ACCUSE = "accuse"
-
-
 @dataclass(frozen=True, slots=True)
 class Hysteresis:
-    """Thresholds for relative errors: below `fine` nothing is done, from `accuse` on the target is accused.
+    """Thresholds for relative errors: from `accuse` on a target is accused, above `convict` it goes.
 
-    Raises `ConfigurationError` unless 0 < `fine` < `convict` < `accuse` <= 1e-2.
+    Raises `ConfigurationError` unless 0 < `convict` < `accuse` <= 1e-2.
     """
 
-    fine: float
     convict: float
     accuse: float
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.fine < self.convict < self.accuse <= HIGHEST_THRESHOLD:
+        if not 0.0 < self.convict < self.accuse <= HIGHEST_THRESHOLD:
             raise ConfigurationError(
-                f"thresholds {self.fine}, {self.convict} and {self.accuse} for recomputed gradients must rise, "
+                f"thresholds {self.convict} and {self.accuse} for recomputed gradients must rise, "
                 f"from above 0 to at most {HIGHEST_THRESHOLD}"
             )
 
@@ -76,13 +65,11 @@ class Hysteresis:
                 f"honest peers differ by {max(errors):.2g} in their gradients, more than {largest:.2g}: "
                 "let them compute in float32 with deterministic kernels, or validate within one kind of device"
             )
-        return cls(convict / _HYSTERESIS_FACTOR, convict, convict * _HYSTERESIS_FACTOR)
+        return cls(convict, convict * _HYSTERESIS_FACTOR)
 
-    def judge(self, error: float) -> Judgement:
-        """What a validator does that sees this relative error."""
-        if error <= self.fine:
-            return Judgement.FINE
-        return Judgement.LOOK_AGAIN if error < self.accuse else Judgement.ACCUSE
+    def accuses(self, error: float) -> bool:
+        """Whether a validator that sees this relative error (or none that is a number) accuses its target."""
+        return not error < self.accuse
 
     def convicts(self, error: float) -> bool:
         """How a peer votes about an accusation after it has computed the gradient too."""

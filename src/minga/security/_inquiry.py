@@ -18,7 +18,6 @@ from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Work
 from minga.security._data_seeds import data_seed
 from minga.security._delivery import Deliveries
-from minga.security._hysteresis import Judgement as Verdict
 from minga.security._hysteresis import gradient_error
 from minga.security._merkle import MerkleTree
 from minga.security._record import Record
@@ -40,7 +39,7 @@ class Inquiry:
         terms = self._record.terms
         if target not in terms.members or target in terms.validators:
             return ()
-        if self._thresholds.judge(await self._gradient_error(target)) is Verdict.ACCUSE:
+        if self._thresholds.accuses(await self._gradient_error(target)):
             return (Accusation(terms.step, target, Charge.GRADIENT),)
         part = await asyncio.to_thread(self._first_false_claim, terms.members.index(target))
         return () if part is None else (Accusation(terms.step, target, Charge.CLAIMS, part),)

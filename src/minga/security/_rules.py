@@ -29,7 +29,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     directions: Annotated[int, msgspec.Meta(ge=1, le=64)]
     peers_per_validator: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     clip_factor: Annotated[float, msgspec.Meta(gt=0.0)]
-    thresholds: tuple[float, float, float]
+    thresholds: tuple[float, float]
     probation_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROBATION_STEPS)]
 
     @classmethod
@@ -42,7 +42,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
             settings.directions,
             settings.peers_per_validator,
             float(settings.clip_factor),
-            (thresholds.fine, thresholds.convict, thresholds.accuse),
+            (thresholds.convict, thresholds.accuse),
             settings.probation,
         )
 
