@@ -138,6 +138,7 @@ class Ledger:
             "sync.finished": self._synced,
             "round.begun": self._begun,
             "round.reduced": self._reduced,
+            "secure.step": self._agreed,
             "step.applied": self._applied,
             "step": self._told,
         }
@@ -211,11 +212,21 @@ class Ledger:
                 step.busiest = max(step.busiest, (size / rate, peer, direction))
         self._mark(peer, "reduced", entry)
 
+    def _agreed(self, peer: str, entry: Entry) -> None:
+        """A member is through a step of a byzantine run, in which it communicated whenever it did not compute."""
+        step = self._step(entry["step"])
+        step.members = entry["members"]
+        marks = self._marks.get(peer, {})
+        if "applied" in marks:
+            marks["begun"] = marks["applied"]
+            self._mark(peer, "reduced", entry)
+
     def _applied(self, peer: str, entry: Entry) -> None:
         number = entry["step"]
         step = self._step(number)
         if step.applied_s == math.inf:
             step.applied_s, self.last_step = self.now_s, max(self.last_step, number)
+            step.samples = step.samples if step.rounds else entry["batch"]
             before = self.steps.get(number - 1)
             step.took_s = self.now_s - (before.applied_s if before is not None else 0.0)
         marks = self._marks.get(peer, {})

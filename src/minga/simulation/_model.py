@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from minga.core._run_spec import RunSpec
+from minga.security._data_seeds import PublicBatch
 from minga.simulation._classification import SAMPLES, Classification
 from minga.simulation._ghost import GhostModel, GhostReplica, no_gradient
 from minga.simulation._scenario import MOMENTS, Scenario
@@ -48,6 +49,12 @@ def classify(seed: int, peer: SimulatedPeer, samples: int) -> None:
     if isinstance(replica, ClassifierReplica):
         chosen = random.Random(f"minga samples {seed} {peer.name} {replica.step} {peer.samples_done}")
         replica.task.backward([chosen.randrange(SAMPLES) for _ in range(samples)])
+
+
+def classify_publicly(peer: SimulatedPeer, batch: PublicBatch) -> None:
+    """Set the gradients of a public micro-batch."""
+    if isinstance(peer.replica, ClassifierReplica):
+        peer.replica.task.backward(batch.indices(SAMPLES).tolist())
 
 
 def held_out_loss(peer: SimulatedPeer) -> float | None:

@@ -15,9 +15,20 @@ from minga.simulation._simulated_peer import SimulatedPeer
 from minga.simulation._swarm import LoggedEvent, Swarm, SwarmLog
 
 KEPT: Final = frozenset(
-    {*INCIDENTS, "round.begun", "round.reduced", "step.applied", "plan.resting", "peer.not_dialable"}
+    {
+        *INCIDENTS,
+        "round.begun",
+        "round.reduced",
+        "secure.step",
+        "step.applied",
+        "plan.resting",
+        "peer.not_dialable",
+    }
 )
 """Events of peers that become entries; the rest would be many times as much."""
+
+TIMED: Final = ("round.begun", "round.reduced", "secure.step", "step.applied")
+"""Kinds of entries at which a phase of a step ends."""
 
 MAX_NAMED: Final = 20
 LOSS_DIGITS: Final = 4
@@ -123,7 +134,7 @@ class Recorder(SwarmLog):
         if event.kind == "round.begun":
             self._begun(peer.name, event)
             self.events = [logged]
-        return {"computed_s": peer.computed_s} if event.kind in ("round.begun", "round.reduced", "step.applied") else {}
+        return {"computed_s": peer.computed_s} if event.kind in TIMED else {}
 
     def _begun(self, peer: str, event: Event) -> None:
         number, step = str(event.fields["round"]), int(str(event.fields["step"]))

@@ -13,7 +13,7 @@ from minga.averaging._baselines import divide_equally
 from minga.averaging._planner import divide
 from minga.simulation._ledger import Ledger
 from minga.simulation._log import LogWriter
-from minga.simulation._model import gradient_of, replica_maker
+from minga.simulation._model import classify_publicly, gradient_of, replica_maker
 from minga.simulation._outcome import Outcome
 from minga.simulation._recorder import Recorder
 from minga.simulation._scenario import Scenario
@@ -124,6 +124,7 @@ class Simulation:
             seed=scenario.seed,
             make_replica=replica_maker(scenario),
             gradient=gradient_of(scenario),
+            public_gradient=classify_publicly,
             log=recorder,
             divide=divide_equally if scenario.parts == "equal" else divide,
         )

@@ -22,6 +22,7 @@ from minga.core._run_spec_sections import (
     AveragingSection,
     NetworkSection,
     OptimizerSection,
+    SecuritySection,
     StateSection,
     TrainingSection,
 )
@@ -66,6 +67,7 @@ class Scenario(Section):
     averaging: AveragingSection = AveragingSection()
     state: StateSection = StateSection()
     network: NetworkSection = NetworkSection()
+    security: SecuritySection = SecuritySection()
     stop: StopTable = StopTable()
     peers: Annotated[tuple[PeerClass, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
         ..., "classes of peers", f"1 to {MAX_CLASSES} tables, each under its own [[peers]]"
@@ -116,6 +118,7 @@ class Scenario(Section):
                 "averaging": self.averaging.model_dump(mode="json"),
                 "state": self.state.model_dump(mode="json"),
                 "network": self.network.model_dump(mode="json"),
+                "security": self.security.model_dump(mode="json"),
                 "checkpoints": {"every_steps": 0},
             },
             self.name,
@@ -149,6 +152,7 @@ def read_scenario(source: str) -> dict[str, Any]:
 def _contradictions(scenario: Scenario) -> Iterator[str]:
     """What is wrong although every value by itself is allowed."""
     yield from _wrong_settings(scenario)
+    yield from _wrong_security(scenario)
     yield from _wrong_peers(scenario.peers, scenario)
     if scenario.peers:
         yield from _wrong_names(scenario)
@@ -168,6 +172,32 @@ def _wrong_settings(scenario: Scenario) -> Iterator[str]:
             "averaging.average_parameters_every: it evens out parameters that drift apart, and a ghost model has no "
             'numbers that could; set it to 0, or use model.kind = "classifier"'
         )
+
+
+def _wrong_security(scenario: Scenario) -> Iterator[str]:
+    """What a run cannot be whose members check each other."""
+    if scenario.security.mode == "members":
+        yield 'security.mode = "members": scenarios have no organisers who admit anybody; use "open" or "byzantine"'
+    if scenario.security.mode != "byzantine":
+        return
+    if scenario.model.kind == "ghost":
+        yield (
+            "model.kind: members of a byzantine run check each other's numbers, and a ghost model has none; use "
+            'model.kind = "classifier"'
+        )
+    try:
+        scenario.run_spec()
+    except ConfigurationError as error:
+        yield from (line.removeprefix(f"{scenario.name}: ") for line in str(error).splitlines())
+    if scenario.peers and scenario.security.founders > scenario.peer_count:
+        yield f"security.founders: {scenario.security.founders}, and there are only {scenario.peer_count} peers in all"
+    for number, each in enumerate(scenario.peers, 1):
+        if each.role == "auxiliary" or each.dialable < 1:
+            key = 'role = "auxiliary"' if each.role == "auxiliary" else f"dialable = {each.dialable:g}"
+            yield (
+                f"[[peers]] number {number}: {key}: in a byzantine run everybody computes and can be dialled by "
+                "everybody; leave it out"
+            )
 
 
 def _wrong_peers(peers: Sequence[PeerClass], scenario: Scenario) -> Iterator[str]:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 import torch
 
-from minga.core._errors import ClosedError, LocalError, RemoteError, RunFinishedError
+from minga.core._errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
 from minga.core._run_spec import RunSpec
 from minga.identity._link_access import LinkAccess
 from minga.network._virtual import VirtualNetwork
+from minga.security._data_seeds import PublicBatch
 from minga.training._port import TrainerPort
+from minga.training._public_port import PublicPort
 from minga.training._replica_interface import ReplicaInterface
 from minga.training._session import Session
 from minga.training._snapshot import StateSnapshot
@@ -37,6 +39,21 @@ class TrainerSettings:
     def samples_per_second(self) -> float:
         """The speed of this trainer while it computes."""
         return self.micro_batch / self.micro_batch_s
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """What all peers of a swarm train: `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's
+    model; in a run whose members check each other `public_gradient(peer, batch)` sets those of a public batch, and
+    `organiser` is the id of the peer whose key signs who its founders are. With `checkpoint_every` each peer keeps a
+    copy of its state at multiples of that many steps.
+    """
+
+    spec: RunSpec
+    gradient: Callable[[SimulatedPeer, int], None]
+    public_gradient: Callable[[SimulatedPeer, PublicBatch], None]
+    checkpoint_every: int | None
+    organiser: str
 
 
 class SimulatedPeer:
@@ -76,13 +93,12 @@ class SimulatedPeer:
         under_way = min(asyncio.get_running_loop().time() - self._busy_since, self._busy_s) if self._busy_s else 0.0
         return self._computed_s + under_way
 
-    async def live(
-        self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None], checkpoint_every: int | None
-    ) -> None:
+    async def live(self, curriculum: Curriculum) -> None:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
             await self.session.start()
-            await self._train(spec, gradient, checkpoint_every)
+            is_secure = curriculum.spec.security.mode == "byzantine"
+            await (self._train_publicly(curriculum) if is_secure else self._train(curriculum))
         except (RunFinishedError, ClosedError):
             return
         except (LocalError, RemoteError) as error:
@@ -90,9 +106,8 @@ class SimulatedPeer:
         finally:
             self.ended.set()
 
-    async def _train(
-        self, spec: RunSpec, gradient: Callable[[SimulatedPeer, int], None], checkpoint_every: int | None
-    ) -> None:
+    async def _train(self, curriculum: Curriculum) -> None:
+        spec, checkpoint_every = curriculum.spec, curriculum.checkpoint_every
         delayed = spec.training.strategy == "delayed"
         self.port = port = TrainerPort(asyncio.get_running_loop(), self.replica.vector.new, delayed=delayed)
         member = self.session.attach(spec, self.replica, port)
@@ -103,16 +118,40 @@ class SimulatedPeer:
                 await self._serve(port, lambda: False, checkpoint_every)
                 continue
             micro_batch = self.settings.micro_batch
-            await self._compute(self.settings)
-            gradient(self, micro_batch)
+            await self._compute(self.settings, self.settings.micro_batch_s)
+            curriculum.gradient(self, micro_batch)
             if port.add(self._accumulate, micro_batch):
                 self.samples_done += micro_batch
             self.replica.zero_grad()
             await self._serve(port, lambda: True, checkpoint_every)
 
-    async def _compute(self, settings: TrainerSettings) -> None:
-        """Let the time of a micro-batch pass."""
-        seconds = settings.micro_batch_s * self._random.uniform(1.0 - settings.jitter, 1.0 + settings.jitter)
+    async def _train_publicly(self, curriculum: Curriculum) -> None:
+        """The same where others say what is to be computed, and check it."""
+        spec, new_vector = curriculum.spec, self.replica.vector.new
+        if self.settings is None:
+            raise ConfigurationError("in a run whose members check each other everybody computes")
+        port = PublicPort(
+            asyncio.get_running_loop(),
+            new_vector,
+            micro_batches=spec.micro_batches_per_member,
+            size=spec.security.micro_batch_size,
+        )
+        entropy = random.Random(f"minga secrets {self.network.peer_id}").randbytes
+        self.session.attach_secure(spec, self.replica, port, curriculum.organiser, entropy=entropy)
+        while True:
+            port.want_batch()
+            await self._serve(port, lambda: True, curriculum.checkpoint_every)
+            batch = port.next_batch()
+            await self._compute(self.settings, batch.size / self.settings.samples_per_second)
+            curriculum.public_gradient(self, batch)
+            share = batch.size / port.unit
+            port.add(lambda vector, share=share: self.replica.accumulate(vector, share), batch.size)  # type: ignore[misc]
+            self.samples_done += batch.size
+            self.replica.zero_grad()
+
+    async def _compute(self, settings: TrainerSettings, seconds: float) -> None:
+        """Let the time of a micro-batch pass, which takes so many seconds on average."""
+        seconds *= self._random.uniform(1.0 - settings.jitter, 1.0 + settings.jitter)
         self._busy_since, self._busy_s = asyncio.get_running_loop().time(), seconds
         await asyncio.sleep(seconds)
         self._computed_s, self._busy_s = self._computed_s + seconds, 0.0
@@ -120,7 +159,9 @@ class SimulatedPeer:
     def _accumulate(self, vector: torch.Tensor) -> bool:
         return self.replica.accumulate(vector, self.settings.micro_batch if self.settings else 0)
 
-    async def _serve(self, port: TrainerPort, until: Callable[[], bool], checkpoint_every: int | None) -> None:
+    async def _serve(
+        self, port: TrainerPort | PublicPort, until: Callable[[], bool], checkpoint_every: int | None
+    ) -> None:
         """Do what the loop asks for, as the training thread does in production."""
         while True:
             work = port.poll()

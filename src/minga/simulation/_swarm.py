@@ -26,10 +26,12 @@ from minga.identity._link_access import LinkAccess
 from minga.network._interface import Address, PeerId
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
 from minga.network._virtual_link import TURN_S
+from minga.security._conduct import Conduct
+from minga.security._data_seeds import PublicBatch
 from minga.simulation._fault_driver import FaultDriver, FaultRecord, VirtualFaults
 from minga.simulation._faults import parse_faults
 from minga.simulation._liars import Liars
-from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation._simulated_peer import Curriculum, SimulatedPeer, TrainerSettings
 from minga.training._admission import Admission
 from minga.training._replica import Replica
 from minga.training._replica_interface import ReplicaInterface
@@ -72,10 +74,11 @@ class SwarmLog:
 class Swarm:
     """Peers of one run on one virtual internet, from one seed. Make it on a running (virtual) loop.
 
-    `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model; the default minimises the
-    distance of a small linear model to random targets. With `checkpoint_every` each peer keeps a copy of its state
-    at multiples of that many steps. `divide` says who reduces what, `turn_s` how finely lines are simulated. A run for
-    members needs the key of its `organiser`, who need not be among the peers.
+    `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model, `public_gradient(peer, batch)` in
+    a run whose members check each other; the defaults minimise the distance of a small linear model to random targets.
+    There `conduct_of` says how a peer conducts itself, and the first peer is the organiser. With `checkpoint_every`
+    each peer keeps a copy of its state at multiples of that many steps. `divide` says who reduces what, `turn_s` how
+    finely lines are simulated. A run for members needs the key of its `organiser`, who need not be among the peers.
     """
 
     def __init__(
@@ -85,6 +88,8 @@ class Swarm:
         seed: int = 0,
         make_replica: Callable[[RunSpec], ReplicaInterface] | None = None,
         gradient: Callable[[SimulatedPeer, int], None] | None = None,
+        public_gradient: Callable[[SimulatedPeer, PublicBatch], None] | None = None,
+        conduct_of: Callable[[SimulatedPeer], Conduct] = lambda _: Conduct(),
         checkpoint_every: int | None = None,
         divide: Divide = divide,
         log: SwarmLog | None = None,
@@ -95,8 +100,8 @@ class Swarm:
         self.peers: dict[str, SimulatedPeer] = {}
         """By name; a peer that was restarted takes the place of its former self."""
         self._make_replica = make_replica or small_replica
-        self._gradient = gradient or pull_to_target
-        self._checkpoint_every, self._divide = checkpoint_every, divide
+        self._gradient, self._public_gradient = gradient or pull_to_target, public_gradient or pull_by_batch
+        self._checkpoint_every, self._divide, self._conduct_of = checkpoint_every, divide, conduct_of
         self._tasks: list[asyncio.Task[None]] = []
         self._drivers: list[FaultDriver] = []
         self._organiser = organiser or Identity.from_seed(bytes(32))
@@ -226,6 +231,7 @@ class Swarm:
             session.for_members(AccessLedger(self.spec.run_id, organisers, self._organiser.peer_id))
         peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer, apply_s)
         peer.access = access
+        session.conduct = self._conduct_of(peer)
         if checkpoint is not None:
             peer.replica.restore(checkpoint)
             peer.checkpoint = checkpoint
@@ -233,7 +239,9 @@ class Swarm:
         self.peers[peer.name] = peer
         for driver in self._drivers:
             driver.attach(peer.name, session.events)
-        self._tasks.append(network.process.run(peer.live(self.spec, self._gradient, self._checkpoint_every)))
+        first = next(iter(self.peers.values())).network.peer_id
+        curriculum = Curriculum(self.spec, self._gradient, self._public_gradient, self._checkpoint_every, first)
+        self._tasks.append(network.process.run(peer.live(curriculum)))
         return peer
 
     def _resolve(self, role: str, emitter: str | None, event: Event | None) -> str | None:  # noqa: ARG002
@@ -257,7 +265,16 @@ def small_replica(spec: RunSpec) -> Replica:
 
 def pull_to_target(peer: SimulatedPeer, samples: int) -> None:
     """The gradient of the distance to a random target that is the same for equal peer and count."""
-    generator = torch.Generator().manual_seed(peer.samples_done * 1_000_003 + int(peer.network.peer_id[:8], 16))
+    _pull(peer, samples, peer.samples_done * 1_000_003 + int(peer.network.peer_id[:8], 16))
+
+
+def pull_by_batch(peer: SimulatedPeer, batch: PublicBatch) -> None:
+    """The same with a target that follows from the batch."""
+    _pull(peer, batch.size, batch.number >> 1)
+
+
+def _pull(peer: SimulatedPeer, samples: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
     if not isinstance(peer.replica, Replica):
         raise ConfigurationError("a ghost model has no parameters to pull: give the swarm a gradient of its own")
     for parameter in peer.replica.vector.parameters():

@@ -23,6 +23,7 @@ import torch
 from minga.averaging._codecs import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging._messages import Report
 from minga.core._errors import ClosedError, ConfigurationError, MingaError
+from minga.core._signal import Signal
 from minga.security._data_seeds import PublicBatch
 from minga.training._speed import Speed
 from minga.training._teller import Teller
@@ -55,6 +56,7 @@ class PublicPort:
     ) -> None:
         self._teller = Teller(loop)
         self.changed = self._teller.changed
+        self.woken = Signal()  # for trainers that are coroutines on the same loop
         self.condition = threading.Condition()
         self.closed: BaseException | None = None
         self.at_boundary: Callable[[], None] | None = None
@@ -204,6 +206,7 @@ class PublicPort:
     def _wake(self) -> None:
         with self.condition:
             self.condition.notify_all()
+        self._teller.call(self.woken.fire)
         self._teller.tell()
 
 

@@ -10,6 +10,7 @@ training thread and the servers of state.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +46,14 @@ GENESIS_FILE = "genesis.bin"
 
 @dataclass(frozen=True)
 class SecureOptions:
-    """How one peer takes part: the key of the run's `organiser`, how it conducts itself, and the folder of the run."""
+    """How one peer takes part: the key of the run's `organiser`, how it conducts itself, the folder of the run, and
+    where its secrets come from.
+    """
 
     organiser: str
     conduct: Conduct
     directory: Path | None = None
+    entropy: Callable[[int], bytes] = secrets.token_bytes
 
 
 class SecureLife:
@@ -154,7 +158,14 @@ class SecureLife:
             standing = Standing.first(self._node.run_id, self._known)
             conduct, settings = self._options.conduct, self._settings
             self.secure = SecureMember(
-                self._node, self._identity, standing, self._work, settings, conduct, self._evidence
+                self._node,
+                self._identity,
+                standing,
+                self._work,
+                settings,
+                conduct,
+                self._evidence,
+                entropy=self._options.entropy,
             )
             self._take_part()
 
@@ -169,6 +180,7 @@ class SecureLife:
             self._settings,
             self._options.conduct,
             self._evidence,
+            entropy=self._options.entropy,
         )
         began_s = asyncio.get_running_loop().time()
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -211,18 +212,25 @@ class Session:
         return member
 
     def attach_secure(
-        self, spec: RunSpec, replica: ReplicaInterface, port: PublicPort, organiser: str, directory: Path | None = None
+        self,
+        spec: RunSpec,
+        replica: ReplicaInterface,
+        port: PublicPort,
+        organiser: str,
+        directory: Path | None = None,
+        *,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> SecureLife:
-        """The same in a run whose members check each other; `organiser` is whose key signed the run spec, and in
-        `directory` is kept what has to be known about the run. Raises `ConfigurationError` for other roles than
-        trainer.
+        """The same in a run whose members check each other; `organiser` is whose key signed the run spec, in
+        `directory` is kept what has to be known about the run, and from `entropy` come this peer's secrets. Raises
+        `ConfigurationError` for other roles than trainer.
         """
         if self.settings.role != "trainer":
             raise ConfigurationError(
                 f"in this run everybody computes and can be dialled by everybody, and this peer is no trainer but "
                 f'"{self.settings.role}"; run `minga doctor` to see what keeps others from dialling it'
             )
-        options = SecureOptions(organiser, self.conduct, directory)
+        options = SecureOptions(organiser, self.conduct, directory, entropy)
         life = SecureLife(self.node, self.identity, self.board, spec, options, replica, port)
         self._begin(life, replica, port)
         return life
