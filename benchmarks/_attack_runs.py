@@ -12,7 +12,6 @@ from typing import cast
 import torch
 
 from benchmarks._attack_digits import Digits, DigitsWork
-from benchmarks._attack_setups import Setup
 from minga.core._events import Event
 from minga.network._interface import PeerId
 from minga.security._aggregator_interface import Aggregate, Aggregator
@@ -28,6 +27,7 @@ from minga.security._rules import Rules
 from minga.security._secure_member import ExcludedError
 from minga.security._settings import SecureSettings
 from minga.simulation import run_virtual
+from minga.simulation._attack_table import Setup
 from minga.simulation._secure_swarm import SecureSwarm
 
 COMPUTE_S = 0.3

@@ -1,6 +1,6 @@
 """What hostile members of a secure run can do, how soon they are gone, and what it would be like without defence.
 
-    python -m benchmarks.attacks --all --json           # every attack, see `benchmarks._attack_setups`
+    python -m benchmarks.attacks --all --json           # every attack, see `minga.simulation._attack_table`
     python -m benchmarks.attacks --attack alie --json   # single ones
     python -m benchmarks.attacks --table --json         # attacks by gradients against other aggregators, too
     python -m benchmarks.attacks --real --json          # real processes over iroh, see below
@@ -46,11 +46,10 @@ from typing import Any
 import torch
 
 from benchmarks._attack_digits import Digits
-from benchmarks._attack_plot import draw
 from benchmarks._attack_real import RealExtent, RealTold, run_real
 from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
-from benchmarks._attack_setups import SETUPS
 from benchmarks._report import emit, finish, note, parser
+from minga.monitor._picture import blank, write
 from minga.security._aggregator_interface import Aggregate, Aggregator
 from minga.security._ban_time import mean_steps_to_ban_all
 from minga.security._centered_clip import CenteredClip
@@ -59,10 +58,13 @@ from minga.security._geometric_median import GeometricMedian
 from minga.security._krum import Krum
 from minga.security._mean import Mean
 from minga.security._settings import SecureSettings
+from minga.simulation._attack_picture import Curve, draw_attack
+from minga.simulation._attack_table import ATTACKS
 
 HARMLESS = 0.01
 VERDICT_STEPS = 2
 REAL_EXCESS = 0.02
+SIZE_INCHES = (9.0, 4.5)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def play(name: str | None, extent: Extent, *, against_others: bool = False) -> P
     digits = Digits(extent.seed)
     if name is None:
         return Played(run_swarm(digits, None, extent))
-    setup = SETUPS[name]
+    setup = ATTACKS[name]
     undefended = run_plainly(digits, setup, extent) if setup.changes != "protocol" else None
     others = baselines(extent.peers, extent.hostile) if against_others else {}
     return Played(
@@ -120,6 +122,20 @@ def judge(played: Played, no_attack: float, extent: Extent) -> dict[str, Any]:
         "all_equal": told.all_equal,
         "ok": told.all_equal and not honest_banned and (is_gone or is_harmless),
     }
+
+
+def picture(name: str, runs: dict[str, Told], attack_from: int, path: Path) -> None:
+    """Draw the accuracy of the runs, each by its label, into a PNG file."""
+    figure = blank(*SIZE_INCHES)
+    axes = figure.subplots()
+    curves = {
+        label: Curve(told.accuracies, [step + 1 for step, _ in told.bans.values()]) for label, told in runs.items()
+    }
+    draw_attack(axes, curves, attack_from, "held-out accuracy")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.suptitle(name)
+    write(figure, path)
 
 
 def baselines(peers: int, hostile: int) -> dict[str, Aggregator[Aggregate]]:
@@ -175,7 +191,7 @@ def main_real(names: list[str], *, json: bool) -> int:
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--attack", nargs="+", choices=list(SETUPS), default=["sign_flip"], metavar="NAME")
+    options.add_argument("--attack", nargs="+", choices=list(ATTACKS), default=["sign-flip"], metavar="NAME")
     options.add_argument("--all", action="store_true", help="all attacks")
     options.add_argument("--table", action="store_true", help="all attacks by gradients, and the other aggregators")
     options.add_argument("--peers", type=int, default=16)
@@ -194,9 +210,9 @@ def main() -> int:
         options.error("--hostile: at least one, and less than half of the peers")
     fields = ("peers", "hostile", "validators", "steps", "attack_from", "seed")
     extent = Extent(**{name: getattr(arguments, name) for name in fields})
-    names = list(SETUPS) if arguments.all else arguments.attack
+    names = list(ATTACKS) if arguments.all else arguments.attack
     if arguments.table:
-        names = [name for name, setup in SETUPS.items() if setup.changes == "gradient"]
+        names = [name for name, setup in ATTACKS.items() if setup.changes == "gradient"]
     attacks: dict[str, dict[str, Any]] = {}
     table: dict[str, dict[str, float]] = {}
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
@@ -209,7 +225,8 @@ def main() -> int:
             attacks[name] = judge(played, no_attack.metric, extent)
             emit(attack=name, **attacks[name])
             if arguments.plot:
-                draw(name, played.curves | {"no attack": no_attack}, extent.attack_from, arguments.plot / f"{name}.png")
+                curves = played.curves | {"no attack": no_attack}
+                picture(name, curves, extent.attack_from, arguments.plot / f"{name}.png")
             if arguments.table:
                 table[name] = {"btard": round(played.secure.metric, 4), **played.others}
                 emit(table=name, **table[name])

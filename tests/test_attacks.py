@@ -9,10 +9,10 @@ from swarm_tools import virtually
 
 from benchmarks._attack_digits import Digits
 from benchmarks._attack_runs import Extent, hostile_names, run_plainly, run_swarm
-from benchmarks._attack_setups import SETUPS
 from benchmarks.attacks import baselines
 from minga.security._secure_member import BannedError, ExcludedError
 from minga.security._settings import SecureSettings
+from minga.simulation._attack_table import ATTACKS
 from minga.simulation._secure_swarm import SecureSwarm
 
 HOSTILE = ("p1", "p3", "p5")
@@ -38,7 +38,7 @@ def digits() -> Digits:
 
 async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, from_step: int = 2) -> SecureSwarm:
     """A swarm that went through an attack, in which all honest members came to the same end."""
-    make = SETUPS[attack].make(from_step)
+    make = ATTACKS[attack].make(from_step)
     swarm = SecureSwarm(count, lambda: Flippable(100), dict.fromkeys(hostile, make))
     ends = await swarm.run(steps)
     assert {type(end) for end in ends.values()} <= {type(None), ExcludedError, BannedError}
@@ -50,22 +50,22 @@ async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, f
 
 
 AT_ONCE = {
-    "wrong_aggregate": {"WRONG_AGGREGATE"},
-    "far_covered_aggregate": {"WRONG_AGGREGATE", "FALSE_CLAIMS"},
-    "wrong_radius": {"WRONG_AGGREGATE"},
-    "lying_norms": {"FALSE_CLAIMS"},
-    "lying_projections": {"FALSE_CLAIMS"},
-    "silent_result": {"SILENT"},
-    "withheld_reveal": {"SILENT"},
-    "silent_claims": {"SILENT"},
-    "silent_confirm": {"SILENT"},
-    "withheld_part": {"UNDELIVERED"},
-    "equivocating_commit": {"EQUIVOCATED"},
-    "equivocating_result": {"EQUIVOCATED"},
-    "equivocating_reveal": {"EQUIVOCATED"},
-    "equivocating_claims": {"EQUIVOCATED"},
-    "divisive_proof": {"EQUIVOCATED"},
-    "false_accusation": {"FALSE_ACCUSATION"},
+    "wrong-aggregate": {"WRONG_AGGREGATE"},
+    "far-covered-aggregate": {"WRONG_AGGREGATE", "FALSE_CLAIMS"},
+    "wrong-radius": {"WRONG_AGGREGATE"},
+    "lying-norms": {"FALSE_CLAIMS"},
+    "lying-projections": {"FALSE_CLAIMS"},
+    "silent-result": {"SILENT"},
+    "withheld-reveal": {"SILENT"},
+    "silent-claims": {"SILENT"},
+    "silent-confirm": {"SILENT"},
+    "withheld-part": {"UNDELIVERED"},
+    "equivocating-commit": {"EQUIVOCATED"},
+    "equivocating-result": {"EQUIVOCATED"},
+    "equivocating-reveal": {"EQUIVOCATED"},
+    "equivocating-claims": {"EQUIVOCATED"},
+    "divisive-proof": {"EQUIVOCATED"},
+    "false-accusation": {"FALSE_ACCUSATION"},
     "slander": {"FALSE_ACCUSATION"},
 }
 """Attacks that nobody has to draw a lot to see, and the reasons of the bans."""
@@ -83,7 +83,7 @@ def test_attackers_who_show_themselves_are_gone_within_few_steps(attack: str, re
     run()
 
 
-@pytest.mark.parametrize("attack", [name for name, setup in SETUPS.items() if setup.changes == "gradient"])
+@pytest.mark.parametrize("attack", [name for name, setup in ATTACKS.items() if setup.changes == "gradient"])
 def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
     """Also when half of those who contribute are hostile, because the validator of the step is honest."""
 
@@ -97,7 +97,7 @@ def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
 
 @virtually
 async def test_an_aggregator_whose_ally_covers_its_shift_falls_with_it() -> None:
-    swarm = await fight("covered_aggregate", 8, HOSTILE, 25)
+    swarm = await fight("covered-aggregate", 8, HOSTILE, 25)
     bans = swarm.bans(swarm.honest[0])
     assert len(bans) >= 2  # the last one has nobody left to cover it
     assert "FALSE_CLAIMS" in bans.values()
@@ -105,34 +105,34 @@ async def test_an_aggregator_whose_ally_covers_its_shift_falls_with_it() -> None
 
 @virtually
 async def test_who_does_not_commit_itself_leaves_without_blame() -> None:
-    swarm = await fight("silent_commit", 7, HOSTILE, 5)
+    swarm = await fight("silent-commit", 7, HOSTILE, 5)
     assert not swarm.bans(swarm.honest[0])
     assert len(swarm.honest[0].member.ledger.members) == 4
 
 
 @virtually
 async def test_lying_judges_alone_do_nothing() -> None:
-    swarm = await fight("lying_judge", 7, HOSTILE, 12)
+    swarm = await fight("lying-judge", 7, HOSTILE, 12)
     assert not swarm.bans(swarm.honest[0])
 
 
-@pytest.mark.parametrize("attack", [name for name, setup in SETUPS.items() if setup.changes != "protocol"])
+@pytest.mark.parametrize("attack", [name for name, setup in ATTACKS.items() if setup.changes != "protocol"])
 def test_each_attack_can_be_tried_on_a_plain_mean(digits: Digits, attack: str) -> None:
-    told = run_plainly(digits, SETUPS[attack], Extent(peers=6, hostile=2, steps=3, attack_from=1))
+    told = run_plainly(digits, ATTACKS[attack], Extent(peers=6, hostile=2, steps=3, attack_from=1))
     assert len(told.accuracies) == 4
 
 
-@pytest.mark.parametrize("attack", [name for name, setup in SETUPS.items() if setup.who_comes != "nobody"])
+@pytest.mark.parametrize("attack", [name for name, setup in ATTACKS.items() if setup.who_comes != "nobody"])
 def test_attacks_where_somebody_comes_later_harm_nobody(digits: Digits, attack: str) -> None:
-    told = run_swarm(digits, SETUPS[attack], Extent(peers=6, hostile=2, steps=12, attack_from=2))
+    told = run_swarm(digits, ATTACKS[attack], Extent(peers=6, hostile=2, steps=12, attack_from=2))
     assert told.all_equal
-    assert told.stayed == (set() if SETUPS[attack].who_comes == "attackers" else {*hostile_names(Extent(6, 2))})
+    assert told.stayed == (set() if ATTACKS[attack].who_comes == "attackers" else {*hostile_names(Extent(6, 2))})
 
 
 def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
     extent = Extent(peers=8, hostile=3, steps=50, attack_from=10)
     metrics = {
-        kind: run_plainly(digits, SETUPS["sign_flip"], extent, aggregator).metric
+        kind: run_plainly(digits, ATTACKS["sign-flip"], extent, aggregator).metric
         for kind, aggregator in baselines(8, 3).items()
     }
     assert metrics["mean"] < 0.3
@@ -141,7 +141,7 @@ def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
 
 @virtually
 async def test_a_step_in_which_most_contributors_are_hostile_goes_no_farther_than_a_few_others() -> None:
-    make, settings = SETUPS["random_direction"].make(4), SecureSettings(peers_per_validator=2)
+    make, settings = ATTACKS["random-direction"].make(4), SecureSettings(peers_per_validator=2)
     swarm = SecureSwarm(9, lambda: Flippable(100), dict.fromkeys(("p1", "p2", "p5", "p7"), make), settings=settings)
     await swarm.run(25)
     work = swarm.honest[0].work

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import pytest
 from swarm_tools import virtually
 
+from minga.cli._sim_view import step_json, summary_text
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec import RunSpec
 from minga.simulation._changes import changed, split_change
+from minga.simulation._figures import draw
 from minga.simulation._outcome import Outcome
 from minga.simulation._runner import Simulation
 from minga.simulation._scenario import Scenario
@@ -79,16 +82,87 @@ async def test_all_members_end_in_the_same_state() -> None:
     await swarm.close()
 
 
+ATTACKED = (
+    SECURE
+    + """
+[[peers]]
+name = "evil"
+count = 2
+samples_per_second = 200
+up = "20Mbit"
+down = "50Mbit"
+[[attackers]]
+peers = "evil"
+count = 2
+behaviour = "equivocating-result"
+from_step = 2
+"""
+)
+SEVEN = ("security.founders=7", "training.target_batch_size=112")
+
+
+@pytest.fixture(scope="module")
+def attacked() -> Outcome:
+    return simulate(ATTACKED, *SEVEN)
+
+
+def test_attackers_are_honest_at_first_and_then_banned(attacked: Outcome) -> None:
+    ledger = attacked.ledger
+    assert ledger.attacks == dict.fromkeys(("evil-1", "evil-2"), ("equivocating-result", 2))
+    assert {name: (ban.step, ban.reason) for name, ban in ledger.bans.items()} == dict.fromkeys(
+        ("evil-1", "evil-2"), (3, "EQUIVOCATED")
+    )
+    assert [step.members for step in attacked.steps] == [7, 7, 5, 5, 5, 5]
+    left = [entry for step in attacked.steps for entry in step.incidents if entry["kind"] == "peer.left"]
+    assert [(entry["peer"], entry["how"]) for entry in left] == [("evil-1", "banned"), ("evil-2", "banned")]
+
+
+def test_bans_are_told_and_drawn(attacked: Outcome, tmp_path: Path) -> None:
+    summary = attacked.summary()
+    assert summary["members"] == 5
+    assert summary["attack"] == {
+        "behaviours": ["equivocating-result"],
+        "from_step": 2,
+        "attackers": 2,
+        "attackers_banned": 2,
+        "honest_banned": 0,
+        "bans": summary["attack"]["bans"],
+    }
+    text = " ".join(summary_text(attacked))
+    assert "2 of 7 peers attacked (equivocating-result) from step 3 on; 2 of them were banned, and 0 of" in text
+    assert "evil-1 in step 3 (EQUIVOCATED)" in text
+    assert step_json(attacked.steps[2])["banned"] == ["evil-1", "evil-2"]
+    assert (tmp_path / "attack.png") in draw(attacked, tmp_path)
+
+
+def test_equal_seeds_give_equal_logs(attacked: Outcome) -> None:
+    assert simulate(ATTACKED, *SEVEN).log_digest == attacked.log_digest
+
+
+def test_omniscient_attackers_and_those_with_wrong_labels_are_found() -> None:
+    labels = '[[attackers]]\npeers = "home"\nbehaviour = "label-flip"\nfrom_step = 1\n'
+    often = ("security.peers_per_validator=2", "attackers.1.behaviour=alie", "stop.steps=12")
+    ledger = simulate(ATTACKED + labels, *SEVEN, *often).ledger
+    assert ledger.bans  # how many are drawn by then is chance
+    assert ledger.bans.keys() <= {"evil-1", "evil-2", "home-1"}
+    assert {ban.reason for ban in ledger.bans.values()} == {"WRONG_GRADIENT"}
+    assert ledger.counts == {"member.failed": len(ledger.bans)}  # they hear it, and nothing else went wrong
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         (("security.mode=members",), "security.mode"),
         (("model.kind=ghost", "model.parameters=1000"), "model.kind: .* ghost model has none"),
-        (("security.founders=6",), "security.founders: 6, and there are only 5"),
+        (("security.founders=8",), "security.founders: 8, and there are only 7"),
         (("peers.home.dialable=0.5",), "number 1: dialable = 0.5: in a byzantine run"),
         (("training.strategy=delayed",), "training.strategy"),
+        (("security.mode=open",), "only for runs with security.mode"),
+        (("attackers.1.behaviour=rude",), "nobody can lie like that"),
+        (("attackers.1.behaviour=false-rates",), "from_step: false-rates begins at once"),
+        (("peers.evil.count=6", "attackers.1.count=6"), "attackers: 6 of 11 peers attack"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_key(changes: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        scenario(SECURE, *changes)
+        scenario(ATTACKED, *changes)

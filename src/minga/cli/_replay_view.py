@@ -51,6 +51,8 @@ def incident_text(entry: Entry) -> str:
             return f"{peer} joins as {entry['role']}"
         case "peer.left":
             return f"{peer} leaves ({entry['how']})"
+        case "secure.banned":
+            return f"{other} is banned{why}"
         case "sync.finished":
             return f"{peer} has the state of step {entry['step']}, fetched in {format_duration(entry['seconds'])}"
         case "round.repaired":

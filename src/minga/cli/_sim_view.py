@@ -24,6 +24,7 @@ ENDS = {
     "nobody is left": "nobody was left",
 }
 MAX_BINDINGS = 5
+MAX_BANS = 20
 
 
 def scenario_table(scenarios: Mapping[str, str]) -> Table:
@@ -64,6 +65,7 @@ def step_json(step: StepRecord) -> dict[str, Any]:
         "predicted_s": step.predicted_s,
         "bound_by": step.bound_by,
         "loss": step.loss,
+        "banned": [each["other"] for each in step.incidents if each["kind"] == "secure.banned"],
     }
 
 
@@ -84,6 +86,7 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
             f"their time in the run."
         )
     yield from _steps_text(outcome, values)
+    yield from _attack_text(outcome, values["attack"])
     incidents = ", ".join(f"{count} {kind}" for kind, count in values["incidents"].items())
     yield f"Faults and recoveries: {incidents or 'none'}."
     up, down = values["bytes_sent_per_peer"], values["bytes_received_per_peer"]
@@ -94,6 +97,22 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
     if values["loss"] is not None:
         yield f"Held-out loss: {outcome.losses()[0][1]:.4f} after the first step, {values['loss']:.4f} at the end."
     yield f"Log: {values['entries']} entries, digest {values['log_digest'][:16]}…"
+
+
+def _attack_text(outcome: Outcome, attack: Mapping[str, Any] | None) -> Iterator[str]:
+    """Who attacked, and who was banned when and why."""
+    if attack is None:
+        return
+    if attack["attackers"]:
+        yield (
+            f"{attack['attackers']} of {len(outcome.ledger.peers)} peers attacked ({', '.join(attack['behaviours'])}) "
+            f"from step {attack['from_step'] + 1} on; {attack['attackers_banned']} of them were banned, and "
+            f"{attack['honest_banned']} of the others."
+        )
+    bans = [f"{name} in step {ban['step']} ({ban['reason']})" for name, ban in attack["bans"].items()]
+    if bans:
+        more = f" and {len(bans) - MAX_BANS} more" if len(bans) > MAX_BANS else ""
+        yield f"Banned: {', '.join(bans[:MAX_BANS])}{more}."
 
 
 def _steps_text(outcome: Outcome, values: Mapping[str, Any]) -> Iterator[str]:

@@ -8,6 +8,7 @@ honest. Here are those who lie with numbers; for the others see `_hostile_words`
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Set
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -31,9 +32,11 @@ class LabelledWork(Work, Protocol):
 
 
 class Attack(Conduct):
-    """Honest before `from_step`; `allies` (all attackers by id) matter where they act together."""
+    """Honest before `from_step`; `allies` (all attackers by id, also those who come later) matter where they act
+    together.
+    """
 
-    def __init__(self, from_step: int = 0, allies: frozenset[PeerId] = frozenset()) -> None:
+    def __init__(self, from_step: int = 0, allies: Set[PeerId] = frozenset()) -> None:
         self.from_step, self.allies = from_step, allies
         self.step = 0
         self.me = PeerId("")
@@ -88,7 +91,7 @@ class RandomDirection(Attack):
 class Delayed(Attack):
     """Sends its gradients of `delay` steps ago."""
 
-    def __init__(self, from_step: int = 0, allies: frozenset[PeerId] = frozenset(), delay: int = 100) -> None:
+    def __init__(self, from_step: int = 0, allies: Set[PeerId] = frozenset(), delay: int = 100) -> None:
         super().__init__(from_step, allies)
         self._past: list[torch.Tensor] = []
         self._delay = delay
@@ -130,10 +133,13 @@ class LittleIsEnough(Attack):
 
 
 class LabelFlip(Attack):
-    """Sends the gradient of wrong labels."""
+    """Sends the gradient of wrong labels; `labelled` finds them where the work itself does not offer it."""
+
+    labelled: Callable[[Work], Work] = staticmethod(lambda work: work)
 
     async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
         """Of its own batch. Raises `TypeError` for work without labels."""
+        work = self.labelled(work)
         if not isinstance(work, LabelledWork):
             raise TypeError(f"{type(work).__name__} has no labels that could be flipped")
         return await work.flipped_gradient(step, seeds.own)

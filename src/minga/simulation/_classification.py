@@ -49,6 +49,8 @@ class Classification:
         torch.set_rng_state(data.random_state)
         self._x, self._y = data.x[:SAMPLES], data.y[:SAMPLES]
         self._held_out = data.x[SAMPLES:], data.y[SAMPLES:]
+        self.flips_labels = False
+        """Whether gradients are those of wrong labels, as an attacker wants them."""
         self.model = nn.Sequential(
             nn.Linear(INPUTS, HIDDEN), nn.GELU(), nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, HIDDEN), nn.GELU(),
             nn.Linear(HIDDEN, CLASSES),
@@ -60,7 +62,8 @@ class Classification:
     def backward(self, samples: Sequence[int]) -> None:
         """Set the gradients of the mean loss of these samples."""
         chosen = torch.tensor(samples)
-        torch.autograd.backward(cross_entropy(self.model(self._x[chosen]), self._y[chosen]))
+        labels = CLASSES - 1 - self._y[chosen] if self.flips_labels else self._y[chosen]
+        torch.autograd.backward(cross_entropy(self.model(self._x[chosen]), labels))
 
     @torch.no_grad()
     def held_out_loss(self) -> float:

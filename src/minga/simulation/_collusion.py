@@ -6,7 +6,7 @@ They share what they know by other ways than the swarm (here simply an object), 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 import torch
@@ -47,7 +47,7 @@ class CoveredAggregate(Attack):
 
     shift = 1.0
 
-    def __init__(self, from_step: int, allies: frozenset[PeerId], conspiracy: Conspiracy) -> None:
+    def __init__(self, from_step: int, allies: Set[PeerId], conspiracy: Conspiracy) -> None:
         super().__init__(from_step, allies)
         self._conspiracy = conspiracy
 

@@ -1,4 +1,4 @@
-"""Pictures of a simulation: loss, the anatomy of its steps, who was there, and what was sent."""
+"""Pictures of a simulation: loss, attacks, the anatomy of its steps, who was there, and what was sent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from minga.monitor._picture import blank, write
+from minga.simulation._attack_picture import Curve, draw_attack
 from minga.simulation._ledger import PHASES
 from minga.simulation._outcome import Outcome
 
@@ -24,6 +25,8 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     }
     if outcome.losses():
         figures = {"loss": _loss, **figures}
+        if outcome.onset is not None:
+            figures = {"attack": _attack, **figures}
     return [_save(outcome, drawing, folder / f"{name}.png") for name, drawing in figures.items()]
 
 
@@ -45,6 +48,18 @@ def _loss(axes: Any, outcome: Outcome) -> None:
     losses = outcome.losses()
     axes.plot([time / unit_s for time, _ in losses], [loss for _, loss in losses], label="held out")
     axes.set(xlabel=f"virtual time ({unit})", ylabel="loss")
+
+
+def _attack(axes: Any, outcome: Outcome) -> None:
+    values = [step.loss for step in outcome.steps if step.loss is not None]
+    bans = [ban.step for ban in outcome.ledger.bans.values()]
+    words = ", ".join(sorted({behaviour for behaviour, _ in outcome.ledger.attacks.values()}))
+    curve = Curve(values, bans, outcome.steps[0].number)
+    draw_attack(axes, {f"loss under attack ({words})": curve}, outcome.onset or 0, "held-out loss")
+    members = axes.twinx()
+    members.step([step.number for step in outcome.steps], [step.members for step in outcome.steps], where="mid",
+                 color="tab:gray", alpha=0.6)  # fmt: skip
+    members.set(ylabel="members (gray)", ylim=(0, None))
 
 
 def _anatomy(axes: Any, outcome: Outcome) -> None:

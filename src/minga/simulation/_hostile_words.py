@@ -4,7 +4,7 @@ members, and accuse the innocent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import ClassVar
 
 import msgspec
@@ -109,7 +109,7 @@ class EquivocatingClaims(Equivocation):
 class FalseAccusation(Attack):
     """Accuses an honest member each time, of a wrong gradient in the last step."""
 
-    def __init__(self, from_step: int = 0, allies: frozenset[PeerId] = frozenset()) -> None:
+    def __init__(self, from_step: int = 0, allies: Set[PeerId] = frozenset()) -> None:
         super().__init__(from_step, allies)
         self._victim: PeerId | None = None
 

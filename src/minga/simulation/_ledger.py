@@ -32,6 +32,7 @@ INCIDENTS: Final = (
     "member.out_of_sync",
     "member.diverged",
     "member.failed",
+    "secure.member_away",
     "sync.finished",
     "sync.failed",
     "plan.refused",
@@ -94,6 +95,15 @@ class StepRecord:
         return f"{direction} of {peer}" if peer and seconds >= BUSY * self.round_s else "round trips"
 
 
+@dataclass(frozen=True)
+class BanRecord:
+    """A member was banned, during the step of this number."""
+
+    step: int
+    reason: str
+    time_s: float
+
+
 @dataclass
 class PeerRecord:
     """One peer: its line (bytes per second), and what it did in all its sessions."""
@@ -127,6 +137,10 @@ class Ledger:
         """How often each kind of incident happened, faults among them."""
         self.alive: list[tuple[float, int]] = [(0.0, 0)]
         """Virtual time, and how many were there from then on."""
+        self.attacks: dict[str, tuple[str, int]] = {}
+        """How each attacker of a byzantine run attacks, and how many steps it takes honestly at first."""
+        self.bans: dict[str, BanRecord] = {}
+        """Whom honest members banned."""
         self.now_s = 0.0
         self.last_step = 0
         """The highest step that anybody applied."""
@@ -139,6 +153,8 @@ class Ledger:
             "round.begun": self._begun,
             "round.reduced": self._reduced,
             "secure.step": self._agreed,
+            "secure.banned": self._banned,
+            "attack": self._planned,
             "step.applied": self._applied,
             "step": self._told,
         }
@@ -220,6 +236,15 @@ class Ledger:
         if "applied" in marks:
             marks["begun"] = marks["applied"]
             self._mark(peer, "reduced", entry)
+
+    def _planned(self, peer: str, entry: Entry) -> None:  # noqa: ARG002
+        self.attacks.update(dict.fromkeys(entry["peers"], (entry["behaviour"], entry["from_step"])))
+
+    def _banned(self, peer: str, entry: Entry) -> None:
+        """The first honest member says so; the others will say the same."""
+        if peer not in self.attacks and entry["other"] not in self.bans:
+            self.bans[entry["other"]] = BanRecord(entry["step"] + 1, entry["reason"], self.now_s)
+            self._step(entry["step"] + 1).incidents.append(entry)
 
     def _applied(self, peer: str, entry: Entry) -> None:
         number = entry["step"]

@@ -3,7 +3,7 @@
     false-rates   claims `BOAST` times what its line carries, to be given a larger part of the vector
     false-state   serves those who fetch the state one with a flipped bit in each chunk, under the true digest
 
-Both are found out by what peers do today. Lies against which nothing is done yet are not offered, see `PLANNED`.
+Both are found out by what peers do in any run. What hostile members of a byzantine run do is in `_attack_table`.
 """
 
 from __future__ import annotations
@@ -14,26 +14,18 @@ from typing import Final
 
 from minga.core._errors import ConfigurationError
 from minga.network._lines import LineRates
+from minga.simulation._attack_table import ATTACKS
 from minga.training._manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training._session import Session
 from minga.training._snapshot import StateSnapshot
 
 BOAST: Final = 10.0
 
-PLANNED: Final[Mapping[str, str]] = {
-    "false-gradient": "peers do not verify gradients yet",
-    "false-samples": "peers do not verify sample counts yet",
-    "false-sum": "members do not verify what an aggregator sums up yet",
-}
-"""Lies that nothing is done against yet, so that to simulate them would show what is known to break."""
-
 
 def check_behaviour(behaviour: str) -> None:
-    """Raise `ConfigurationError` unless peers can lie in this way."""
-    if behaviour in PLANNED:
-        raise ConfigurationError(
-            f"{behaviour} is not to be had yet: {PLANNED[behaviour]}; there are: {', '.join(LIES)}"
-        )
+    """Raise `ConfigurationError` unless peers can begin to lie in this way at any time."""
+    if behaviour in ATTACKS:
+        raise ConfigurationError(f"{behaviour} is for [[attackers]], with from_step; here are: {', '.join(LIES)}")
     if behaviour not in LIES:
         raise ConfigurationError(f"nobody can lie like that; there are: {', '.join(LIES)}")
 

@@ -80,6 +80,11 @@ class Outcome:
         """The longest time between two steps."""
         return max((step.took_s for step in self.steps[1:]), default=None)
 
+    @property
+    def onset(self) -> int | None:
+        """How many steps the first attackers take honestly; None if there are none."""
+        return min((from_step for _, from_step in self.ledger.attacks.values()), default=None)
+
     def losses(self) -> list[tuple[float, float]]:
         """Virtual time and held-out loss after each step."""
         return [(step.applied_s, step.loss) for step in self.steps if step.loss is not None]
@@ -121,8 +126,26 @@ class Outcome:
             if traffic
             else None,
             "loss": losses[-1][1] if losses else None,
+            "members": self.steps[-1].members if self.steps else None,
+            "attack": self._attack(),
             "entries": self.entries,
             "log_digest": self.log_digest,
+        }
+
+    def _attack(self) -> dict[str, Any] | None:
+        """What came of the attackers; None if there are neither attackers nor bans."""
+        attacks, bans = self.ledger.attacks, self.ledger.bans
+        if not attacks and not bans:
+            return None
+        return {
+            "behaviours": sorted({behaviour for behaviour, _ in attacks.values()}),
+            "from_step": self.onset,
+            "attackers": len(attacks),
+            "attackers_banned": len(bans.keys() & attacks.keys()),
+            "honest_banned": len(bans.keys() - attacks.keys()),
+            "bans": {
+                name: {"step": ban.step, "reason": ban.reason, "t": round(ban.time_s, 3)} for name, ban in bans.items()
+            },
         }
 
 

@@ -31,7 +31,9 @@ class Stay:
 
 @dataclass(frozen=True)
 class Resident:
-    """One peer of a scenario. `lies` names how, if it does; `fits` is False where the model is too large for it."""
+    """One peer of a scenario. `lies` names how, if it does so in a way that is possible in any run; `fits` is False
+    where the model is too large for it.
+    """
 
     name: str
     peer_class: PeerClass
@@ -85,6 +87,7 @@ def _resident(scenario: Scenario, kind: PeerClass, number: int) -> Resident:
     )
     memory = None if kind.memory is None else kind.memory.draw(rng)
     trainer = TrainerSettings(kind.micro_batch, kind.micro_batch / speed, kind.jitter) if speed else None
+    attackers = scenario.attackers_of(kind, number)
     return Resident(
         name=name,
         peer_class=kind,
@@ -92,7 +95,7 @@ def _resident(scenario: Scenario, kind: PeerClass, number: int) -> Resident:
         trainer=trainer,
         apply_s=kind.processor.draw(rng) * scenario.parameters * APPLY_S_PER_PARAMETER,
         arrival_s=kind.arrival.draw(rng),
-        lies=next((a.behaviour for a in scenario.attackers if a.peers == kind.name and number <= a.count), None),
+        lies=None if attackers is None or attackers.is_attack else attackers.behaviour,
         fits=memory is None or memory >= scenario.memory_bytes,
         seed=seed,
     )

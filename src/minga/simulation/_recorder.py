@@ -20,6 +20,7 @@ KEPT: Final = frozenset(
         "round.begun",
         "round.reduced",
         "secure.step",
+        "secure.banned",
         "step.applied",
         "plan.resting",
         "peer.not_dialable",
@@ -38,9 +39,9 @@ class Recorder(SwarmLog):
     """The log of a swarm: `entries` go to `writer` and into the `ledger`; `on_step` hears of every step, `on_error` of
     what goes wrong in here, such as a full disk.
 
-    An entry is an event of a peer, with the names of peers instead of their ids, or one of these: `peer.arrived`,
-    `peer.left`, `peer.stayed` (at the end), `peer.too_small`, `peer.gave_up`, `fault`, and `step`, which tells who took
-    part in a step when the first peer has applied it.
+    An entry is an event of a peer, with the names of peers instead of their ids, or one of these: `attack` (who will,
+    and how), `peer.arrived`, `peer.left`, `peer.stayed` (at the end), `peer.too_small`, `peer.gave_up`, `fault`, and
+    `step`, which tells who took part in a step when the first peer has applied it.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Recorder(SwarmLog):
         )
 
     def left(self, peer: SimulatedPeer, how: str) -> None:
-        """A peer is gone; `how`: "goodbye", "crash", "killed" (by a fault) or "error"."""
+        """A peer is gone; `how`: "goodbye", "crash", "killed" (by a fault), "banned" or "error"."""
         totals = _totals(peer)
         self._gone_sent += totals["sent"]
         self.note("peer.left", peer=peer.name, how=how, **totals)

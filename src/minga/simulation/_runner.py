@@ -11,6 +11,7 @@ from typing import Final
 
 from minga.averaging._baselines import divide_equally
 from minga.averaging._planner import divide
+from minga.simulation._attack_lab import AttackLab
 from minga.simulation._ledger import Ledger
 from minga.simulation._log import LogWriter
 from minga.simulation._model import classify_publicly, gradient_of, replica_maker
@@ -128,7 +129,10 @@ class Simulation:
             log=recorder,
             divide=divide_equally if scenario.parts == "equal" else divide,
         )
-        recorder.swarm = swarm
+        recorder.swarm, lab = swarm, AttackLab(scenario)
+        swarm.conduct_of = lab.conduct_of
+        for table, names in lab.groups:
+            recorder.note("attack", peers=names, behaviour=table.behaviour, from_step=table.from_step)
         for path in scenario.paths:
             swarm.internet.set_region_latency(path.between[0], path.between[-1], path.latency.values[0])
         return swarm

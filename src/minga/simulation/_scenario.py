@@ -107,6 +107,11 @@ class Scenario(Section):
         """How many different peers there are."""
         return sum(each.count for each in self.peers)
 
+    def attackers_of(self, kind: PeerClass, number: int) -> Attackers | None:
+        """What says that the peer of this number in its class lies or attacks, if anything does."""
+        found = (table for table in self.attackers if table.peers == kind.name and number <= table.count)
+        return next(found, None)
+
     def run_spec(self) -> RunSpec:
         """What all its peers agree on."""
         return RunSpec.from_mapping(
@@ -268,6 +273,14 @@ def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str
             yield f"{where}: count = {attackers.count}: there are {counts[attackers.peers]} peers of that class"
         if scenario.model.kind == "ghost" and attackers.behaviour == "false-state":
             yield f"{where}: behaviour = 'false-state': {NO_NUMBERS}"
+        if attackers.is_attack and scenario.security.mode != "byzantine":
+            yield f'{where}: behaviour = {attackers.behaviour!r}: only for runs with security.mode = "byzantine"'
+    hostile = sum(attackers.count for attackers in scenario.attackers if attackers.is_attack)
+    if 2 * hostile >= scenario.peer_count and hostile:
+        yield (
+            f"attackers: {hostile} of {scenario.peer_count} peers attack; no defence holds unless fewer than half do, "
+            "so let fewer attack"
+        )
 
 
 def _unknown(name: str, what: str, known: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec_fields import Real, Section, choice, described, real, whole
 from minga.network._virtual_host import MAX_LATENCY_S
+from minga.simulation._attack_table import ATTACKS
 from minga.simulation._faults import LASTING, parse_faults
 from minga.simulation._liars import LIES, check_behaviour
 from minga.simulation._scenario_fields import (
@@ -183,21 +184,30 @@ class FaultsTable(Section):
 
 
 class Attackers(Section):
-    """Peers of a class that lie, all in the same way, as long as they are there."""
+    """Peers of a class that lie or attack, all in the same way, as long as they are there."""
 
     peers: Name = described(..., "the class to which they belong", NAME_WORDS)
-    count: int = whole(1, 1, MAX_PEERS, "how many of them lie")
+    count: int = whole(1, 1, MAX_PEERS, "how many of them do it")
     behaviour: str = choice(
         ...,
-        "false-rates: claims ten times the rates of its line; false-state: serves newcomers a state with flipped bits",
+        "false-rates: claims ten times the rates of its line; false-state: serves newcomers a state with flipped bits; "
+        "all others are for byzantine runs, see minga.simulation._attack_table",
         *LIES,
+        *ATTACKS,
     )
+    from_step: int = whole(0, 0, 1_000_000, "(byzantine) how many steps they take honestly at first")
 
-    @field_validator("behaviour")
-    @classmethod
-    def _check_behaviour(cls, behaviour: str) -> str:
-        try:
-            check_behaviour(behaviour)
-        except ConfigurationError as error:
-            raise ValueError(str(error)) from error
-        return behaviour
+    @property
+    def is_attack(self) -> bool:
+        """Whether it is for runs whose members check each other."""
+        return self.behaviour in ATTACKS
+
+    @model_validator(mode="after")
+    def _check_behaviour(self) -> Attackers:
+        if self.behaviour not in LIES and not self.is_attack:
+            raise ValueError(f"behaviour: nobody can lie like that; there are: {', '.join([*LIES, *ATTACKS])}")
+        if self.behaviour == "poisoned-donor":
+            raise ValueError('behaviour: peers of a scenario who serve a wrong state are "false-state"')
+        if not self.is_attack and self.from_step:
+            raise ValueError(f"from_step: {self.behaviour} begins at once; for later there is lie in a fault script")
+        return self

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 
 from minga.core._errors import ConfigurationError
@@ -29,7 +29,7 @@ LATENCY_S = 0.02
 MAX_ENTRANCES = 8
 """So often a peer that cannot follow begins anew."""
 
-MakeConduct = Callable[[frozenset[PeerId]], Conduct]
+MakeConduct = Callable[[Set[PeerId]], Conduct]
 """From the ids of all who are hostile."""
 
 

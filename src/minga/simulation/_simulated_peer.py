@@ -14,6 +14,7 @@ from minga.core._run_spec import RunSpec
 from minga.identity._link_access import LinkAccess
 from minga.network._virtual import VirtualNetwork
 from minga.security._data_seeds import PublicBatch
+from minga.security._secure_member import BannedError
 from minga.training._port import TrainerPort
 from minga.training._public_port import PublicPort
 from minga.training._replica_interface import ReplicaInterface
@@ -88,6 +89,11 @@ class SimulatedPeer:
         return self.network.state.gone
 
     @property
+    def is_banned(self) -> bool:
+        """Whether the members of the run told it that it can never come back."""
+        return isinstance(self.error, BannedError)
+
+    @property
     def computed_s(self) -> float:
         """Seconds that it has spent on micro-batches so far, the one under way included."""
         under_way = min(asyncio.get_running_loop().time() - self._busy_since, self._busy_s) if self._busy_s else 0.0
@@ -130,13 +136,14 @@ class SimulatedPeer:
         spec, new_vector = curriculum.spec, self.replica.vector.new
         if self.settings is None:
             raise ConfigurationError("in a run whose members check each other everybody computes")
+        loop = asyncio.get_running_loop()
         port = PublicPort(
-            asyncio.get_running_loop(),
+            loop,
             new_vector,
             micro_batches=spec.micro_batches_per_member,
             size=spec.security.micro_batch_size,
         )
-        entropy = random.Random(f"minga secrets {self.network.peer_id}").randbytes
+        entropy = random.Random(f"minga secrets {self.network.peer_id} {loop.time()}").randbytes
         self.session.attach_secure(spec, self.replica, port, curriculum.organiser, entropy=entropy)
         while True:
             port.want_batch()

@@ -76,7 +76,7 @@ class Swarm:
 
     `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model, `public_gradient(peer, batch)` in
     a run whose members check each other; the defaults minimise the distance of a small linear model to random targets.
-    There `conduct_of` says how a peer conducts itself, and the first peer is the organiser. With `checkpoint_every`
+    There the first peer is the organiser. With `checkpoint_every`
     each peer keeps a copy of its state at multiples of that many steps. `divide` says who reduces what, `turn_s` how
     finely lines are simulated. A run for members needs the key of its `organiser`, who need not be among the peers.
     """
@@ -89,7 +89,6 @@ class Swarm:
         make_replica: Callable[[RunSpec], ReplicaInterface] | None = None,
         gradient: Callable[[SimulatedPeer, int], None] | None = None,
         public_gradient: Callable[[SimulatedPeer, PublicBatch], None] | None = None,
-        conduct_of: Callable[[SimulatedPeer], Conduct] = lambda _: Conduct(),
         checkpoint_every: int | None = None,
         divide: Divide = divide,
         log: SwarmLog | None = None,
@@ -101,7 +100,9 @@ class Swarm:
         """By name; a peer that was restarted takes the place of its former self."""
         self._make_replica = make_replica or small_replica
         self._gradient, self._public_gradient = gradient or pull_to_target, public_gradient or pull_by_batch
-        self._checkpoint_every, self._divide, self._conduct_of = checkpoint_every, divide, conduct_of
+        self.conduct_of: Callable[[SimulatedPeer], Conduct] = lambda _: Conduct()
+        """How a peer that joins conducts itself in a run whose members check each other; honestly, unless changed."""
+        self._checkpoint_every, self._divide = checkpoint_every, divide
         self._tasks: list[asyncio.Task[None]] = []
         self._drivers: list[FaultDriver] = []
         self._organiser = organiser or Identity.from_seed(bytes(32))
@@ -231,7 +232,7 @@ class Swarm:
             session.for_members(AccessLedger(self.spec.run_id, organisers, self._organiser.peer_id))
         peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer, apply_s)
         peer.access = access
-        session.conduct = self._conduct_of(peer)
+        session.conduct = self.conduct_of(peer)
         if checkpoint is not None:
             peer.replica.restore(checkpoint)
             peer.checkpoint = checkpoint

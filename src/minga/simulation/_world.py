@@ -82,6 +82,9 @@ class World:
             if peer.error is None:
                 self._recorder.left(peer, "killed")
                 return
+            if peer.is_banned:
+                await self._leave(peer, crashes=False, how="banned")
+                return
             self._recorder.note("peer.gave_up", peer=peer.name, why=str(peer.error))
             await self._leave(peer, crashes=False, how="error")
             await asyncio.sleep(min(RETRY_S, until_s - loop.time()))
