@@ -19,6 +19,7 @@ GHOST = '[model]\nkind = "ghost"\nname = "albert-large"\n'
 NAMES = {
     *(f"dedloc-albert-{number}" for number in range(1, 6)),
     *("swav-hybrid", "sahajbert", "home-150", "two-continents", "conference-wifi", "spot-instances", "thousand"),
+    *(f"attack-{name}" for name in ("sign-flip", "alie", "wrong-aggregate", "equivocation")),
 }
 
 
@@ -146,7 +147,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_scenario(str(tmp_path / "absent.toml"))
     with pytest.raises(
-        ConfigurationError, match="neither a file nor a scenario that comes with minga; there are: conf"
+        ConfigurationError, match="neither a file nor a scenario that comes with minga; there are: attack-alie, "
     ):
         read_scenario("absent")
     with pytest.raises(ConfigurationError, match="neither a file nor a scenario"):
