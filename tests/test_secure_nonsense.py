@@ -51,3 +51,23 @@ def test_nonsense_costs_only_its_author(attack: type[Attack], bans: dict[str, st
             assert len(peer.member.ledger.members) == 5
 
     run()
+
+
+def test_a_step_in_which_no_gradient_is_finite_does_not_stop_those_after_it() -> None:
+    class Undefined(Quadratic):
+        """The loss of everybody is not finite in the first steps: their gradients count as nothing."""
+
+        async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
+            return (await super().gradient(step, seed)) * (step > 1)
+
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(4, lambda: Undefined(100))
+        ends = await swarm.run(6)
+        assert set(ends.values()) == {None}
+        for peer in swarm.honest:
+            assert isinstance(peer.work, Quadratic)
+            assert peer.work.loss < 0.4
+            assert not swarm.bans(peer)
+
+    run()
