@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Mapping
@@ -13,11 +14,15 @@ from secure_world import Quadratic
 from swarm_tools import later, virtually
 
 from minga.identity._keys import Identity
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
 from minga.security._evidence import Admitted, Evidence, EvidenceError
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import verify_log
+from minga.security._outcomes import LOOK, TAKE, WATCH
 from minga.security._secure_member import BannedError
 from minga.security._settings import SecureSettings
+from minga.security._submissions import SUBMISSION
 from minga.simulation._attacks import WrongAggregate
 from minga.simulation._hostile_words import WithheldReveal
 from minga.simulation._intruders import (
@@ -281,5 +286,43 @@ def test_a_newcomer_enters_while_members_die(seed: int) -> None:
         assert {ends[name] for name in names} == {None}
         assert swarm.bans(swarm.peers["new"]).keys() <= set(dead)
         assert_alike(swarm, 30, names)
+
+    run()
+
+
+async def hang(peer: PeerId, stream: MessageStream) -> None:
+    """Serve a call without ever answering."""
+    await asyncio.Event().wait()
+
+
+@virtually
+async def test_a_candidate_that_hands_out_its_gradient_slowly_costs_nobody_its_place() -> None:
+    swarm = make_swarm(settings=SecureSettings(probation_steps=30, peers_per_validator=2))
+
+    def join() -> None:
+        peer = swarm.join("new", Sybil(Machine()))
+        peer.conduct._machine.is_free = lambda *_: False
+        serve = peer.node.serve
+        peer.node.serve = lambda method, handler: serve(method, hang if method == SUBMISSION else handler)
+
+    later(1.0, join)
+    ends = await swarm.run(40)
+    assert set(ends.values()) == {None}
+    assert not swarm.peers["new"].member.is_member
+    assert_alike(swarm, 40, [peer.name for peer in swarm.honest])
+    assert len(swarm.peers["p0"].member.ledger.members) == 6
+
+
+@pytest.mark.parametrize("method", [WATCH, LOOK, TAKE])
+def test_a_member_that_does_not_answer_newcomers_does_not_keep_them_out(method: str) -> None:
+    @virtually
+    async def run() -> None:
+        swarm = make_swarm()
+        for name in ("p1", "p3"):
+            swarm.peers[name].node.serve(method, hang)
+        later(1.0, lambda: swarm.join("new"))
+        ends = await swarm.run(25)
+        assert set(ends.values()) == {None}
+        assert swarm.peers["new"].member.is_member
 
     run()

@@ -136,6 +136,8 @@ class Attempt:
             present = [rank for rank in terms.contributors if terms.members[rank] not in self._exchange.excused]
             await self._gathering.parts(present)
             rows = await asyncio.to_thread(self._gathering.rows, present)
+            if not rows:
+                raise OutvotedError("nobody brings this peer a part; most others went on", round=terms.step)
             mean = await asyncio.to_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
             value, clip = self._conduct.value(*mean, self._record)
             digest, body = await asyncio.to_thread(_stated, value)

@@ -15,18 +15,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from minga.core._errors import RemoteError, SilentError
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._following import watch
-from minga.security._outcomes import look
+from minga.security._in_turn import first_in_turn
+from minga.security._outcomes import CALL_S, look
 from minga.security._standing import Standing
 from minga.security._wire import MAX_MEMBERS, Place, read
 
 PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
+SLACK_S = 0.5
+"""Seconds that are waited for the last answers beside the time that most took."""
 MAX_ASKED = 4 * MAX_MEMBERS
 
 
@@ -65,8 +69,7 @@ class Entrance:
         standings: dict[bytes, Standing] = {}
         unasked = {*self._genesis, *self._node.connected()} - {self._node.peer_id}
         while unasked and len(said) < MAX_ASKED:
-            answers = await asyncio.gather(*(self._ask(peer) for peer in sorted(unasked)))
-            said.update(zip(sorted(unasked), answers, strict=True))
+            said.update(await self._ask_all(sorted(unasked)))
             for (_, place), signers in _signers(said).items():
                 if place.standing not in standings:
                     standing = await self._first(signers, place.standing)
@@ -86,6 +89,24 @@ class Entrance:
                     best = rank, (standing, place, among)
         return best[1] if best else None
 
+    async def _ask_all(self, peers: Sequence[PeerId]) -> dict[PeerId, dict[int, Place]]:
+        """What they say. When most have answered the others have as long again, for what was said soon grows old."""
+        loop, said = asyncio.get_running_loop(), {peer: dict[int, Place]() for peer in peers}
+        begun_s = loop.time()
+        asking = {loop.create_task(self._ask(peer)): peer for peer in peers}
+        pending, limit_s = set(asking), begun_s + CALL_S
+        try:
+            while pending and (left_s := limit_s - loop.time()) > 0:
+                done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                said.update((asking[task], task.result()) for task in done)
+                if 2 * len(pending) < len(peers):
+                    limit_s = min(limit_s, 2 * loop.time() - begun_s + SLACK_S)
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        return said
+
     async def _ask(self, peer: PeerId) -> dict[int, Place]:
         try:
             said = await watch(self._node, peer, 0)
@@ -94,12 +115,7 @@ class Entrance:
             return {}
 
     async def _first(self, signers: Iterable[PeerId], digest: bytes) -> Standing | None:
-        for peer in signers:
-            try:
-                return await look(self._node, peer, digest)
-            except RemoteError:
-                continue
-        return None
+        return await first_in_turn(partial(look, self._node, peer, digest) for peer in signers)
 
 
 def _signers(said: dict[PeerId, dict[int, Place]]) -> dict[tuple[int, Place], list[PeerId]]:

@@ -15,6 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -28,6 +29,7 @@ from minga.security._conduct import Conduct, Seeds, Work
 from minga.security._data_seeds import data_seed
 from minga.security._delivery import Bytes
 from minga.security._division import Division, value_from_bytes
+from minga.security._in_turn import first_in_turn
 from minga.security._mesh import Mesh
 from minga.security._outcomes import CALL_S, WATCH, WATCH_S, Seen, Watch, look, take
 from minga.security._standing import Progress, Standing
@@ -63,6 +65,8 @@ class Follower:
         self._submissions, self._patience = submissions, patience
         self._said: dict[int, dict[PeerId, Statement]] = {}
         """Where members stood at which step, as they say; they tell of several at once."""
+        self._owing: set[PeerId] = set()
+        """Those who did not answer when they were last asked for an aggregate: they are asked last."""
 
     async def take_step(self, progress: Progress) -> Followed:
         """Do what is due at a step as a candidate, or apply, and take the step that the members took.
@@ -145,29 +149,32 @@ class Follower:
                 return
 
     async def _look(self, digest: bytes, signers: Sequence[PeerId]) -> Standing:
-        for peer in signers:
-            try:
-                return await look(self._node, peer, digest)
-            except RemoteError:
-                continue
-        raise OutvotedError("nobody hands out the standing that most have")
+        standing = await first_in_turn(partial(look, self._node, peer, digest) for peer in signers)
+        if standing is None:
+            raise OutvotedError("nobody hands out the standing that most have")
+        return standing
 
     async def _take_all(self, standing: Standing, signers: Sequence[PeerId]) -> dict[int, Bytes]:
         """The aggregates of the step before that standing, each from its aggregator if that is possible."""
         division = Division.equal(self._work.layout, [True] * len(standing.voters))
         slots, step = asyncio.Semaphore(MAX_TAKES), standing.step - 1
 
+        async def take_from(peer: PeerId, part: int, digest: bytes) -> Bytes:
+            self._owing.add(peer)
+            value = await take(self._node, peer, step, part, division.value_bytes[part], digest)
+            self._owing.discard(peer)
+            return value
+
         async def take_one(part: int, digest: bytes) -> Bytes:
             first = PeerId(standing.voters[part])
             turn = part % len(signers)
             others = [peer for peer in (*signers[turn:], *signers[:turn]) if peer != first]
-            for peer in (first, *others) if first in signers else others:
-                try:
-                    async with slots:
-                        return await take(self._node, peer, step, part, division.value_bytes[part], digest)
-                except (RemoteError, TimeoutError):
-                    continue
-            raise OutvotedError("nobody hands out an aggregate of a step that most took", round=step)
+            whom = sorted((first, *others) if first in signers else others, key=self._owing.__contains__)
+            async with slots:
+                value = await first_in_turn(partial(take_from, peer, part, digest) for peer in whom)
+            if value is None:
+                raise OutvotedError("nobody hands out an aggregate of a step that most took", round=step)
+            return value
 
         due = {part: digest for part, digest in enumerate(standing.aggregates) if digest is not None}
         values = await asyncio.gather(*(take_one(part, digest) for part, digest in due.items()))

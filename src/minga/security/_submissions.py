@@ -1,7 +1,8 @@
 """The gradients of candidates: nobody aggregates them, but whoever looks into a candidate can have its.
 
 What counts is the digest that the candidate committed to; so a gradient may come from anybody who has it, in particular
-from a validator who accuses the candidate of it.
+from a validator who accuses the candidate of it. Nobody waits long for it: a candidate that sends slowly, to some, must
+not make these later in the next step than the others wait for them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from blake3 import blake3
 
 from minga.averaging._layout import VectorLayout
 from minga.core._errors import RejectedError, RemoteError
+from minga.core._racing import racing
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -23,7 +25,8 @@ from minga.security._division import Division
 from minga.security._wire import Peer, Step
 
 SUBMISSION = "secure.submission"
-FETCH_S = 60.0
+FETCH_S = 2.0
+"""Also seconds; of the `slack_s` of `Patience` both who validates and who then judges may need so many."""
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,17 +65,17 @@ class Submissions:
             del self._kept[key]
 
     async def fetch(self, step: int, candidate: PeerId, digest: bytes, peers: Iterable[PeerId]) -> Bytes | None:
-        """The gradient of a digest from the first of `peers` who has it, and kept here from then on; else None."""
+        """The gradient of a digest from any of `peers` who has it, and kept here from then on; else None."""
         body = self._kept.get((step, candidate))
         if body is not None and blake3(body).digest() == digest:
             return body
-        for peer in peers:
-            if peer == self._node.peer_id:
-                continue
-            body = await self._ask(peer, Request(step, candidate))
-            if body is not None and blake3(body).digest() == digest:
-                self.keep(step, candidate, body)
-                return body
+        others = [peer for peer in peers if peer != self._node.peer_id]
+        async with racing(self._ask(peer, Request(step, candidate)) for peer in others) as answers:
+            for answer in answers:
+                body = await answer
+                if body is not None and blake3(body).digest() == digest:
+                    self.keep(step, candidate, body)
+                    return body
         return None
 
     async def _ask(self, peer: PeerId, wanted: Request) -> Bytes | None:
