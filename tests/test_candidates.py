@@ -13,16 +13,20 @@ import torch
 from secure_world import Quadratic
 from swarm_tools import later, virtually
 
+from minga.averaging._messages import Done
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.security._evidence import Admitted, Evidence, EvidenceError
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import verify_log
-from minga.security._outcomes import LOOK, TAKE, WATCH
+from minga.security._mesh import PROVE
+from minga.security._outcomes import LOOK, TAKE, WATCH, Seen, Watch
 from minga.security._secure_member import BannedError
 from minga.security._settings import SecureSettings
+from minga.security._slots import Equivocation
 from minga.security._submissions import SUBMISSION
+from minga.security._wire import Candidacy, Phase, Slot, state
 from minga.simulation._attacks import WrongAggregate
 from minga.simulation._hostile_words import WithheldReveal
 from minga.simulation._intruders import (
@@ -326,3 +330,33 @@ def test_a_member_that_does_not_answer_newcomers_does_not_keep_them_out(method: 
         assert swarm.peers["new"].member.is_member
 
     run()
+
+
+@virtually
+async def test_a_stranger_cannot_fill_memory_or_take_all_places_of_watchers() -> None:
+    swarm = make_swarm()
+    stranger = swarm.join("stranger", SilentCandidate())
+    known = swarm.peers["p0"]
+    watching = set[asyncio.Task[Seen]]()
+
+    async def flood() -> None:
+        await asyncio.sleep(1.0)
+        for index in range(100):
+            identity, slot = Identity.from_seed(index.to_bytes(32, "big")), Slot(10**6, 0, Phase.CANDIDACY)
+            one, other = (state(identity, RUN_ID, slot, Candidacy(bytes([which]) * 32)) for which in range(2))
+            await stranger.node.call(known.peer_id, PROVE, Equivocation(one, other), Done, timeout_s=5.0)
+        while True:
+            for peer in swarm.founders:
+                call = stranger.node.call(peer, WATCH, Watch(10**9), Seen, timeout_s=60.0)
+                watching.update(asyncio.ensure_future(call) for _ in range(250))
+            await asyncio.gather(*watching, return_exceptions=True)
+            watching.clear()
+
+    flooding = stranger.network.process.run(flood())
+    later(3.0, lambda: swarm.join("new"))
+    ends = await swarm.run(25)
+    flooding.cancel()
+    await asyncio.gather(flooding, *watching, return_exceptions=True)
+    assert ends["new"] is None
+    assert swarm.peers["new"].member.is_member
+    assert not known.member._mesh.proofs

@@ -57,7 +57,7 @@ def _as_many_as_fit(statements: Iterable[Statement]) -> tuple[Statement, ...]:
 
 class Mesh:
     """Tells, asks and answers. `is_expected` says whether a slot is one that this peer keeps statements of, `accepts`
-    whether a peer may speak in a slot.
+    whether a peer may speak in a slot; `is_known` are those who have something to lose by contradicting themselves.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Mesh:
         identity: Identity,
         is_expected: Callable[[Slot], bool],
         accepts: Callable[[PeerId, Slot], bool],
+        is_known: Callable[[PeerId], bool],
     ) -> None:
         self.slots = Slots()
         self.proofs: dict[PeerId, Equivocation] = {}
@@ -73,7 +74,7 @@ class Mesh:
         self.on_statement: Callable[[Statement], None] = lambda _: None
         """Called with each statement that is new here."""
         self._node, self._identity = node, identity
-        self._is_expected, self._accepts = is_expected, accepts
+        self._is_expected, self._accepts, self._is_known = is_expected, accepts, is_known
         node.serve(TELL, self._serve_tell)
         node.serve(ASK, self._serve_ask)
         node.serve(PROVE, self._serve_prove)
@@ -107,10 +108,10 @@ class Mesh:
         if not is_genuine(statement, self._node.run_id):
             raise ProtocolError("a statement with a wrong signature", peer=sender, round=statement.slot.step)
         proof = self.slots.put(statement)
-        if proof is not None:
-            self.prove(proof, self._node.connected())
-        else:
+        if proof is None:
             self.on_statement(statement)
+        elif self._is_accountable(statement.author, statement.slot):
+            self.prove(proof, self._node.connected())
 
     # ---- inner workings
 
@@ -147,11 +148,15 @@ class Mesh:
     async def _serve_prove(self, peer: PeerId, stream: MessageStream) -> None:
         proof = await stream.receive(Equivocation)
         self._check_voice(peer, proof.one.slot)
-        if self._accepts(proof.author, proof.one.slot) and proof.author not in self.proofs:
+        if self._is_accountable(proof.author, proof.one.slot) and proof.author not in self.proofs:
             if not proof.holds(self._node.run_id):
                 raise ProtocolError("a proof that proves nothing", peer=peer)
             self.prove(proof, self._node.connected())
         await stream.send(Done())
+
+    def _is_accountable(self, author: PeerId, slot: Slot) -> bool:
+        """Whether to keep a proof against somebody. Of strangers, who have as many ids as they like, none is kept."""
+        return self._is_known(author) and self._is_expected(slot)
 
     def _check_voice(self, peer: PeerId, slot: Slot) -> None:
         if not self._accepts(peer, slot):

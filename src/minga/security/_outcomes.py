@@ -9,6 +9,7 @@ anybody ── Take{step, part} ──▶ member  ◀── the aggregate of tha
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -33,7 +34,8 @@ KEPT_OUTCOMES = 4
 WATCH_S = 10.0
 """How long a watcher is kept waiting before it has to ask again."""
 CALL_S = 5.0
-MAX_WATCHERS = 256
+MAX_WATCHERS = 1024
+MAX_WATCHES_OF_ONE = 8
 TAKE_S = 60.0
 
 
@@ -76,7 +78,7 @@ class Outcomes:
 
     def __init__(self, node: Node) -> None:
         self._kept: dict[int, Outcome] = {}
-        self._grew, self._watchers = Signal(), 0
+        self._grew, self._watchers = Signal(), Counter[PeerId]()
         node.serve(WATCH, self._serve_watch)
         node.serve(LOOK, self._serve_look)
         node.serve(TAKE, self._serve_take)
@@ -89,17 +91,18 @@ class Outcomes:
             del self._kept[old]
         self._grew.fire()
 
-    async def _serve_watch(self, _: PeerId, stream: MessageStream) -> None:
+    async def _serve_watch(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(Watch)
-        if self._watchers >= MAX_WATCHERS:
+        if self._watchers[peer] >= MAX_WATCHES_OF_ONE or self._watchers.total() >= MAX_WATCHERS:
             raise RejectedError("too many watch already", code="busy")
-        loop, self._watchers = asyncio.get_running_loop(), self._watchers + 1
+        loop = asyncio.get_running_loop()
+        self._watchers[peer] += 1
         try:
             until_s = loop.time() + WATCH_S
             while max(self._kept, default=-1) < wanted.step and (left_s := until_s - loop.time()) > 0:
                 await self._grew.wait(left_s)
         finally:
-            self._watchers -= 1
+            self._watchers -= Counter((peer,))  # drops what is 0
         kept = sorted(self._kept.items())
         await stream.send(Seen(tuple(outcome.statement for _, outcome in kept if outcome.statement is not None)))
 

@@ -105,7 +105,7 @@ class SecureMember:
         self._rules = Rules.of(work.layout, self._settings)
         self._progress = Progress(standing)
         self._arithmetic = Arithmetic(self._settings)
-        self._mesh = Mesh(node, identity, self._is_expected, self._may_speak)
+        self._mesh = Mesh(node, identity, self._is_expected, self._may_speak, self._is_known)
         self._mesh.on_statement = self._note
         self._deliveries = Deliveries(node, self._find)
         self._coins: dict[int, bytes] = {}
@@ -320,6 +320,9 @@ class SecureMember:
         if slot.phase is Phase.CANDIDACY:
             return self._desk.heard.accepts(peer, slot, self.ledger, self._progress.coin)
         return peer in self.ledger
+
+    def _is_known(self, peer: PeerId) -> bool:
+        return peer in self.ledger or peer in self.ledger.candidates
 
     def _note(self, statement: Statement) -> None:
         if statement.slot.phase is Phase.CANDIDACY:
