@@ -134,7 +134,11 @@ class Optimizer(torch.optim.Optimizer):
             self._work_until(lambda: True)
             if self.finished:
                 return
-            yield port.next_batch()
+            try:
+                yield port.next_batch()
+            finally:
+                if port.take_back():
+                    self.zero_grad()  # what it left behind belongs to no gradient
 
     def follow(self, seconds: float | None = None) -> None:
         """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state."""

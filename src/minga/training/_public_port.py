@@ -129,6 +129,18 @@ class PublicPort:
             self._complete(current)
         return is_taken
 
+    def take_back(self) -> bool:
+        """The program will not compute the micro-batch in hand, if there is one: it failed there, or stopped.
+
+        The model goes back to its present step; the same micro-batch is given out again next time.
+        """
+        current = self._current
+        if current is None or not self._is_given:
+            return False
+        self._is_given = False
+        current.task.after()
+        return True
+
     def wait(self, seconds: float | None = None) -> None:
         """Block the thread until `poll` may answer something else, or for at most `seconds`."""
         with self.condition:
