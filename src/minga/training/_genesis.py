@@ -4,12 +4,17 @@ Somebody has to say whose word counts before there is anybody whose word counts.
 are connected to for the genesis. The organiser of the run, who hears from all that ask, signs it when there are as many
 as the run spec wants; from then on everybody who has it hands it on, and the organiser is needed no more. Who comes
 later is no founder.
+
+Whether the run has gone on since is not signed, so nobody's word counts for that alone. A founder that waited for the
+genesis begins, unless more than half of the founders, each asked by itself, say that they are past the first step. Who
+had it from the time before it was started anew does not begin: it may have said something that it does not remember.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +24,7 @@ import msgspec
 from minga.core._atomic import write_atomically
 from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError, RemoteError, StorageError
+from minga.core._racing import racing
 from minga.identity._keys import SIGNATURE_BYTES, Identity, verify
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
@@ -84,7 +90,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Beginning:
-    """The genesis as this peer knows it, and whether the run had begun without it."""
+    """The genesis as this peer knows it, and whether the run had begun before this peer knew it."""
 
     genesis: Genesis
     has_begun: bool
@@ -105,12 +111,11 @@ class Founding:
         self._ready: dict[PeerId, float] = {}
         """When each peer that is ready asked last, in seconds of the loop; in the order in which they came."""
         self._genesis = None if path is None else Genesis.from_file(path, node.run_id, organiser)
-        self._has_begun = self._genesis is not None
         node.serve(METHOD, self._serve)
 
     async def find(self, *, takes_part: bool = True) -> Beginning:
         """Wait for the genesis, or make it if this is the organiser, who `takes_part` or only looks on."""
-        ready = -1
+        ready, is_of_the_past = -1, self._genesis is not None
         while self._genesis is None:
             own = [self._node.peer_id] if takes_part else []
             present = [*own, *self._present()]
@@ -125,7 +130,7 @@ class Founding:
                 await asyncio.sleep(ASK_PERIOD_S)
         self._keep(self._genesis)
         self._node.events.emit("secure.founded", founders=len(self._genesis.founders))
-        return Beginning(self._genesis, self._has_begun)
+        return Beginning(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
 
     # ---- inner workings
 
@@ -140,7 +145,25 @@ class Founding:
                 return
             if not answer.genesis.holds(self._node.run_id, self._organiser):
                 raise ProtocolError("it sent a genesis that the organiser did not sign", peer=peer)
-            self._genesis, self._has_begun = answer.genesis, answer.step > 0
+            self._genesis = answer.genesis
+
+    async def _have_most_begun(self, founders: Sequence[str]) -> bool:
+        """Whether more than half of the founders say that they are past the first step."""
+        others = [PeerId(peer) for peer in founders if peer != self._node.peer_id]
+        begun = waiting = 0
+        async with racing(self._is_past(peer) for peer in others) as answers:
+            for answer in answers:
+                is_past = await answer
+                begun, waiting = begun + is_past, waiting + (not is_past)
+                if 2 * begun > len(founders) or 2 * (len(others) - waiting) <= len(founders):
+                    break
+        return 2 * begun > len(founders)
+
+    async def _is_past(self, founder: PeerId) -> bool:
+        try:
+            return (await self._node.call(founder, METHOD, Ask(ready=False), Answer, timeout_s=CALL_S)).step > 0
+        except RemoteError:
+            return False
 
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
         if (await stream.receive(Ask)).ready and self._genesis is None:

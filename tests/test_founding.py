@@ -1,0 +1,95 @@
+"""How a run with strangers is founded, whatever others say meanwhile; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from swarm_tools import virtually
+
+from minga.core._events import EventBus
+from minga.identity._keys import Identity
+from minga.network._interface import Address, PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+from minga.network._virtual import HostSettings, VirtualInternet
+from minga.training._genesis import METHOD, Answer, Ask, Founding, Genesis
+
+RUN_ID = "run"
+
+
+class World:
+    """Peers of which everybody has dialled all that came before; the first one is the organiser."""
+
+    def __init__(self, folder: Path, founders: int = 3) -> None:
+        self.folder, self.founders = folder, founders
+        self.internet, self.book, self.nodes = VirtualInternet(1), dict[PeerId, Address](), list[Node]()
+        self.organiser = ""
+
+    async def node(self) -> Node:
+        network = self.internet.host(HostSettings(latency_s=0.01))
+        events = EventBus(asyncio.get_running_loop().time)
+        made = Node(network, run_id=RUN_ID, role="trainer", lookup=self.book.get, events=events)
+        made.start()
+        for earlier in self.nodes:
+            await made.dial(earlier.network.address)
+        self.book[made.peer_id] = network.address
+        self.nodes.append(made)
+        self.organiser = self.organiser or made.peer_id
+        return made
+
+    def founding(self, node: Node) -> Founding:
+        path = self.folder / node.peer_id[:10]
+        return Founding(node, identity_of(node), self.organiser, self.founders, path)
+
+
+def identity_of(node: Node) -> Identity:
+    return Identity.from_seed(node.network.private_key)  # type: ignore[attr-defined]
+
+
+def answer_with(answer: Callable[[], Answer]) -> Callable[[PeerId, MessageStream], object]:
+    async def serve(_: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Ask)
+        await stream.send(answer())
+
+    return serve
+
+
+@virtually
+async def begin(folder: Path, says: dict[int, int]) -> bool:
+    """Whether the run seems to have begun to a founder that hears of the genesis from a stranger who says step 5, if
+    the other founders say what `says` has for them; they do not answer else.
+    """
+    world = World(folder)
+    organiser, one, other, stranger = [await world.node() for _ in range(4)]
+    late = await world.node()
+    genesis = Genesis.sign(
+        RUN_ID, [organiser.peer_id, one.peer_id, other.peer_id, late.peer_id], identity_of(organiser)
+    )
+    stranger.serve(METHOD, answer_with(lambda: Answer(genesis, 5)))  # type: ignore[arg-type]
+    for index, node in enumerate((organiser, one, other)):
+        if index in says:
+            node.serve(METHOD, answer_with(lambda step=says[index]: Answer(None, step)))  # type: ignore[arg-type, misc]
+    founding = world.founding(late)
+    return (await founding.find()).has_begun
+
+
+@pytest.mark.parametrize(
+    ("says", "has_begun"),
+    [({0: 0, 1: 0, 2: 0}, False), ({0: 7, 1: 7, 2: 0}, False), ({}, False), ({0: 7, 1: 7, 2: 8}, True)],
+)
+def test_a_run_has_begun_if_most_founders_say_so(tmp_path: Path, says: dict[int, int], has_begun: bool) -> None:
+    assert begin(tmp_path, says) is has_begun
+
+
+def test_who_has_the_genesis_of_the_time_before_its_start_does_not_begin_again(tmp_path: Path) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(tmp_path, founders=1)
+        node = await world.node()
+        assert not (await world.founding(node).find()).has_begun
+        assert (await world.founding(node).find()).has_begun
+
+    main()
