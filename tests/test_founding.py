@@ -15,7 +15,7 @@ from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.network._virtual import HostSettings, VirtualInternet
-from minga.training._genesis import METHOD, Answer, Ask, Founding, Genesis
+from minga.training._genesis import CALL_S, MAX_READY, METHOD, READY_S, Answer, Ask, Beginning, Founding, Genesis
 
 RUN_ID = "run"
 
@@ -91,5 +91,43 @@ def test_who_has_the_genesis_of_the_time_before_its_start_does_not_begin_again(t
         node = await world.node()
         assert not (await world.founding(node).find()).has_begun
         assert (await world.founding(node).find()).has_begun
+
+    main()
+
+
+def test_a_peer_that_does_not_answer_keeps_nobody_from_founding(tmp_path: Path) -> None:
+    """The founders ask it each time anew, and each at another moment."""
+
+    async def be_silent(_: PeerId, stream: MessageStream) -> None:
+        await asyncio.Event().wait()
+
+    @virtually
+    async def main() -> None:
+        world = World(tmp_path, founders=6)
+        nodes = [await world.node() for _ in range(7)]
+        nodes[1].serve(METHOD, be_silent)
+        finding = list[asyncio.Task[Beginning]]()
+        for node in (nodes[0], *nodes[2:]):
+            finding.append(asyncio.get_running_loop().create_task(world.founding(node).find()))
+            await asyncio.sleep(0.9)
+        async with asyncio.timeout(3 * CALL_S):
+            assert not any(beginning.has_begun for beginning in await asyncio.gather(*finding))
+
+    main()
+
+
+def test_those_who_were_ready_once_are_forgotten(tmp_path: Path) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(tmp_path)
+        organiser, other = await world.node(), await world.node()
+        founding = world.founding(organiser)
+        for _ in range(2):
+            for number in range(MAX_READY + 5):
+                founding._note_ready(PeerId(f"{number:064}"))
+            assert len(founding._ready) == MAX_READY
+            await asyncio.sleep(READY_S + 1.0)
+        await other.call(organiser.peer_id, METHOD, Ask(ready=True), Answer)
+        assert [*founding._ready] == [other.peer_id]
 
     main()

@@ -35,8 +35,11 @@ METHOD = "secure.genesis"
 CONTEXT = b"secure genesis"
 ASK_PERIOD_S = 0.5
 CALL_S = 5.0
-READY_S = 4.0
-"""Who has not asked for so many seconds is not there any more."""
+READY_S = 12.0
+"""Who has not asked for so many seconds is not there any more; more than `CALL_S` and `ASK_PERIOD_S` together, because
+who waits for the answer of somebody else is still there.
+"""
+MAX_READY = 4 * MAX_MEMBERS
 
 
 class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -124,7 +127,7 @@ class Founding:
                 self._node.events.emit("secure.waiting", ready=ready, wanted=self._founders)
             if self._identity.peer_id == self._organiser and ready >= self._founders:
                 self._genesis = Genesis.sign(self._node.run_id, present[: self._founders], self._identity)
-            await asyncio.gather(*(self._ask(peer, ready=takes_part) for peer in self._node.connected()))
+            await self._ask_all(ready=takes_part)
             if self._genesis is None:
                 self.is_first.set()
                 await asyncio.sleep(ASK_PERIOD_S)
@@ -137,6 +140,14 @@ class Founding:
     def _present(self) -> list[PeerId]:
         now = asyncio.get_running_loop().time()
         return [peer for peer, asked_s in self._ready.items() if now - asked_s <= READY_S]
+
+    async def _ask_all(self, *, ready: bool) -> None:
+        """Ask everybody, until somebody knows the genesis or all have answered."""
+        async with racing(self._ask(peer, ready=ready) for peer in self._node.connected()) as answers:
+            for answer in answers:
+                await answer
+                if self._genesis is not None:
+                    return
 
     async def _ask(self, peer: PeerId, *, ready: bool) -> None:
         with contextlib.suppress(RemoteError):
@@ -167,8 +178,14 @@ class Founding:
 
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
         if (await stream.receive(Ask)).ready and self._genesis is None:
-            self._ready[peer] = asyncio.get_running_loop().time()
+            self._note_ready(peer)
         await stream.send(Answer(self._genesis, self.step))
+
+    def _note_ready(self, peer: PeerId) -> None:
+        present = self._present()
+        self._ready = {each: self._ready[each] for each in present}
+        if peer in self._ready or len(present) < MAX_READY:
+            self._ready[peer] = asyncio.get_running_loop().time()
 
     def _keep(self, genesis: Genesis) -> None:
         if self._path is None:
