@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from swarm_tools import virtually
 
+from minga.core._errors import StorageError
 from minga.core._events import EventBus
 from minga.identity._keys import Identity
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.network._virtual import HostSettings, VirtualInternet
+from minga.training import _genesis
 from minga.training._genesis import CALL_S, MAX_READY, METHOD, READY_S, Answer, Ask, Beginning, Founding, Genesis
 
 RUN_ID = "run"
@@ -129,5 +131,23 @@ def test_those_who_were_ready_once_are_forgotten(tmp_path: Path) -> None:
             await asyncio.sleep(READY_S + 1.0)
         await other.call(organiser.peer_id, METHOD, Ask(ready=True), Answer)
         assert [*founding._ready] == [other.peer_id]
+
+    main()
+
+
+def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, body: bytes) -> None:
+        raise OSError("no space left")
+
+    @virtually
+    async def main() -> None:
+        world = World(tmp_path, founders=1)
+        organiser, other = await world.node(), await world.node()
+        monkeypatch.setattr(_genesis, "write_atomically", refuse)
+        with pytest.raises(StorageError):
+            await world.founding(organiser).find()
+        assert await other.call(organiser.peer_id, METHOD, Ask(ready=True), Answer) == Answer(None, 0)
 
     main()

@@ -126,12 +126,16 @@ class Founding:
                 ready = len(present)
                 self._node.events.emit("secure.waiting", ready=ready, wanted=self._founders)
             if self._identity.peer_id == self._organiser and ready >= self._founders:
-                self._genesis = Genesis.sign(self._node.run_id, present[: self._founders], self._identity)
-            await self._ask_all(ready=takes_part)
-            if self._genesis is None:
-                self.is_first.set()
-                await asyncio.sleep(ASK_PERIOD_S)
-        self._keep(self._genesis)
+                genesis = Genesis.sign(self._node.run_id, present[: self._founders], self._identity)
+                await asyncio.to_thread(self._keep, genesis)  # before anybody is told: it must never sign another one
+                self._genesis = genesis
+                break
+            if (found := await self._ask_all(ready=takes_part)) is not None:
+                await asyncio.to_thread(self._keep, found)
+                self._genesis = found
+                break
+            self.is_first.set()
+            await asyncio.sleep(ASK_PERIOD_S)
         self._node.events.emit("secure.founded", founders=len(self._genesis.founders))
         return Beginning(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
 
@@ -141,22 +145,21 @@ class Founding:
         now = asyncio.get_running_loop().time()
         return [peer for peer, asked_s in self._ready.items() if now - asked_s <= READY_S]
 
-    async def _ask_all(self, *, ready: bool) -> None:
+    async def _ask_all(self, *, ready: bool) -> Genesis | None:
         """Ask everybody, until somebody knows the genesis or all have answered."""
         async with racing(self._ask(peer, ready=ready) for peer in self._node.connected()) as answers:
             for answer in answers:
-                await answer
-                if self._genesis is not None:
-                    return
+                if (found := await answer) is not None:
+                    return found
+        return None
 
-    async def _ask(self, peer: PeerId, *, ready: bool) -> None:
+    async def _ask(self, peer: PeerId, *, ready: bool) -> Genesis | None:
         with contextlib.suppress(RemoteError):
             answer = await self._node.call(peer, METHOD, Ask(ready), Answer, timeout_s=CALL_S)
-            if answer.genesis is None or self._genesis is not None:
-                return
-            if not answer.genesis.holds(self._node.run_id, self._organiser):
+            if answer.genesis is not None and not answer.genesis.holds(self._node.run_id, self._organiser):
                 raise ProtocolError("it sent a genesis that the organiser did not sign", peer=peer)
-            self._genesis = answer.genesis
+            return answer.genesis
+        return None
 
     async def _have_most_begun(self, founders: Sequence[str]) -> bool:
         """Whether more than half of the founders say that they are past the first step."""
