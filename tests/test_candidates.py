@@ -80,7 +80,7 @@ def assert_alike(swarm: SecureSwarm, steps: int, names: list[str]) -> None:
     for name in names:
         member = swarm.peers[name].member
         if member.is_member:
-            assert verify_log(RUN_ID, swarm.founders, member.evidence.entries) == member.ledger.members
+            assert verify_log(RUN_ID, swarm.founders, member.evidence.entries).members == member.ledger.members
         assert swarm.peers[name].member.ledger.digest == first.member.ledger.digest
         assert torch.equal(parameters(swarm.peers[name], steps), parameters(first, steps))
 

@@ -17,12 +17,13 @@ from minga.averaging._layout import VectorLayout
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.security._conduct import Seeds, Work
-from minga.security._evidence import Case, Evidence, EvidenceError, Recomputed, Unshown
+from minga.security._evidence import Case, Entered, Evidence, EvidenceError, Recomputed, Unshown
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import EvidenceLog, verify_log
 from minga.security._record import Record
 from minga.security._rules import Rules
-from minga.security._wire import Accusation, Body, Claims, Phase, Result, Revealed, Slot, Statement, state
+from minga.security._standing import Standing
+from minga.security._wire import Accusation, Body, Claims, Phase, Place, Result, Revealed, Slot, Statement, state
 from minga.simulation._attacks import (
     Attack,
     LyingNorms,
@@ -187,7 +188,7 @@ def test_the_logs_of_all_honest_members_verify_and_lead_to_the_same_members(atta
     for witness in one.witnesses:
         entries = [Evidence.from_bytes(entry.to_bytes()) for entry in witness.member.evidence.entries]
         assert {(one.names[PeerId(entry.case.peer)], entry.case.reason) for entry in entries} == one.expected
-        assert verify_log(RUN_ID, one.founders, entries) == witness.member.ledger.members
+        assert verify_log(RUN_ID, one.founders, entries).members == witness.member.ledger.members
 
 
 # ---- doctored evidence
@@ -344,6 +345,29 @@ def test_a_log_has_to_begin_with_the_founders_and_be_complete() -> None:
         verify_log(RUN_ID, (*one.founders, PeerId(ANYBODY.peer_id)), entries)
     with pytest.raises(EvidenceError, match="members"):
         verify_log(RUN_ID, one.founders[1:], entries)
+
+
+def invented(one: Played, step: int) -> Evidence:
+    """The word of a few keys that they are the members at a step, and that the first of them has just entered."""
+    keys = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(3)), key=lambda key: key.peer_id)
+    standing = Standing(step, tuple(key.peer_id for key in keys), bytes(32))
+    slot, place = Slot(step, 0, Phase.STANDING), Place(standing.digest, bytes(32))
+    places = tuple(state(key, RUN_ID, slot, place) for key in keys)
+    case = Case(keys[0].peer_id, None, step, 0, standing.members, Entered(standing, places))
+    return Evidence.of(case, keys[0], RUN_ID)
+
+
+def test_a_log_that_begins_with_an_entry_says_so_and_no_other_log_can_be_taken_over() -> None:
+    one = played("covered claims")
+    entries = one.witnesses[0].member.evidence.entries
+    assert verify_log(RUN_ID, one.founders, entries).entered is None
+    entry = invented(one, entries[-1].case.step + 5)
+    end = verify_log(RUN_ID, one.founders, [entry])
+    assert (end.members, end.entered) == (entry.case.members, entry.case)
+    with pytest.raises(EvidenceError, match="witness"):
+        verify_log(RUN_ID, one.founders, [*entries, entry])
+    with pytest.raises(EvidenceError, match="already"):
+        verify_log(RUN_ID, one.founders, [entry, entry])
 
 
 def test_a_log_file_survives_an_append_that_was_cut_off(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from minga.security._conduct import Conduct, Seeds
 from minga.security._data_seeds import PublicBatch
 from minga.simulation._attacks import SignFlip
 from minga.training._genesis import Genesis
-from minga.training._secure_life import EVIDENCE_FILE
+from minga.training._secure_files import evidence_file, genesis_file
 
 SAMPLES = 64
 STEPS = 6
@@ -155,22 +156,31 @@ def test_a_hostile_member_is_banned_by_all_and_told_why(start: Callable[..., Tra
     assert len(bans) == 1
     assert [peer for peer, _ in bans.pop()] == [hostile.peer.peer_id]
     assert len({trainer.digest for trainer in trainers}) == 1
-    check_evidence(trainers[0].peer.directory, hostile.peer.peer_id)
+    check_evidence(trainers[0].peer, hostile.peer.peer_id)
 
 
-def check_evidence(directory: Path, hostile: str) -> None:
+def check_evidence(witness: minga.Peer, hostile: str) -> None:
     """Anybody who has the folder can check it, and notices if it was doctored."""
+    directory, path = witness.directory, evidence_file(witness.directory, witness.peer_id)
+    shutil.copy(path, evidence_file(directory, PeerId("f" * 64)))  # another peer of this machine, whose genesis is lost
     code, lines = minga_command("evidence", str(directory), "--json")
-    assert (code, lines[-1]["cases"], lines[-1]["wrong"]) == (0, 1, [])
-    assert [line["peer"] for line in lines if line.get("event") == "case"] == [hostile]
-    assert len(lines[-1]["founders"]) == len(lines[-1]["members"]) + 1
-    path = directory / EVIDENCE_FILE
-    doctored = bytearray(path.read_bytes())
-    doctored[len(doctored) // 2] ^= 1
-    path.write_bytes(doctored)
+    first, second = sorted(lines[-1]["logs"], key=lambda log: log["founders"] is None)
+    assert (code, lines[-1]["ok"], second["wrong"], second["members"]) == (1, False, [], None)
+    assert (first["cases"], first["wrong"], first["entered"]) == (1, [], None)
+    assert [line["peer"] for line in lines if line.get("event") == "case"] == [hostile] * 2
+    assert len(first["founders"]) == len(first["members"]) + 1
+    evidence_file(directory, PeerId("f" * 64)).unlink()
     code, lines = minga_command("evidence", str(directory), "--json")
-    assert code != 0
-    assert not lines[-1]["ok"]
+    assert (code, lines[-1]["ok"], len(lines[-1]["logs"])) == (0, True, 1)
+    assert genesis_file(directory, witness.peer_id).exists()
+    whole = path.read_bytes()
+    for at in (3, len(whole) // 2):  # the length of a record, and a case
+        doctored = bytearray(whole)
+        doctored[at] ^= 1
+        path.write_bytes(doctored)
+        code, lines = minga_command("evidence", str(directory), "--json")
+        assert (code, lines[-1]["ok"]) == (1, False)
+        assert lines[-1]["logs"][0]["wrong"]
 
 
 def minga_command(*words: str) -> tuple[int, list[dict[str, Any]]]:

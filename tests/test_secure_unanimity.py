@@ -35,7 +35,7 @@ async def agree(swarm: SecureSwarm, bans: dict[str, str]) -> None:
         assert isinstance(swarm.honest[0].work, Quadratic)
         assert torch.equal(peer.work.parameters[STEPS], swarm.honest[0].work.parameters[STEPS])
         assert swarm.bans(peer) == bans
-        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries) == peer.member.ledger.members
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
 
 
 def missing_once(
@@ -135,6 +135,6 @@ def test_votes_that_differ_from_member_to_member_part_nobody(phase: Phase) -> No
             assert swarm.bans(peer) == swarm.bans(swarm.honest[0])
             assert swarm.bans(peer).keys() <= hostile.keys()
             assert "p3" in swarm.bans(peer)
-            assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries) == peer.member.ledger.members
+            assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
 
     run()

@@ -21,8 +21,8 @@ from minga.core._errors import (
 OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
 EXPLANATION = (
-    "Exit codes: 0 done · 1 a check did not hold (demo, doctor), or a defect of minga · 2 a wrong option, run spec or "
-    "link · 3 another peer, or nobody, answered · 4 the disk refused · 5 another trouble of this machine · "
+    "Exit codes: 0 done · 1 a check did not hold (demo, doctor, evidence), or a defect of minga · 2 a wrong option, "
+    "run spec or link · 3 another peer, or nobody, answered · 4 the disk refused · 5 another trouble of this machine · "
     "130 ended by Ctrl-C · 143 told to end."
 )
 

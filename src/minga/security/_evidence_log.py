@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
@@ -76,18 +77,38 @@ def _read(path: Path) -> tuple[list[Evidence], int, int]:
     return [Evidence.from_bytes(record) for record in records], whole, len(data)
 
 
-def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> tuple[PeerId, ...]:
-    """Verify all evidence of a run that began with `founders`, and return who is a member after it.
+@dataclass(frozen=True)
+class LogEnd:
+    """Who is a member after all evidence of a log, and, where it did not begin with the founders, with what it did."""
 
-    Of a member that came later, it begins anew with those who were members then.
+    members: tuple[PeerId, ...]
+    entered: Case | None = None
+
+
+def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEnd:
+    """Verify all evidence of a run that began with `founders`, and return to where it leads.
 
     Raises `EvidenceError` at the first entry that proves nothing or does not follow on those before it.
     """
+
+    def verified() -> Iterator[Evidence]:
+        for entry in entries:
+            verify(entry, run_id)
+            yield entry
+
+    return follow_log(founders, verified())
+
+
+def follow_log(founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEnd:
+    """The same for evidence of which each entry was verified.
+
+    Of a member that came later, or came back, the log begins anew with those who were members then. Nothing but their
+    own word shows that these followed on the founders, so whoever reads the outcome has to be told.
+    """
     replay = _Replay(Ledger(founders))
     for entry in entries:
-        verify(entry, run_id)
-        replay.follow(entry.case)
-    return replay.ledger.members
+        replay.follow(entry)
+    return LogEnd(replay.ledger.members, replay.entered)
 
 
 class _Replay:
@@ -95,19 +116,23 @@ class _Replay:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.entered: Case | None = None
+        """Where it began anew last."""
+        self._witness: PeerId | None = None
         self._place = (-1, 0)
         self._members = ledger.members
         self._of_steps: list[tuple[int, tuple[PeerId, ...]]] = [(-1, ledger.members)]
         """Who was a member in the last attempt of a step, and in all that follow up to the next entry."""
 
-    def follow(self, case: Case) -> None:
-        place, peer = (case.step, case.attempt), PeerId(case.peer)
+    def follow(self, entry: Evidence) -> None:
+        case, place, peer = entry.case, (entry.case.step, entry.case.attempt), PeerId(entry.case.peer)
+        if self._witness not in (None, entry.author):
+            raise EvidenceError("its witness is not that of the evidence before it", peer=peer, round=case.step)
+        self._witness = entry.author
         if place < self._place:
             raise EvidenceError("it is older than the evidence before it", peer=peer, round=case.step)
         if isinstance(case.proof, Entered):
-            self.ledger, self._place = case.proof.standing.ledger, place
-            self._members = self.ledger.members
-            self._of_steps.append((case.step, self._members))
+            self._begin_anew(entry, case.proof)
             return
         if place > self._place:
             self._place, self._members = place, self.ledger.members
@@ -127,6 +152,18 @@ class _Replay:
             self.ledger.ban(peer, case.step, case.ban)
         # a judgement or an admission comes when a step was taken, all else before
         self._of_steps.append((case.step + isinstance(proof, Judged | Admitted), self.ledger.members))
+
+    def _begin_anew(self, entry: Evidence, proof: Entered) -> None:
+        """The witness was away, if only to be started anew, and came back; that takes it at least a step."""
+        case = entry.case
+        if case.peer != entry.author:
+            raise EvidenceError("it tells where another peer than its witness entered", peer=case.peer, round=case.step)
+        if case.step <= self._place[0]:
+            raise EvidenceError("its witness was a member in that step already", peer=case.peer, round=case.step)
+        self.entered, self._place = case, (case.step, case.attempt)
+        self.ledger = proof.standing.ledger
+        self._members = self.ledger.members
+        self._of_steps.append((case.step, self._members))
 
     def _at(self, step: int) -> tuple[PeerId, ...]:
         return next(members for first, members in reversed(self._of_steps) if first <= step)

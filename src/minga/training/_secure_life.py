@@ -33,6 +33,7 @@ from minga.training._genesis import Founding
 from minga.training._public_port import PublicPort
 from minga.training._public_work import PublicWork
 from minga.training._replica_interface import ReplicaInterface
+from minga.training._secure_files import evidence_file, genesis_file
 from minga.training._snapshot import StateSnapshot
 from minga.training._surveyor import BoardSurveyor
 
@@ -40,8 +41,6 @@ FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished stays for those who need what it has of the last step."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """Between two attempts to come to where the members are, in seconds; short at first, since steps may be short."""
-EVIDENCE_FILE = "evidence.bin"
-GENESIS_FILE = "genesis.bin"
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class SecureLife:
         self._settings = SecureSettings(
             peers_per_validator=security.peers_per_validator, probation_steps=security.probation_steps
         )
-        self._evidence = EvidenceLog(None if path is None else path / EVIDENCE_FILE)
+        self._evidence = EvidenceLog(None if path is None else evidence_file(path, node.peer_id))
         layout = replica.vector.layout
         self._announcer = Announcer(
             board,
@@ -96,8 +95,8 @@ class SecureLife:
             client=False,
             vector_bytes=layout.encoded_bytes(0, replica.vector.numel),
         )
-        genesis_path = None if path is None else path / GENESIS_FILE
-        self._founding = Founding(node, identity, options.organiser, security.founders, genesis_path)
+        kept = None if path is None else genesis_file(path, node.peer_id)
+        self._founding = Founding(node, identity, options.organiser, security.founders, kept)
 
     @property
     def step(self) -> int:

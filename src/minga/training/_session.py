@@ -44,7 +44,8 @@ from minga.training._member import Member, MemberSettings
 from minga.training._port import TrainerPort
 from minga.training._public_port import PublicPort
 from minga.training._replica_interface import ReplicaInterface
-from minga.training._secure_life import GENESIS_FILE, SecureLife, SecureOptions
+from minga.training._secure_files import genesis_file
+from minga.training._secure_life import SecureLife, SecureOptions
 from minga.training._snapshot import StateSnapshot
 from minga.training._state_download import SyncProgress, download
 from minga.training._state_server import StateServer
@@ -237,7 +238,7 @@ class Session:
 
     def preside(self, spec: RunSpec, organiser: str, directory: Path | None = None) -> None:
         """In a run whose members check each other: see it founded without taking part."""
-        path = None if directory is None else directory / GENESIS_FILE
+        path = None if directory is None else genesis_file(directory, self.node.peer_id)
         founding = Founding(self.node, self.identity, organiser, spec.security.founders, path)
 
         async def see_it_founded() -> None:
