@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import logging
 import re
@@ -221,6 +222,19 @@ async def test_who_is_taken_off_the_list_gets_nothing_more(tmp_path: Path) -> No
     place.write(people("bob"))
     assert "alice is not on the list" in str(await refusal(place, PEER, ByKey()))
     assert "wrong" in str(await refusal(place, PEER))
+    assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
+
+
+@asynchronously
+async def test_whose_time_runs_out_is_not_one_taken_off_the_list(tmp_path: Path) -> None:
+    place = Place(tmp_path, "")
+    until = dt.datetime.fromtimestamp(int(place.clock.now_s + HOUR_S), dt.UTC)
+    place.write(people("alice") + f"until = {until.isoformat()}\n")
+    await token_of(place, PEER)
+    place.clock.now_s += HOUR_S
+    assert "not on the list" in str(await refusal(place, PEER, ByKey()))
+    assert place.issuer.overdue() == []
+    place.write(people("bob"))
     assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
 
 

@@ -149,14 +149,22 @@ class AllowList(Part):
 
     def allowance(self, name: str, organisation: str | None, now_s: float) -> Allowance | None:
         """What somebody may have who logged in as `name`, as a member of `organisation` if of one; None: nothing."""
+        allowance = self._listed(name, organisation)
+        has_ended = allowance is not None and allowance.until_s is not None and allowance.until_s <= now_s
+        return None if has_ended else allowance
+
+    def is_listed(self, name: str, organisation: str | None) -> bool:
+        """Whether somebody has a place on the list, be it that its time is over."""
+        return self._listed(name, organisation) is not None
+
+    def _listed(self, name: str, organisation: str | None) -> Allowance | None:
         person = self.people.get(name)
         if person is None and (organisation is None or organisation != self.provider.organisation):
             return None
         allowance = Allowance(self.peers, None)
         if person is not None:
             allowance = Allowance(self.peers if person.peers is None else person.peers, person.until_s)
-        has_ended = allowance.until_s is not None and allowance.until_s <= now_s
-        return None if has_ended or allowance.peers == 0 else allowance
+        return None if allowance.peers == 0 else allowance
 
     @classmethod
     def read(cls, path: Path) -> AllowList:

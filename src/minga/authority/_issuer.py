@@ -88,12 +88,15 @@ class Issuer:
         return Issued(token.encode(), seat.name, int(seat.logged_in + allowed.login_s))
 
     def overdue(self) -> list[tuple[str, str]]:
-        """The peers, and their people, whose last token still counts though nobody may have them any more."""
+        """The peers, and their people, whose last token still counts though they were taken off the list.
+
+        Whose time is over is not among them: it ended as announced, and they may be given more of it.
+        """
         now_s, allowed = self._wall_time(), self._allowed.current()
         return [
             (peer, seat.name)
             for peer, seat in self._roster.seats()
             if not seat.barred
             and seat.expires + CLOCK_SKEW_S > now_s
-            and allowed.allowance(seat.name, seat.organisation, now_s) is None
+            and not allowed.is_listed(seat.name, seat.organisation)
         ]
