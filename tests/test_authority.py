@@ -181,12 +181,14 @@ async def test_renewal_needs_the_key_only_until_the_login_is_too_old(tmp_path: P
 
 
 @asynchronously
-async def test_a_name_at_one_provider_is_not_the_same_at_another(tmp_path: Path) -> None:
-    place = Place(tmp_path, people("alice"))
+async def test_another_provider_needs_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = Place(tmp_path, people("alice", "bob"))
     await token_of(place, PEER)
     place.write('[provider]\nkind = "huggingface"\n[people.alice]\n')
-    with pytest.raises(LoginNeeded):
-        await token_of(place, PEER, ByKey())
+    await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
+    assert {seat.provider for _, seat in place.roster.seats()} == {"file"}
+    await token_of(place, PEER, ByKey())
+    assert [record.getMessage().endswith("restart it") for record in caplog.records] == [True]
 
 
 @asynchronously

@@ -14,6 +14,7 @@ from minga.authority._allow_list import AllowFile
 from minga.authority._client import LoginNeeded
 from minga.authority._login import LogIn
 from minga.authority._oauth import OAuthProvider
+from minga.authority._providers import Somebody as Known
 from minga.authority._wire import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode
 from minga.core._errors import RejectedError, UnreachableError
 
@@ -194,6 +195,37 @@ async def test_another_provider(tmp_path: Path) -> None:
         await place.client().token(OTHER, ByAccessToken("oauth-1"))
     with pytest.raises(RejectedError, match="in the browser only"):
         await log_in(place, Somebody("oauth-1"), OTHER)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", HUB),
+        (HUB, HUB.replace("hub.test", "hub2.test")),
+        (OAUTH, OAUTH.replace("hub.test", "git.test")),
+        (OAUTH, OAUTH.replace('"login"', '"email"')),
+    ],
+)
+@asynchronously
+async def test_a_name_at_one_provider_is_not_the_same_at_another(tmp_path: Path, before: str, after: str) -> None:
+    for allow in (before, after):
+        place = place_with(tmp_path, StandIn(), allow + "[people.alice]\n")
+        with pytest.raises(LoginNeeded):
+            await place.client().token(PEER, ByKey())
+        place.issuer.issue(PEER.peer_id, Known("alice"))
+        await place.client().token(PEER, ByKey())
+        place.close()
+
+
+@asynchronously
+async def test_the_organisation_may_change_at_any_time(tmp_path: Path) -> None:
+    hub = StandIn()
+    hub.add_user("hf_bob", "bob", orgs=("friends",))
+    place = place_with(tmp_path, hub, HUB + 'organisation = "minga-run"\n')
+    place.write(HUB + 'organisation = "friends"\n')
+    assert (await log_in(place, Somebody("hf_bob"))).login.name == "bob"
+    place.write(HUB + 'organisation = "elsewhere"\n')
+    assert place.issuer.overdue() == [(PEER.peer_id, "bob")]
 
 
 def failing(hub: StandIn, how: str) -> Callable[..., httpx2.Response]:

@@ -1,5 +1,8 @@
 """The list of those whom an authority admits: one TOML file, read again whenever it changes.
 
+Who knows the people does not change with it: names of one provider are other people's at the next, so a list with
+another one takes effect when the authority is started again. Only the organisation may change in that section.
+
 peers = 2                  # how many peers each person may have at a time
 token = "6h"               # how long a token lasts; peers renew it before it ends
 login = "30d"              # after how long people have to log in again
@@ -88,6 +91,18 @@ class Provider(Part):
         if self.kind != "huggingface" and self.organisation is not None:
             raise ValueError('organisation is for kind = "huggingface" only')
         return self
+
+    @property
+    def source(self) -> str:
+        """Where its names come from; the same name from another source may be somebody else's."""
+        if self.kind == "file":
+            return "file"
+        where = self.endpoint if self.kind == "huggingface" else f"{self.user_url} {self.name_field}"
+        return f"{self.kind} {where}"
+
+    def is_as_before(self, before: Provider) -> bool:
+        """Whether at most the organisation has changed, which says who may take part and not who somebody is."""
+        return self == before.model_copy(update={"organisation": self.organisation})
 
 
 class Person(Part):
@@ -178,7 +193,10 @@ class AllowList(Part):
 
 
 class AllowFile:
-    """The list as it stands in its file now. A file that has become wrong is told in the log, and changes nothing."""
+    """The list as it stands in its file now.
+
+    A file that has become wrong, or names another provider, is told in the log, and changes nothing.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -191,12 +209,20 @@ class AllowFile:
         if stamp != self._stamp:
             self._stamp = stamp
             try:
-                self._list = AllowList.read(self._path)
+                self._list = self._read_again()
             except ConfigurationError as error:
                 logger.warning("the list stays as it was: %s", error)
             else:
                 logger.info("the list was read again: %d people", len(self._list.people))
         return self._list
+
+    def _read_again(self) -> AllowList:
+        changed = AllowList.read(self._path)
+        if not changed.provider.is_as_before(self._list.provider):
+            raise ConfigurationError(
+                f"{self._path}: provider: only organisation may change while the authority runs; restart it"
+            )
+        return changed
 
     def _look(self) -> tuple[int, int, int]:
         try:

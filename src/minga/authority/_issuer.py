@@ -57,13 +57,13 @@ class Issuer:
         if organisation not in somebody.organisations:
             organisation = None
         now_s = self._wall_time()
-        seat = Seat(somebody.name, allowed.provider.kind, self.invitation, now_s, now_s, organisation)
+        seat = Seat(somebody.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
         return self._sign(peer, seat, allowed)
 
     def renew(self, peer: str) -> Issued:
         """The next token for a peer that had one. Raises `Refused` and `StorageError`."""
         seat, allowed = self._roster.seat(peer), self._allowed.current()
-        if seat is None or seat.provider != allowed.provider.kind:
+        if seat is None or seat.provider != allowed.provider.source:
             raise login_needed("this key has no access yet: log in")
         if self._wall_time() > seat.logged_in + allowed.login_s:
             raise login_needed(f"the last login of {seat.name} was too long ago: log in again")

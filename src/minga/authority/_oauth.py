@@ -212,6 +212,6 @@ class OAuthProvider:
 
 
 def make_provider(allowed: AllowFile) -> IdentityProvider:
-    """The provider that the list names as it stands now."""
+    """The provider that the list names; another one needs another authority."""
     settings = allowed.current().provider
     return FileProvider(allowed) if settings.kind == "file" else OAuthProvider(settings)

@@ -27,7 +27,7 @@ KeyText = Annotated[str, msgspec.Meta(pattern=_KEY)]
 
 
 class Seat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One peer's place: whose it is (`name` at that kind of `provider`), since which login, until when (Unix seconds).
+    """One peer's place: whose it is (`name` at that `Provider.source`), since which login, until when (Unix seconds).
 
     With an `organisation` it is for being a member of that. `invitation` is the key that signed its last token; who is
     `barred` does not get another.
