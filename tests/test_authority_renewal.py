@@ -21,6 +21,8 @@ from minga.network._virtual import HostSettings
 from minga.network._virtual_host import EPOCH_S
 from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation._swarm import Swarm
+from minga.training._admission import Admission
+from minga.training._session import Session, SessionSettings
 
 INVITATION = Identity.from_seed(b"i" * 32)
 TOKEN_S = 60
@@ -134,4 +136,17 @@ async def test_whose_time_ends_is_not_asked_for_over_and_over() -> None:
     name, renewing = add(swarm, authority)
     await swarm.peers[name].ended.wait()
     assert len(renewing.asked_s) == 2
+    await swarm.close()
+
+
+@virtually
+async def test_an_organiser_has_nothing_to_renew() -> None:
+    spec = members_spec()
+    swarm = make_swarm(spec)
+    network = swarm.internet.host(name="organiser", private_key=ORGANISER.seed)
+    admission = Admission(network.peer_id, network.wall_time, None)
+    session = Session(network, ORGANISER, spec.run_id, SessionSettings(), (), admission)
+    renewing = Renewing(Authority(spec), session.node, UnreachableError("down"))  # type: ignore[arg-type]
+    await keep_renewed(session, renewing)  # type: ignore[arg-type]
+    assert renewing.asked_s == []
     await swarm.close()

@@ -7,6 +7,7 @@ anybody noticing. Members hear of the new token by gossip, and newcomers see it 
 from __future__ import annotations
 
 import asyncio
+import math
 
 from minga.authority._login import LogIn
 from minga.core._errors import RejectedError, RemoteError
@@ -21,8 +22,13 @@ MIN_PAUSE_S, MAX_PAUSE_S = 5.0, 600.0
 
 
 async def keep_renewed(session: Session, log_in: LogIn) -> None:
-    """Renew until the authority says no, or gives no longer access. Tells `access.renewed` and `access.not_renewed`."""
+    """Renew until the authority says no, or gives no longer access; at once done with access that no login gave.
+
+    Tells `access.renewed` and `access.not_renewed`.
+    """
     ends_s = _ends_s(session.admission.token)
+    if math.isinf(ends_s):
+        return
     while True:
         now_s = session.node.network.wall_time()
         await _sleep_until(session, ends_s - LEFT_OF_LIFE * max(0.0, ends_s - now_s))
