@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minga.cli._context import Context, collect_again
 from minga.cli._exit import done_so_far
+from minga.cli._leaving import Leaving
 from minga.cli._prepared import prepared_files
 from minga.cli._session import WorkOptions, apply_threads, wire
 from minga.cli._views import PlainTrouble, organiser_lines, organiser_view
@@ -50,6 +51,7 @@ class _Hosting:
         from minga.monitor._watcher import Watcher
 
         self.peer, self.work, self.show_qr, self.output, self.leash = peer, work, show_qr, context.output, context.leash
+        self._leaving = Leaving(peer, context)
         self.history = History(peer.directory / FILE_NAME)
         self.watcher = Watcher(peer, self.history, from_start=True)
         self.held_out: HeldOut | None = None
@@ -119,7 +121,7 @@ class _Hosting:
         self.output.say(f"\nFiles, checkpoints and history: {self.peer.directory}")
 
     def _is_over(self, step: int) -> bool:
-        return self.leash is not None and self.leash.is_over(step)
+        return self._leaving.is_over(step) or (self.leash is not None and self.leash.is_over(step))
 
     def _summarise(self, run: Any, held_out: HeldOut) -> None:
         self.output.summary(

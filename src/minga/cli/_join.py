@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from minga.cli._context import Context, collect_again
 from minga.cli._exit import done_so_far
+from minga.cli._leaving import Leaving
 from minga.cli._login import LoginOptions, PersonAtTerminal
 from minga.cli._session import WorkOptions, apply_threads, wire
 from minga.cli._views import PlainTrouble, volunteer_lines, volunteer_view
@@ -89,6 +90,7 @@ class _Joining:
 
         self.peer, self.work, self.output, self.leash = peer, work, context.output, context.leash
         self.evaluate = evaluate
+        self._leaving = Leaving(peer, context)
         self.held_out: HeldOut | None = None
         self.watcher = Watcher(peer, History(None))
         self._trouble = PlainTrouble()
@@ -143,7 +145,7 @@ class _Joining:
 
         def is_over(step: int) -> bool:
             ticker.check()
-            return self.leash is not None and self.leash.is_over(step)
+            return self._leaving.is_over(step) or (self.leash is not None and self.leash.is_over(step))
 
         def between() -> None:
             if held_out is not None:
@@ -195,8 +197,20 @@ class _Joining:
                 self._phase = "downloading the state"
             elif event.kind == "sync.finished":
                 self._phase = "training"
+            elif event.kind == "secure.waiting":
+                self._phase = f"waiting for founders, {event.fields['ready']} of {event.fields['wanted']} are here"
+            elif event.kind in ("secure.founded", "secure.admitted", "secure.candidate", "secure.dropped"):
+                self._on_standing(event)
             elif event.kind == "access.not_renewed":
                 self.output.say(f"The access to this run was not renewed: {escape(str(event.fields['why']))}")
+
+    def _on_standing(self, event: Event) -> None:
+        """What this peer is in a run with strangers."""
+        if event.kind == "secure.founded":
+            self._phase = "training"
+        elif event.fields["peer"] == self.peer.peer_id:
+            phases = {"secure.candidate": "on probation", "secure.dropped": "starting over"}
+            self._phase = phases.get(event.kind, "training")
 
     def _look(self) -> OwnPart:
         status = self.watcher.look()

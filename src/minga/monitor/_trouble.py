@@ -10,6 +10,7 @@ MEANINGS = {
     "checkpoint.failed": "a checkpoint was not saved",
     "member.failed": "this peer no longer takes part in steps",
     "parameters.not_averaged": "the parameters were not averaged",
+    "secure.banned": "a member was banned",
     "run.file_failed": "a file of the run did not come",
     "state.cache_failed": "the downloaded state is not kept on the disk",
     "sync.failed": "the state did not come",
@@ -54,6 +55,8 @@ class LastTrouble:
             return None
         fields = self._event.fields
         reason = str(fields.get("why") or fields.get("reason") or "for no known reason")
+        if self._event.kind == "secure.banned":
+            reason = f"{str(fields['peer'])[:10]} at step {fields['step']}: {reason}"
         # Reasons may quote what another peer sent: nothing in them may command a terminal.
         printable = "".join(letter if letter.isprintable() else " " for letter in reason[:MAX_REASON_LETTERS])
         return Trouble(self._number, self._event.kind, printable, max(0.0, time - self._event.time))

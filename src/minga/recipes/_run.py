@@ -74,7 +74,7 @@ class RecipeRun:
         batches = self._batches()
         while not self.finished and not is_over(self.step):
             batch = next(batches, None)
-            if batch is None:
+            if batch is None or is_over(self.step):  # to wait for a batch may have taken a step
                 return
             samples = self.recipe.samples(batch)
             try:

@@ -50,7 +50,7 @@ class SecureNewcomer:
         entrance = Entrance(self._node, self._genesis)
         standing, place, signers = await entrance.find(self._settings.patience.longest_s)
         if ban := standing.ledger.bans.get(self._node.peer_id):
-            raise BannedError(f"the members banned this peer: {ban.reason.value}", round=ban.step)
+            raise BannedError.of(ban)
         await self._work.adopt(standing.step, place.state, signers)
         if await self._work.digest() != place.state:
             raise StateMismatchError("the state that came is not that of most members", round=standing.step)

@@ -43,7 +43,7 @@ from minga.security._evidence_log import EvidenceLog
 from minga.security._following import Follower, be_overtaken
 from minga.security._inquiry import Inquiry
 from minga.security._judge import Judge
-from minga.security._ledger import Ledger
+from minga.security._ledger import Ban, Ledger
 from minga.security._mesh import Mesh
 from minga.security._outcomes import Outcome, Outcomes
 from minga.security._probation import contradicted
@@ -77,6 +77,16 @@ class ExcludedError(RemoteError):
 
 class BannedError(ExcludedError):
     """This peer can never come back."""
+
+    @classmethod
+    def of(cls, ban: Ban) -> BannedError:
+        """What to tell whom it concerns."""
+        why = f"the members banned this peer: {ban.reason.value}. This key cannot come back; if it was an accident, "
+        return cls(
+            f"{why}join with another key (--identity NEWFILE), which begins on probation",
+            round=ban.step,
+            phase="banned",
+        )
 
 
 class SecureMember:
@@ -229,8 +239,7 @@ class SecureMember:
     def _require_membership(self) -> None:
         if self._node.peer_id not in self.ledger:
             ban = self.ledger.bans.get(self._node.peer_id)
-            why = f"the members banned this peer: {ban.reason.value}" if ban else "this peer was away for too long"
-            raise (BannedError if ban else ExcludedError)(why, round=self.step)
+            raise BannedError.of(ban) if ban else ExcludedError("this peer was away for too long", round=self.step)
 
     async def _leave_out(self, cases: Iterable[Case]) -> None:
         written = list[Case]()

@@ -108,6 +108,11 @@ class SecureLife:
         """The members at present."""
         return self.secure.ledger.members if self.secure is not None else ()
 
+    @property
+    def has_a_say(self) -> bool:
+        """Whether the others count on this peer in the present step."""
+        return self.secure is not None and self.secure.is_member and not self._is_finished()
+
     def close(self, error: BaseException) -> None:
         """Let the trainer go; its next boundary raises `error`."""
         self._port.close(error)

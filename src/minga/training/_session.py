@@ -228,8 +228,8 @@ class Session:
         """
         if self.settings.role != "trainer":
             raise ConfigurationError(
-                f"in this run everybody computes and can be dialled by everybody, and this peer is no trainer but "
-                f'"{self.settings.role}"; run `minga doctor` to see what keeps others from dialling it'
+                f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
+                "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
             )
         options = SecureOptions(organiser, self.conduct, directory, entropy)
         life = SecureLife(self.node, self.identity, self.board, spec, options, replica, port)
