@@ -1,4 +1,4 @@
-"""What the tests of the command line share: running `minga` as a process, and a tiny run on real text."""
+"""What the tests of the command line share: running `minga`, as a process or in this one, and a run on real text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+import minga.cli
 
 GENESIS = Path(__file__).parent / "data" / "web_genesis.txt"
 LOCAL = ("--host", "127.0.0.1")
@@ -49,6 +53,22 @@ def run(*arguments: str, timeout_s: float = 45.0) -> subprocess.CompletedProcess
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONWARNINGS": "default", "COLUMNS": "200"},
     )
+
+
+def call(*arguments: str) -> int:
+    """Run one command in this process, which has imported torch already; its exit code.
+
+    Ending a command freezes the garbage collector, and signals are redirected; neither is for the test process.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("minga.cli.gc.freeze", lambda: None)
+        patch.setattr("minga.cli._context.gc.disable", lambda: None)
+        patch.setattr("minga.cli._interrupt.Interruption.__init__", lambda self: None)
+        patch.setattr("minga.cli._interrupt.Interruption.on_interrupt", lambda self, goodbye: None)
+        with pytest.raises(SystemExit) as end:
+            minga.cli.main(list(arguments))
+    assert isinstance(end.value.code, int)
+    return end.value.code
 
 
 def last_json(output: str) -> dict[str, Any]:

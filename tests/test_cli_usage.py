@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_run import GENESIS, last_json, run
+from cli_run import GENESIS, call, last_json, run
 
-import minga.cli
 from minga.cli import _exit
 from minga.cli._session import peer_options
 from minga.core import _errors
@@ -29,21 +28,6 @@ from minga.identity._link_body import Entry
 from minga.identity._links import Link
 
 COMMANDS = ["authority", "bench-device", "demo", "doctor", "export", "host", "join", "plan", "replay", "sim", "status"]
-
-
-def call(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        minga.cli.main(list(arguments))
-    assert isinstance(end.value.code, int)
-    return end.value.code
-
-
-@pytest.fixture(autouse=True)
-def _keep_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ending a command freezes the garbage collector, and signals are redirected; neither is for the test process."""
-    monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
-    monkeypatch.setattr("minga.cli._context.gc.disable", lambda: None)
-    monkeypatch.setattr("minga.cli._interrupt.Interruption.__init__", lambda self: None)
 
 
 def test_help_is_quick_and_names_all_commands_and_exit_codes() -> None:
