@@ -25,7 +25,7 @@ from minga.training._admission import Admission
 from minga.training._session import Session, SessionSettings
 
 INVITATION = Identity.from_seed(b"i" * 32)
-TOKEN_S = 60
+TOKEN_S = 40
 virtually = functools.partial(virtually_for, limit_s=1000.0)
 SLOW = TrainerSettings(micro_batch=4, micro_batch_s=5.0)
 
@@ -84,12 +84,12 @@ async def test_members_train_on_while_their_tokens_are_renewed() -> None:
     names = [add(swarm, authority, skew_s=skew_s)[0] for skew_s in (-50.0, 0.0, 50.0)]
     await swarm.run_until_step(2, peers=names)
     while now_s() < 2 * TOKEN_S + CLOCK_SKEW_S:
-        await train_on(swarm, names, 5)
+        await train_on(swarm, names)
     assert not swarm.log.of("access.ended")
     assert {logged.peer for logged in swarm.log.of("access.renewed")} == set(names)
-    late = swarm.add(trainer=SLOW, access=authority)  # type: ignore[arg-type]
-    await train_on(swarm, [*names, late.name])
-    assert all(tokens_known(swarm, of, late.name) > EPOCH_S + CLOCK_SKEW_S + TOKEN_S for of in names)
+    late, _ = add(swarm, authority)
+    await train_on(swarm, [*names, late])
+    assert all(tokens_known(swarm, of, late) > EPOCH_S + CLOCK_SKEW_S + TOKEN_S for of in names)
     assert {m.access.name for m in swarm.peers[names[0]].session.admission.members().values()} == {"alice"}
     await swarm.close()
 
@@ -103,7 +103,7 @@ async def test_an_authority_that_is_down_for_a_while_is_not_noticed() -> None:
     patient, renewing = add(swarm, authority, *down)
     await swarm.run_until_step(2, peers=[steady, patient])
     while now_s() < 2 * TOKEN_S + CLOCK_SKEW_S:
-        await train_on(swarm, [steady, patient], 5)
+        await train_on(swarm, [steady, patient])
     assert not swarm.log.of("access.ended")
     pauses = [after - before for before, after in zip(renewing.asked_s, renewing.asked_s[1:], strict=False)]
     assert pauses[:3] == pytest.approx([5.0, 10.0, 20.0], abs=1.0)
@@ -132,7 +132,7 @@ async def test_who_gets_no_further_token_goes_when_the_last_one_ends() -> None:
 @virtually
 async def test_whose_time_ends_is_not_asked_for_over_and_over() -> None:
     spec = members_spec()
-    swarm, authority = make_swarm(spec), Authority(spec, last_s=EPOCH_S + 90)
+    swarm, authority = make_swarm(spec), Authority(spec, last_s=EPOCH_S + 1.5 * TOKEN_S)
     name, renewing = add(swarm, authority)
     await swarm.peers[name].ended.wait()
     assert len(renewing.asked_s) == 2
