@@ -57,7 +57,7 @@ def _as_many_as_fit(statements: Iterable[Statement]) -> tuple[Statement, ...]:
 
 class Mesh:
     """Tells, asks and answers. `is_expected` says whether a slot is one that this peer keeps statements of, `accepts`
-    whether a peer may speak in a slot; `is_known` are those who have something to lose by contradicting themselves.
+    whether a peer may speak in a slot, `is_known` whether somebody is a member or a candidate.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Mesh:
     ) -> None:
         self.slots = Slots()
         self.proofs: dict[PeerId, Equivocation] = {}
-        """Who was seen to say two different things."""
+        """Members and candidates who were seen to say two different things, at whatever step."""
         self.on_statement: Callable[[Statement], None] = lambda _: None
         """Called with each statement that is new here."""
         self._node, self._identity = node, identity
@@ -92,10 +92,25 @@ class Mesh:
         await asyncio.gather(*(self._pull(peer, wanted) for peer in everybody if peer != self._node.peer_id))
 
     def prove(self, proof: Equivocation, everybody: Iterable[PeerId]) -> None:
-        """Note that somebody equivocated, and tell everybody, once."""
-        if proof.author not in self.proofs:
+        """Note that a member or candidate equivocated, and tell everybody.
+
+        At whatever step that was: where some took a proof and others did not, since they were in another step, the
+        former would wait in vain for the author to go.
+        """
+        if proof.author not in self.proofs and self._is_known(proof.author):
             self.proofs[proof.author] = proof
             self.slots.changed.fire()
+            self._spread(PROVE, proof, everybody)
+
+    def forget_before(self, step: int) -> None:
+        """Drop the statements of earlier steps, and proofs of who is neither member nor candidate any more."""
+        self.slots.forget_before(step)
+        for author in [author for author in self.proofs if not self._is_known(author)]:
+            del self.proofs[author]
+
+    def remind(self, everybody: Iterable[PeerId]) -> None:
+        """Tell the proofs again that had no consequences yet: to whom was a step behind, their authors were strangers."""
+        for proof in self.proofs.values():
             self._spread(PROVE, proof, everybody)
 
     def receive(self, statement: Statement, sender: PeerId) -> None:
@@ -110,7 +125,7 @@ class Mesh:
         proof = self.slots.put(statement)
         if proof is None:
             self.on_statement(statement)
-        elif self._is_accountable(statement.author, statement.slot):
+        else:
             self.prove(proof, self._node.connected())
 
     # ---- inner workings
@@ -148,15 +163,11 @@ class Mesh:
     async def _serve_prove(self, peer: PeerId, stream: MessageStream) -> None:
         proof = await stream.receive(Equivocation)
         self._check_voice(peer, proof.one.slot)
-        if self._is_accountable(proof.author, proof.one.slot) and proof.author not in self.proofs:
+        if self._is_known(proof.author) and proof.author not in self.proofs:
             if not proof.holds(self._node.run_id):
                 raise ProtocolError("a proof that proves nothing", peer=peer)
             self.prove(proof, self._node.connected())
         await stream.send(Done())
-
-    def _is_accountable(self, author: PeerId, slot: Slot) -> bool:
-        """Whether to keep a proof against somebody. Of strangers, who have as many ids as they like, none is kept."""
-        return self._is_known(author) and self._is_expected(slot)
 
     def _check_voice(self, peer: PeerId, slot: Slot) -> None:
         if not self._accepts(peer, slot):

@@ -292,7 +292,8 @@ class SecureMember:
         self._outcomes.keep(Outcome(standing, dict(values), statement))
         self._arithmetic.history = self._progress.history
         self._coins[self.step - 1] = self._progress.coin
-        self._mesh.slots.forget_before(self.step - KEPT_STEPS)
+        self._mesh.forget_before(self.step - KEPT_STEPS)
+        self._mesh.remind(self.ledger.members)
         self._desk.forget_before(self.step - KEPT_STEPS)
         for old in [old for old in self._coins if old < self.step - KEPT_STEPS - 1]:
             del self._coins[old]
