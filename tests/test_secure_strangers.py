@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from secure_world import Quadratic
 from swarm_tools import virtually
 
 from minga.averaging._messages import Done
+from minga.core._errors import ProtocolError
 from minga.identity._keys import Identity
 from minga.network._node import Node
+from minga.security._candidacies import MAX_APPLICANTS
 from minga.security._conduct import Conduct
 from minga.security._ledger import Candidate
 from minga.security._mesh import PROVE
+from minga.security._probation import lot
 from minga.security._slots import Equivocation
-from minga.security._wire import Candidacy, Phase, Slot, state
+from minga.security._wire import Candidacy, Phase, Slot, Statement, state
 from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
 
 SLOT = Slot(0, 0, Phase.CANDIDACY)
@@ -66,3 +70,23 @@ async def test_a_proof_against_a_candidate_gets_to_members_who_were_behind() -> 
         del peer.member.ledger.candidates[liar.peer_id]
         peer.member._mesh.forget_before(0)
         assert not peer.member._mesh.proofs
+
+
+@virtually
+async def test_only_genuine_words_of_applicants_displace_others() -> None:
+    member = make_swarm().peers["p0"].member
+    mesh, coin = member._mesh, member._progress.coin
+    applicants = sorted(map(identity, range(1, 81)), key=lambda applicant: lot(coin, applicant.peer_id))
+    first, *later_ones = (state(applicant, RUN_ID, SLOT, Candidacy(None)) for applicant in applicants)
+    kept = [*later_ones[:MAX_APPLICANTS]]
+    for statement in kept:
+        mesh.receive(statement, statement.author)
+    forged = Statement(first.key, SLOT, first.body, bytes(64))
+    with pytest.raises(ProtocolError):
+        mesh.receive(forged, kept[0].author)
+    assert mesh.slots.of(SLOT).keys() == {statement.author for statement in kept}
+    mesh.receive(first, first.author)
+    mesh.receive(later_ones[-1], later_ones[-1].author)
+    remaining = {statement.author for statement in (first, *kept[:-1])}
+    assert mesh.slots.of(SLOT).keys() == remaining
+    assert member._desk.heard._in_time[0].keys() == remaining

@@ -27,7 +27,7 @@ class Candidacies:
         self._in_time: dict[int, dict[PeerId, bytes | None]] = {}
 
     def accepts(self, author: PeerId, slot: Slot, ledger: Ledger, coin: bytes) -> bool:
-        """Whether to keep what somebody says as candidate or applicant; one with a higher lot may have to go.
+        """Whether to keep what somebody says as candidate or applicant, if it did say that.
 
         Members may ask what was said, and what they say themselves means nothing.
         """
@@ -36,14 +36,17 @@ class Candidacies:
         said = self._slots.of(slot)
         if author in ledger or author in ledger.candidates or author in said:
             return True
-        applicants = [peer for peer in said if peer not in ledger.candidates and peer not in ledger]
+        applicants = self._applicants(slot, ledger)
         if len(applicants) < MAX_APPLICANTS:
             return True
-        last = max(applicants, key=lambda peer: lot(coin, peer))
-        if lot(coin, author) > lot(coin, last):
-            return False
-        self._slots.drop(slot, last)
-        return True
+        return lot(coin, author) < max(lot(coin, peer) for peer in applicants)
+
+    def make_room(self, slot: Slot, ledger: Ledger, coin: bytes) -> None:
+        """Forget the applicants with the highest lots where there are too many, after one was kept."""
+        applicants = sorted(self._applicants(slot, ledger), key=lambda peer: lot(coin, peer))
+        for peer in applicants[MAX_APPLICANTS:]:
+            self._slots.drop(slot, peer)
+            self._in_time.get(slot.step, {}).pop(peer, None)
 
     def hear(self, statement: Statement) -> None:
         """It came in time."""
@@ -69,3 +72,8 @@ class Candidacies:
         """Drop what belongs to earlier steps."""
         for old in [old for old in self._in_time if old < step]:
             del self._in_time[old]
+
+    # ---- inner workings
+
+    def _applicants(self, slot: Slot, ledger: Ledger) -> list[PeerId]:
+        return [peer for peer in self._slots.of(slot) if peer not in ledger.candidates and peer not in ledger]

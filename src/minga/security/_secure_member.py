@@ -338,6 +338,7 @@ class SecureMember:
         if statement.slot.phase is Phase.CANDIDACY:
             if not self._has_revealed(statement.slot.step + 1):
                 self._desk.heard.hear(statement)
+            self._desk.heard.make_room(statement.slot, self.ledger, self._progress.coin)
             return
         for agreement in self._agreements:
             agreement.answer(statement)
