@@ -11,14 +11,18 @@ from swarm_tools import virtually
 from minga.averaging._messages import Done
 from minga.core._errors import ProtocolError
 from minga.identity._keys import Identity
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.security._candidacies import MAX_APPLICANTS
 from minga.security._conduct import Conduct
+from minga.security._following import RETRY_S
 from minga.security._ledger import Candidate
 from minga.security._mesh import PROVE
+from minga.security._outcomes import WATCH, Seen, Watch
 from minga.security._probation import lot
 from minga.security._slots import Equivocation
-from minga.security._wire import Candidacy, Phase, Slot, Statement, state
+from minga.security._wire import Candidacy, Phase, Place, Slot, Statement, state
 from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
 
 SLOT = Slot(0, 0, Phase.CANDIDACY)
@@ -90,3 +94,25 @@ async def test_only_genuine_words_of_applicants_displace_others() -> None:
     remaining = {statement.author for statement in (first, *kept[:-1])}
     assert mesh.slots.of(SLOT).keys() == remaining
     assert member._desk.heard._in_time[0].keys() == remaining
+
+
+@virtually
+async def test_a_member_that_answers_at_once_and_nothing_of_use_is_asked_at_intervals() -> None:
+    swarm, asked = make_swarm(), [0]
+    liar, follower = swarm.peers["p1"], swarm.peers["p0"].member._follower
+    signer = Identity.from_seed(liar.network.private_key)
+    far, near = (
+        state(signer, RUN_ID, Slot(step, 0, Phase.STANDING), Place(bytes(32), bytes(32))) for step in (1 << 40, 0)
+    )
+
+    async def answer(_: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Watch)
+        asked[0] += 1
+        await stream.send(Seen((near,) if asked[0] <= 10 else (far,)))
+
+    liar.node.serve(WATCH, answer)
+    begun_s = asyncio.get_running_loop().time()
+    await follower._watch(liar.peer_id, 5)
+    assert asked[0] == 11
+    assert asyncio.get_running_loop().time() - begun_s >= 10 * RETRY_S
+    assert not follower._said

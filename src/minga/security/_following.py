@@ -31,13 +31,14 @@ from minga.security._delivery import Bytes
 from minga.security._division import Division, value_from_bytes
 from minga.security._in_turn import first_in_turn
 from minga.security._mesh import Mesh
-from minga.security._outcomes import CALL_S, WATCH, WATCH_S, Seen, Watch, look, take
+from minga.security._outcomes import CALL_S, KEPT_OUTCOMES, WATCH, WATCH_S, Seen, Watch, look, take
 from minga.security._standing import Progress, Standing
 from minga.security._stragglers import Patience
 from minga.security._submissions import Submissions
 from minga.security._wire import Candidacy, Phase, Place, Slot, Statement, is_genuine, read
 
 RETRY_S = 1.0
+"""Before a member is asked again that answered nothing of use."""
 OVERTAKEN_S = 15.0
 """How often a member that waits for others asks them whether they still wait for it."""
 MAX_TAKES = 8
@@ -144,9 +145,11 @@ class Follower:
                 await asyncio.sleep(RETRY_S)
                 continue
             for reached, statement in said.items():
-                self._said.setdefault(reached, {})[peer] = statement
+                if step <= reached <= step + KEPT_OUTCOMES:  # an honest member cannot be further ahead and still help
+                    self._said.setdefault(reached, {})[peer] = statement
             if max(said, default=-1) >= step:
                 return
+            await asyncio.sleep(RETRY_S)
 
     async def _look(self, digest: bytes, signers: Sequence[PeerId]) -> Standing:
         standing = await first_in_turn(partial(look, self._node, peer, digest) for peer in signers)

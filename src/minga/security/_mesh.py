@@ -109,7 +109,7 @@ class Mesh:
             del self.proofs[author]
 
     def remind(self, everybody: Iterable[PeerId]) -> None:
-        """Tell the proofs again that had no consequences yet: to whom was a step behind, their authors were strangers."""
+        """Tell proofs without consequences so far again: who was a step behind may have taken the authors for strangers."""
         for proof in self.proofs.values():
             self._spread(PROVE, proof, everybody)
 
