@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
+import msgspec
 import pytest
 from secure_world import Quadratic
 from swarm_tools import virtually
 
 from minga.averaging._messages import Done
-from minga.core._errors import ProtocolError
+from minga.core._errors import ProtocolError, RejectedError
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
@@ -19,9 +21,10 @@ from minga.security._conduct import Conduct
 from minga.security._following import RETRY_S
 from minga.security._ledger import Candidate
 from minga.security._mesh import PROVE
-from minga.security._outcomes import WATCH, Seen, Watch
+from minga.security._outcomes import TAKE, WATCH, Outcome, Outcomes, Seen, Take, Watch, take
 from minga.security._probation import lot
 from minga.security._slots import Equivocation
+from minga.security._transfers import transfer_limit_s
 from minga.security._wire import Candidacy, Phase, Place, Slot, Statement, state
 from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
 
@@ -116,3 +119,53 @@ async def test_a_member_that_answers_at_once_and_nothing_of_use_is_asked_at_inte
     assert asked[0] == 11
     assert asyncio.get_running_loop().time() - begun_s >= 10 * RETRY_S
     assert not follower._said
+
+
+def member_with_an_outcome(swarm: SecureSwarm, size: int = 100) -> tuple[PeerId, Outcomes]:
+    """A member that has taken a step, whose aggregate has so many bytes."""
+    first = swarm.peers["p0"]
+    outcomes, standing = first.member._outcomes, first.member._progress.standing
+    outcomes.keep(Outcome(msgspec.structs.replace(standing, step=1), {0: bytes(size)}, None))
+    return first.peer_id, outcomes
+
+
+def test_strangers_cannot_hold_the_places_of_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minga.security._outcomes.MAX_WATCHERS", 3)
+
+    @virtually
+    async def run() -> None:
+        swarm = make_swarm()
+        peer, outcomes = member_with_an_outcome(swarm)
+        loop, nodes = asyncio.get_running_loop(), [stranger(swarm, f"stranger{index}") for index in range(4)]
+        with pytest.raises(RejectedError, match="far ahead"):
+            await nodes[0].call(peer, WATCH, Watch(1 << 48), Seen)
+        watching = []
+        for node in (*nodes[:3], nodes[0], nodes[3]):
+            watching.append(loop.create_task(node.call(peer, WATCH, Watch(2), Seen)))
+            await asyncio.sleep(0.5)
+        assert [task.done() for task in watching] == [True, True, False, False, False]
+        await nodes[1].call(peer, WATCH, Watch(1), Seen)  # what is reached is answered at once
+        assert len(outcomes._watchers) == 3
+        outcome = outcomes._kept[1]
+        outcomes.keep(Outcome(msgspec.structs.replace(outcome.standing, step=2), outcome.values, None))
+        await asyncio.gather(*watching)
+        assert not outcomes._watchers
+
+    run()
+
+
+@virtually
+async def test_nobody_is_handed_more_than_a_few_aggregates_at_once() -> None:
+    swarm = make_swarm()
+    peer, outcomes = member_with_an_outcome(swarm, 1 << 26)
+    node = stranger(swarm)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(2):
+            stream = await stack.enter_async_context(node.open(peer, TAKE, bulk=True))
+            await stream.send(Take(0, 0))
+        await asyncio.sleep(0.5)
+        assert outcomes._takes.total() == 2
+        with pytest.raises(RejectedError, match="at once"):
+            await take(node, peer, 0, 0, 1 << 26, bytes(32))
+        await asyncio.sleep(transfer_limit_s(1 << 26) + 5.0)
+        assert not outcomes._takes

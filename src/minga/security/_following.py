@@ -21,7 +21,7 @@ from typing import NoReturn
 import torch
 from blake3 import blake3
 
-from minga.core._errors import RemoteError, SilentError
+from minga.core._errors import RejectedError, RemoteError, SilentError
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._agreement import OutvotedError
@@ -31,7 +31,7 @@ from minga.security._delivery import Bytes
 from minga.security._division import Division, value_from_bytes
 from minga.security._in_turn import first_in_turn
 from minga.security._mesh import Mesh
-from minga.security._outcomes import CALL_S, KEPT_OUTCOMES, WATCH, WATCH_S, Seen, Watch, look, take
+from minga.security._outcomes import BUSY, CALL_S, KEPT_OUTCOMES, WATCH, WATCH_S, Seen, Watch, look, take
 from minga.security._standing import Progress, Standing
 from minga.security._stragglers import Patience
 from minga.security._submissions import Submissions
@@ -164,7 +164,7 @@ class Follower:
 
         async def take_from(peer: PeerId, part: int, digest: bytes) -> Bytes:
             self._owing.add(peer)
-            value = await take(self._node, peer, step, part, division.value_bytes[part], digest)
+            value = await self._take(peer, step, part, division.value_bytes[part], digest)
             self._owing.discard(peer)
             return value
 
@@ -182,6 +182,18 @@ class Follower:
         due = {part: digest for part, digest in enumerate(standing.aggregates) if digest is not None}
         values = await asyncio.gather(*(take_one(part, digest) for part, digest in due.items()))
         return dict(zip(due, values, strict=True))
+
+    async def _take(self, peer: PeerId, step: int, part: int, size: int, digest: bytes) -> Bytes:
+        """An aggregate from a peer, who is asked again if it has too many others to serve."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + self._patience.longest_s
+        while True:
+            try:
+                return await take(self._node, peer, step, part, size, digest)
+            except RejectedError as error:
+                if error.code != BUSY or loop.time() >= until_s:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
 
 async def be_overtaken(node: Node, members: Sequence[PeerId], step: int) -> NoReturn:

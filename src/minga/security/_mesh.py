@@ -109,7 +109,7 @@ class Mesh:
             del self.proofs[author]
 
     def remind(self, everybody: Iterable[PeerId]) -> None:
-        """Tell proofs without consequences so far again: who was a step behind may have taken the authors for strangers."""
+        """Tell proofs without consequences again: for those a step behind, the authors may have been strangers."""
         for proof in self.proofs.values():
             self._spread(PROVE, proof, everybody)
 

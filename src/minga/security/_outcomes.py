@@ -4,6 +4,10 @@ anybody ── Watch{step} ──▶ member       waits until the member has rea
 anybody ◀── Seen{its statements} ──     of phase STANDING, of the steps that it keeps
 anybody ── Look{digest} ──▶ member      ◀── the standing
 anybody ── Take{step, part} ──▶ member  ◀── the aggregate of that part
+
+Strangers may ask as well as candidates, so nobody may hold what all need: of the watches that have to wait, a peer has
+one, and where there are too many, the oldest is answered as things are; of the aggregates under way a peer has at most
+`MAX_TAKES_EACH`, all together `MAX_TAKES`, each for as long as a slow line takes.
 """
 
 from __future__ import annotations
@@ -17,13 +21,14 @@ from typing import Annotated
 import msgspec
 from blake3 import blake3
 
-from minga.core._errors import ProtocolError, RejectedError, StateMismatchError
+from minga.core._errors import ProtocolError, RejectedError, SilentError, StateMismatchError
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.security._delivery import Bytes
 from minga.security._standing import Standing
+from minga.security._transfers import transfer_limit_s
 from minga.security._wire import Digest, Rank, Statement, Step
 
 WATCH = "secure.watch"
@@ -34,9 +39,11 @@ KEPT_OUTCOMES = 4
 WATCH_S = 10.0
 """How long a watcher is kept waiting before it has to ask again."""
 CALL_S = 5.0
-MAX_WATCHERS = 1024
-MAX_WATCHES_OF_ONE = 8
-TAKE_S = 60.0
+MAX_WATCHERS = 256
+MAX_TAKES = 8
+"""Aggregates that are handed out at once."""
+MAX_TAKES_EACH = 2
+BUSY = "busy"
 
 
 class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,8 +84,12 @@ class Outcomes:
     """Keeps the last outcomes and hands them out."""
 
     def __init__(self, node: Node) -> None:
+        self._node = node
         self._kept: dict[int, Outcome] = {}
-        self._grew, self._watchers = Signal(), Counter[PeerId]()
+        self._grew = Signal()
+        self._watchers: dict[PeerId, Watch] = {}
+        """Whose watches wait, the oldest first."""
+        self._takes: Counter[PeerId] = Counter()
         node.serve(WATCH, self._serve_watch)
         node.serve(LOOK, self._serve_look)
         node.serve(TAKE, self._serve_take)
@@ -93,18 +104,34 @@ class Outcomes:
 
     async def _serve_watch(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(Watch)
-        if self._watchers[peer] >= MAX_WATCHES_OF_ONE or self._watchers.total() >= MAX_WATCHERS:
-            raise RejectedError("too many watch already", code="busy")
-        loop = asyncio.get_running_loop()
-        self._watchers[peer] += 1
-        try:
-            until_s = loop.time() + WATCH_S
-            while max(self._kept, default=-1) < wanted.step and (left_s := until_s - loop.time()) > 0:
-                await self._grew.wait(left_s)
-        finally:
-            self._watchers -= Counter((peer,))  # drops what is 0
+        if wanted.step > self._newest:
+            await self._wait(peer, wanted)
         kept = sorted(self._kept.items())
         await stream.send(Seen(tuple(outcome.statement for _, outcome in kept if outcome.statement is not None)))
+
+    @property
+    def _newest(self) -> int:
+        return max(self._kept, default=-1)
+
+    async def _wait(self, peer: PeerId, wanted: Watch) -> None:
+        """Until this peer has reached a step, or `WATCH_S` seconds passed, or others need the place."""
+        if self._kept and wanted.step > self._newest + KEPT_OUTCOMES:
+            raise RejectedError(f"step {wanted.step} is far ahead", code="ahead", peer=peer)
+        self._watchers.pop(peer, None)
+        if len(self._watchers) >= MAX_WATCHERS:
+            del self._watchers[next(iter(self._watchers))]
+        self._watchers[peer] = wanted
+        self._grew.fire()
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + WATCH_S
+        try:
+            while self._watchers.get(peer) is wanted and wanted.step > self._newest:
+                if (left_s := until_s - loop.time()) <= 0:
+                    return
+                await self._grew.wait(left_s)
+        finally:
+            if self._watchers.get(peer) is wanted:
+                del self._watchers[peer]
 
     async def _serve_look(self, _: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(Look)
@@ -114,12 +141,24 @@ class Outcomes:
                 return
         raise RejectedError("that standing is not kept here", code="absent")
 
-    async def _serve_take(self, _: PeerId, stream: MessageStream) -> None:
+    async def _serve_take(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(Take)
         outcome = self._kept.get(wanted.step + 1)
         if outcome is None or wanted.part not in outcome.values:
             raise RejectedError("that aggregate is not kept here", code="absent")
-        await stream.send_bulk(outcome.values[wanted.part])
+        if self._takes.total() >= MAX_TAKES or self._takes[peer] >= MAX_TAKES_EACH:
+            raise RejectedError(f"{MAX_TAKES} aggregates are handed out at once", code=BUSY)
+        value = outcome.values[wanted.part]
+        self._takes[peer] += 1
+        try:
+            async with self._node.clockwork.timeout(transfer_limit_s(len(value))):
+                await stream.send_bulk(value)
+        except TimeoutError as error:
+            raise SilentError("it did not take an aggregate in time", peer=peer) from error
+        finally:
+            self._takes[peer] -= 1
+            if not self._takes[peer]:
+                del self._takes[peer]
 
 
 async def look(node: Node, peer: PeerId, digest: bytes) -> Standing:
@@ -135,9 +174,9 @@ async def look(node: Node, peer: PeerId, digest: bytes) -> Standing:
 
 
 async def take(node: Node, peer: PeerId, step: int, part: int, size: int, digest: bytes) -> Bytes:
-    """An aggregate of a past step from a peer. Raises `RemoteError`."""
+    """An aggregate of a past step from a peer. Raises `RemoteError` and `TimeoutError`."""
     data = bytearray(size)
-    async with node.clockwork.timeout(TAKE_S), node.open(peer, TAKE, bulk=True) as stream:
+    async with node.clockwork.timeout(transfer_limit_s(size)), node.open(peer, TAKE, bulk=True) as stream:
         await stream.send(Take(step, part))
         await stream.receive_bulk_into(memoryview(data))
         await stream.finish()
