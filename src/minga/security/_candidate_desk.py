@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._candidacies import Candidacies
 from minga.security._conduct import Work
 from minga.security._draws import draw_validations, validator_count
-from minga.security._examination import Examiner, counts
+from minga.security._examination import Examiner, counts, is_about_candidate
 from minga.security._mesh import Mesh
 from minga.security._probation import CANDIDACY_LAG, Review, heard_by_most, review
 from minga.security._record import Record
@@ -60,9 +60,11 @@ class CandidateDesk:
         step = self._progress.step - CANDIDACY_LAG
         return await self._examiner.validate(step, candidate, self._coins[step - 1]) if step >= first else ()
 
-    def counts(self, accuser: PeerId, accusation: Accusation, record: Record) -> bool:
-        """Whether an accusation of a candidate, made in the step of `record`, is looked into."""
-        return counts(accuser, accusation, record, self._drawn)
+    def counts(self, accuser: PeerId, accusation: Accusation, record: Record, candidates: Container[PeerId]) -> bool:
+        """Whether an accusation that was made in the step of `record`, with these candidates, is looked into: any of a
+        member, and of a candidate those by who was to look into it.
+        """
+        return not is_about_candidate(accusation, candidates) or counts(accuser, accusation, record, self._drawn)
 
     async def is_guilty(self, accuser: PeerId, accusation: Accusation, record: Record) -> bool | None:
         """Whether it is true; None if this member cannot find out."""
@@ -75,7 +77,7 @@ class CandidateDesk:
             PeerId(accusation.target)
             for accuser, commit in record.commits.items()
             for accusation in commit.accusations
-            if self.counts(accuser, accusation, record)
+            if self.counts(accuser, accusation, record, ledger.candidates)
         }
         reviewed = review(ledger, record, probation_steps, accused, withheld(charges, record))
         slot = Slot(record.terms.step - CANDIDACY_LAG, 0, Phase.CANDIDACY)

@@ -1,7 +1,12 @@
-"""Accusations that are pending: made in the commitments of one step, to be decided in the next."""
+"""Accusations that are pending: made in the commitments of one step, to be decided in the next.
+
+There is room for `MAX_CHARGES`, so nobody may fill it for nothing. What costs its author nothing, because nobody looks
+into it, is no charge; and before anybody's second accusation comes the first one of everybody.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -24,12 +29,21 @@ class Charged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     coverer: Peer | None = None
 
 
-def charges(record: Record, voters_before: tuple[PeerId, ...]) -> tuple[Charged, ...]:
-    """What the commitments of a step accuse others of; `voters_before` were the members of the step before, by rank."""
+def charges(
+    record: Record, voters_before: tuple[PeerId, ...], counts: Callable[[PeerId, Accusation], bool]
+) -> tuple[Charged, ...]:
+    """What the commitments of a step accuse others of, as far as it `counts`; `voters_before` were the members of the
+    step before, by rank.
+    """
+    counted = {
+        accuser: [accusation for accusation in commit.accusations if counts(accuser, accusation)]
+        for accuser, commit in sorted(record.commits.items())
+    }
     found = [
-        Charged(accuser, accusation, _coverer(record, accusation, voters_before))
-        for accuser in sorted(record.commits)
-        for accusation in record.commits[accuser].accusations
+        Charged(accuser, accusations[turn], _coverer(record, accusations[turn], voters_before))
+        for turn in range(MAX_ACCUSATIONS)
+        for accuser, accusations in counted.items()
+        if turn < len(accusations)
     ]
     return tuple(found[:MAX_CHARGES])
 

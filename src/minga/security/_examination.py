@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from blake3 import blake3
 
@@ -24,6 +24,11 @@ from minga.security._probation import CANDIDACY_LAG, heard_by_most
 from minga.security._record import Record
 from minga.security._submissions import Submissions
 from minga.security._wire import Accusation, Charge
+
+
+def is_about_candidate(accusation: Accusation, candidates: Container[PeerId]) -> bool:
+    """Whether an accusation is one of a candidate, and not of a member."""
+    return accusation.charge is Charge.WITHHELD or accusation.target in candidates
 
 
 def counts(accuser: PeerId, accusation: Accusation, record: Record, drawn: Mapping[PeerId, PeerId]) -> bool:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from minga.network._interface import PeerId
 from minga.security._candidate_desk import CandidateDesk
+from minga.security._charges import Charged
 from minga.security._conduct import Conduct
+from minga.security._examination import is_about_candidate
 from minga.security._inquiry import Inquiry
 from minga.security._record import Record
-from minga.security._wire import Accusation, Charge, Judgement
+from minga.security._wire import Accusation, Judgement
 
 
 class Judge:
@@ -26,21 +28,21 @@ class Judge:
         self.first = 0
         """The first step in which this peer took part as a member; of those before it has nothing to say."""
 
-    async def look_into(self, record: Record, candidates: Container[PeerId]) -> tuple[Judgement, ...]:
-        """What this member has to say of the accusations that were made in a step, with these candidates."""
+    async def look_into(
+        self, charged: Iterable[Charged], record: Record, candidates: Container[PeerId]
+    ) -> tuple[Judgement, ...]:
+        """What this member has to say of the charges of the step of `record`, with these candidates."""
         judgements = []
         found: dict[Accusation, bool | None] = {}
-        for accuser in sorted(record.commits):
-            for accusation in record.commits[accuser].accusations:
-                as_candidate = accusation.charge is Charge.WITHHELD or accusation.target in candidates
-                if as_candidate and not self._desk.counts(accuser, accusation, record):
-                    continue
-                if accusation not in found:
-                    found[accusation] = await self._is_guilty(accusation, record, accuser if as_candidate else None)
-                guilty = found[accusation]
-                if guilty is not None:
-                    said = self._conduct.judgement(accusation, guilty=guilty)
-                    judgements.append(Judgement(accuser, accusation, said))
+        for charge in charged:
+            accuser, accusation = PeerId(charge.accuser), charge.accusation
+            if accusation not in found:
+                as_candidate = is_about_candidate(accusation, candidates)
+                found[accusation] = await self._is_guilty(accusation, record, accuser if as_candidate else None)
+            guilty = found[accusation]
+            if guilty is not None:
+                said = self._conduct.judgement(accusation, guilty=guilty)
+                judgements.append(Judgement(accuser, accusation, said))
         return tuple(judgements)
 
     async def _is_guilty(self, accusation: Accusation, record: Record, accuser: PeerId | None) -> bool | None:

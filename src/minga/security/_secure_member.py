@@ -32,7 +32,6 @@ from minga.security._agreement import Agreement, ContradictionError
 from minga.security._arithmetic import Arithmetic
 from minga.security._attempt import Attempt
 from minga.security._candidate_desk import CandidateDesk
-from minga.security._charges import MAX_CHARGES
 from minga.security._conduct import Conduct, Seeds, Work
 from minga.security._consequences import Setback
 from minga.security._data_seeds import data_seed
@@ -197,7 +196,7 @@ class SecureMember:
     async def _attempts(self, gradient: torch.Tensor | None, validators: frozenset[PeerId]) -> Record:
         """Try until an attempt passes."""
         found = self._conduct.accusations(self._found)[:MAX_ACCUSATIONS]
-        judgements, heard, attempt = self._judgements[:MAX_CHARGES], self._desk.named(), 0
+        judgements, heard, attempt = self._judgements, self._desk.named(), 0
         while True:
             liars = tuple(peer for peer in sorted(self.ledger.candidates) if peer in self._mesh.proofs)
             place = self._state or b"", self._progress.standing.digest, self._rules.digest
@@ -274,12 +273,13 @@ class SecureMember:
         await self._leave_out(contradicted(self.ledger.candidates, record, self._mesh.proofs, witness))
         admitted = self._desk.review(record, self._rules.probation_steps).admitted
         await asyncio.to_thread(self._write_down, [witness.admitted(peer, before) for peer in admitted])
-        progress.take_outcome(record)
+        candidates, counts = before.ledger.candidates, self._desk.counts
+        progress.take_outcome(record, lambda accuser, accusation: counts(accuser, accusation, record, candidates))
         self._tell_changes(before)
         await self._stand(await self._work.digest(), record.cargo.values)
         for old in [old for old in self._records if old <= self.step - KEPT_STEPS]:
             del self._records[old]
-        self._judgements = await self._judge.look_into(record, before.ledger.candidates)
+        self._judgements = await self._judge.look_into(progress.charges, record, candidates)
         self._found = await self._inquiry(step).false_claims(self._own_part(record))
 
     async def _stand(self, state: bytes, values: Mapping[int, Bytes]) -> None:

@@ -7,7 +7,7 @@ there decides like those who were.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
@@ -20,7 +20,7 @@ from minga.security._norm_bound import REMEMBERED_STEPS, DispersionHistory
 from minga.security._randomness import derive
 from minga.security._record import Record
 from minga.security._step_bound import StepBound
-from minga.security._wire import MAX_CANDIDATES, MAX_MEMBERS, Digest, Peer, Peers, Step
+from minga.security._wire import MAX_CANDIDATES, MAX_MEMBERS, Accusation, Digest, Peer, Peers, Step
 
 _LABEL = b"minga secure standing 1"
 
@@ -104,9 +104,12 @@ class Progress:
         for stops, norms in standing.distances:
             self.history.add(stops, norms)
 
-    def take_outcome(self, record: Record) -> None:
-        """Go on after a step that this member took; the ledger, the bound and the history have done so already."""
-        self.charges = charges(record, self.voters)
+    def take_outcome(self, record: Record, counts: Callable[[PeerId, Accusation], bool]) -> None:
+        """Go on after a step that this member took; the ledger, the bound and the history have done so already.
+
+        `counts` says which of the accusations of that step are looked into.
+        """
+        self.charges = charges(record, self.voters, counts)
         self.step, self.coin, self.voters = self.step + 1, record.randomness, record.terms.members
         self.aggregates = tuple(record.cargo.value_digests.get(part) for part in range(len(self.voters)))
 
