@@ -26,11 +26,11 @@ from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.security._merkle import MerkleTree, root_of
+from minga.security._transfers import transfer, transfer_limit_s
 from minga.security._wire import Attempt, MerklePath, Rank, Step
 
 BRING = "secure.bring"
 FETCH = "secure.fetch"
-FETCH_S = 10.0
 STAGGER_S = 0.5
 MAX_FETCHES = 32
 """So many at once for whoever asks; each needs memory for a part."""
@@ -207,12 +207,14 @@ class Deliveries:
     async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Put) -> bool:
         data = bytearray(size)
         try:
-            async with asyncio.timeout(FETCH_S), self._node.open(peer, FETCH, bulk=True) as stream:
-                await stream.send(wanted)
-                found = await stream.receive(Found)
-                await stream.receive_bulk_into(memoryview(data))
-                await stream.finish()
-                await stream.receive_end()
+            async with self._node.open(peer, FETCH, bulk=True) as stream:
+                async with self._node.clockwork.timeout(transfer_limit_s(size if wanted.relay else 0)):
+                    await stream.send(wanted)
+                    found = await stream.receive(Found)
+                async with transfer(self._node, stream, size):
+                    await stream.receive_bulk_into(memoryview(data))
+                    await stream.finish()
+                    await stream.receive_end()
         except (RemoteError, TimeoutError):
             return False
         return put(data, found.path)

@@ -28,7 +28,7 @@ from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.security._delivery import Bytes
 from minga.security._standing import Standing
-from minga.security._transfers import transfer_limit_s
+from minga.security._transfers import transfer, transfer_limit_s
 from minga.security._wire import Digest, Rank, Statement, Step
 
 WATCH = "secure.watch"
@@ -176,7 +176,7 @@ async def look(node: Node, peer: PeerId, digest: bytes) -> Standing:
 async def take(node: Node, peer: PeerId, step: int, part: int, size: int, digest: bytes) -> Bytes:
     """An aggregate of a past step from a peer. Raises `RemoteError` and `TimeoutError`."""
     data = bytearray(size)
-    async with node.clockwork.timeout(transfer_limit_s(size)), node.open(peer, TAKE, bulk=True) as stream:
+    async with node.open(peer, TAKE, bulk=True) as stream, transfer(node, stream, size):
         await stream.send(Take(step, part))
         await stream.receive_bulk_into(memoryview(data))
         await stream.finish()

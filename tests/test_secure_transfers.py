@@ -1,0 +1,71 @@
+"""Parts over slow lines: what takes long because it is long gets there, and nobody waits for who sends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm_tools import virtually
+
+from minga.core._events import EventBus
+from minga.network._interface import Address, PeerId
+from minga.network._messages import MessageStream
+from minga.network._node import Node
+from minga.network._virtual import HostSettings, VirtualInternet
+from minga.security._delivery import FETCH, Cargo, Deliveries, Fetch, Found
+from minga.security._merkle import MerkleTree
+from minga.security._transfers import STALL_S, transfer_limit_s
+
+SIZE = 6_000_000
+RATE_BYTES_PER_S = 200_000.0
+
+
+def make_pair() -> tuple[Deliveries, Cargo, Node]:
+    """A member that wants a part, its cargo, and the node of the owner, who has a slow line."""
+    internet, addresses = VirtualInternet(0), dict[PeerId, Address]()
+    nodes = []
+    for settings in (HostSettings(), HostSettings(up_bytes_per_s=RATE_BYTES_PER_S)):
+        host = internet.host(settings)
+        addresses[host.peer_id] = host.address
+        events = EventBus(asyncio.get_running_loop().time)
+        node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
+        host.process.context.run(node.start)
+        nodes.append(node)
+    members = tuple(node.peer_id for node in nodes)
+    parts = [bytes(SIZE), b"another"]
+    tree = MerkleTree(parts)
+    both = []
+    for node in nodes:
+        cargo = Cargo([len(part) for part in parts], [0, 0])
+        cargo.roots[1] = tree.root
+
+        async def find(step: int, attempt: int, cargo: Cargo = cargo) -> tuple[Cargo, tuple[PeerId, ...]]:
+            return cargo, members
+
+        both.append((Deliveries(node, find), cargo))
+    both[1][1].put_owners(1, {0: parts[0]}, tree)
+    return *both[0], nodes[1]
+
+
+@virtually
+async def test_a_part_that_takes_long_over_a_slow_line_gets_there() -> None:
+    deliveries, cargo, _ = make_pair()
+    begun_s = asyncio.get_running_loop().time()
+    await deliveries.fetch_part(0, 0, 0, 1)
+    assert (1, 0) in cargo.parts
+    assert SIZE / RATE_BYTES_PER_S <= asyncio.get_running_loop().time() - begun_s <= transfer_limit_s(SIZE)
+
+
+@virtually
+async def test_nobody_waits_long_for_who_announces_a_part_and_sends_nothing() -> None:
+    deliveries, cargo, owner = make_pair()
+
+    async def stall(_: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Fetch)
+        await stream.send(Found())
+        await asyncio.Event().wait()
+
+    owner.serve(FETCH, stall)
+    begun_s = asyncio.get_running_loop().time()
+    await deliveries.fetch_part(0, 0, 0, 1)
+    assert not cargo.parts
+    assert asyncio.get_running_loop().time() - begun_s < STALL_S + 5.0
