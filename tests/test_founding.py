@@ -7,48 +7,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from node_world import RUN_ID, World, identity_of
 from swarm_tools import virtually
 
 from minga.core._errors import StorageError
-from minga.core._events import EventBus
-from minga.identity._keys import Identity
-from minga.network._interface import Address, PeerId
+from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
-from minga.network._virtual import HostSettings, VirtualInternet
 from minga.training import _genesis
 from minga.training._genesis import CALL_S, MAX_READY, METHOD, READY_S, Answer, Ask, Beginning, Founding, Genesis
 
-RUN_ID = "run"
 
-
-class World:
-    """Peers of which everybody has dialled all that came before; the first one is the organiser."""
+class Foundation(World):
+    """The first node is the organiser's."""
 
     def __init__(self, folder: Path, founders: int = 3) -> None:
+        super().__init__()
         self.folder, self.founders = folder, founders
-        self.internet, self.book, self.nodes = VirtualInternet(1), dict[PeerId, Address](), list[Node]()
-        self.organiser = ""
-
-    async def node(self) -> Node:
-        network = self.internet.host(HostSettings(latency_s=0.01))
-        events = EventBus(asyncio.get_running_loop().time)
-        made = Node(network, run_id=RUN_ID, role="trainer", lookup=self.book.get, events=events)
-        made.start()
-        for earlier in self.nodes:
-            await made.dial(earlier.network.address)
-        self.book[made.peer_id] = network.address
-        self.nodes.append(made)
-        self.organiser = self.organiser or made.peer_id
-        return made
 
     def founding(self, node: Node) -> Founding:
         path = self.folder / node.peer_id[:10]
-        return Founding(node, identity_of(node), self.organiser, self.founders, path)
-
-
-def identity_of(node: Node) -> Identity:
-    return Identity.from_seed(node.network.private_key)  # type: ignore[attr-defined]
+        return Founding(node, identity_of(node), self.nodes[0].peer_id, self.founders, path)
 
 
 def answer_with(answer: Callable[[], Answer]) -> Callable[[PeerId, MessageStream], object]:
@@ -64,7 +43,7 @@ async def begin(folder: Path, says: dict[int, int]) -> bool:
     """Whether the run seems to have begun to a founder that hears of the genesis from a stranger who says step 5, if
     the other founders say what `says` has for them; they do not answer else.
     """
-    world = World(folder)
+    world = Foundation(folder)
     organiser, one, other, stranger = [await world.node() for _ in range(4)]
     late = await world.node()
     genesis = Genesis.sign(
@@ -89,7 +68,7 @@ def test_a_run_has_begun_if_most_founders_say_so(tmp_path: Path, says: dict[int,
 def test_who_has_the_genesis_of_the_time_before_its_start_does_not_begin_again(tmp_path: Path) -> None:
     @virtually
     async def main() -> None:
-        world = World(tmp_path, founders=1)
+        world = Foundation(tmp_path, founders=1)
         node = await world.node()
         assert not (await world.founding(node).find()).has_begun
         assert (await world.founding(node).find()).has_begun
@@ -105,7 +84,7 @@ def test_a_peer_that_does_not_answer_keeps_nobody_from_founding(tmp_path: Path) 
 
     @virtually
     async def main() -> None:
-        world = World(tmp_path, founders=6)
+        world = Foundation(tmp_path, founders=6)
         nodes = [await world.node() for _ in range(7)]
         nodes[1].serve(METHOD, be_silent)
         finding = list[asyncio.Task[Beginning]]()
@@ -121,7 +100,7 @@ def test_a_peer_that_does_not_answer_keeps_nobody_from_founding(tmp_path: Path) 
 def test_those_who_were_ready_once_are_forgotten(tmp_path: Path) -> None:
     @virtually
     async def main() -> None:
-        world = World(tmp_path)
+        world = Foundation(tmp_path)
         organiser, other = await world.node(), await world.node()
         founding = world.founding(organiser)
         for _ in range(2):
@@ -143,7 +122,7 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
 
     @virtually
     async def main() -> None:
-        world = World(tmp_path, founders=1)
+        world = Foundation(tmp_path, founders=1)
         organiser, other = await world.node(), await world.node()
         monkeypatch.setattr(_genesis, "write_atomically", refuse)
         with pytest.raises(StorageError):

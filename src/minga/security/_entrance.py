@@ -14,11 +14,13 @@ what it says means nothing to the true members.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from minga.core._errors import RemoteError, SilentError
+from minga.network._bounded import BoundedDict
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._following import watch
@@ -32,6 +34,14 @@ MAX_PAUSE_S = 30.0
 SLACK_S = 0.5
 """Seconds that are waited for the last answers beside the time that most took."""
 MAX_ASKED = 4 * MAX_MEMBERS
+MAX_STANDINGS = 64
+"""Standings that are fetched at once: many more than honest members sign, so claims of others crowd out none."""
+MAX_TRIES = 4
+"""Signers that are asked for a standing; if that fails, the next round asks others."""
+FETCH_S = 20.0
+MAX_HOPS = 4
+"""From those whom a newcomer knows to members of their standings, and so on."""
+MAX_FAILED = 4 * MAX_ASKED
 
 
 class Entrance:
@@ -39,6 +49,8 @@ class Entrance:
 
     def __init__(self, node: Node, genesis: Iterable[PeerId]) -> None:
         self._node, self._genesis = node, frozenset(genesis)
+        self._failed: BoundedDict[tuple[PeerId, bytes], None] = BoundedDict(MAX_FAILED)
+        """Who did not hand out which standing, and is not asked for that again."""
 
     async def find(self, limit_s: float) -> tuple[Standing, Place, tuple[PeerId, ...]]:
         """The present standing, the digests that stand for it, and who signed these; this peer has no part in it.
@@ -50,7 +62,10 @@ class Entrance:
         loop = asyncio.get_running_loop()
         until_s, pause_s = loop.time() + limit_s, PAUSE_S
         while loop.time() < until_s:
-            found = await self._look_round()
+            found = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(until_s):
+                    found = await self._look_round()
             if found is not None and not self._has_part(found[0]):
                 return found
             await asyncio.sleep(pause_s)
@@ -68,13 +83,13 @@ class Entrance:
         said: dict[PeerId, dict[int, Place]] = {}
         standings: dict[bytes, Standing] = {}
         unasked = {*self._genesis, *self._node.connected()} - {self._node.peer_id}
-        while unasked and len(said) < MAX_ASKED:
+        for _ in range(MAX_HOPS):
+            if not unasked or len(said) >= MAX_ASKED:
+                break
             said.update(await self._ask_all(sorted(unasked)))
-            for (_, place), signers in _signers(said).items():
-                if place.standing not in standings:
-                    standing = await self._first(signers, place.standing)
-                    if standing is not None:
-                        standings[place.standing] = standing
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FETCH_S):
+                    await self._fetch_all(_signers(said), standings)
             members = {PeerId(peer) for standing in standings.values() for peer in standing.members}
             unasked = members - said.keys() - {self._node.peer_id}
         best = None
@@ -114,8 +129,43 @@ class Entrance:
         except RemoteError:
             return {}
 
-    async def _first(self, signers: Iterable[PeerId], digest: bytes) -> Standing | None:
-        return await first_in_turn(partial(look, self._node, peer, digest) for peer in signers)
+    async def _fetch_all(
+        self, signers: Mapping[tuple[int, Place], list[PeerId]], standings: dict[bytes, Standing]
+    ) -> None:
+        """Add the standings that are missing, all at once. Those that fewer of the genesis list sign are waited for
+        only until one with more is there, since what was said soon grows old.
+        """
+        wanted = defaultdict[bytes, list[PeerId]](list)
+        for (_, place), names in signers.items():
+            if place.standing not in standings:
+                wanted[place.standing] += [peer for peer in names if (peer, place.standing) not in self._failed]
+        weights = {digest: len(self._genesis.intersection(names)) for digest, names in wanted.items()}
+        loop, best = asyncio.get_running_loop(), 0
+        ranked = sorted(wanted, key=lambda digest: -weights[digest])[:MAX_STANDINGS]
+        fetching = {loop.create_task(self._fetch(digest, wanted[digest])): digest for digest in ranked}
+        pending = set(fetching)
+        try:
+            while any(weights[fetching[task]] >= best for task in pending):
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if (standing := task.result()) is not None:
+                        standings[fetching[task]] = standing
+                        best = max(best, weights[fetching[task]])
+        finally:
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+
+    async def _fetch(self, digest: bytes, signers: Iterable[PeerId]) -> Standing | None:
+        async def ask(peer: PeerId) -> Standing:
+            try:
+                return await look(self._node, peer, digest)
+            except RemoteError:
+                self._failed[peer, digest] = None
+                raise
+
+        known_first = sorted(signers, key=lambda peer: peer not in self._genesis)
+        return await first_in_turn(partial(ask, peer) for peer in known_first[:MAX_TRIES])
 
 
 def _signers(said: dict[PeerId, dict[int, Place]]) -> dict[tuple[int, Place], list[PeerId]]:
