@@ -31,6 +31,10 @@ class OutvotedError(RemoteError):
     """Most others decided otherwise than this peer could; it needs their state."""
 
 
+class DivergedError(OutvotedError):
+    """After the same step most others have another state than this peer."""
+
+
 class ContradictionError(RemoteError):
     """Somebody said two different things; the attempt is void."""
 

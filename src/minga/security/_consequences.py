@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from minga.network._interface import PeerId
-from minga.security._agreement import OutvotedError
+from minga.security._agreement import DivergedError, OutvotedError
 from minga.security._evidence import Case
 from minga.security._ledger import Reason
 from minga.security._record import Record, Terms
@@ -49,7 +49,7 @@ def who_stands_elsewhere(terms: Terms, commits: Mapping[PeerId, Commit], me: Pee
     if 2 * count <= len(terms.members):
         raise OutvotedError("no majority of the members is in the same state", round=terms.step)
     if places.get(me, right) != right:
-        raise OutvotedError("most members are in another state than this peer", round=terms.step)
+        raise DivergedError("most members are in another state than this peer", round=terms.step)
     return frozenset(peer for peer, place in places.items() if place != right)
 
 

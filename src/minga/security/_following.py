@@ -24,7 +24,7 @@ from blake3 import blake3
 from minga.core._errors import RejectedError, RemoteError, SilentError
 from minga.network._interface import PeerId
 from minga.network._node import Node
-from minga.security._agreement import OutvotedError
+from minga.security._agreement import DivergedError, OutvotedError
 from minga.security._conduct import Conduct, Seeds, Work
 from minga.security._data_seeds import data_seed
 from minga.security._delivery import Bytes
@@ -88,7 +88,7 @@ class Follower:
         vector = [value_from_bytes(values[part]) for part in sorted(values)]
         await self._work.apply(step, progress.bound.shortened(torch.cat(vector)))
         if await self._work.digest() != place.state:
-            raise OutvotedError("most members are in another state than this peer", round=step)
+            raise DivergedError("most members are in another state than this peer", round=step)
         progress.take(standing)
         signed = self._said.get(step + 1, {})
         return Followed(place.state, values, tuple(signed[peer] for peer in sorted(signers)))

@@ -15,13 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from minga.core._errors import ClosedError, MingaError, RemoteError, RunFinishedError
+from minga.core._errors import ClosedError, ConfigurationError, MingaError, RemoteError, RunFinishedError
 from minga.core._run_spec import RunSpec
 from minga.identity._keys import Identity
 from minga.network._board import Board
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.network._records import StateInfo
+from minga.security._agreement import DivergedError
 from minga.security._conduct import Conduct
 from minga.security._evidence_log import EvidenceLog
 from minga.security._newcomer import SecureNewcomer
@@ -41,6 +42,8 @@ FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished stays for those who need what it has of the last step."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """Between two attempts to come to where the members are, in seconds; short at first, since steps may be short."""
+MAX_DIVERGENCES = 3
+"""A machine that computes in another way would fetch the whole state again and again, for nothing."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,8 @@ class SecureLife:
         self._known: frozenset[PeerId] = frozenset()
         """Peers whose word counts for somebody who was not there."""
         self._pause_s = SHORTEST_PAUSE_S
+        self._divergences = 0
+        """Steps in a row by which this peer came to another state than the members."""
         security, path = spec.security, options.directory
         self._settings = SecureSettings(
             peers_per_validator=security.peers_per_validator, probation_steps=security.probation_steps
@@ -193,13 +198,16 @@ class SecureLife:
             raise
         except RemoteError as error:
             self._node.events.emit("sync.failed", step=self.step, why=error.message)
-            await asyncio.sleep(self._pause_s)
-            self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+            await self._pause()
             return
-        self._pause_s = SHORTEST_PAUSE_S
         seconds = asyncio.get_running_loop().time() - began_s
         self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
         self._take_part()
+
+    async def _pause(self) -> None:
+        """Before another attempt: the longer, the longer no step has succeeded."""
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
     def _take_part(self) -> None:
         self._announcer.set_status("training")
@@ -219,7 +227,16 @@ class SecureLife:
             self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
             self._known |= frozenset(secure.ledger.members)
             self.secure = None
+            self._divergences += isinstance(error, DivergedError)
+            if self._divergences >= MAX_DIVERGENCES:
+                raise ConfigurationError(
+                    f"{self._divergences} times in a row this peer came to another state than the members by the same "
+                    "step: it computes in another way, so look for another kind of device, number of threads or "
+                    "version of torch than theirs"
+                ) from error
+            await self._pause()
             return
+        self._pause_s, self._divergences = SHORTEST_PAUSE_S, 0
         self._founding.step = self.step
         samples = self._port.unit if secure.is_member else 0
         self._node.events.emit(

@@ -1,0 +1,87 @@
+"""How a peer of a run with strangers goes on when it is not where the members are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from node_world import World, identity_of
+from swarm_tools import make_spec, virtually
+
+from minga.averaging._layout import VectorLayout
+from minga.core._errors import ConfigurationError
+from minga.security._agreement import DivergedError, OutvotedError
+from minga.security._conduct import Conduct
+from minga.security._ledger import Ledger
+from minga.training import _secure_life
+from minga.training._secure_life import LONGEST_PAUSE_S, SecureLife, SecureOptions
+
+KNOWN = [f"{number:064}" for number in range(5)]
+
+
+class Member:
+    """A peer at the members' state; its steps end as `step` says."""
+
+    def __init__(self, step: Callable[[], None], ledger: Ledger) -> None:
+        self.ledger, self.is_member, self._step = ledger, False, step
+
+    async def take_step(self) -> None:
+        self._step()
+
+
+async def make_life(
+    monkeypatch: pytest.MonkeyPatch, step: Callable[[], None], ledger: Ledger, signers: tuple[str, ...] = ()
+) -> SecureLife:
+    class Newcomer:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.signers = signers
+
+        async def enter(self) -> Member:
+            return Member(step, ledger)
+
+    monkeypatch.setattr(_secure_life, "SecureNewcomer", Newcomer)
+    node = await World().node()
+    replica = SimpleNamespace(vector=SimpleNamespace(layout=VectorLayout((4,), "float32"), numel=4), step=0)
+    board, port = SimpleNamespace(put=lambda _: None), SimpleNamespace(unit=1)
+    options = SecureOptions(node.peer_id, Conduct())
+    life = SecureLife(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
+    life._announcer = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
+    life._known = frozenset(KNOWN)  # type: ignore[arg-type]
+    return life
+
+
+async def go_on(life: SecureLife, steps: int) -> None:
+    for _ in range(steps):
+        await life._enter()
+        assert life.secure is not None
+        await life._take_step(life.secure)
+
+
+def test_a_peer_that_computes_in_another_way_gives_up_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    @virtually
+    async def main() -> None:
+        def diverge() -> None:
+            raise DivergedError("another state")
+
+        life = await make_life(monkeypatch, diverge, Ledger([]))
+        with pytest.raises(ConfigurationError, match="device"):
+            await go_on(life, 100)
+
+    main()
+
+
+def test_pauses_grow_until_a_step_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    @virtually
+    async def main() -> None:
+        def be_late() -> None:
+            raise OutvotedError("too late")
+
+        life = await make_life(monkeypatch, be_late, Ledger([]))
+        began_s = asyncio.get_running_loop().time()
+        await go_on(life, 20)
+        assert asyncio.get_running_loop().time() - began_s > 10 * LONGEST_PAUSE_S
+
+    main()
