@@ -13,13 +13,15 @@ from swarm_tools import make_spec, virtually
 
 from minga.averaging._layout import VectorLayout
 from minga.core._errors import ConfigurationError
+from minga.network._interface import PeerId
 from minga.security._agreement import DivergedError, OutvotedError
 from minga.security._conduct import Conduct
-from minga.security._ledger import Ledger
+from minga.security._ledger import Ledger, Reason
 from minga.training import _secure_life
 from minga.training._secure_life import LONGEST_PAUSE_S, SecureLife, SecureOptions
 
-KNOWN = [f"{number:064}" for number in range(5)]
+KNOWN = [PeerId(f"{number:064}") for number in range(5)]
+OTHERS = [PeerId(f"{number:064}") for number in range(5, 9)]
 
 
 class Member:
@@ -33,11 +35,11 @@ class Member:
 
 
 async def make_life(
-    monkeypatch: pytest.MonkeyPatch, step: Callable[[], None], ledger: Ledger, signers: tuple[str, ...] = ()
+    monkeypatch: pytest.MonkeyPatch, step: Callable[[], None], ledger: Ledger, vouched_for: bool = True
 ) -> SecureLife:
     class Newcomer:
         def __init__(self, *_: Any, **__: Any) -> None:
-            self.signers = signers
+            self.is_vouched_for = vouched_for
 
         async def enter(self) -> Member:
             return Member(step, ledger)
@@ -49,7 +51,7 @@ async def make_life(
     options = SecureOptions(node.peer_id, Conduct())
     life = SecureLife(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
     life._announcer = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
-    life._known = frozenset(KNOWN)  # type: ignore[arg-type]
+    life._known = life._founders = frozenset(KNOWN)
     return life
 
 
@@ -83,5 +85,22 @@ def test_pauses_grow_until_a_step_succeeds(monkeypatch: pytest.MonkeyPatch) -> N
         began_s = asyncio.get_running_loop().time()
         await go_on(life, 20)
         assert asyncio.get_running_loop().time() - began_s > 10 * LONGEST_PAUSE_S
+
+    main()
+
+
+@pytest.mark.parametrize(("vouched_for", "known"), [(True, {*KNOWN[1:], *OTHERS}), (False, {*KNOWN})])
+def test_those_whose_word_counts_come_from_members_that_most_of_them_vouch_for(
+    monkeypatch: pytest.MonkeyPatch, vouched_for: bool, known: set[PeerId]
+) -> None:
+    """Neither who was led into a run of sybils has these for its guides from then on, nor who banned somebody that."""
+
+    @virtually
+    async def main() -> None:
+        ledger = Ledger([KNOWN[0], *OTHERS])
+        ledger.ban(KNOWN[0], 3, Reason.EQUIVOCATED)
+        life = await make_life(monkeypatch, lambda: None, ledger, vouched_for)
+        await go_on(life, 1)
+        assert life._known == known
 
     main()

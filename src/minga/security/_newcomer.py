@@ -40,6 +40,8 @@ class SecureNewcomer:
         self._node, self._identity, self._work = node, identity, work
         self._settings, self._conduct, self._evidence = settings or SecureSettings(), conduct, evidence
         self._entropy, self._genesis = entropy, frozenset(genesis)
+        self.is_vouched_for = False
+        """Whether more than half of those whom it was told of signed where it entered."""
 
     async def enter(self) -> SecureMember:
         """Come to where the members are; whoever takes steps from there on becomes one.
@@ -49,6 +51,7 @@ class SecureNewcomer:
         """
         entrance = Entrance(self._node, self._genesis)
         standing, place, signers = await entrance.find(self._settings.patience.longest_s)
+        self.is_vouched_for = 2 * len(self._genesis.intersection(signers)) > len(self._genesis)
         if ban := standing.ledger.bans.get(self._node.peer_id):
             raise BannedError.of(ban)
         await self._work.adopt(standing.step, place.state, signers)

@@ -82,7 +82,12 @@ class SecureLife:
         self._options, self._replica, self._port = options, replica, port
         self._work = PublicWork(node, replica, port)
         self._known: frozenset[PeerId] = frozenset()
-        """Peers whose word counts for somebody who was not there."""
+        """Peers whose word counts if this peer has to enter: the founders, and the members that it came to know by the
+        word of most of these.
+        """
+        self._founders = self._known
+        self._is_vouched_for = True
+        """Whether the members whom this peer follows, or is one of, are known to be the true ones."""
         self._pause_s = SHORTEST_PAUSE_S
         self._divergences = 0
         """Steps in a row by which this peer came to another state than the members."""
@@ -162,7 +167,7 @@ class SecureLife:
             beginning = await self._founding.find()
         finally:
             waiting.cancel()
-        self._known = frozenset(map(PeerId, beginning.genesis.founders))
+        self._known = self._founders = frozenset(map(PeerId, beginning.genesis.founders))
         if self._node.peer_id in self._known and not beginning.has_begun and not step:
             standing = Standing.first(self._node.run_id, self._known)
             conduct, settings = self._options.conduct, self._settings
@@ -200,6 +205,7 @@ class SecureLife:
             self._node.events.emit("sync.failed", step=self.step, why=error.message)
             await self._pause()
             return
+        self._is_vouched_for = newcomer.is_vouched_for
         seconds = asyncio.get_running_loop().time() - began_s
         self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
         self._take_part()
@@ -225,7 +231,6 @@ class SecureLife:
             raise
         except RemoteError as error:  # it was away for too long, or most are somewhere else
             self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
-            self._known |= frozenset(secure.ledger.members)
             self.secure = None
             self._divergences += isinstance(error, DivergedError)
             if self._divergences >= MAX_DIVERGENCES:
@@ -237,6 +242,8 @@ class SecureLife:
             await self._pause()
             return
         self._pause_s, self._divergences = SHORTEST_PAUSE_S, 0
+        if self._is_vouched_for:
+            self._known = (self._founders | {*secure.ledger.members}) - secure.ledger.bans.keys()
         self._founding.step = self.step
         samples = self._port.unit if secure.is_member else 0
         self._node.events.emit(
