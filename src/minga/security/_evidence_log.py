@@ -1,4 +1,4 @@
-"""The evidence of a run in the order in which members left, in memory and, if wanted, in a file.
+"""The evidence of a run in the order in which members left, in a file or, without one, in memory.
 
 The file is a sequence of records, each with a header before it: its length (8 bytes, little-endian) and a checksum of
 that. It is only ever appended to; if a machine stops in the middle of that, the next start finds an incomplete last
@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from blake3 import blake3
 
@@ -25,56 +26,59 @@ _HEADER_BYTES = 16
 
 
 class EvidenceLog:
-    """Append-only. Reads what is in the file at `path`, if there is one; raises `StorageError` if that is impossible,
-    and `EvidenceError` if a whole record in it is malformed.
+    """Append-only; kept in the file at `path`, or in memory if there is none. Of a file that is there already an
+    incomplete last record is cut off; raises `StorageError` if it is damaged or cannot be used.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._entries: list[Evidence] = []
-        if path is None or not path.exists():
-            return
-        self._entries, whole, size = _read(path)
-        try:
-            if whole < size:
-                os.truncate(path, whole)
-        except OSError as error:
-            raise StorageError(f"the evidence in {path} cannot be read: {error}") from error
+        if path is not None and path.exists():
+            _cut_off(path)
 
     @property
     def entries(self) -> tuple[Evidence, ...]:
-        """All evidence so far."""
+        """All evidence so far that is kept in memory; `read_log` reads a file."""
         return tuple(self._entries)
 
     def append(self, evidence: Evidence) -> None:
         """Add evidence; it is on the disk when this returns. Raises `StorageError` if the disk refuses."""
-        if self._path is not None:
-            record = evidence.to_bytes()
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("ab") as file:
-                    file.write(_header(len(record)) + record)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise StorageError(f"the evidence cannot be written to {self._path}: {error}") from error
-        self._entries.append(evidence)
+        if self._path is None:
+            self._entries.append(evidence)
+            return
+        record = evidence.to_bytes()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(_header(len(record)) + record)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StorageError(f"the evidence cannot be written to {self._path}: {error}") from error
 
 
 def read_log(path: Path) -> tuple[Evidence, ...]:
-    """The evidence in a file, which is left as it is, since a peer may be writing to it. Raises as `EvidenceLog`."""
-    return tuple(_read(path)[0])
-
-
-def _read(path: Path) -> tuple[list[Evidence], int, int]:
-    """The evidence in a file, how many bytes that is, and how many the file has."""
+    """The evidence in a file, which is left as it is, since a peer may be writing to it: an incomplete last record is
+    passed over. Raises `StorageError` if it cannot be read, and `EvidenceError` if it is malformed.
+    """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            return tuple(Evidence.from_bytes(_read(file, start, length)) for start, length in _records(file))
     except OSError as error:
         raise StorageError(f"the evidence in {path} cannot be read: {error}") from error
-    records = list(_records(data))
-    whole = sum(_HEADER_BYTES + len(record) for record in records)
-    return [Evidence.from_bytes(record) for record in records], whole, len(data)
+
+
+def _cut_off(path: Path) -> None:
+    """Cut an incomplete last record off; reads the headers only, since a record may hold as much as a gradient."""
+    try:
+        with path.open("r+b") as file:
+            whole = max((start + length for start, length in _records(file)), default=0)
+            if whole < file.seek(0, os.SEEK_END):
+                file.truncate(whole)
+    except EvidenceError as error:
+        raise StorageError(f"the evidence in {path} is damaged, so move the file away: {error}") from error
+    except OSError as error:
+        raise StorageError(f"the evidence in {path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -174,14 +178,20 @@ def _header(length: int) -> bytes:
     return encoded + bytes(blake3(encoded).digest(length=_HEADER_BYTES - _LENGTH_BYTES))
 
 
-def _records(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at + _HEADER_BYTES <= len(data):
-        length = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
-        start = at + _HEADER_BYTES
-        if data[at:start] != _header(length):
+def _records(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Where each whole record of a file begins, and its length, in bytes."""
+    at, size = 0, file.seek(0, os.SEEK_END)
+    while at + _HEADER_BYTES <= size:
+        header = _read(file, at, _HEADER_BYTES)
+        start, length = at + _HEADER_BYTES, int.from_bytes(header[:_LENGTH_BYTES], "little")
+        if header != _header(length):
             raise EvidenceError(f"malformed evidence: at byte {at} of the file there is no length of a record")
-        if start + length > len(data):
+        if start + length > size:
             return
-        yield data[start : start + length]
+        yield start, length
         at = start + length
+
+
+def _read(file: BinaryIO, start: int, length: int) -> bytes:
+    file.seek(start)
+    return file.read(length)
