@@ -1,11 +1,52 @@
+"""The port of a run with strangers, between the training thread and the loop."""
+
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
+import pytest
 import torch
 from swarm_tools import virtually
 
+from minga.core._errors import ClosedError
 from minga.training._public_port import GradientTask, PublicPort
+from minga.training._work import Work
+
+
+def close(port: PublicPort) -> None:
+    port.close(ClosedError("it is over"))
+
+
+def fail(port: PublicPort) -> None:
+    """The training thread fails in the first work that waits."""
+    work = port.poll()
+    assert isinstance(work, Work)
+    with pytest.raises(ClosedError):
+        port.finish(work)
+
+
+@pytest.mark.parametrize("end", [close, fail])
+def test_whoever_waits_hears_what_closed_the_port(end: Callable[[PublicPort], None]) -> None:
+    def be_over() -> None:
+        raise ClosedError("it is over")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        port = PublicPort(loop, lambda: torch.zeros(2), micro_batches=2, size=4)
+        computing = [loop.create_task(port.compute(GradientTask(bytes([number]) * 32))) for number in range(2)]
+        await asyncio.sleep(0)
+        port.want_batch()
+        port.next_batch()  # the first one is under way
+        requested = [port.request("apply", be_over) for _ in range(2)]
+        end(port)
+        async with asyncio.timeout(10.0):
+            outcomes = await asyncio.gather(*computing, *requested, return_exceptions=True)
+        assert [str(outcome) for outcome in outcomes] == ["it is over"] * 4
+        with pytest.raises(ClosedError, match="it is over"):
+            await port.compute(GradientTask(bytes(32)))
+
+    asyncio.run(main())
 
 
 @virtually

@@ -154,14 +154,10 @@ class PublicPort:
         except BaseException as error:  # an interrupt too: the model may be half-way between two steps
             why = f"the model could not {work.name} on the thread that trains: {type(error).__name__}: {error}"
             failure = error if isinstance(error, MingaError) else ClosedError(why)
-            with self.condition:
-                self.closed = self.closed or failure
             self._teller.call(work.settle, None, failure)
+            self._end(failure)
             raise
         self._teller.call(work.settle, result, None)
-
-    def pause(self) -> None:
-        """The thread leaves off computing; the others wait for it as long as for any member."""
 
     # ---- the loop
 
@@ -195,17 +191,22 @@ class PublicPort:
 
     def close(self, error: BaseException) -> None:
         """Let the training thread go: its next `poll` raises `error`."""
-        with self.condition:
-            self.closed = self.closed or error
-            for work in self._work:
-                work.done.cancel()
-            for _, done in self._tasks:
-                done.cancel()
-            self._work.clear()
-            self._tasks.clear()
+        self._end(error)
         self._wake()
 
     # ---- inner workings
+
+    def _end(self, error: BaseException) -> None:
+        """Nothing more is computed: everybody on the loop who waits for that hears what closed the port."""
+        current = self._current
+        with self.condition:
+            self.closed = self.closed or error
+            waiting = [work.done for work in self._work] + [done for _, done in self._tasks]
+            waiting += [] if current is None else [current.done]
+            self._work.clear()
+            self._tasks.clear()
+        for done in waiting:
+            self._teller.call(_fail, done, self.closed)
 
     def _complete(self, current: _Computation) -> None:
         """What is not finite counts as nothing: whoever computes it again comes to the same."""
@@ -225,3 +226,8 @@ class PublicPort:
 def _settle(done: asyncio.Future[torch.Tensor], vector: torch.Tensor) -> None:
     if not done.done():
         done.set_result(vector)
+
+
+def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
+    if not done.done():
+        done.set_exception(error)
