@@ -141,7 +141,15 @@ class Optimizer(torch.optim.Optimizer):
                     self.zero_grad()  # what it left behind belongs to no gradient
 
     def follow(self, seconds: float | None = None) -> None:
-        """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state."""
+        """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state.
+
+        Raises `ConfigurationError` in a run with `security.mode = "byzantine"`, where everybody owes gradients.
+        """
+        if isinstance(self._port, PublicPort):
+            raise ConfigurationError(
+                'follow() is not for runs with security.mode = "byzantine": there everybody owes gradients, and who '
+                "computes none is taken for away; use batches()"
+            )
         if self._port is not None:
             self._port.pause()
         self._work_until(lambda: self.finished, seconds)
