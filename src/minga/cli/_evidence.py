@@ -82,6 +82,6 @@ def _show(entry: Evidence, run_id: str, context: Context) -> str | None:
         wrong = str(error)
     if isinstance(case.proof, Admitted | Entered):
         what = "became a member"
-    context.output.say(f"step {case.step}  {case.peer[:10]}  {what}  [{'proven' if wrong is None else wrong}]")
+    context.output.say(f"step {case.step}  {case.peer[:10]}  {what}  ({'proven' if wrong is None else wrong})")
     context.output.event("case", step=case.step, peer=case.peer, reason=case.reason, witness=entry.author, wrong=wrong)
     return wrong
