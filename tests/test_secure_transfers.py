@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
+import pytest
+from blake3 import blake3
 from swarm_tools import virtually
 
 from minga.core._events import EventBus
@@ -11,6 +15,7 @@ from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.network._virtual import HostSettings, VirtualInternet
+from minga.security import _delivery
 from minga.security._delivery import FETCH, Cargo, Deliveries, Fetch, Found
 from minga.security._merkle import MerkleTree
 from minga.security._transfers import STALL_S, transfer_limit_s
@@ -69,3 +74,35 @@ async def test_nobody_waits_long_for_who_announces_a_part_and_sends_nothing() ->
     await deliveries.fetch_part(0, 0, 0, 1)
     assert not cargo.parts
     assert asyncio.get_running_loop().time() - begun_s < STALL_S + 5.0
+
+
+def test_long_bytes_are_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = dict[str, bool]()
+
+    def watched(name: str) -> None:
+        original = getattr(_delivery, name)
+
+        def call(*args: Any) -> Any:
+            hashed[name] = threading.current_thread() is not threading.main_thread()
+            return original(*args)
+
+        monkeypatch.setattr(_delivery, name, call)
+
+    watched("root_of")
+    watched("digest_of")
+
+    parts = [b"a part", b"another"]
+    tree = MerkleTree(parts)
+
+    async def run() -> None:
+        cargo = Cargo([len(part) for part in parts], [5, 5])
+        cargo.roots[0], cargo.value_digests[1] = tree.root, blake3(b"value").digest()
+        assert await cargo.take_part(0, 1, parts[1], tree.path(1))
+        assert not await cargo.take_part(0, 0, parts[1], tree.path(0))
+        assert await cargo.take_value(1, b"value")
+        assert not await cargo.take_value(1, b"other")
+        assert cargo.parts.keys() == {(0, 1)}
+        assert cargo.values == {1: b"value"}
+
+    asyncio.run(run())
+    assert hashed == {"root_of": True, "digest_of": True}

@@ -153,7 +153,7 @@ class Attempt:
         )
         self._cargo.stated.set()
         if terms.division.numel(part):
-            self._cargo.put_value(part, body)
+            await self._cargo.take_value(part, body)
 
     async def _toss(self) -> dict[PeerId, Revealed]:
         """Reveal, and hear what others had to reveal; parts that somebody could not get are looked for meanwhile."""

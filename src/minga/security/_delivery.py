@@ -39,6 +39,11 @@ Bytes = bytes | bytearray
 """Of a whole part: never changed, but not copied either only to show that."""
 
 
+def digest_of(data: Bytes) -> bytes:
+    """32 bytes that stand for others; of a whole part they take long enough to be found in a thread."""
+    return blake3(data).digest()
+
+
 class Errand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A member brings its part of an attempt with this `path`, or none (None), and waits for the aggregate."""
 
@@ -90,12 +95,12 @@ class Cargo:
 
     def put_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes]) -> bool:
         """Keep a part; False if it is not what its owner committed to."""
-        root = root_of(data, part, len(self.part_bytes), path)
-        if root is None or self.roots.get(owner) != root:
-            return False
-        self.parts[owner, part], self.paths[owner, part] = data, tuple(path)
-        self.changed.fire()
-        return True
+        return self._put_part(owner, part, data, path, root_of(data, part, len(self.part_bytes), path))
+
+    async def take_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes]) -> bool:
+        """`put_part` without holding up the event loop."""
+        root = await asyncio.to_thread(root_of, data, part, len(self.part_bytes), path)
+        return self._put_part(owner, part, data, path, root)
 
     def put_owners(self, owner: int, parts: Mapping[int, Bytes], tree: MerkleTree) -> None:
         """Keep parts of an owner, who commits to the `tree` that was made of these and the rest."""
@@ -106,14 +111,30 @@ class Cargo:
 
     def put_value(self, part: int, data: Bytes) -> bool:
         """Keep an aggregate; False if it is not the one that was stated."""
-        if self.value_digests.get(part) != blake3(data).digest():
+        return self._put_value(part, data, digest_of(data))
+
+    async def take_value(self, part: int, data: Bytes) -> bool:
+        """`put_value` without holding up the event loop."""
+        return self._put_value(part, data, await asyncio.to_thread(digest_of, data))
+
+    # ---- inner workings
+
+    def _put_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes], root: bytes | None) -> bool:
+        if root is None or self.roots.get(owner) != root:
+            return False
+        self.parts[owner, part], self.paths[owner, part] = data, tuple(path)
+        self.changed.fire()
+        return True
+
+    def _put_value(self, part: int, data: Bytes, digest: bytes) -> bool:
+        if self.value_digests.get(part) != digest:
             return False
         self.values[part] = data
         self.changed.fire()
         return True
 
 
-Put = Callable[[Bytes, Sequence[bytes]], bool]
+Put = Callable[[Bytes, Sequence[bytes]], Awaitable[bool]]
 """Keeps what came with its path, if it is what it should be."""
 
 Find = Callable[[int, int], Awaitable[tuple[Cargo, tuple[PeerId, ...]] | None]]
@@ -145,7 +166,7 @@ class Deliveries:
             await stream.finish()
             await stream.receive_end()
         await cargo.stated.wait()
-        if not cargo.put_value(part, data):
+        if not await cargo.take_value(part, data):
             raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
 
     async def fetch_part(self, step: int, attempt: int, part: int, owner: int) -> None:
@@ -154,7 +175,7 @@ class Deliveries:
         wanted = Fetch(step, attempt, part, owner, relay=True)
         size = cargo.part_bytes[part]
         await self._fetch_from_any(
-            self._in_turn(members, owner), wanted, size, lambda data, path: cargo.put_part(owner, part, data, path)
+            self._in_turn(members, owner), wanted, size, lambda data, path: cargo.take_part(owner, part, data, path)
         )
 
     async def fetch_value(self, step: int, attempt: int, part: int) -> None:
@@ -163,7 +184,7 @@ class Deliveries:
         wanted = Fetch(step, attempt, part, None)
         size = cargo.value_bytes[part]
         await self._fetch_from_any(
-            self._in_turn(members, part), wanted, size, lambda data, _: cargo.put_value(part, data)
+            self._in_turn(members, part), wanted, size, lambda data, _: cargo.take_value(part, data)
         )
 
     # ---- inner workings
@@ -217,7 +238,7 @@ class Deliveries:
                     await stream.receive_end()
         except (RemoteError, TimeoutError):
             return False
-        return put(data, found.path)
+        return await put(data, found.path)
 
     async def _serve_bring(self, peer: PeerId, stream: MessageStream) -> None:
         errand = await stream.receive(Errand)
@@ -232,7 +253,7 @@ class Deliveries:
             data = bytearray(cargo.part_bytes[part])
             await stream.receive_bulk_into(memoryview(data))
             await cargo.committed.wait()
-            if not cargo.put_part(owner, part, data, errand.path):
+            if not await cargo.take_part(owner, part, data, errand.path):
                 raise ProtocolError("it brought another part than it committed to", peer=peer, round=errand.step)
         while part not in cargo.values:
             await cargo.changed.wait()
@@ -262,5 +283,5 @@ class Deliveries:
             return
         direct, size = Fetch(wanted.step, wanted.attempt, wanted.part, owner), cargo.part_bytes[wanted.part]
         await self._fetch_from_any(
-            [members[owner]], direct, size, lambda data, path: cargo.put_part(owner, wanted.part, data, path)
+            [members[owner]], direct, size, lambda data, path: cargo.take_part(owner, wanted.part, data, path)
         )

@@ -12,13 +12,12 @@ import asyncio
 import math
 from collections.abc import Container, Mapping, Sequence
 
-from blake3 import blake3
-
 from minga.averaging._codec_interface import InvalidEncodingError
 from minga.network._interface import PeerId
 from minga.security._candidacies import Candidacies
 from minga.security._conduct import Work
 from minga.security._data_seeds import data_seed
+from minga.security._delivery import Bytes, digest_of
 from minga.security._hysteresis import Hysteresis, gradient_error
 from minga.security._probation import CANDIDACY_LAG, heard_by_most
 from minga.security._record import Record
@@ -77,14 +76,17 @@ class Examiner:
         """How far what a candidate committed to is from what it should be; None if nobody hands it out."""
         expected = await self._work.gradient(step, data_seed(coin, target))
         encoded = await self._submissions.encode(expected)
-        if blake3(encoded).digest() == digest:
+        if await asyncio.to_thread(digest_of, encoded) == digest:
             return 0.0
         body = await self._submissions.fetch(step, target, digest, sources)
         if body is None:
             return None
+        return await asyncio.to_thread(self._compare, body, encoded)
+
+    def _compare(self, body: Bytes, expected: Bytes) -> float:
+        """How far one encoded gradient is from another."""
         try:
             sent = self._submissions.decode(body)
         except InvalidEncodingError:  # what means nothing is no gradient
             return math.inf
-        own = self._submissions.decode(encoded)
-        return await asyncio.to_thread(gradient_error, [sent.numpy()], [own.numpy()])
+        return gradient_error([sent.numpy()], [self._submissions.decode(expected).numpy()])

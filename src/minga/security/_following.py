@@ -19,7 +19,6 @@ from functools import partial
 from typing import NoReturn
 
 import torch
-from blake3 import blake3
 
 from minga.core._errors import RejectedError, RemoteError, SilentError
 from minga.network._interface import PeerId
@@ -27,12 +26,13 @@ from minga.network._node import Node
 from minga.security._agreement import DivergedError, OutvotedError
 from minga.security._conduct import Conduct, Seeds, Work
 from minga.security._data_seeds import data_seed
-from minga.security._delivery import Bytes
+from minga.security._delivery import Bytes, digest_of
 from minga.security._division import Division, value_from_bytes
 from minga.security._in_turn import first_in_turn
 from minga.security._mesh import Mesh
 from minga.security._outcomes import BUSY, CALL_S, KEPT_OUTCOMES, WATCH, WATCH_S, Seen, Watch, look, take
 from minga.security._standing import Progress, Standing
+from minga.security._step_bound import StepBound
 from minga.security._stragglers import Patience
 from minga.security._submissions import Submissions
 from minga.security._wire import Candidacy, Phase, Place, Slot, Statement, is_genuine, read
@@ -85,8 +85,7 @@ class Follower:
         if standing.step != step + 1:
             raise OutvotedError("most members signed the standing of another step", round=step)
         values = await self._take_all(standing, signers)
-        vector = [value_from_bytes(values[part]) for part in sorted(values)]
-        await self._work.apply(step, progress.bound.shortened(torch.cat(vector)))
+        await self._work.apply(step, await asyncio.to_thread(_shortened, values, progress.bound))
         if await self._work.digest() != place.state:
             raise DivergedError("most members are in another state than this peer", round=step)
         progress.take(standing)
@@ -104,7 +103,7 @@ class Follower:
         body = await self._submissions.encode(await self._conduct.gradient(self._work, step, Seeds(me, seeds)))
         if self._conduct.submits():
             self._submissions.keep(step, me, body)
-        return blake3(body).digest()
+        return await asyncio.to_thread(digest_of, body)
 
     async def _watch_all(self, step: int, members: Sequence[PeerId]) -> tuple[Place, list[PeerId]]:
         """Where most members stand at the beginning of a step, and who says so."""
@@ -194,6 +193,11 @@ class Follower:
                 if error.code != BUSY or loop.time() >= until_s:
                     raise
             await asyncio.sleep(RETRY_S)
+
+
+def _shortened(values: Mapping[int, Bytes], bound: StepBound) -> torch.Tensor:
+    """What is applied of the aggregates of all parts."""
+    return bound.shortened(torch.cat([value_from_bytes(values[part]) for part in sorted(values)]))
 
 
 async def be_overtaken(node: Node, members: Sequence[PeerId], step: int) -> NoReturn:

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
-from blake3 import blake3
 
 from minga.core._errors import ProtocolError, RejectedError, SilentError, StateMismatchError
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
-from minga.security._delivery import Bytes
+from minga.security._delivery import Bytes, digest_of
 from minga.security._standing import Standing
 from minga.security._transfers import transfer, transfer_limit_s
 from minga.security._wire import Digest, Rank, Statement, Step
@@ -181,6 +180,6 @@ async def take(node: Node, peer: PeerId, step: int, part: int, size: int, digest
         await stream.receive_bulk_into(memoryview(data))
         await stream.finish()
         await stream.receive_end()
-    if blake3(data).digest() != digest:
+    if await asyncio.to_thread(digest_of, data) != digest:
         raise StateMismatchError("it sent another aggregate than the members had", peer=peer, round=step)
     return data

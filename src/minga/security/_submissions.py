@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 import torch
-from blake3 import blake3
 
 from minga.averaging._layout import VectorLayout
 from minga.core._errors import RejectedError, RemoteError
@@ -20,7 +19,7 @@ from minga.core._racing import racing
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
-from minga.security._delivery import Bytes
+from minga.security._delivery import Bytes, digest_of
 from minga.security._division import Division
 from minga.security._wire import Peer, Step
 
@@ -67,13 +66,13 @@ class Submissions:
     async def fetch(self, step: int, candidate: PeerId, digest: bytes, peers: Iterable[PeerId]) -> Bytes | None:
         """The gradient of a digest from any of `peers` who has it, and kept here from then on; else None."""
         body = self._kept.get((step, candidate))
-        if body is not None and blake3(body).digest() == digest:
+        if body is not None and await asyncio.to_thread(digest_of, body) == digest:
             return body
         others = [peer for peer in peers if peer != self._node.peer_id]
         async with racing(self._ask(peer, Request(step, candidate)) for peer in others) as answers:
             for answer in answers:
                 body = await answer
-                if body is not None and blake3(body).digest() == digest:
+                if body is not None and await asyncio.to_thread(digest_of, body) == digest:
                     self.keep(step, candidate, body)
                     return body
         return None
