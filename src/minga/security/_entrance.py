@@ -99,10 +99,16 @@ class Entrance:
                 continue
             among = tuple(peer for peer in signers if peer in standing.members)
             if 2 * len(among) > len(standing.members):
-                rank = (len(self._genesis.intersection(among)), step)
+                rank = (self._weight(among), step)
                 if best is None or rank > best[0]:
                     best = rank, (standing, place, among)
         return best[1] if best else None
+
+    def _weight(self, signers: Iterable[PeerId]) -> int:
+        """How many of the genesis list those are; more than half of it is as good as all of it, since the last step is
+        one that not all have reached.
+        """
+        return min(len(self._genesis.intersection(signers)), len(self._genesis) // 2 + 1)
 
     async def _ask_all(self, peers: Sequence[PeerId]) -> dict[PeerId, dict[int, Place]]:
         """What they say. When most have answered the others have as long again, for what was said soon grows old."""
@@ -139,7 +145,7 @@ class Entrance:
         for (_, place), names in signers.items():
             if place.standing not in standings:
                 wanted[place.standing] += [peer for peer in names if (peer, place.standing) not in self._failed]
-        weights = {digest: len(self._genesis.intersection(names)) for digest, names in wanted.items()}
+        weights = {digest: self._weight(names) for digest, names in wanted.items()}
         loop, best = asyncio.get_running_loop(), 0
         ranked = sorted(wanted, key=lambda digest: -weights[digest])[:MAX_STANDINGS]
         fetching = {loop.create_task(self._fetch(digest, wanted[digest])): digest for digest in ranked}
