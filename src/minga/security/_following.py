@@ -64,6 +64,8 @@ class Follower:
     ) -> None:
         self._node, self._mesh, self._work, self._conduct = node, mesh, work, conduct
         self._submissions, self._patience = submissions, patience
+        self._guide: PeerId | None = None
+        """Who handed out the last standing, and is asked first for the next one: silent members cost time once."""
         self._said: dict[int, dict[PeerId, Statement]] = {}
         """Where members stood at which step, as they say; they tell of several at once."""
         self._owing: set[PeerId] = set()
@@ -151,7 +153,13 @@ class Follower:
             await asyncio.sleep(RETRY_S)
 
     async def _look(self, digest: bytes, signers: Sequence[PeerId]) -> Standing:
-        standing = await first_in_turn(partial(look, self._node, peer, digest) for peer in signers)
+        async def ask(peer: PeerId) -> Standing:
+            standing = await look(self._node, peer, digest)
+            self._guide = peer
+            return standing
+
+        guide_first = sorted(signers, key=lambda peer: peer != self._guide)
+        standing = await first_in_turn(partial(ask, peer) for peer in guide_first)
         if standing is None:
             raise OutvotedError("nobody hands out the standing that most have")
         return standing
