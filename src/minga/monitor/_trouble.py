@@ -55,8 +55,8 @@ class LastTrouble:
             return None
         fields = self._event.fields
         reason = str(fields.get("why") or fields.get("reason") or "for no known reason")
-        if self._event.kind == "secure.banned":
-            reason = f"{str(fields['peer'])[:10]} at step {fields['step']}: {reason}"
+        if self._event.kind == "secure.banned" and "peer" in fields:
+            reason = f"{str(fields['peer'])[:10]}: {reason}"
         # Reasons may quote what another peer sent: nothing in them may command a terminal.
         printable = "".join(letter if letter.isprintable() else " " for letter in reason[:MAX_REASON_LETTERS])
         return Trouble(self._number, self._event.kind, printable, max(0.0, time - self._event.time))
