@@ -265,7 +265,8 @@ async def test_closing_lets_everybody_go() -> None:
     p.close(ClosedError("second"))
     with pytest.raises(ClosedError, match="first"):
         p.poll()
-    assert left.cancelled()
+    with pytest.raises(ClosedError, match="first"):
+        await left
     with pytest.raises(ClosedError, match="first"):
         await p.request("late", lambda: None)
 

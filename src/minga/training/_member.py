@@ -23,12 +23,13 @@ from minga.averaging._group import GroupSettings
 from minga.averaging._messages import Plan
 from minga.averaging._planner import divide
 from minga.averaging._round import RoundOutcome
-from minga.core._errors import ClosedError, MingaError, RemoteError, RunFinishedError
+from minga.core._errors import RemoteError, RunFinishedError
 from minga.identity._keys import Identity
 from minga.network._board import Board
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.training._announcer import Announcer
+from minga.training._farewell import closing, see_others_off
 from minga.training._parameter_average import ParameterAverage
 from minga.training._port import TrainerPort
 from minga.training._replica_interface import ReplicaInterface
@@ -46,8 +47,6 @@ SHORTEST_FETCH_S = 1.0
 MOST_FETCHES_GIVEN_UP = 8
 """Then downloads go on to their end: steps are too short for this peer's line, and each costs others a copy."""
 DIVERGED_S = 5.0
-FAREWELL_S = 5.0
-"""Longest time, in seconds, that a peer which finished the run stays for the others of its last group."""
 
 
 @dataclass(frozen=True)
@@ -161,12 +160,12 @@ class Member:
             self._announcer.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
-            await self._see_others_off()
+            await see_others_off(self.surveyor, self.view, self.step)
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
             self.ready.set()
             await asyncio.Event().wait()
         except Exception as error:
-            self._port.close(error if isinstance(error, MingaError) else _closed_by(error))
+            self._port.close(closing(error))
             self.ready.set()
             raise
         finally:
@@ -336,21 +335,6 @@ class Member:
             self._node.events.emit("member.diverged", step=self.step)
         return True
 
-    async def _see_others_off(self) -> None:
-        """Stay for a moment until the others of the last group have the last step too; they may need our chunks."""
-        deadline = asyncio.get_running_loop().time() + FAREWELL_S
-        while asyncio.get_running_loop().time() < deadline:
-            settled = self.surveyor.settled()
-            if all(settled[peer].step >= self.step for peer in self.view if peer in settled):
-                return
-            await asyncio.sleep(0.05)
-
     def _is_finished(self) -> bool:
         last = self._settings.stop_after_steps
         return last is not None and self.step >= last and not self._needs_state
-
-
-def _closed_by(error: Exception) -> ClosedError:
-    closed = ClosedError(f"this peer stopped taking part, by a mistake in the program: {type(error).__name__}: {error}")
-    closed.__cause__ = error
-    return closed

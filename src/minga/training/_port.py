@@ -28,19 +28,15 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import threading
-from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from minga.averaging._messages import Report
-from minga.core._errors import ClosedError, MingaError, NonFiniteError
-from minga.core._signal import Signal
+from minga.core._errors import NonFiniteError
 from minga.training._accumulator import Accumulator
 from minga.training._speed import Speed
-from minga.training._teller import Teller
+from minga.training._training_thread import TrainingThread
 from minga.training._work import WAIT, Wait, Work
 
 logger = logging.getLogger("minga.training")
@@ -54,7 +50,7 @@ class Phase(enum.Enum):
     SEALED = "sealed"
 
 
-class TrainerPort:
+class TrainerPort(TrainingThread):
     """The meeting point of one trainer and its loop. `new_vector` makes an empty accumulator.
 
     With `target_batch_sizes` (the smallest and the largest B of the run) the trainer never goes on beyond the largest,
@@ -70,24 +66,17 @@ class TrainerPort:
         delayed: bool = False,
         target_batch_sizes: tuple[int, int] | None = None,
     ) -> None:
-        self._teller = Teller(loop)
-        self.changed = self._teller.changed
-        self.woken = Signal()  # for trainers that are coroutines on the same loop
-        self.condition = threading.Condition()
-        self.closed: BaseException | None = None
-        self.at_boundary: Callable[[], None] | None = None
-        """Called by the training thread in each `poll` that has no work for it, when the model is at rest."""
+        super().__init__(loop)
         self.on_broken_sum: Callable[[], None] = lambda: None
         """Called on any thread when a sum had to be dropped because it was not finite."""
         self.unit = target_batch_sizes[0] if target_batch_sizes else 1
         """Samples that have weight 1 in the vector."""
         self._target = target_batch_sizes[1] if target_batch_sizes else None
-        self._loop, self._delayed = loop, delayed
+        self._delayed = delayed
         self._sum = Accumulator(new_vector, self.condition, delayed=delayed, unit=self.unit)
         self._phase = Phase.OPEN
         self._limit: int | None = None
         self._next_limit: int | None = None
-        self._work: deque[Work] = deque()
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
         self._paused = self._resting = False
         self._last_samples = 0
@@ -133,11 +122,9 @@ class TrainerPort:
         Raises what closed the port. Between `poll` and the end of the work nothing else may touch the model.
         """
         with self.condition:
-            if self.closed is not None:
-                raise self.closed
-            if self._work:
+            if work := self._next_work():
                 self._boundary_s = None
-                return self._work.popleft()
+                return work
         if self.at_boundary is not None:
             self.at_boundary()
         if self._is_done():
@@ -157,19 +144,6 @@ class TrainerPort:
         with self.condition:
             if not self._work and self.closed is None and (self._delayed or self._has_to_wait()):
                 self.condition.wait(seconds)
-
-    def finish(self, work: Work) -> None:
-        """Do a piece of work and report its result to the loop."""
-        try:
-            result = work.run()
-        except BaseException as error:  # an interrupt too: the model may be half-way between two steps
-            why = f"the model could not {work.name} on the thread that trains: {type(error).__name__}: {error}"
-            failure = error if isinstance(error, MingaError) else ClosedError(why)
-            with self.condition:
-                self.closed = self.closed or failure
-            self._teller.call(work.settle, None, failure)
-            raise
-        self._teller.call(work.settle, result, None)
 
     def pause(self) -> None:
         """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""
@@ -235,28 +209,6 @@ class TrainerPort:
             self._sum.clear(everything=drop_all)
             with self.condition:
                 self._phase, self._limit, self._next_limit = Phase.OPEN, limit, None
-        self._wake()
-
-    # ---- the loop: work for the thread
-
-    def request(self, name: str, run: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Have the training thread run something at its next boundary; the future tells the result."""
-        work = Work(name, run, self._loop.create_future())
-        with self.condition:
-            if self.closed is not None:
-                work.done.set_exception(self.closed)
-                return work.done
-            self._work.append(work)
-        self._wake()
-        return work.done
-
-    def close(self, error: BaseException) -> None:
-        """Let the training thread go: its next `poll` raises `error`."""
-        with self.condition:
-            self.closed = self.closed or error
-            for work in self._work:
-                work.done.cancel()
-            self._work.clear()
         self._wake()
 
     # ---- inner workings
@@ -328,9 +280,3 @@ class TrainerPort:
                 self._phase = Phase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None
         self._wake()
-
-    def _wake(self) -> None:
-        with self.condition:
-            self.condition.notify_all()
-        self._teller.call(self.woken.fire)  # work for the training thread ends here, too
-        self._teller.tell()

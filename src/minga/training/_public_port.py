@@ -12,7 +12,6 @@ Between two micro-batches the model is at its present step, and the thread does 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,11 +21,10 @@ import torch
 
 from minga.averaging._codecs import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging._messages import Report
-from minga.core._errors import ClosedError, ConfigurationError, MingaError
-from minga.core._signal import Signal
+from minga.core._errors import ConfigurationError
 from minga.security._data_seeds import PublicBatch
 from minga.training._speed import Speed
-from minga.training._teller import Teller
+from minga.training._training_thread import TrainingThread
 from minga.training._work import WAIT, Wait, Work
 
 
@@ -48,25 +46,17 @@ class _Computation:
         self.task, self.done, self.vector, self.count = task, done, vector, 0
 
 
-class PublicPort:
+class PublicPort(TrainingThread):
     """What the training thread and the loop know of each other. Each task has `micro_batches` of `size` samples."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, new_vector: Callable[[], torch.Tensor], *, micro_batches: int, size: int
     ) -> None:
-        self._teller = Teller(loop)
-        self.changed = self._teller.changed
-        self.woken = Signal()  # for trainers that are coroutines on the same loop
-        self.condition = threading.Condition()
-        self.closed: BaseException | None = None
-        self.at_boundary: Callable[[], None] | None = None
-        """Called by the training thread in each `poll` that has no work for it, when the model is at rest."""
+        super().__init__(loop)
         self.unit = micro_batches * size
         """Samples of a task, which have weight 1 in its sum."""
-        self._loop, self._new_vector = loop, new_vector
-        self._micro_batches, self._size = micro_batches, size
+        self._new_vector, self._micro_batches, self._size = new_vector, micro_batches, size
         self._tasks: deque[tuple[GradientTask, asyncio.Future[torch.Tensor]]] = deque()
-        self._work: deque[Work] = deque()
         self._current: _Computation | None = None
         self._is_given = False
         """Whether the program has a micro-batch in hand."""
@@ -81,10 +71,8 @@ class PublicPort:
         closed the port.
         """
         with self.condition:
-            if self.closed is not None:
-                raise self.closed
-            if self._work:
-                return self._work.popleft()
+            if work := self._next_work():
+                return work
         if self.at_boundary is not None:
             self.at_boundary()
         with self.condition:
@@ -147,18 +135,6 @@ class PublicPort:
             if not self._work and not self._tasks and self.closed is None:
                 self.condition.wait(seconds)
 
-    def finish(self, work: Work) -> None:
-        """Do a piece of work and report its result to the loop."""
-        try:
-            result = work.run()
-        except BaseException as error:  # an interrupt too: the model may be half-way between two steps
-            why = f"the model could not {work.name} on the thread that trains: {type(error).__name__}: {error}"
-            failure = error if isinstance(error, MingaError) else ClosedError(why)
-            self._teller.call(work.settle, None, failure)
-            self._end(failure)
-            raise
-        self._teller.call(work.settle, result, None)
-
     # ---- the loop
 
     async def compute(self, task: GradientTask) -> torch.Tensor:
@@ -178,35 +154,13 @@ class PublicPort:
         current = self._current
         return Report(0 if current is None else current.count * self._size, rate, parked=current is None)
 
-    def request(self, name: str, run: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Have the training thread run something when the model is at rest; the future tells the result."""
-        work = Work(name, run, self._loop.create_future())
-        with self.condition:
-            if self.closed is not None:
-                work.done.set_exception(self.closed)
-                return work.done
-            self._work.append(work)
-        self._wake()
-        return work.done
-
-    def close(self, error: BaseException) -> None:
-        """Let the training thread go: its next `poll` raises `error`."""
-        self._end(error)
-        self._wake()
-
     # ---- inner workings
 
-    def _end(self, error: BaseException) -> None:
-        """Nothing more is computed: everybody on the loop who waits for that hears what closed the port."""
-        current = self._current
-        with self.condition:
-            self.closed = self.closed or error
-            waiting = [work.done for work in self._work] + [done for _, done in self._tasks]
-            waiting += [] if current is None else [current.done]
-            self._work.clear()
-            self._tasks.clear()
-        for done in waiting:
-            self._teller.call(_fail, done, self.closed)
+    def _waiting(self) -> list[asyncio.Future[Any]]:
+        waiting = [*super()._waiting(), *(done for _, done in self._tasks)]
+        waiting += [] if self._current is None else [self._current.done]
+        self._tasks.clear()
+        return waiting
 
     def _complete(self, current: _Computation) -> None:
         """What is not finite counts as nothing: whoever computes it again comes to the same."""
@@ -216,18 +170,7 @@ class PublicPort:
         self._teller.call(_settle, current.done, current.vector)
         self._teller.tell()
 
-    def _wake(self) -> None:
-        with self.condition:
-            self.condition.notify_all()
-        self._teller.call(self.woken.fire)
-        self._teller.tell()
-
 
 def _settle(done: asyncio.Future[torch.Tensor], vector: torch.Tensor) -> None:
     if not done.done():
         done.set_result(vector)
-
-
-def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
-    if not done.done():
-        done.set_exception(error)

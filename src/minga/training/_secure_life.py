@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from minga.core._errors import ClosedError, ConfigurationError, MingaError, RemoteError, RunFinishedError
+from minga.core._errors import ConfigurationError, RemoteError, RunFinishedError
 from minga.core._run_spec import RunSpec
 from minga.identity._keys import Identity
 from minga.network._board import Board
@@ -30,6 +30,7 @@ from minga.security._secure_member import BannedError, SecureMember
 from minga.security._settings import SecureSettings
 from minga.security._standing import Standing
 from minga.training._announcer import Announcer
+from minga.training._farewell import closing, see_others_off
 from minga.training._genesis import Founding
 from minga.training._public_port import PublicPort
 from minga.training._public_work import PublicWork
@@ -38,8 +39,6 @@ from minga.training._secure_files import evidence_file, genesis_file
 from minga.training._snapshot import StateSnapshot
 from minga.training._surveyor import BoardSurveyor
 
-FAREWELL_S = 5.0
-"""Longest time, in seconds, that a peer which finished stays for those who need what it has of the last step."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """Between two attempts to come to where the members are, in seconds; short at first, since steps may be short."""
 MAX_DIVERGENCES = 3
@@ -148,7 +147,7 @@ class SecureLife:
             await self._finish()
             await asyncio.Event().wait()
         except Exception as error:
-            self._port.close(error if isinstance(error, MingaError) else _closed_by(error))
+            self._port.close(closing(error))
             self.ready.set()
             raise
         finally:
@@ -257,24 +256,9 @@ class SecureLife:
         self._announcer.set_status("finished")
         if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
             self.on_finished(await self._port.request("capture", self._replica.capture))
-        await self._see_others_off()
+        await see_others_off(self.surveyor, self.view, self.step)
         self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
-
-    async def _see_others_off(self) -> None:
-        """Stay for a moment until the other members have the last step too; they may need what this one has of it."""
-        deadline = asyncio.get_running_loop().time() + FAREWELL_S
-        while asyncio.get_running_loop().time() < deadline:
-            settled = self.surveyor.settled()
-            if all(settled[peer].step >= self.step for peer in self.view if peer in settled):
-                return
-            await asyncio.sleep(0.05)
 
     def _is_finished(self) -> bool:
         last = self._spec.training.stop_after_steps
         return last is not None and self.step >= last
-
-
-def _closed_by(error: Exception) -> ClosedError:
-    closed = ClosedError(f"this peer stopped taking part, by a mistake in the program: {type(error).__name__}: {error}")
-    closed.__cause__ = error
-    return closed
