@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from minga.authority._codes import HASH_PATTERN
 from minga.core._errors import ConfigurationError
+from minga.core._run_spec_errors import explain
 from minga.core._toml_file import read_toml
 from minga.core._units import parse_duration
 from minga.core._urls import MAX_URL_CHARACTERS, is_safe_url
@@ -188,8 +189,8 @@ class AllowList(Part):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            mistakes = [f"{path}: {'.'.join(map(str, m['loc']))}: {m['msg'][:200]}" for m in error.errors()[:10]]
-            raise ConfigurationError("\n".join(mistakes)) from None  # the cause would show values
+            mistakes = explain(error, cls, str(path), shows_values=False)
+            raise ConfigurationError(mistakes) from None  # the cause would show values
 
 
 class AllowFile:

@@ -16,32 +16,36 @@ MAX_LINES = 50
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
-def explain(error: ValidationError, model: type[BaseModel], source: str) -> str:
-    """All problems of a validation error of `model`; `source` is the file or whatever else the values came from."""
+def explain(error: ValidationError, model: type[BaseModel], source: str, *, shows_values: bool = True) -> str:
+    """All problems of a validation error of `model`; `source` is the file or whatever else the values came from.
+
+    Without `shows_values` no value is repeated, for files that hold secrets.
+    """
     lines: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         key, field_text = _locate(model, problem["loc"])
         # A union reports each of its branches; the first line says it all.
-        lines.setdefault(key, _line(source, key, field_text, dict(problem)))
+        lines.setdefault(key, _line(source, key, field_text, dict(problem), shows_values))
     shown = list(lines.values())[:MAX_LINES]
     if len(lines) > MAX_LINES:
         shown.append(f"{source}: and {len(lines) - MAX_LINES} more problems")
     return "\n".join(shown)
 
 
-def _line(source: str, key: str, allowed: str | None, problem: dict[str, Any]) -> str:
+def _line(source: str, key: str, allowed: str | None, problem: dict[str, Any], shows_value: bool) -> str:
     kind, value = problem["type"], problem["input"]
     where = f"{source}: {key}" if key else source
+    given = f"{where} = {_short(value)}" if shows_value else where
     if kind == "extra_forbidden":
         return f"{where}: unknown key{allowed or ''}"
     if kind == "missing":
         return f"{where}: missing; it must be {allowed or 'given'}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{where} = {_short(value)}: must be a table of settings"
+        return f"{given}: must be a table of settings"
     if kind == "value_error":
         detail = str(problem["msg"]).removeprefix("Value error, ")
-        return f"{where}: {detail}" if isinstance(value, dict) else f"{where} = {_short(value)}: {detail}"
-    return f"{where} = {_short(value)}: must be {allowed or str(problem['msg'])}"
+        return f"{where}: {detail}" if isinstance(value, dict) else f"{given}: {detail}"
+    return f"{given}: must be {allowed}" if allowed else f"{given}: {problem['msg']}"
 
 
 def _locate(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str, str | None]:
@@ -58,6 +62,8 @@ def _locate(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str,
         if current is None:
             # Inside a value, where list indices and branches of unions would only confuse.
             break
+        if part == "[key]":  # the name of a table is wrong
+            return key, None
         key += ("" if not key or key.endswith(": ") else ".") + _short_name(part)
         field = current.model_fields.get(str(part))
         if field is None:
