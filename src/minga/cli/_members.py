@@ -110,7 +110,7 @@ def _invitation_of(text: str) -> str:
 
 
 def run_members(link: str, transfer: TransferOptions, desk: DeskOptions, context: Context) -> None:
-    """Show who is in and who is barred; or hand the organisers' role over."""
+    """Show who is in and who is barred, by whole ids, which `minga ban` takes; or hand the organisers' role over."""
     parsed, output = Link.parse(link), context.output
     with organiser_desk(parsed, desk.peer, desk.identity, lambda joined: wire(context, joined)) as organiser:
         if transfer.organisers or transfer.file is not None:
@@ -122,12 +122,12 @@ def run_members(link: str, transfer: TransferOptions, desk: DeskOptions, context
             if not how and view.invitation:
                 how = f"by invitation {view.invitation[:10]}"
             until = "" if view.expires is None else f"until {_date(view.expires)}"
-            output.say("  ".join(filter(None, (view.peer[:10], f"{view.role:9}", how, until))))
+            output.say("  ".join(filter(None, (view.peer, f"{view.role:9}", how, until))))
             output.event("member", **asdict(view))
         for key, reason in ledger.barred().items():
-            output.say(f"{key[:10]}  barred{f': {reason}' if reason else ''}")
+            output.say(f"{key}  barred{f': {reason}' if reason else ''}")
         for key, count in ledger.proposed().items():
-            output.say(f"{key[:10]}  {count} of {ledger.organisers.needed} organisers would bar it")
+            output.say(f"{key}  {count} of {ledger.organisers.needed} organisers would bar it")
         output.summary(
             ok=True,
             members=[asdict(view) for view in members],
