@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from minga.core._errors import RemoteError, SilentError
+from minga.core._racing import racing
 from minga.network._bounded import BoundedDict
 from minga.network._interface import PeerId
 from minga.network._node import Node
@@ -146,23 +147,19 @@ class Entrance:
             if place.standing not in standings:
                 wanted[place.standing] += [peer for peer in names if (peer, place.standing) not in self._failed]
         weights = {digest: self._weight(names) for digest, names in wanted.items()}
-        loop, best = asyncio.get_running_loop(), 0
         ranked = sorted(wanted, key=lambda digest: -weights[digest])[:MAX_STANDINGS]
-        fetching = {loop.create_task(self._fetch(digest, wanted[digest])): digest for digest in ranked}
-        pending = set(fetching)
-        try:
-            while any(weights[fetching[task]] >= best for task in pending):
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    if (standing := task.result()) is not None:
-                        standings[fetching[task]] = standing
-                        best = max(best, weights[fetching[task]])
-        finally:
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+        pending, best = set(ranked), 0
+        async with racing(self._fetch(digest, wanted[digest]) for digest in ranked) as fetched:
+            for fetching in fetched:
+                digest, standing = await fetching
+                pending.remove(digest)
+                if standing is not None:
+                    standings[digest] = standing
+                    best = max(best, weights[digest])
+                if all(weights[other] < best for other in pending):
+                    return
 
-    async def _fetch(self, digest: bytes, signers: Iterable[PeerId]) -> Standing | None:
+    async def _fetch(self, digest: bytes, signers: Iterable[PeerId]) -> tuple[bytes, Standing | None]:
         async def ask(peer: PeerId) -> Standing:
             try:
                 return await look(self._node, peer, digest)
@@ -171,7 +168,7 @@ class Entrance:
                 raise
 
         known_first = sorted(signers, key=lambda peer: peer not in self._genesis)
-        return await first_in_turn(partial(ask, peer) for peer in known_first[:MAX_TRIES])
+        return digest, await first_in_turn(partial(ask, peer) for peer in known_first[:MAX_TRIES])
 
 
 def _signers(said: dict[PeerId, dict[int, Place]]) -> dict[tuple[int, Place], list[PeerId]]:

@@ -21,6 +21,7 @@ from typing import NoReturn
 import torch
 
 from minga.core._errors import RejectedError, RemoteError, SilentError
+from minga.core._racing import racing
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._agreement import DivergedError, OutvotedError
@@ -74,7 +75,6 @@ class Follower:
     async def take_step(self, progress: Progress) -> Followed:
         """Do what is due at a step as a candidate, or apply, and take the step that the members took.
 
-
         Raises `OutvotedError` if this peer is too late or has another state than most, and `SilentError` if most
         members say nothing.
         """
@@ -113,20 +113,15 @@ class Follower:
             del self._said[old]
         if found := self._majority(step, members):
             return found
-        loop = asyncio.get_running_loop()
-        watching = {loop.create_task(self._watch(peer, step)) for peer in members}
+        watching = racing(self._watch(peer, step) for peer in members)
         try:
-            async with asyncio.timeout(self._patience.longest_s):
-                while watching:
-                    _, watching = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(self._patience.longest_s), watching as ends:
+                for end in ends:
+                    await end
                     if found := self._majority(step, members):
                         return found
         except TimeoutError as error:
             raise SilentError("most members do not say where they stand", round=step) from error
-        finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
         raise OutvotedError("no majority of the members tells this peer of this step any more", round=step)
 
     def _majority(self, step: int, members: Sequence[PeerId]) -> tuple[Place, list[PeerId]] | None:
