@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from blake3 import blake3
 from swarm_tools import virtually
 
 from minga.core._events import EventBus
+from minga.core._signal import Signal
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -18,6 +20,7 @@ from minga.network._virtual import HostSettings, VirtualInternet
 from minga.security import _delivery
 from minga.security._delivery import FETCH, Cargo, Deliveries, Fetch, Found
 from minga.security._merkle import MerkleTree
+from minga.security._stragglers import Patience, wait_for_all
 from minga.security._transfers import STALL_S, transfer_limit_s
 
 SIZE = 6_000_000
@@ -106,3 +109,93 @@ def test_long_bytes_are_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyP
 
     asyncio.run(run())
     assert hashed == {"root_of": True, "digest_of": True}
+
+
+MEMBERS = 4
+
+
+class Crowd:
+    """Members of whom the last owns a part that all others but the first have; counts what the first asks for."""
+
+    def __init__(self, up_bytes_per_s: float) -> None:
+        internet, addresses = VirtualInternet(0), dict[PeerId, Address]()
+        slow = HostSettings(up_bytes_per_s=up_bytes_per_s)
+        hosts = [internet.host(slow if rank == MEMBERS - 1 else HostSettings()) for rank in range(MEMBERS)]
+        self.asked = list[int]()
+        self.nodes, self.deliveries, self.cargoes = list[Node](), list[Deliveries](), list[Cargo]()
+        members = tuple(host.peer_id for host in hosts)
+        parts = [bytes(SIZE), b"another"]
+        tree = MerkleTree(parts)
+        for rank, host in enumerate(hosts):
+            addresses[host.peer_id] = host.address
+            events = EventBus(asyncio.get_running_loop().time)
+            node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
+            host.process.context.run(node.start)
+            cargo = Cargo([len(part) for part in parts], [0, 0])
+            cargo.roots[MEMBERS - 1] = tree.root
+            if rank:
+                cargo.put_owners(MEMBERS - 1, {0: parts[0]}, tree)
+
+            async def find(step: int, attempt: int, cargo: Cargo = cargo) -> tuple[Cargo, tuple[PeerId, ...]]:
+                return cargo, members
+
+            self.nodes.append(node)
+            self.deliveries.append(Deliveries(node, find))
+            self.cargoes.append(cargo)
+            self._count(rank)
+
+    def _count(self, rank: int) -> None:
+        serve = self.deliveries[rank]._serve_fetch
+
+        async def counted(peer: PeerId, stream: MessageStream) -> None:
+            self.asked.append(rank)
+            await serve(peer, stream)
+
+        self.nodes[rank].serve(FETCH, counted)
+
+    async def fetch(self, within_s: float) -> None:
+        by_s = asyncio.get_running_loop().time() + within_s
+        await self.deliveries[0].fetch_part(0, 0, 0, MEMBERS - 1, by_s)
+        assert (MEMBERS - 1, 0) in self.cargoes[0].parts
+
+
+@virtually
+async def test_what_comes_in_time_over_a_slow_line_is_not_asked_of_others_too() -> None:
+    crowd = Crowd(RATE_BYTES_PER_S)
+    await crowd.fetch(2 * SIZE / RATE_BYTES_PER_S)
+    assert crowd.asked == [MEMBERS - 1]
+
+
+@virtually
+async def test_what_would_come_too_late_is_asked_of_others() -> None:
+    crowd = Crowd(RATE_BYTES_PER_S)
+    await crowd.fetch(SIZE / RATE_BYTES_PER_S / 2)
+    assert crowd.asked[:2] == [MEMBERS - 1, 1]
+
+
+@virtually
+async def test_what_is_brought_in_time_is_not_asked_for() -> None:
+    coming, asked = {1: 5.0, 2: 1e9}, list[tuple[float, list[int]]]()
+    loop, lacking, changed = asyncio.get_running_loop(), [1, 2, 3, 4, 5], Signal()
+    begun_s = loop.time()
+
+    def come(*which: int) -> None:
+        lacking[:] = [one for one in lacking if one not in which]
+        changed.fire()
+
+    async def ask(wanted: Sequence[int], by_s: float) -> None:
+        asked.append((loop.time() - begun_s, list(wanted)))
+
+    loop.call_later(4.0, come, 3, 4, 5)
+    loop.call_later(5.0, come, 1)
+    await wait_for_all(
+        lambda: list(lacking),
+        5,
+        changed,
+        ask,
+        Patience(),
+        is_coming=lambda one, by_s: begun_s + coming[one] <= by_s,
+    )
+    assert {one for _, wanted in asked for one in wanted} == {2}
+    assert asked[0][0] == pytest.approx(4.5)
+    assert loop.time() - begun_s == pytest.approx(2 * 4.0 + Patience().slack_s)

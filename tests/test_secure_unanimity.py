@@ -38,17 +38,15 @@ async def agree(swarm: SecureSwarm, bans: dict[str, str]) -> None:
         assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
 
 
-def missing_once(
-    fetch: Callable[[int, int, int, int], Awaitable[None]], part: int, owner: int
-) -> Callable[[int, int, int, int], Awaitable[None]]:
+def missing_once(fetch: Callable[..., Awaitable[None]], part: int, owner: int) -> Callable[..., Awaitable[None]]:
     """Fetch parts, but not one of them at the first time."""
     missed = []
 
-    async def changed(step: int, attempt: int, wanted: int, of: int) -> None:
+    async def changed(step: int, attempt: int, wanted: int, of: int, by_s: float | None = None) -> None:
         if (wanted, of) == (part, owner) and not missed:
             missed.append(step)
             return
-        await fetch(step, attempt, wanted, of)
+        await fetch(step, attempt, wanted, of, by_s)
 
     return changed
 

@@ -69,6 +69,14 @@ class Span(NamedTuple):
     room: bool = False
 
 
+class Arriving(NamedTuple):
+    """Of a bulk frame of `size` bytes, `received` came since loop time `begin_s`."""
+
+    size: int
+    received: int
+    begin_s: float
+
+
 @dataclass(slots=True)
 class _Frame:
     """A frame of `size` bytes that was handed over, up to byte `stop` of the stream, from `begun_s` to `taken_s`."""
@@ -87,6 +95,7 @@ class Receipts:
         """By what factor times between two reports are longer than usual."""
         self._received = self._reported = self._span_bytes = self._missing = 0
         self._first_s = self._begin_s = self._last_s = -math.inf
+        self._frame_bytes, self._frame_s = 0, -math.inf
         self._sent = self._acknowledged = 0
         self._offset_s, self._latest_s = math.inf, -1.0
         self._more_waits = False
@@ -100,6 +109,13 @@ class Receipts:
 
     # ---- receiving
 
+    @property
+    def arriving(self) -> Arriving | None:
+        """The frame that is coming; None if there is none."""
+        if not self._missing:
+            return None
+        return Arriving(self._frame_bytes, self._frame_bytes - self._missing, self._frame_s)
+
     def is_paused(self, now: float) -> bool:
         """Whether nothing came for so long that the next frame begins a new span."""
         return now - self._last_s > PAUSE_S
@@ -110,7 +126,8 @@ class Receipts:
             self._first_s = now
         if self.is_paused(now):
             self._begin_s, self._span_bytes = now, 0
-        self._missing = size
+        self._missing = self._frame_bytes = size
+        self._frame_s = now
 
     def came(self, size: int, now: float) -> None:
         """`size` bytes of a frame came."""

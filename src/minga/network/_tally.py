@@ -7,7 +7,7 @@ from collections.abc import Callable
 from minga.core._errors import ProtocolError
 from minga.network._interface import PeerId
 from minga.network._lines import Lines
-from minga.network._receipts import REPORT_BYTES, BulkUse, Receipts, Span
+from minga.network._receipts import REPORT_BYTES, Arriving, BulkUse, Receipts, Span
 
 MAX_UNREPORTED_BYTES = REPORT_BYTES
 """More than that cannot have arrived unreported: it was not sent before the stream broke off."""
@@ -26,6 +26,11 @@ class BulkTally:
         self._line_bytes = 0
         self._peer, self._lines, self._receipts = peer, lines, Receipts()
         self._rarity = rarity
+
+    @property
+    def arriving(self) -> Arriving | None:
+        """The bulk frame that is coming; None if there is none."""
+        return self._receipts.arriving
 
     def sending(self, size: int) -> None:
         """A bulk frame waits to be sent."""

@@ -61,7 +61,7 @@ class Agreement:
             lambda: [] if slots.of(vote_slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
             len(self._members),
             slots.changed,
-            lambda missing: self._mesh.pull(slot, missing, self._members),
+            lambda missing, _: self._mesh.pull(slot, missing, self._members),
             self.patience,
             is_cheap=True,
         )
@@ -114,7 +114,7 @@ class Agreement:
             lambda: [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused],
             len(self._members),
             self._mesh.slots.changed,
-            lambda silent: self._mesh.pull(vote_slot, silent, self._members),
+            lambda silent, _: self._mesh.pull(vote_slot, silent, self._members),
             self.patience,
             is_cheap=True,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from minga.security._centered_clip import CenteredClip, ClippedAggregate
 from minga.security._checks import PublishedClaims, check_norms, check_senders, largest_sum
 from minga.security._directions import Directions
 from minga.security._findings import Offence
+from minga.security._fixed_order import norm
 from minga.security._ledger import Reason
 from minga.security._norm_bound import DispersionHistory, dispersions, norm_bound, typical_norm
 from minga.security._projections import Claim, claim, claims
@@ -104,9 +106,8 @@ class Arithmetic:
         doubtful = []
         for part, dispersion, distance in zip(parts, spread, typical, strict=True):
             one, value = published[part], record.values[part]
-            limit = self._accuracy.sum_limit(one.total_weight, one.radius, float(value.double().norm()), len(value))
             if (
-                largest_sum(one) > limit
+                self._is_off(one, value)
                 or check_norms(one, norm_bound(dispersion, one.radius)) is not None
                 or not self._is_usual(one.radius, distance)
             ):
@@ -139,6 +140,14 @@ class Arithmetic:
         return bans
 
     # ---- inner workings
+
+    def _is_off(self, published: PublishedClaims, value: torch.Tensor) -> bool:
+        """V2: whether the projections do not sum up to about nothing."""
+        limit = partial(
+            self._accuracy.sum_limit, published.total_weight, published.radius, numel=len(value)
+        )  # nearly all of it, and known without reading the aggregate, is what does not depend on its length
+        found = largest_sum(published)
+        return found > limit(0.0) and found > limit(norm(_array(value)))
 
     def _is_usual(self, radius: float, distance: float) -> bool:
         return _is_near(radius, max(self.settings.clip_factor * distance, _LEAST_RADIUS))

@@ -28,9 +28,9 @@ from functools import partial
 
 import msgspec
 import torch
-from blake3 import blake3
 
 from minga.averaging._codec_interface import InvalidEncodingError
+from minga.core._rooms import Bytes, Rooms
 from minga.network._interface import PeerId
 from minga.security._agreement import Agreement, OutvotedError
 from minga.security._arithmetic import Arithmetic
@@ -45,7 +45,7 @@ from minga.security._consequences import (
     who_kept_silent,
     who_stands_elsewhere,
 )
-from minga.security._delivery import Bytes, Deliveries
+from minga.security._delivery import Deliveries, digest_of
 from minga.security._division import Division, value_from_bytes, value_to_bytes
 from minga.security._exchange import Exchange
 from minga.security._gathering import Gathering, meanwhile
@@ -104,7 +104,7 @@ class Attempt:
     async def _commit(self, commit: Commit, gradient: torch.Tensor | None) -> None:
         terms, cargo, me = self._terms, self._cargo, self._me
         if gradient is not None:
-            parts, tree = await asyncio.to_thread(_encoded, terms.division, gradient)
+            parts, tree = await asyncio.to_thread(_encoded, terms.division, gradient, cargo.rooms)
             brought = {part: body for part, body in enumerate(parts) if self._conduct.brings(part)}
             cargo.put_owners(me, brought, tree)
             commit = msgspec.structs.replace(commit, root=tree.root)
@@ -140,7 +140,7 @@ class Attempt:
                 raise OutvotedError("nobody brings this peer a part; most others went on", round=terms.step)
             mean = await asyncio.to_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
             value, clip = self._conduct.value(*mean, self._record)
-            digest, body = await asyncio.to_thread(_stated, value)
+            digest = await asyncio.to_thread(_stated, value, self._cargo.places[part])
             self._cargo.value_digests[part] = digest
             silent = tuple(owner for owner in present if owner not in rows)
             result = msgspec.structs.replace(result, value=digest, clip=clip, silent=silent)
@@ -153,7 +153,7 @@ class Attempt:
         )
         self._cargo.stated.set()
         if terms.division.numel(part):
-            await self._cargo.take_value(part, body)
+            await self._cargo.take_value(part, self._cargo.places[part])
 
     async def _toss(self) -> dict[PeerId, Revealed]:
         """Reveal, and hear what others had to reveal; parts that somebody could not get are looked for meanwhile."""
@@ -221,16 +221,16 @@ class Attempt:
             )
 
 
-def _encoded(division: Division, gradient: torch.Tensor) -> tuple[list[bytearray], MerkleTree]:
+def _encoded(division: Division, gradient: torch.Tensor, rooms: Rooms) -> tuple[list[memoryview], MerkleTree]:
     """The bytes of each part of a gradient, and the tree over them."""
-    parts = [division.encode(gradient, part) for part in range(len(division.starts))]
+    parts = [division.encode(gradient, part, rooms) for part in range(len(division.starts))]
     return parts, MerkleTree(parts)
 
 
-def _stated(value: torch.Tensor) -> tuple[bytes, bytes]:
-    """The digest and the bytes of an aggregate."""
-    body = value_to_bytes(value)
-    return blake3(body).digest(), body
+def _stated(value: torch.Tensor, place: memoryview) -> bytes:
+    """The digest of an aggregate that goes to its place."""
+    value_to_bytes(value, place)
+    return digest_of(place)
 
 
 def _decoded(values: Mapping[int, Bytes]) -> dict[int, torch.Tensor]:

@@ -16,15 +16,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 
 import msgspec
 from blake3 import blake3
 
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.core._rooms import Bytes, Rooms
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
+from minga.security._arrivals import Arrivals
 from minga.security._merkle import MerkleTree, root_of
 from minga.security._transfers import transfer, transfer_limit_s
 from minga.security._wire import Attempt, MerklePath, Rank, Step
@@ -32,11 +36,10 @@ from minga.security._wire import Attempt, MerklePath, Rank, Step
 BRING = "secure.bring"
 FETCH = "secure.fetch"
 STAGGER_S = 0.5
+PROMPT_S = 2.5
+"""What is asked for in a hurry should be here by then, or the next one is asked for it, too."""
 MAX_FETCHES = 32
 """So many at once for whoever asks; each needs memory for a part."""
-
-Bytes = bytes | bytearray
-"""Of a whole part: never changed, but not copied either only to show that."""
 
 
 def digest_of(data: Bytes) -> bytes:
@@ -74,12 +77,15 @@ class Cargo:
     """All bytes of one attempt that this member has: its own parts, what was brought to it, and the aggregates.
 
     `sizes` are the bytes of each part on the wire and of each aggregate, by the aggregator's place. What is put in was
-    compared with the digest that was stated for it; before that is known it waits.
+    compared with the digest that was stated for it; before that is known it waits. It lies in pieces of `rooms`.
     """
 
-    def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int]) -> None:
+    def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int], rooms: Rooms | None = None) -> None:
+        self.rooms = rooms or Rooms()
         self.part_bytes, self.value_bytes = tuple(part_bytes), tuple(value_bytes)
         self.changed = Signal()
+        self.arrivals = Arrivals()
+        """What is coming without being asked for: parts, as (owner's rank, part), and aggregates, by part."""
         self.parts: dict[tuple[int, int], Bytes] = {}
         """(owner's rank, part) -> bytes as they were sent."""
         self.paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
@@ -116,6 +122,24 @@ class Cargo:
     async def take_value(self, part: int, data: Bytes) -> bool:
         """`put_value` without holding up the event loop."""
         return self._put_value(part, data, await asyncio.to_thread(digest_of, data))
+
+    @cached_property
+    def _whole(self) -> memoryview:
+        return self.rooms.take(sum(self.value_bytes))
+
+    @cached_property
+    def places(self) -> tuple[memoryview, ...]:
+        """Where the aggregate of each part belongs; only who aggregates it, or carries it home from there, writes."""
+        stops = accumulate(self.value_bytes)
+        return tuple(self._whole[stop - size : stop] for size, stop in zip(self.value_bytes, stops, strict=True))
+
+    @property
+    def vector(self) -> Bytes:
+        """All aggregates, of which none may be missing, one after the other; a copy unless all came on their way."""
+        parts = [part for part, size in enumerate(self.value_bytes) if size]
+        if all(self.values[part] is self.places[part] for part in parts):
+            return self._whole
+        return b"".join(self.values[part] for part in parts)
 
     # ---- inner workings
 
@@ -161,30 +185,38 @@ class Deliveries:
             await stream.send(Errand(step, attempt, cargo.paths.get((me, part))))
             if (me, part) in cargo.parts:
                 await stream.send_bulk(cargo.parts[me, part])
-            data = bytearray(cargo.value_bytes[part])
-            await stream.receive_bulk_into(memoryview(data))
+            data = cargo.places[part]
+            with cargo.arrivals.expecting(part, stream):
+                await stream.receive_bulk_into(data)
             await stream.finish()
             await stream.receive_end()
         await cargo.stated.wait()
         if not await cargo.take_value(part, data):
             raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
 
-    async def fetch_part(self, step: int, attempt: int, part: int, owner: int) -> None:
-        """Get a part from its owner or through any other member, if one of them has it."""
+    async def fetch_part(self, step: int, attempt: int, part: int, owner: int, by_s: float | None = None) -> None:
+        """Get a part from its owner or through any other member, if one of them has it.
+
+        While one of those who were asked will have sent it by loop time `by_s`, no other one is asked.
+        """
         cargo, members = await self._cargo(step, attempt)
         wanted = Fetch(step, attempt, part, owner, relay=True)
         size = cargo.part_bytes[part]
         await self._fetch_from_any(
-            self._in_turn(members, owner), wanted, size, lambda data, path: cargo.take_part(owner, part, data, path)
+            self._in_turn(members, owner),
+            wanted,
+            size,
+            lambda data, path: cargo.take_part(owner, part, data, path),
+            by_s,
         )
 
-    async def fetch_value(self, step: int, attempt: int, part: int) -> None:
-        """Get an aggregate from anybody who has it."""
+    async def fetch_value(self, step: int, attempt: int, part: int, by_s: float | None = None) -> None:
+        """Get an aggregate from anybody who has it, as `fetch_part`."""
         cargo, members = await self._cargo(step, attempt)
         wanted = Fetch(step, attempt, part, None)
         size = cargo.value_bytes[part]
         await self._fetch_from_any(
-            self._in_turn(members, part), wanted, size, lambda data, _: cargo.take_value(part, data)
+            self._in_turn(members, part), wanted, size, lambda data, _: cargo.take_value(part, data), by_s
         )
 
     # ---- inner workings
@@ -195,21 +227,25 @@ class Deliveries:
             raise RejectedError("that attempt is not under way here", code="attempt", round=step)
         return found
 
-    async def _fetch_from_any(self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Put) -> None:
+    async def _fetch_from_any(
+        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Put, by_s: float | None = None
+    ) -> None:
         """The same thing is fetched only once at a time, for all who wait for it."""
         if wanted not in self._fetching:
-            task = self._node.spawn(self._ask_in_turn(peers, wanted, size, put))
+            hurry_s = asyncio.get_running_loop().time() + PROMPT_S if by_s is None else by_s
+            task = self._node.spawn(self._ask_in_turn(peers, wanted, size, put, hurry_s))
             self._fetching[wanted] = task
             task.add_done_callback(lambda _: self._fetching.pop(wanted, None))
         await asyncio.wait([self._fetching[wanted]])
 
-    async def _ask_in_turn(self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Put) -> None:
-        """Ask one after the other, the next one when the last takes long."""
+    async def _ask_in_turn(self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Put, by_s: float) -> None:
+        """Ask one after the other, the next one when it would take too long with those before."""
         loop, left, asked = asyncio.get_running_loop(), deque(peers), set[asyncio.Task[bool]]()
+        arrivals = Arrivals()
         try:
             while left or asked:
-                if left:
-                    asked.add(loop.create_task(self._fetch(left.popleft(), wanted, size, put)))
+                if left and not arrivals.in_time(wanted, by_s):
+                    asked.add(loop.create_task(self._fetch(left.popleft(), wanted, size, put, arrivals)))
                 limit_s = STAGGER_S if left else None
                 done, asked = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
                 if any(task.result() for task in done):
@@ -225,15 +261,16 @@ class Deliveries:
         order = [first, *(rank for rank in (*range(me + 1, len(members)), *range(me)) if rank != first)]
         return [members[rank] for rank in order if rank != me]
 
-    async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Put) -> bool:
-        data = bytearray(size)
+    async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Put, arrivals: Arrivals) -> bool:
+        data = memoryview(bytearray(size))
         try:
             async with self._node.open(peer, FETCH, bulk=True) as stream:
                 async with self._node.clockwork.timeout(transfer_limit_s(size if wanted.relay else 0)):
                     await stream.send(wanted)
                     found = await stream.receive(Found)
                 async with transfer(self._node, stream, size):
-                    await stream.receive_bulk_into(memoryview(data))
+                    with arrivals.expecting(wanted, stream):
+                        await stream.receive_bulk_into(data)
                     await stream.finish()
                     await stream.receive_end()
         except (RemoteError, TimeoutError):
@@ -250,8 +287,9 @@ class Deliveries:
             raise ProtocolError("it brings a part twice", peer=peer, round=errand.step)
         cargo.visitors.add(peer)
         if errand.path is not None:
-            data = bytearray(cargo.part_bytes[part])
-            await stream.receive_bulk_into(memoryview(data))
+            data = cargo.rooms.take(cargo.part_bytes[part])
+            with cargo.arrivals.expecting((owner, part), stream):
+                await stream.receive_bulk_into(data)
             await cargo.committed.wait()
             if not await cargo.take_part(owner, part, data, errand.path):
                 raise ProtocolError("it brought another part than it committed to", peer=peer, round=errand.step)

@@ -13,7 +13,8 @@ import torch
 from minga.averaging._codec_interface import CONTRIBUTION_LIMIT, FLOAT32_MAX, InvalidEncodingError, largest_magnitude
 from minga.averaging._layout import Chunk, VectorLayout
 from minga.averaging._parts import allocate
-from minga.averaging._wire_tensors import as_bytes, bytes_of, load
+from minga.averaging._wire_tensors import bytes_of, load, store
+from minga.core._rooms import Bytes, Rooms
 
 _WHOLE = 1 << 62
 
@@ -59,16 +60,16 @@ class Division:
         """Bytes of each aggregate, which is float32, because the checks compare it with what it was made from."""
         return tuple(4 * self.numel(part) for part in range(len(self.starts)))
 
-    def encode(self, vector: torch.Tensor, part: int) -> bytearray:
-        """A part of a float32 vector as it goes over the wire. Raises `NonFiniteError`."""
-        body = bytearray(self.layout.encoded_bytes(self.starts[part], self.stops[part]))
+    def encode(self, vector: torch.Tensor, part: int, rooms: Rooms | None = None) -> memoryview:
+        """A part of a float32 vector as it goes over the wire, in one of `rooms`. Raises `NonFiniteError`."""
+        body = (rooms or Rooms()).take(self.layout.encoded_bytes(self.starts[part], self.stops[part]))
         at = 0
         for chunk in self.chunks(part):
-            chunk.codec.encode(vector[chunk.start : chunk.stop], memoryview(body)[at : at + chunk.encoded_bytes])
+            chunk.codec.encode(vector[chunk.start : chunk.stop], body[at : at + chunk.encoded_bytes])
             at += chunk.encoded_bytes
         return body
 
-    def decode(self, data: bytes | bytearray, part: int, target: torch.Tensor) -> None:
+    def decode(self, data: Bytes, part: int, target: torch.Tensor) -> None:
         """Undo `encode` into a float32 vector as long as the part. Raises `InvalidEncodingError`."""
         at, start = 0, self.starts[part]
         for chunk in self.chunks(part):
@@ -76,7 +77,7 @@ class Division:
             chunk.codec.decode(memoryview(data)[at : at + chunk.encoded_bytes], piece)
             at += chunk.encoded_bytes
 
-    def row(self, data: bytes | bytearray, part: int) -> torch.Tensor:
+    def row(self, data: Bytes, part: int) -> torch.Tensor:
         """Undo `encode`, in place where the bytes are float32 already. Raises `InvalidEncodingError`."""
         chunks = self.chunks(part)
         if len(chunks) == 1 and chunks[0].codec.name == "float32" and len(data) == 4 * self.numel(part):
@@ -86,20 +87,20 @@ class Division:
         return values
 
 
-def value_to_bytes(value: torch.Tensor) -> bytes:
-    """An aggregate (float32) for the wire."""
-    return bytes(as_bytes(value.contiguous()))
+def value_to_bytes(value: torch.Tensor, place: memoryview) -> None:
+    """Write an aggregate (float32) as it goes over the wire."""
+    store(value, bytes_of(place, writable=True), torch.float32)
 
 
-def value_from_bytes(data: bytes | bytearray) -> torch.Tensor:
-    """Undo `value_to_bytes`; a bytearray is not copied.
+def value_from_bytes(data: Bytes) -> torch.Tensor:
+    """Undo `value_to_bytes`; what could be written to is not copied.
 
     Raises `InvalidEncodingError` for numbers that no mean of parts can have.
     """
     return _in_place(data, CONTRIBUTION_LIMIT)
 
 
-def _in_place(data: bytes | bytearray, limit: float) -> torch.Tensor:
+def _in_place(data: Bytes, limit: float) -> torch.Tensor:
     values = load(bytes_of(data, writable=False), torch.float32)
     if len(values) and not largest_magnitude(values) <= limit:
         raise InvalidEncodingError(f"a value is no number within +-{limit:g}")

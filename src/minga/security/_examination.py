@@ -13,11 +13,12 @@ import math
 from collections.abc import Container, Mapping, Sequence
 
 from minga.averaging._codec_interface import InvalidEncodingError
+from minga.core._rooms import Bytes
 from minga.network._interface import PeerId
 from minga.security._candidacies import Candidacies
 from minga.security._conduct import Work
 from minga.security._data_seeds import data_seed
-from minga.security._delivery import Bytes, digest_of
+from minga.security._delivery import digest_of
 from minga.security._hysteresis import Hysteresis, gradient_error
 from minga.security._probation import CANDIDACY_LAG, heard_by_most
 from minga.security._record import Record

@@ -22,12 +22,13 @@ import torch
 
 from minga.core._errors import RejectedError, RemoteError, SilentError
 from minga.core._racing import racing
+from minga.core._rooms import Bytes
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._agreement import DivergedError, OutvotedError
 from minga.security._conduct import Conduct, Seeds, Work
 from minga.security._data_seeds import data_seed
-from minga.security._delivery import Bytes, digest_of
+from minga.security._delivery import digest_of
 from minga.security._division import Division, value_from_bytes
 from minga.security._in_turn import first_in_turn
 from minga.security._mesh import Mesh

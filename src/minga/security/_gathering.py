@@ -32,8 +32,8 @@ class Gathering:
         """Wait for the parts that this member aggregates."""
         cargo, terms, me = self._cargo, self._terms, self._me
 
-        async def fetch(lacking: Sequence[int]) -> None:
-            fetching = (self._deliveries.fetch_part(terms.step, terms.attempt, me, owner) for owner in lacking)
+        async def fetch(lacking: Sequence[int], by_s: float) -> None:
+            fetching = (self._deliveries.fetch_part(terms.step, terms.attempt, me, owner, by_s) for owner in lacking)
             await asyncio.gather(*fetching)
 
         await wait_for_all(
@@ -42,14 +42,16 @@ class Gathering:
             cargo.changed,
             fetch,
             self._patience,
+            is_coming=lambda owner, by_s: cargo.arrivals.in_time((owner, me), by_s),
         )
 
     async def values(self) -> None:
         """Wait for all aggregates."""
         cargo, terms = self._cargo, self._terms
 
-        async def fetch(parts: Sequence[int]) -> None:
-            await asyncio.gather(*(self._deliveries.fetch_value(terms.step, terms.attempt, part) for part in parts))
+        async def fetch(parts: Sequence[int], by_s: float) -> None:
+            fetching = (self._deliveries.fetch_value(terms.step, terms.attempt, part, by_s) for part in parts)
+            await asyncio.gather(*fetching)
 
         await wait_for_all(
             lambda: [part for part in cargo.value_digests if part not in cargo.values],
@@ -57,6 +59,7 @@ class Gathering:
             cargo.changed,
             fetch,
             self._patience,
+            is_coming=lambda part, by_s: cargo.arrivals.in_time(part, by_s),
         )
 
     async def obtainable(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

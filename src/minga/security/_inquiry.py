@@ -70,7 +70,9 @@ class Inquiry:
         terms, cargo = self._record.terms, self._record.cargo
         expected = await self._work.gradient(terms.step, data_seed(self._before, target))
         owner, division = terms.members.index(target), terms.division
-        parts = [await asyncio.to_thread(division.encode, expected, part) for part in range(len(terms.members))]
+        parts = [
+            await asyncio.to_thread(division.encode, expected, part, cargo.rooms) for part in range(len(terms.members))
+        ]
         tree = await asyncio.to_thread(MerkleTree, parts)
         if cargo.roots.get(owner) == tree.root:  # it is the same to the last bit
             cargo.put_owners(owner, dict(enumerate(parts)), tree)

@@ -17,6 +17,8 @@ from typing import Final
 
 from blake3 import blake3
 
+from minga.core._rooms import Bytes
+
 _CONTEXT: Final = "minga 2026 node of the tree of part digests"
 _NOTHING: Final = bytes(32)
 
@@ -29,7 +31,7 @@ def depth(count: int) -> int:
 class MerkleTree:
     """Over the digests of `parts`, of which there is at least one."""
 
-    def __init__(self, parts: Sequence[bytes | bytearray]) -> None:
+    def __init__(self, parts: Sequence[Bytes]) -> None:
         level = [blake3(part).digest() for part in parts]
         level += [_NOTHING] * ((1 << depth(len(parts))) - len(parts))
         self._levels = [level]
@@ -47,7 +49,7 @@ class MerkleTree:
         return tuple(level[(index >> height) ^ 1] for height, level in enumerate(self._levels[:-1]))
 
 
-def root_of(part: bytes | bytearray, index: int, count: int, path: Sequence[bytes]) -> bytes | None:
+def root_of(part: Bytes, index: int, count: int, path: Sequence[bytes]) -> bytes | None:
     """The root of the tree in which `part` is at `index` of `count` and has this path; None if there is none."""
     if not 0 <= index < count or len(path) != depth(count):
         return None

@@ -21,11 +21,12 @@ from typing import Annotated
 import msgspec
 
 from minga.core._errors import ProtocolError, RejectedError, SilentError, StateMismatchError
+from minga.core._rooms import Bytes
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
-from minga.security._delivery import Bytes, digest_of
+from minga.security._delivery import digest_of
 from minga.security._standing import Standing
 from minga.security._transfers import transfer, transfer_limit_s
 from minga.security._wire import Digest, Rank, Statement, Step

@@ -8,7 +8,7 @@ import torch
 
 from minga.network._interface import PeerId
 from minga.security._delivery import Cargo
-from minga.security._division import Division
+from minga.security._division import Division, value_from_bytes
 from minga.security._randomness import Coin
 from minga.security._rules import Rules
 from minga.security._wire import Claims, Commit, Result
@@ -57,7 +57,7 @@ class Record:
     @property
     def vector(self) -> torch.Tensor:
         """The aggregate gradient."""
-        return torch.cat([self.values[part] for part in sorted(self.values)])
+        return value_from_bytes(self.cargo.vector)
 
     def row(self, owner: int, part: int) -> torch.Tensor:
         """A part as it came over the wire. Raises `InvalidEncodingError`."""

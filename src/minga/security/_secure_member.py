@@ -24,6 +24,7 @@ import torch
 
 from minga.core._errors import RemoteError
 from minga.core._racing import racing
+from minga.core._rooms import Bytes, Rooms
 from minga.core._signal import Signal
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
@@ -35,7 +36,7 @@ from minga.security._candidate_desk import CandidateDesk
 from minga.security._conduct import Conduct, Seeds, Work
 from minga.security._consequences import Setback
 from minga.security._data_seeds import data_seed
-from minga.security._delivery import Bytes, Cargo, Deliveries
+from minga.security._delivery import Cargo, Deliveries
 from minga.security._division import Division
 from minga.security._evidence import Case, Entered, Evidence
 from minga.security._evidence_log import EvidenceLog
@@ -116,7 +117,7 @@ class SecureMember:
         self._arithmetic = Arithmetic(self._settings)
         self._mesh = Mesh(node, identity, self._is_expected, self._may_speak, self._is_known)
         self._mesh.on_statement = self._note
-        self._deliveries = Deliveries(node, self._find)
+        self._deliveries, self._rooms = Deliveries(node, self._find), Rooms()
         self._coins: dict[int, bytes] = {}
         self._desk = CandidateDesk(node, self._mesh, work, self._progress, self._settings, self._coins)
         submissions, patience = self._desk.submissions, self._settings.patience
@@ -219,7 +220,7 @@ class SecureMember:
         members = self.ledger.members
         division = Division.equal(self._work.layout, [True] * len(members))
         terms = Terms(self._node.run_id, self.step, number, members, validators, division, self._rules)
-        record = Record(terms, Cargo(division.part_bytes, division.value_bytes))
+        record = Record(terms, Cargo(division.part_bytes, division.value_bytes, self._rooms))
         agreement = Agreement(self._mesh, members, self._node.peer_id, self._settings.patience)
         self._current = record
         self._agreements.append(agreement)
@@ -262,7 +263,7 @@ class SecureMember:
     async def _close(self, record: Record) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""
         step, progress, before = self.step, self._progress, self._progress.standing
-        await self._work.apply(step, await asyncio.to_thread(progress.bound.shortened, record.vector))
+        await self._work.apply(step, await asyncio.to_thread(lambda: progress.bound.shortened(record.vector)))
         self._arithmetic.remember(record)
         self._records[step] = record
         self._node.events.emit(
@@ -279,6 +280,7 @@ class SecureMember:
         await self._stand(await self._work.digest(), record.cargo.values)
         for old in [old for old in self._records if old <= self.step - KEPT_STEPS]:
             del self._records[old]
+        self._rooms.trim()
         self._judgements = await self._judge.look_into(progress.charges, record, candidates)
         self._found = await self._inquiry(step).false_claims(self._own_part(record))
 

@@ -37,19 +37,22 @@ async def wait_for_all(
     missing: Callable[[], Sequence[T]],
     total: int,
     changed: Signal,
-    ask: Callable[[Sequence[T]], Awaitable[None]],
+    ask: Callable[[Sequence[T], float], Awaitable[None]],
     patience: Patience,
     *,
     is_cheap: bool = False,
+    is_coming: Callable[[T, float], bool] = lambda _, __: False,
 ) -> None:
     """Return when nothing of `total` is missing any more, or when that is not to be expected.
 
     `changed` fires when something came; `ask` is called with what is missing, again and again but ever more rarely;
-    where that `is_cheap`, even before most came.
+    where that `is_cheap`, even before most came. It is told the loop time until which there is no hurry: what
+    `is_coming` by then is not asked for.
     """
     loop = asyncio.get_running_loop()
     begun_s, asking = loop.time(), set[asyncio.Future[None]]()
     limit_s, ask_s, most_s = begun_s + patience.longest_s, float("inf"), None
+    by_s = ask_s
     if is_cheap:
         ask_s = begun_s + patience.ask_most_s
     try:
@@ -57,11 +60,15 @@ async def wait_for_all(
             now = loop.time()
             if most_s is None and 2 * len(lacking) < total:
                 most_s, ask_s, limit_s = now, now + patience.ask_s, 2 * now - begun_s + patience.slack_s
+                by_s = (now + limit_s) / 2
             if now >= limit_s:
                 return
             if now >= ask_s:
-                asking.add(asyncio.ensure_future(ask(lacking)))  # what was asked before may hang at a broken line
+                if wanted := [one for one in lacking if not is_coming(one, by_s)]:
+                    asking.add(asyncio.ensure_future(ask(wanted, by_s)))  # what was asked before may hang
                 ask_s = now + (now - begun_s if most_s is None else max(patience.ask_s, now - most_s))
+                if now < by_s:
+                    ask_s = min(ask_s, by_s)
             await changed.wait(min(limit_s, ask_s) - now)
     finally:
         for task in asking:

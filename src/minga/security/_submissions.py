@@ -16,10 +16,11 @@ import torch
 from minga.averaging._layout import VectorLayout
 from minga.core._errors import RejectedError, RemoteError
 from minga.core._racing import racing
+from minga.core._rooms import Bytes
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
-from minga.security._delivery import Bytes, digest_of
+from minga.security._delivery import digest_of
 from minga.security._division import Division
 from minga.security._wire import Peer, Step
 
