@@ -9,8 +9,10 @@ from typing import Any
 from benchmarks import _machine
 from benchmarks._processes import Worker, Workers
 from benchmarks._report import emit, spread
+from minga.security._secure_member import KEPT_STEPS
 
-WARMUP = 1
+WARMUP = KEPT_STEPS + 2
+"""Rounds until the memory that a run uses again and again is there."""
 TICK_S = 0.01
 """The system counts no finer: a short step may have taken no CPU time at all."""
 
