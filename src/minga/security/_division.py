@@ -61,8 +61,12 @@ class Division:
         return tuple(4 * self.numel(part) for part in range(len(self.starts)))
 
     def encode(self, vector: torch.Tensor, part: int, rooms: Rooms | None = None) -> memoryview:
-        """A part of a float32 vector as it goes over the wire, in one of `rooms`. Raises `NonFiniteError`."""
-        body = (rooms or Rooms()).take(self.layout.encoded_bytes(self.starts[part], self.stops[part]))
+        """A part of a float32 vector as it goes over the wire, in one of `rooms` if there are any.
+
+        Raises `NonFiniteError`.
+        """
+        size = self.layout.encoded_bytes(self.starts[part], self.stops[part])
+        body = rooms.take(size) if rooms else memoryview(bytearray(size))
         at = 0
         for chunk in self.chunks(part):
             chunk.codec.encode(vector[chunk.start : chunk.stop], body[at : at + chunk.encoded_bytes])
