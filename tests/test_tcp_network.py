@@ -526,3 +526,20 @@ def test_a_connection_that_nobody_uses_is_read_from() -> None:
             await end(near, far)
 
     run(main)
+
+
+def test_a_connection_that_breaks_in_a_large_write_ends_the_stream_without_noise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The event loop tells of the loss in its next turn only, and until then would complain about every piece."""
+
+    async def main() -> None:
+        async with joined() as pair:
+            near, _ = await exchange(pair.outgoing, pair.incoming)
+            assert isinstance(near, TcpStream)
+            near._channel._transport.get_extra_info("socket").shutdown(socket.SHUT_WR)  # type: ignore[union-attr]
+            with pytest.raises(UnreachableError):
+                await near.write(bytes(8 << 20))
+
+    run(main)
+    assert not [record for record in caplog.records if record.name == "asyncio"]

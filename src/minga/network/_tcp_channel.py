@@ -257,8 +257,13 @@ class TlsChannel(asyncio.BufferedProtocol):
 
     # ---- inner workings
 
+    @property
+    def _is_breaking(self) -> bool:
+        """Whether a write failed; the event loop tells why in its next turn, and minds what is written until then."""
+        return self._transport is not None and self._transport.is_closing()
+
     async def _wait_writable(self, interrupt: Interrupt) -> None:
-        while self._full and self.lost is None:
+        while (self._full or self._is_breaking) and self.lost is None:
             self._writing, self._waiting_since_s = self._loop.create_future(), self._loop.time()
             try:
                 await interrupt.wait(self._writing)
@@ -276,7 +281,7 @@ class TlsChannel(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         """Hand over what TLS has to send."""
-        if self._transport is None or self.lost is not None:
+        if self._transport is None or self.lost is not None or self._is_breaking:
             return
         data = self._unsent.read()
         self.bytes_sent += len(data)
