@@ -300,6 +300,19 @@ async def test_snapshots_are_released_and_never_more_than_two_are_held(swarm: Sw
 
 
 @virtually
+async def test_the_state_after_the_last_step_stays(swarm: Swarm) -> None:
+    """No training thread is there any more that could be asked for it again."""
+    last = make_snapshot(9, 9)
+    fresh, asked_before = swarm.peer(), (await swarm.donors(last))[0]
+    for donor in (fresh, asked_before):
+        donor.server.publish_last(last)
+    await asyncio.sleep(200.0)
+    for donor in (fresh, asked_before):
+        assert same(await fetch(swarm.peer(), [donor]), last)
+        assert not donor.server.wants(9)
+
+
+@virtually
 async def test_a_running_download_keeps_its_snapshot_for_a_while(swarm: Swarm) -> None:
     donor = swarm.peer(replace(LINE, up_bytes_per_s=2e5))
     donor.server.publish(make_snapshot(1))

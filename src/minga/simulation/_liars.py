@@ -67,10 +67,10 @@ def _lie_about_state(session: Session) -> Callable[[], None]:
     server = session.state_server
     honest = server.publish
 
-    def publish(snapshot: StateSnapshot, manifest: Manifest | None = None) -> None:
+    def publish(snapshot: StateSnapshot, manifest: Manifest | None = None, *, stays: bool = False) -> None:
         buffer = snapshot.buffer.clone()
         buffer[::CHUNK_BYTES] ^= 1
-        honest(replace(snapshot, buffer=buffer), manifest or build_manifest(snapshot))
+        honest(replace(snapshot, buffer=buffer), manifest or build_manifest(snapshot), stays=stays)
 
     server.publish = publish  # type: ignore[method-assign]
 

@@ -263,7 +263,7 @@ class Session:
     # ---- inner workings
 
     def _begin(self, member: Member | SecureLife, replica: ReplicaInterface, port: TrainerPort | PublicPort) -> None:
-        member.on_finished = self.state_server.publish
+        member.on_finished = self.state_server.publish_last
         self.member = member
 
         def serve_state() -> None:

@@ -3,7 +3,8 @@
 Theory of operation. The state may be copied only between two optimizer steps, and only by the training thread. So a
 request that no held snapshot satisfies raises a flag; the training thread asks `wants` whenever it comes by, which
 costs one attribute when nobody asked, and hands over a copy with `publish`. All who asked meanwhile are served from
-that one copy, so that they also agree on it. It is dropped when nobody used it for `IDLE_S` seconds.
+that one copy, so that they also agree on it. It is dropped when nobody used it for `IDLE_S` seconds. But the state
+after the run's last step stays, since no training thread is left that could be asked for it again.
 
 A snapshot takes as much memory as the state itself. There are never more than two, and none that is being downloaded
 makes room for a newer one before it is `MIN_HELD_S` old.
@@ -59,6 +60,7 @@ class _Held:
     since: float
     last_used: float
     downloads: int = 0
+    stays: bool = False
 
 
 class StateServer:
@@ -86,11 +88,18 @@ class StateServer:
         oldest = self._held[-1] if len(self._held) >= MAX_HELD else None
         return oldest is None or not oldest.downloads or self._loop.time() - oldest.since >= MIN_HELD_S
 
-    def publish(self, snapshot: StateSnapshot, manifest: Manifest | None = None) -> None:
-        """Serve `snapshot`, which must not be changed any more; any thread. Its manifest is computed if not given."""
+    def publish(self, snapshot: StateSnapshot, manifest: Manifest | None = None, *, stays: bool = False) -> None:
+        """Serve `snapshot`, which must not be changed any more; any thread. Its manifest is computed if not given.
+
+        With `stays` it is served until the peer ends, however long nobody asks for it.
+        """
         self._published_step = snapshot.step
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile, and with it all who wanted the state
-            self._loop.call_soon_threadsafe(lambda: self._node.spawn(self._admit(snapshot, manifest)))
+            self._loop.call_soon_threadsafe(lambda: self._node.spawn(self._admit(snapshot, manifest, stays=stays)))
+
+    def publish_last(self, snapshot: StateSnapshot) -> None:
+        """Serve the state after the run's last step, until the peer ends."""
+        self.publish(snapshot, stays=True)
 
     def withdraw(self) -> None:
         """Serve none of the snapshots held, because this peer's state turned out to be wrong; any thread."""
@@ -116,7 +125,7 @@ class StateServer:
 
     # ---- inner workings, on the loop
 
-    async def _admit(self, snapshot: StateSnapshot, manifest: Manifest | None) -> None:
+    async def _admit(self, snapshot: StateSnapshot, manifest: Manifest | None, *, stays: bool) -> None:
         if manifest is None:
             manifest = await self._loop.run_in_executor(None, build_manifest, snapshot)
         now = self._loop.time()
@@ -128,13 +137,13 @@ class StateServer:
             held.append(_Held(snapshot, manifest, now, now))
             self._held = tuple(sorted(held, key=lambda h: -h.snapshot.step))
             self._node.events.emit("state.published", step=snapshot.step, digest=manifest.digest)
-        self._use(manifest.digest)
+        self._use(manifest.digest).stays |= stays
         self._changed.fire()
 
     def _release_idle(self) -> None:
         now = self._loop.time()
         # Timers may fire a rounding error early.
-        kept = tuple(h for h in self._held if h.downloads or now - h.last_used < self._idle_s - 1e-3)
+        kept = tuple(h for h in self._held if h.stays or h.downloads or now - h.last_used < self._idle_s - 1e-3)
         if len(kept) < len(self._held):
             self._held = kept
             self._published_step = max((held.snapshot.step for held in kept), default=-1)
