@@ -307,6 +307,25 @@ def test_leftovers_whose_lock_is_gone_or_free_are_removed(tmp_path: Path) -> Non
     assert names(tmp_path) == ["mine"]
 
 
+def test_those_that_are_replaced_while_they_are_read_are_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CheckpointStore(tmp_path).save(make_snapshot(1))
+    read, others = _checkpoints.read_checkpoint, iter((2, 3))
+
+    def read_slowly(path: Path) -> Any:
+        for step in others:  # a trainer that goes on meanwhile keeps only its newest
+            CheckpointStore(tmp_path, keep=1).save(make_snapshot(step))
+            break
+        return read(path)
+
+    monkeypatch.setattr(_checkpoints, "read_checkpoint", read_slowly)
+    loaded = CheckpointStore(tmp_path).load()
+    assert loaded is not None
+    assert loaded.snapshot.step == 3
+    assert names(tmp_path) == [loaded.path.name]
+
+
 def test_many_writers_in_one_folder(tmp_path: Path) -> None:
     errors: list[BaseException] = []
 

@@ -101,25 +101,30 @@ class CheckpointStore:
 
         Damaged ones are set aside and told in the log. Raises `StorageError` if there are only damaged ones.
         """
-        problems: list[str] = []
-        for step, path in reversed(self._complete()):
+        problems: dict[Path, str] = {}
+        waiting = self._complete()
+        while waiting:
+            step, path = waiting.pop()
             try:
                 checkpoint = read_checkpoint(path)
             except (ValueError, FileNotFoundError) as error:
-                if path.exists():  # else another process removed it as too old
-                    problems.append(f"the checkpoint of step {step} is damaged ({error})")
-                    self._set_aside(path)
+                if not path.exists():  # another process removed it as too old, so there are newer ones
+                    waiting = self._complete()
+                    continue
+                problems[path] = f"the checkpoint of step {step} is damaged ({error})"
+                self._set_aside(path)
                 continue
             except OSError as error:
-                problems.append(f"the checkpoint of step {step} cannot be read ({error})")
+                problems[path] = f"the checkpoint of step {step} cannot be read ({error})"
                 continue
-            for problem in problems:
+            for problem in problems.values():
                 logger.warning("%s; going on from step %d, kept in %s", problem, step, path)
             return checkpoint
         if problems:
+            told = "; ".join(problems.values())
             raise StorageError(
-                f"no checkpoint in {self.directory} can be used: {'; '.join(problems)}; move the folder away to start "
-                "from the beginning, or join the run to get its state from others"
+                f"no checkpoint in {self.directory} can be used: {told}; move the folder away to start from the "
+                "beginning, or join the run to get its state from others"
             )
         return None
 
