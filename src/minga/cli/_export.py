@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,12 +17,16 @@ from minga.recipes._registry import load_recipe
 from minga.training._build_optimizer import build_optimizer
 from minga.training._checkpoints import CheckpointStore
 from minga.training._entrance import PeerOptions, join
+from minga.training._manifest import Manifest
 from minga.training._peer import Peer
 from minga.training._replica import Replica
+from minga.training._session import Session
 from minga.training._snapshot import StateSnapshot
 from minga.training._state_download import download
 
 DONORS_TIMEOUT_S = 10.0
+ATTEMPTS = 5
+RETRY_S = 1.0
 SPEC_FILE = "run-spec.toml"
 
 
@@ -87,23 +91,35 @@ def _from_disk(directory: Path) -> _Source:
 
 
 def _from_swarm(peer: Peer, replica: Replica) -> StateSnapshot:
-    """The newest state that the peers serve, downloaded without taking part in the run."""
-    session = peer.session
+    loop = peer.on_loop(asyncio.get_running_loop)
+    return asyncio.run_coroutine_threadsafe(newest_state(peer.session, replica.check), loop).result()
+
+
+async def newest_state(session: Session, accept: Callable[[Manifest], None]) -> StateSnapshot:
+    """The newest state that the peers serve, downloaded without taking part in the run.
+
+    Whom it is fetched from may take a step or leave meanwhile, so it is tried `ATTEMPTS` times. Raises
+    `UnreachableError`.
+    """
 
     def donors() -> list[PeerId]:
         progress = {item.owner: item.payload.step for item in session.board.items(Progress)}
         able = [peer for peer, info, _ in session.board.items(AddressInfo) if peer in progress]
         return sorted(able, key=lambda peer: (-progress[peer], peer))
 
-    async def fetch() -> StateSnapshot:
+    for attempt in range(1, ATTEMPTS + 1):
         try:
             async with asyncio.timeout(DONORS_TIMEOUT_S):
                 while not donors():
                     await session.board.changed(session.board.generation)
         except TimeoutError as error:
             raise UnreachableError("no peer of the run has a state to give; is anybody training?") from error
-        state = await download(session.node, donors(), accept=replica.check, cache=session.settings.cache)
-        return state.snapshot
-
-    loop = peer.on_loop(asyncio.get_running_loop)
-    return asyncio.run_coroutine_threadsafe(fetch(), loop).result()
+        try:
+            state = await download(session.node, donors(), accept=accept, cache=session.settings.cache)
+        except UnreachableError:
+            if attempt == ATTEMPTS:
+                raise
+            await asyncio.sleep(RETRY_S)
+        else:
+            break
+    return state.snapshot
