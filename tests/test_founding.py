@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 from node_world import RUN_ID, World, identity_of
-from swarm_tools import virtually
+from swarm_tools import make_spec, virtually
 
 from minga.core._errors import StorageError
+from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
+from minga.simulation._swarm import Swarm
 from minga.training import _genesis
 from minga.training._genesis import CALL_S, MAX_READY, METHOD, READY_S, Answer, Ask, Beginning, Founding, Genesis
+from minga.training._session import Session, SessionSettings
 
 
 class Foundation(World):
@@ -130,3 +133,31 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
         assert await other.call(organiser.peer_id, METHOD, Ask(ready=True), Answer) == Answer(None, 0)
 
     main()
+
+
+@pytest.mark.parametrize("is_organiser", [True, False])
+def test_of_those_who_only_look_on_the_organiser_alone_keeps_who_the_founders_are(
+    is_organiser: bool, tmp_path: Path
+) -> None:
+    @virtually
+    async def play() -> None:
+        two, three = (
+            make_spec(4, security={"mode": "byzantine", "founders": founders, "micro_batch_size": 2})
+            for founders in (2, 3)
+        )
+        spec = three if is_organiser else two
+        swarm = Swarm(spec)
+        member, _ = swarm.add(), swarm.add()  # who wait for another one, or have founded the run
+        network = swarm.internet.host(name="looker")
+        identity = Identity.from_seed(network.private_key)
+        settings = SessionSettings("monitor")
+        looker = Session(network, identity, spec.run_id, settings, [member.network.address])
+        await looker.start()
+        named = identity.peer_id if is_organiser else member.network.peer_id
+        looker.preside(two, named, tmp_path)
+        await asyncio.sleep(20.0)
+        await looker.close()
+        await swarm.close()
+
+    play()
+    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == (["genesis"] if is_organiser else [])

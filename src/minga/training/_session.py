@@ -237,9 +237,11 @@ class Session:
         return life
 
     def preside(self, spec: RunSpec, organiser: str, directory: Path | None = None) -> None:
-        """In a run whose members check each other: see it founded without taking part."""
-        path = None if directory is None else genesis_file(directory, self.node.peer_id)
-        founding = Founding(self.node, self.identity, organiser, spec.security.founders, path)
+        """In a run whose members check each other: see it founded without taking part. Only the organiser, who must
+        never name other founders, keeps in `directory` who they are.
+        """
+        kept = None if directory is None or self.peer_id != organiser else genesis_file(directory, self.peer_id)
+        founding = Founding(self.node, self.identity, organiser, spec.security.founders, kept)
 
         async def see_it_founded() -> None:
             await founding.find(takes_part=False)
