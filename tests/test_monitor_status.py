@@ -82,8 +82,8 @@ def in_loop(check: Any) -> None:
     asyncio.run(main())
 
 
-def progress(step: int, samples: int = 8, status: Any = "training") -> Progress:
-    return Progress(step, samples, 5.0, status, 1.7e9)
+def progress(step: int, samples: int = 8, status: Any = "training", *, vector_bytes: int = 0) -> Progress:
+    return Progress(step, samples, 5.0, status, 1.7e9, vector_bytes=vector_bytes)
 
 
 def test_a_swarm_is_summed_up() -> None:
@@ -163,13 +163,19 @@ def drawn(view: RenderableType) -> str:
     return capture.get()
 
 
-def watched(swarm: Swarm, *, age_s: float = 0.0) -> tuple[EventBus, Watcher]:
-    """The events of a peer, which happen `age_s` ago, and who watches it."""
+def watched(
+    swarm: Swarm, *, age_s: float = 0.0, waiting: tuple[int, int] | None = None, **sections: Any
+) -> tuple[EventBus, Watcher]:
+    """The events of a peer, which happen `age_s` ago, and who watches it.
+
+    The run has these sections in its spec, and so many founders as `waiting` says.
+    """
     now = asyncio.get_running_loop().time()
     events = EventBus(lambda: now - age_s)
     swarm.node.network = cast(Any, SimpleNamespace(wall_time=lambda: 1.7e9))
-    session = SimpleNamespace(board=swarm.board, node=swarm.node)
-    spec = RunSpec.from_mapping({"name": "x"})
+    founding = None if waiting is None else SimpleNamespace(waiting=waiting)
+    session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=founding)
+    spec = RunSpec.from_mapping({"name": "x", **sections})
     peer = SimpleNamespace(session=session, spec=spec, subscribe=events.subscribe, on_loop=lambda read: read())
     return events, Watcher(cast(Peer, peer), History(None))
 
@@ -191,6 +197,27 @@ def test_trouble_is_seen_in_every_display(kind: str, field: str) -> None:
         events.emit(kind, why="x" * 9000)
         assert next(plain.lines(watcher.look())).count("x" * MAX_REASON_LETTERS) == 1, "reasons are cut"
         assert json.loads(json.dumps(status.to_json()))["trouble"]["kind"] == kind
+
+    in_loop(check)
+
+
+@pytest.mark.parametrize("mode", ["open", "byzantine"])
+def test_where_all_do_the_same_there_are_no_words_about_plans(mode: str) -> None:
+    def check(swarm: Swarm) -> None:
+        for _ in range(2):
+            swarm.peer(AddressInfo("trainer", ("127.0.0.1:1",)), progress(3, vector_bytes=1000))
+        status = watched(swarm, security={"mode": mode})[1].look()
+        assert (status.plan is None) == (mode == "byzantine")
+        for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
+            assert ("towards the next step" in drawn(view)) == (mode != "byzantine")
+
+    in_loop(check)
+
+
+def test_a_run_that_waits_for_its_founders_says_so() -> None:
+    def check(swarm: Swarm) -> None:
+        status = watched(swarm, waiting=(2, 4), security={"mode": "byzantine"})[1].look()
+        assert next(organiser_lines(status, {})) == "step 0 · waiting for founders, 2 of 4 are here"
 
     in_loop(check)
 

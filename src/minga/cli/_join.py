@@ -198,7 +198,7 @@ class _Joining:
             elif event.kind == "sync.finished":
                 self._phase = "training"
             elif event.kind == "secure.waiting":
-                self._phase = f"waiting for founders, {event.fields['ready']} of {event.fields['wanted']} are here"
+                self._phase = "waiting"
             elif event.kind in ("secure.founded", "secure.admitted", "secure.candidate", "secure.dropped"):
                 self._on_standing(event)
             elif event.kind == "access.not_renewed":

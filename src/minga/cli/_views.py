@@ -32,10 +32,14 @@ MAX_SHARES = 6
 def headline(status: RunStatus) -> str:
     """Step, loss, peers and speed of a run in one line."""
     last = f" of {status.last_step}" if status.last_step else ""
+    if status.founders is not None:
+        ready, wanted = status.founders
+        return f"step {status.step}{last} · waiting for founders, {ready} of {wanted} are here"
+    counted = f"{status.samples}/{status.target_batch_size} samples towards the next step"
     parts = [
         f"step {status.step}{last}",
         f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet",
-        f"{status.samples}/{status.target_batch_size} samples towards the next step",
+        *([] if status.mode == "byzantine" else [counted]),
         f"{status.samples_per_second:.1f} samples/s",
         f"{status.members} {'peer' if status.members == 1 else 'peers'} training together",
     ]

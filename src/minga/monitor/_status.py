@@ -46,7 +46,9 @@ class RunStatus:
     `members` take part in rounds (trainers, clients and auxiliaries that are in sync); `averages` says whether at
     least two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of
     the same step. `trouble` is what went wrong last at the peer that looks. `plan` is None while fewer than two take
-    part. `resting`: the peer that looks was asked not to compute for now.
+    part. `resting`: the peer that looks was asked not to compute for now. `mode` is that of the run spec's section
+    security; where that is "byzantine" all compute and reduce the same, so there is no plan and nobody counts samples
+    towards a step, and `founders` says how many are ready and wanted while the run waits for its founders.
     """
 
     name: str
@@ -62,6 +64,8 @@ class RunStatus:
     averages: bool
     digests_agree: bool | None
     peers: tuple[PeerStatus, ...]
+    mode: str = "open"
+    founders: tuple[int, int] | None = None
     trouble: Trouble | None = None
     plan: PlanStatus | None = None
     resting: bool = False
@@ -98,6 +102,7 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
         averages=len(active) >= 2,
         digests_agree=_agreement(board),
         peers=peers,
+        mode=spec.security.mode,
     )
 
 

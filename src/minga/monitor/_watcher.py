@@ -36,7 +36,9 @@ class Watcher:
     def look(self) -> RunStatus:
         """The present status. Raises `StorageError` if the history cannot be written."""
         live, time_s, status, members, sample = self._peer.on_loop(self._read)
-        return self._note(time_s, replace(status, plan=self._plan.at(time_s, live)), members, sample)
+        if status.mode != "byzantine":
+            status = replace(status, plan=self._plan.at(time_s, live))
+        return self._note(time_s, status, members, sample)
 
     # ---- inner workings
 
@@ -52,7 +54,8 @@ class Watcher:
         sample = self._losses.update(records)
         status = read_status(session.board, session.node, self._peer.spec, self._losses)
         trouble = self._trouble.at(asyncio.get_running_loop().time())
-        status = replace(status, trouble=trouble, resting=self._resting)
+        founders = None if session.founding is None else session.founding.waiting
+        status = replace(status, founders=founders, trouble=trouble, resting=self._resting)
         members = {item.owner for item in session.board.items(Progress)}
         fields: dict[str, object] | None = None
         if sample is not None:

@@ -109,6 +109,8 @@ class Founding:
         """To be kept up to date: where this peer is."""
         self.is_first = asyncio.Event()
         """Set when all whom this peer could ask did not know a genesis."""
+        self.waiting: tuple[int, int] | None = None
+        """How many are ready to be founders and how many the run wants, while it waits for them."""
         self._node, self._identity, self._organiser = node, identity, organiser
         self._founders, self._path = founders, path
         self._ready: dict[PeerId, float] = {}
@@ -124,6 +126,7 @@ class Founding:
             present = [*own, *self._present()]
             if len(present) != ready:
                 ready = len(present)
+                self.waiting = ready, self._founders
                 self._node.events.emit("secure.waiting", ready=ready, wanted=self._founders)
             if self._identity.peer_id == self._organiser and ready >= self._founders:
                 genesis = Genesis.sign(self._node.run_id, present[: self._founders], self._identity)
@@ -136,6 +139,7 @@ class Founding:
                 break
             self.is_first.set()
             await asyncio.sleep(ASK_PERIOD_S)
+        self.waiting = None
         self._node.events.emit("secure.founded", founders=len(self._genesis.founders))
         return Beginning(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
 

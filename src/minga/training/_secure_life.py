@@ -105,7 +105,7 @@ class SecureLife:
             vector_bytes=layout.encoded_bytes(0, replica.vector.numel),
         )
         kept = None if path is None else genesis_file(path, node.peer_id)
-        self._founding = Founding(node, identity, options.organiser, security.founders, kept)
+        self.founding = Founding(node, identity, options.organiser, security.founders, kept)
 
     @property
     def step(self) -> int:
@@ -163,7 +163,7 @@ class SecureLife:
         """Find out who the founders are; to be one of them at the first step is to be a member from the start."""
         waiting = asyncio.get_running_loop().create_task(self._wait_as_founder())
         try:
-            beginning = await self._founding.find()
+            beginning = await self.founding.find()
         finally:
             waiting.cancel()
         self._known = self._founders = frozenset(map(PeerId, beginning.genesis.founders))
@@ -220,7 +220,7 @@ class SecureLife:
 
     async def _wait_as_founder(self) -> None:
         """Until there are enough to begin, the program that holds this peer has all there is."""
-        await self._founding.is_first.wait()
+        await self.founding.is_first.wait()
         self._take_part()
 
     async def _take_step(self, secure: SecureMember) -> None:
@@ -243,7 +243,7 @@ class SecureLife:
         self._pause_s, self._divergences = SHORTEST_PAUSE_S, 0
         if self._is_vouched_for:
             self._known = (self._founders | {*secure.ledger.members}) - secure.ledger.bans.keys()
-        self._founding.step = self.step
+        self.founding.step = self.step
         samples = self._port.unit if secure.is_member else 0
         self._node.events.emit(
             "step.applied", step=self.step, samples=samples, members=len(self.view), batch=self._batch_size

@@ -123,6 +123,8 @@ class Session:
         self.member: Member | SecureLife | None = None
         self.conduct = Conduct()
         """What this peer does of its own accord in a secure run; only tests of the others' defence change it."""
+        self.founding: Founding | None = None
+        """How a secure run begins, as this peer sees it."""
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self._life: asyncio.Task[None] | None = None
@@ -233,6 +235,7 @@ class Session:
             )
         options = SecureOptions(organiser, self.conduct, directory, entropy)
         life = SecureLife(self.node, self.identity, self.board, spec, options, replica, port)
+        self.founding = life.founding
         self._begin(life, replica, port)
         return life
 
@@ -241,7 +244,7 @@ class Session:
         never name other founders, keeps in `directory` who they are.
         """
         kept = None if directory is None or self.peer_id != organiser else genesis_file(directory, self.peer_id)
-        founding = Founding(self.node, self.identity, organiser, spec.security.founders, kept)
+        self.founding = founding = Founding(self.node, self.identity, organiser, spec.security.founders, kept)
 
         async def see_it_founded() -> None:
             await founding.find(takes_part=False)
