@@ -12,13 +12,14 @@ from node_world import World, identity_of
 from swarm_tools import make_spec, virtually
 
 from minga.averaging._layout import VectorLayout
-from minga.core._errors import ConfigurationError
+from minga.core._errors import ConfigurationError, RemoteError, UnreachableError
 from minga.network._interface import PeerId
 from minga.security._agreement import DivergedError, OutvotedError
 from minga.security._conduct import Conduct
 from minga.security._ledger import Ledger, Reason
 from minga.training import _secure_life
-from minga.training._secure_life import LONGEST_PAUSE_S, SecureLife, SecureOptions
+from minga.training._donor_choice import OvertakenError
+from minga.training._secure_life import LONGEST_PAUSE_S, PATIENT_ATTEMPTS, SecureLife, SecureOptions
 
 KNOWN = [PeerId(f"{number:064}") for number in range(5)]
 OTHERS = [PeerId(f"{number:064}") for number in range(5, 9)]
@@ -35,13 +36,18 @@ class Member:
 
 
 async def make_life(
-    monkeypatch: pytest.MonkeyPatch, step: Callable[[], None], ledger: Ledger, vouched_for: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    step: Callable[[], None],
+    ledger: Ledger,
+    vouched_for: bool = True,
+    enter: Callable[[], None] = lambda: None,
 ) -> SecureLife:
     class Newcomer:
         def __init__(self, *_: Any, **__: Any) -> None:
             self.is_vouched_for = vouched_for
 
         async def enter(self) -> Member:
+            enter()
             return Member(step, ledger)
 
     monkeypatch.setattr(_secure_life, "SecureNewcomer", Newcomer)
@@ -85,6 +91,35 @@ def test_pauses_grow_until_a_step_succeeds(monkeypatch: pytest.MonkeyPatch) -> N
         began_s = asyncio.get_running_loop().time()
         await go_on(life, 20)
         assert asyncio.get_running_loop().time() - began_s > 10 * LONGEST_PAUSE_S
+
+    main()
+
+
+@pytest.mark.parametrize(
+    ("error", "first"), [(OvertakenError("they took a step"), PATIENT_ATTEMPTS), (UnreachableError("nobody"), 1)]
+)
+@pytest.mark.parametrize("adopts", [False, True])
+def test_that_members_went_on_is_told_as_a_failure_only_if_it_happens_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, error: RemoteError, first: int, adopts: bool
+) -> None:
+    """`first`: the attempt after which it is where no state comes; where it comes too late, that is the last one."""
+
+    @virtually
+    async def main() -> None:
+        def fail() -> None:
+            raise error
+
+        def go() -> None:
+            pass
+
+        life = await make_life(monkeypatch, fail if adopts else go, Ledger([]), enter=go if adopts else fail)
+        told = dict[str, int]()
+        life._node.events.subscribe(lambda event: told.setdefault(event.kind, life._attempts) and None)
+        for _ in range(PATIENT_ATTEMPTS):
+            await life._enter()
+            if life.secure is not None:
+                await life._take_step(life.secure)
+        assert told["sync.failed"] == (PATIENT_ATTEMPTS if adopts else first)
 
     main()
 

@@ -30,6 +30,7 @@ from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
 from minga.simulation import run_virtual
+from minga.training._donor_choice import OvertakenError
 from minga.training._download_cache import DownloadCache
 from minga.training._manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training._snapshot import StateSnapshot, TensorEntry
@@ -208,8 +209,10 @@ async def test_the_majority_wins_then_the_later_step(swarm: Swarm) -> None:
     assert same(await fetch(newcomer, donors), common)
     assert sorted(newcomer.named("state.donor_differs")) == []
     assert same(await fetch(swarm.peer(), donors[1:]), later)
-    with pytest.raises(UnreachableError, match="another state"):
-        await fetch(newcomer, donors, expect_digest="0" * 64)
+    for minimum_step, error in ((4, OvertakenError), (5, UnreachableError)):
+        with pytest.raises(UnreachableError, match="another state than the one wanted, of step 9") as told:
+            await fetch(newcomer, donors, expect_digest="0" * 64, minimum_step=minimum_step)
+        assert type(told.value) is error, "who wants that of step 5 is not told that all have gone on from there"
     expected = build_manifest(other).digest
     assert same(await fetch(newcomer, donors, expect_digest=expected), other)
 

@@ -37,6 +37,10 @@ GRACE_S = 1.0
 MAX_REASONS = 10
 
 
+class OvertakenError(UnreachableError):
+    """Nobody has the state that is wanted any more: all who have one have taken further steps since."""
+
+
 class Donors:
     """The donors that were asked: what they have, which states lead, and why some are not used any more."""
 
@@ -44,10 +48,13 @@ class Donors:
         self.failed: dict[PeerId, RemoteError] = {}
         self._node, self._donors, self._expect_digest = node, list(dict.fromkeys(donors)), expect_digest
         self._votes: dict[Description, set[PeerId]] = {}
-        self._voters: set[PeerId] = set()
+        self._reached: dict[PeerId, int] = {}
+        """The newest step of which each donor has the state."""
+        self._minimum_step = 0
 
     async def ask(self, minimum_step: int) -> None:
-        """Ask all donors what they have."""
+        """Ask all donors what they have of that step or later ones."""
+        self._minimum_step = minimum_step
         asking = {asyncio.ensure_future(_ask(self._node, donor, minimum_step)): donor for donor in self._donors}
         try:
             waiting = set(asking)
@@ -76,12 +83,15 @@ class Donors:
         drop_donor(self._node, donor, error)
 
     def nobody(self) -> UnreachableError:
-        """The error that tells why the state cannot be had."""
+        """The error that tells why the state cannot be had; an `OvertakenError` if it has become an old one."""
         reasons = [f"{donor[:10]}: {error.message}" for donor, error in sorted(self.failed.items())]
-        differing = sorted(self._voters - self.failed.keys())
-        reasons += [f"{donor[:10]}: has another state than the one wanted" for donor in differing]
+        reached = {donor: step for donor, step in sorted(self._reached.items()) if donor not in self.failed}
+        reasons += [
+            f"{donor[:10]}: has another state than the one wanted, of step {reached[donor]}" for donor in reached
+        ]
         count, told = len(self._donors), "; ".join(reasons[:MAX_REASONS]) or "there was nobody to ask"
-        return UnreachableError(f"none of {count} donors could serve the state ({told})", phase="state download")
+        kind = OvertakenError if reached and min(reached.values()) > self._minimum_step else UnreachableError
+        return kind(f"none of {count} donors could serve the state ({told})", phase="state download")
 
     async def fetch_manifest(self) -> tuple[Manifest, list[PeerId]]:
         """The manifest of the leading state, and who has that state.
@@ -107,7 +117,7 @@ class Donors:
         except RemoteError as error:
             self.drop(donor, error)
             return
-        self._voters.add(donor)
+        self._reached[donor] = max(state.step for state in states)
         for state in states:
             if self._expect_digest in (None, state.digest):
                 self._votes.setdefault(state, set()).add(donor)

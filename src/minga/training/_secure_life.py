@@ -30,6 +30,7 @@ from minga.security._secure_member import BannedError, SecureMember
 from minga.security._settings import SecureSettings
 from minga.security._standing import Standing
 from minga.training._announcer import Announcer
+from minga.training._donor_choice import OvertakenError
 from minga.training._farewell import closing, see_others_off
 from minga.training._genesis import Founding
 from minga.training._public_port import PublicPort
@@ -41,6 +42,8 @@ from minga.training._surveyor import BoardSurveyor
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 """Between two attempts to come to where the members are, in seconds; short at first, since steps may be short."""
+PATIENT_ATTEMPTS = 5
+"""So often in a row the members may have gone on when their state is here, which is normal where steps are short."""
 MAX_DIVERGENCES = 3
 """A machine that computes in another way would fetch the whole state again and again, for nothing."""
 
@@ -88,6 +91,8 @@ class SecureLife:
         self._is_vouched_for = True
         """Whether the members whom this peer follows, or is one of, are known to be the true ones."""
         self._pause_s = SHORTEST_PAUSE_S
+        self._attempts = 0
+        """How often in a row this peer tried in vain to come to where the members are."""
         self._divergences = 0
         """Steps in a row by which this peer came to another state than the members."""
         security, path = spec.security, options.directory
@@ -201,7 +206,9 @@ class SecureLife:
         except BannedError:
             raise
         except RemoteError as error:
-            self._node.events.emit("sync.failed", step=self.step, why=error.message)
+            self._attempts += 1
+            is_normal = isinstance(error, OvertakenError) and self._attempts < PATIENT_ATTEMPTS
+            self._node.events.emit("sync.overtaken" if is_normal else "sync.failed", step=self.step, why=error.message)
             await self._pause()
             return
         self._is_vouched_for = newcomer.is_vouched_for
@@ -238,9 +245,13 @@ class SecureLife:
                     "step: it computes in another way, so look for another kind of device, number of threads or "
                     "version of torch than theirs"
                 ) from error
+            self._attempts += 1
+            if self._attempts >= PATIENT_ATTEMPTS:
+                why = f"{self._attempts} times in a row the members had gone on when it was here; {error.message}"
+                self._node.events.emit("sync.failed", step=self.step, why=why)
             await self._pause()
             return
-        self._pause_s, self._divergences = SHORTEST_PAUSE_S, 0
+        self._pause_s, self._attempts, self._divergences = SHORTEST_PAUSE_S, 0, 0
         if self._is_vouched_for:
             self._known = (self._founders | {*secure.ledger.members}) - secure.ledger.bans.keys()
         self.founding.step = self.step
