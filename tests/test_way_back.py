@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import minga
+from minga.cli._host import announce
+from minga.cli._output import Output
 from minga.identity._keys import Identity
 from minga.identity._link_body import Entry
 from minga.identity._links import Link
+from minga.identity._signed_spec import SignedRunSpec
 from minga.network._interface import Address, PeerId
-from minga.training._way_back import MAX_PLACES, Places, WayBack, merged, own_port
+from minga.training._host_claim import HostClaim
+from minga.training._way_back import MAX_PLACES, SPEC_FILE, Places, WayBack, merged, own_port
 
 ME = PeerId("0" * 64)
 
@@ -85,3 +90,54 @@ def test_other_peers_of_the_machine_do_not_touch_what_it_keeps(tmp_path: Path) -
     (kept,) = folder.glob("places-*.msgpack")
     assert kept.name == f"places-{organiser.peer_id[:16]}.msgpack"
     assert WayBack(folder, PeerId(organiser.peer_id)).places().own_port == port
+
+
+def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
+    spec = minga.RunSpec.from_mapping({"name": "once", "model": {"recipe": "custom"}})
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    for _ in range(2):  # it is free again when the first one has ended
+        with minga.host(spec, options) as organiser:
+            with pytest.raises(minga.ConfigurationError, match=f"hosts this run already.*minga join {organiser.link}`"):
+                minga.host(spec, options)
+            link = organiser.link
+    with minga.host(spec.model_copy(update={"name": "another"}), options) as other:
+        assert other.run_id != link.run_id
+    claim = tmp_path / link.run_id[:16] / "hosted.link"
+    for damaged in (b"", b"minga1abc", b"\xff" * 9000):
+        with HostClaim.take(claim.parent):
+            claim.write_bytes(damaged)
+            with pytest.raises(minga.ConfigurationError, match="by the link that it printed"):
+                HostClaim.take(claim.parent)
+
+
+def test_a_run_is_hosted_with_the_key_that_began_it(tmp_path: Path) -> None:
+    """A peer of another run may hold the usual key; then the next one would be taken, and the old link lead nowhere."""
+    spec = minga.RunSpec.from_mapping({"name": "mine", "model": {"recipe": "custom"}})
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    with minga.host(spec, options) as organiser:
+        own, folder = organiser.peer_id, organiser.directory
+    with Identity.acquire(options.identity), pytest.raises(minga.ConfigurationError, match=f"is {own[:10]}.*move "):
+        minga.host(spec, options)
+    assert SignedRunSpec.decode((folder / SPEC_FILE).read_bytes()).organiser == own
+    (folder / SPEC_FILE).write_bytes(b"damaged")
+    with Identity.acquire(options.identity), minga.host(spec, options) as another:
+        assert another.peer_id != own
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_host_that_comes_back_says_that_the_run_goes_on(
+    others: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = Link("ab" * 32, "cd" * 32, (Entry("cd" * 32, ("127.0.0.1:9",), None),))
+    peer: Any = SimpleNamespace(
+        link=link,
+        run_id=link.run_id,
+        directory=tmp_path,
+        spec=minga.RunSpec.from_mapping({"name": "again"}),
+        on_loop=lambda read: read(),
+        session=SimpleNamespace(node=SimpleNamespace(connected=lambda: range(others))),
+    )
+    announce(peer, Output(json_output=False), show_qr=False)
+    said = capsys.readouterr().out
+    assert f"minga join {link}" in said
+    assert ("under way" in said) == (others > 0)

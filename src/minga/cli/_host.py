@@ -21,6 +21,7 @@ from minga.training._peer import Peer
 
 if TYPE_CHECKING:
     from minga.cli._heldout import HeldOut
+    from minga.cli._output import Output
 
 
 def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, context: Context, *, show_qr: bool) -> None:
@@ -63,7 +64,7 @@ class _Hosting:
 
         if self.peer.role == "monitor":
             collect_again()
-            self._announce()
+            announce(self.peer, self.output, show_qr=self.show_qr)
             with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
                 while not self._is_over(0):
                     ticker.check()
@@ -81,7 +82,7 @@ class _Hosting:
         held_out = self.held_out = HeldOut(run, self.output, self.history)
         held_out.now()
         collect_again()
-        self._announce()
+        announce(self.peer, self.output, show_qr=self.show_qr)
         with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
 
             def between() -> None:
@@ -103,22 +104,6 @@ class _Hosting:
                 while not (self.leash and self.leash.end_step < math.inf):
                     ticker.check()
                     time.sleep(0.2)
-
-    def _announce(self) -> None:
-        link = self.peer.link
-        self.output.event("link", link=str(link), run_id=self.peer.run_id, directory=str(self.peer.directory))
-        for_members = self.peer.spec.security.mode == "members"
-        if self.show_qr and self.output.interactive and not for_members:
-            self.output.console.file.write(link.qr() + "\n")
-        if for_members:
-            self.output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
-        else:
-            self.output.say("Anyone who has this link can join the run:\n")
-        if not self.output.json_output:
-            self.output.console.print(
-                f"minga {'admit' if for_members else 'join'} {link}", markup=False, soft_wrap=True
-            )
-        self.output.say(f"\nFiles, checkpoints and history: {self.peer.directory}")
 
     def _is_over(self, step: int) -> bool:
         return self._leaving.is_over(step) or (self.leash is not None and self.leash.is_over(step))
@@ -142,3 +127,22 @@ class _Hosting:
 
     def _figures(self) -> dict[str, float]:
         return self.held_out.latest if self.held_out else {}
+
+
+def announce(peer: Peer, output: Output, *, show_qr: bool) -> None:
+    """Print the link, and what to do with it."""
+    link = peer.link
+    output.event("link", link=str(link), run_id=peer.run_id, directory=str(peer.directory))
+    if others := peer.on_loop(peer.session.node.connected):
+        output.event("under_way", peers=len(others))
+        output.say("This run is under way: this machine takes part in it again.")
+    for_members = peer.spec.security.mode == "members"
+    if show_qr and output.interactive and not for_members:
+        output.console.file.write(link.qr() + "\n")
+    if for_members:
+        output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
+    else:
+        output.say("Anyone who has this link can join the run:\n")
+    if not output.json_output:
+        output.console.print(f"minga {'admit' if for_members else 'join'} {link}", markup=False, soft_wrap=True)
+    output.say(f"\nFiles, checkpoints and history: {peer.directory}")

@@ -26,6 +26,7 @@ from minga.network._iroh_settings import NetworkSettings
 from minga.training._access_files import AccessFiles
 from minga.training._admission import Admission
 from minga.training._checkpoints import CheckpointStore
+from minga.training._host_claim import HostClaim
 from minga.training._loop_thread import LoopThread
 from minga.training._peer import Peer
 from minga.training._run_access import Obtain, RunAccess
@@ -124,14 +125,18 @@ def join(
     may_be_alone = (
         known is not None and options.role == "trainer" and bool(CheckpointStore(directory / "checkpoints").steps())
     )
-    return _enter(link.run_id, options, network, directory, entries, find, access, may_be_alone=may_be_alone)
+    with contextlib.ExitStack() as held:
+        peer = _enter(link.run_id, options, network, directory, entries, find, access, held, may_be_alone=may_be_alone)
+        peer.hold(held.pop_all())
+    return peer
 
 
 def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[str, bytes] | None = None) -> Peer:
     """Start a run, or go on with it on this machine: the peer that is returned has the `link` for all others.
 
     `files` travel with the run. The link stays valid as long as any peer that it names can be reached; so host with
-    the same key and port to keep it for good. Raises `LocalError`s only.
+    the same key and port to keep it for good. Raises `LocalError`s only: `ConfigurationError` if the run is hosted
+    from the same folder already, or was begun there with another key.
     """
     options = options or PeerOptions()
     shipped = dict(files or {})
@@ -157,9 +162,17 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
         return *access.spec(), paths
 
     def sign(identity: Identity) -> None:
+        if options.keeps_files:
+            WayBack.check_organiser(directory, published.run_id, identity)
         access.known = SignedRunSpec.sign(published, identity), published
 
-    return _enter(published.run_id, options, network, directory, [], publish, access, may_be_alone=True, before=sign)
+    with contextlib.ExitStack() as held:
+        claim = held.enter_context(HostClaim.take(directory))
+        run_id = published.run_id
+        peer = _enter(run_id, options, network, directory, [], publish, access, held, may_be_alone=True, before=sign)
+        claim.tell(peer.link)
+        peer.hold(held.pop_all())
+    return peer
 
 
 def _stored(path: Path | None) -> list[Identity]:
@@ -182,13 +195,17 @@ def _enter(
     entries: Sequence[Address],
     publish: Publish,
     access: RunAccess,
+    held: contextlib.ExitStack,
     *,
     may_be_alone: bool,
     before: Callable[[Identity], None] = lambda _: None,
 ) -> Peer:
-    """Start the background thread, appear in the run, and get spec and files by `publish`; undo all if that fails."""
-    held = options.open_identity()
-    identity = held.identity if isinstance(held, HeldIdentity) else held
+    """Start the background thread, appear in the run, and get spec and files by `publish`; undo all if that fails.
+
+    The key is added to what is `held` for this process alone.
+    """
+    key = options.open_identity()
+    identity = held.enter_context(key).identity if isinstance(key, HeldIdentity) else key
     way_back = WayBack(directory, PeerId(identity.peer_id)) if options.keeps_files else None
     places = Places() if way_back is None else way_back.places()
     thread = LoopThread("minga")
@@ -215,7 +232,7 @@ def _enter(
         access.obtain(identity)
         started = thread.call(start())
         signed, spec, files = thread.call(publish(started))
-        peer = Peer(thread, started, signed, spec, files, directory, held)
+        peer = Peer(thread, started, signed, spec, files, directory)
         if way_back is not None:
             way_back.keep_spec(signed)
             access.keep_token(started)
@@ -227,8 +244,6 @@ def _enter(
             with contextlib.suppress(Exception):  # the first error is the one to tell
                 thread.call(session.close(), 1.0)
         thread.close()
-        if isinstance(held, HeldIdentity):
-            held.release()
         raise
 
 

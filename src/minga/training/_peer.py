@@ -14,7 +14,6 @@ from typing import TypeVar
 from minga.core._errors import ClosedError, ConfigurationError, StorageError
 from minga.core._events import Event, Value
 from minga.core._run_spec import RunSpec
-from minga.identity._keys import HeldIdentity, Identity
 from minga.identity._link_body import Entry
 from minga.identity._links import Link
 from minga.identity._signed_spec import SignedRunSpec
@@ -48,7 +47,6 @@ class Peer:
         spec: RunSpec,
         files: Mapping[str, Path],
         directory: Path,
-        held_identity: HeldIdentity | Identity,
     ) -> None:
         self.spec = spec
         """The run spec, the same for all peers."""
@@ -57,7 +55,7 @@ class Peer:
         self.directory = directory
         """Where this peer keeps files and checkpoints of the run."""
         self._thread, self._session, self._signed_spec = thread, session, signed_spec
-        self._held_identity = held_identity
+        self._held = contextlib.ExitStack()
         self._saving: threading.Thread | None = None
         self._metrics = Metrics(0, 0.0, 0, 0)
         self._closed = False
@@ -134,8 +132,7 @@ class Peer:
         self._thread.close()
         if self._saving is not None:
             self._saving.join()
-        if isinstance(self._held_identity, HeldIdentity):
-            self._held_identity.release()
+        self._held.close()
 
     def __enter__(self) -> Peer:
         return self
@@ -144,6 +141,10 @@ class Peer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close("" if kind is None else kind.__name__)
+
+    def hold(self, held: contextlib.ExitStack) -> None:
+        """Free, when this peer is closed, what this process alone may use as long as it lives, such as its key."""
+        self._held = held
 
     # ---- for the optimizer
 

@@ -18,8 +18,9 @@ import msgspec
 
 from minga.core._atomic import write_atomically
 from minga.core._decoding import DECODING_ERRORS
-from minga.core._errors import ProtocolError
+from minga.core._errors import ConfigurationError, ProtocolError
 from minga.core._run_spec import RunSpec
+from minga.identity._keys import Identity
 from minga.identity._links import Link
 from minga.identity._signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network._interface import MAX_ENDPOINTS, Address, PeerId
@@ -53,6 +54,23 @@ class WayBack:
             return signed, signed.verify(link.run_id, link.organiser)
         except (OSError, ProtocolError):
             return None
+
+    @staticmethod
+    def check_organiser(directory: Path, run_id: str, identity: Identity) -> None:
+        """Raise `ConfigurationError` if somebody else than `identity` is the organiser of the run in `directory`."""
+        path = directory / SPEC_FILE
+        try:
+            signed = SignedRunSpec.decode(path.read_bytes()[: MAX_SIGNED_SPEC_BYTES + 1])
+            signed.verify(run_id, signed.organiser)
+        except (OSError, ProtocolError):
+            return
+        if signed.organiser != identity.peer_id:
+            raise ConfigurationError(
+                f"the organiser of this run is {signed.organiser[:10]}, and the key in use here is "
+                f"{identity.peer_id[:10]}, whose link would lead into another run: if that key is yours, name its file "
+                "with --identity, or end the peer that uses it; if not, join by the organiser's link; to begin anew, "
+                f"move {path} away"
+            )
 
     def keep_spec(self, signed: SignedRunSpec) -> None:
         """Remember the signed run spec; a disk that refuses is no reason not to take part."""
