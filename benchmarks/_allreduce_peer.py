@@ -12,6 +12,7 @@ import blake3
 import numpy as np
 import torch
 
+from benchmarks._entering import enter, tell_address
 from benchmarks._worker import Channel
 from minga.averaging._all_reduce import AllReduce
 from minga.averaging._formation import GroupFormation
@@ -21,14 +22,11 @@ from minga.averaging._messages import Report
 from minga.core._schedule import RateCap
 from minga.core._signal import Signal
 from minga.identity._keys import Identity
-from minga.network._interface import Address, PeerId
-from minga.network._iroh import IrohNetwork
 from minga.network._iroh_settings import NetworkSettings
 from minga.network._records import Progress
 from minga.training._session import Session, SessionSettings
 from minga.training._surveyor import BoardSurveyor
 
-RUN_ID = "0" * 64
 SAMPLES = 1000
 
 
@@ -73,11 +71,11 @@ class AveragingPeer:
         progress = Progress(self.step, SAMPLES, 1000.0, "training", self.session.node.network.wall_time())
         self.session.board.put(progress)
 
-    async def round(self, channel: Channel, receive: Any, profile: cProfile.Profile | None) -> None:
+    async def round(self, channel: Channel, profile: cProfile.Profile | None) -> None:
         """One group and its all-reduce; the second begins when told to."""
         plan = await self.formation.form(self.step)
         channel.send(planned_s=time.monotonic(), members=len(plan.members))
-        await receive()
+        await channel.receive_on_loop()
         local, weight = await self.contributor.seal()
         if profile is not None:
             profile.enable()
@@ -96,29 +94,21 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
 
 
 async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
-    loop = asyncio.get_running_loop()
-
-    async def receive() -> dict[str, Any]:
-        return await loop.run_in_executor(None, channel.receive)
-
-    identity = Identity.ephemeral()
-    entries = [Address(PeerId(e[0]), tuple(e[1])) for e in settings["entries"]]
-    network = await IrohNetwork.open(identity.seed, NetworkSettings(host="127.0.0.1", tcp=not settings["no_tcp"]))
     upload = RateCap(settings["upload_mbit"] * 1e6 / 8) if settings["upload_mbit"] else None
-    session = Session(network, identity, RUN_ID, SessionSettings(max_upload=upload), entries)
-    await session.start()
+    network = NetworkSettings(host="127.0.0.1", tcp=not settings["no_tcp"])
+    session, identity = await enter(settings["entries"], network, SessionSettings(max_upload=upload))
     vector = torch.from_numpy(vector_of(settings["seed"], settings["index"], settings["numel"]))
     me = AveragingPeer(session, identity, vector, settings)
-    channel.send(address=[session.peer_id, network.address.direct])
+    tell_address(channel, session)
     profile = cProfile.Profile(time.thread_time) if settings["profile"] else None
-    while (command := await receive())["do"] != "exit":
+    while (command := await channel.receive_on_loop())["do"] != "exit":
         if command["do"] == "settle":
             me.publish()
             while len(me.formation._surveyor.at(me.step)) < settings["peers"] - 1:
                 await asyncio.sleep(0.01)
             channel.send(settled=True)
         elif command["do"] == "round":
-            await me.round(channel, receive, profile)
+            await me.round(channel, profile)
         elif command["do"] == "check":
             channel.send(**compare(me.result, Path(command["mean"])))
     if profile is not None:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from blake3 import blake3
 
-from benchmarks._allreduce_peer import RUN_ID, AveragingPeer, vector_of
+from benchmarks._allreduce_peer import AveragingPeer, vector_of
+from benchmarks._entering import RUN_ID, enter, tell_address
 from benchmarks._worker import Channel
 from minga.averaging._layout import VectorLayout
 from minga.identity._keys import Identity
-from minga.network._interface import Address, PeerId
-from minga.network._iroh import IrohNetwork
+from minga.network._interface import PeerId
 from minga.network._iroh_settings import NetworkSettings
 from minga.security._secure_member import SecureMember
 from minga.security._standing import Standing
@@ -69,10 +69,10 @@ class Peer:
         await asyncio.gather(*map(self._session.node.connection, others))
         self._channel.send(met=True)
 
-    async def plain(self, receive: Any) -> None:
+    async def plain(self) -> None:
         """One ordinary round: the group is formed, and the all-reduce begins when told to."""
         await self._see_all()
-        await self._plain.round(self._channel, receive, None)
+        await self._plain.round(self._channel, None)
 
     async def _see_all(self) -> None:
         """Until the board shows all others at the step at which this peer is."""
@@ -111,23 +111,14 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
 
 
 async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
-    loop = asyncio.get_running_loop()
-
-    async def receive() -> dict[str, Any]:
-        return await loop.run_in_executor(None, channel.receive)
-
-    identity = Identity.ephemeral()
-    entries = [Address(PeerId(entry[0]), tuple(entry[1])) for entry in settings["entries"]]
-    network = await IrohNetwork.open(identity.seed, NetworkSettings(host="127.0.0.1"))
-    session = Session(network, identity, RUN_ID, SessionSettings(), entries)
-    await session.start()
+    session, identity = await enter(settings["entries"], NetworkSettings(host="127.0.0.1"), SessionSettings())
     me = Peer(channel, session, identity, settings)
-    channel.send(address=[session.peer_id, network.address.direct])
-    while (command := await receive())["do"] != "exit":
+    tell_address(channel, session)
+    while (command := await channel.receive_on_loop())["do"] != "exit":
         if command["do"] == "meet":
             await me.meet(command["members"])
         elif command["do"] == "plain":
-            await me.plain(receive)
+            await me.plain()
         elif command["do"] == "secure":
             await me.secure()
     me.save_profile()

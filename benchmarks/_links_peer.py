@@ -11,22 +11,20 @@ from typing import Any
 import blake3
 import torch
 
-from benchmarks._allreduce_peer import RUN_ID, vector_of
+from benchmarks._allreduce_peer import vector_of
+from benchmarks._entering import enter, tell_address
 from benchmarks._links_averager import Averager, Company, crowded, describe
 from benchmarks._worker import Channel
 from minga.averaging._layout import VectorLayout
-from minga.identity._keys import Identity
 from minga.network._hello import Role
-from minga.network._interface import Address, PeerId
-from minga.network._iroh import IrohNetwork
 from minga.network._iroh_settings import NetworkSettings
-from minga.training._session import Session, SessionSettings
-from tests.netlab import enter
+from minga.training._session import SessionSettings
+from tests import netlab
 
 
 def peer(channel: Channel, settings: dict[str, Any]) -> None:
     """The process of one peer."""
-    enter(settings["namespace"])  # before anything opens a socket or starts a thread that does
+    netlab.enter(settings["namespace"])  # before anything opens a socket or starts a thread that does
     torch.set_num_threads(1)
     with crowded():
         asyncio.run(_peer_or_end(channel, settings))
@@ -41,25 +39,17 @@ async def _peer_or_end(channel: Channel, settings: dict[str, Any]) -> None:
 
 
 async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
-    loop = asyncio.get_running_loop()
-
-    async def receive() -> dict[str, Any]:
-        return await loop.run_in_executor(None, channel.receive)
-
-    identity = Identity.ephemeral()
-    entries = [Address(PeerId(e[0]), tuple(e[1])) for e in settings["entries"]]
-    network = await IrohNetwork.open(identity.seed, NetworkSettings(host=settings["host"]))
     role: Role = "auxiliary" if settings["auxiliary"] else "trainer"
-    session = Session(network, identity, RUN_ID, SessionSettings(role=role), entries)
-    await session.start()
+    network = NetworkSettings(host=settings["host"])
+    session, identity = await enter(settings["entries"], network, SessionSettings(role=role))
     vector = torch.from_numpy(vector_of(settings["seed"], settings["index"], settings["numel"]))
     company = Company(settings["count"], settings["trainers"], computes=not settings["auxiliary"])
     me = Averager(session, identity, vector, VectorLayout((vector.numel(),), "float32"), company)
-    channel.send(address=[session.peer_id, network.address.direct])
+    tell_address(channel, session)
     await me.meet_all()
     await me.probe_line()
     channel.send(met=True)
-    while (command := await receive())["do"] != "exit":
+    while (command := await channel.receive_on_loop())["do"] != "exit":
         if command["do"] == "settle":
             await me.settle()
             channel.send(settled=True, **me.known())
@@ -67,7 +57,7 @@ async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
             me.kind, me.server = command["kind"], command["server"]
             plan = await me.form()
             channel.send(planned_s=time.monotonic(), **describe(plan))
-            await receive()
+            await channel.receive_on_loop()
             failures = await me.reduce(plan)
             done_s = time.monotonic()
             digest = blake3.blake3(me.result.numpy().data.cast("B")).hexdigest()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks._allreduce_peer import RUN_ID
+from benchmarks._entering import RUN_ID
 from benchmarks._links_averager import Averager, Company, crowded
 from benchmarks._links_rounds import REST_S, are_stable
 from benchmarks._links_setups import Setup

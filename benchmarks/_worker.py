@@ -6,6 +6,7 @@ libraries print goes to standard error. The process ends with its parent, howeve
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import importlib
 import json
@@ -38,6 +39,10 @@ class Channel:
     def receive(self) -> dict[str, Any]:
         """Wait for the next command."""
         return self._commands.get()
+
+    async def receive_on_loop(self) -> dict[str, Any]:
+        """The same, beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(None, self.receive)
 
     def poll(self) -> dict[str, Any] | None:
         """The next command if there is one already."""
