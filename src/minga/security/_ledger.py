@@ -32,7 +32,7 @@ class Reason(enum.StrEnum):
 
     SILENT = "it did not say what was due, or nothing that makes sense, after it had committed itself"
     EQUIVOCATED = "it signed two different statements where one was due"
-    UNDELIVERED = "what it committed to could be had from nobody"
+    UNDELIVERED = "most could not get what it committed to, or could get what it says it could not"
     WRONG_AGGREGATE = "what it reduced is not the clipped mean of what it got"
     FALSE_CLAIMS = "its projections or norms are not those of what it sent"
     COVERED = "it aggregated a part and kept silent about false claims"
