@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import json
 import logging
@@ -40,7 +41,14 @@ from minga.authority._revoking import watch_list
 from minga.authority._roster import RosterFile
 from minga.authority._service import BURST
 from minga.authority._wire import ByAccessToken, ByCode, ByKey, Offer, SignedRequest, TokenRequest, decode
-from minga.core._errors import ConfigurationError, ProtocolError, RejectedError, StorageError, UnreachableError
+from minga.core._errors import (
+    ConfigurationError,
+    LocalError,
+    ProtocolError,
+    RejectedError,
+    StorageError,
+    UnreachableError,
+)
 from minga.identity._access_ledger import CLOCK_SKEW_S, NoAccessError
 from minga.identity._access_orders import Revocation
 from minga.identity._access_token import Token
@@ -454,6 +462,19 @@ async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path) 
     assert await log_in.obtain(PEER, kept) == kept
     with pytest.raises(UnreachableError):
         await log_in.obtain(PEER, None)
+
+
+@asynchronously
+async def test_a_clock_that_is_further_ahead_than_a_token_lives_is_named(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    person = Credentials("alice", CODES["alice"])
+    for ahead_s, is_told in ((6 * HOUR_S, False), (7 * HOUR_S, True)):
+
+        def wrong(ahead_s: float = ahead_s) -> float:
+            return place.clock.now_s + ahead_s
+
+        with pytest.raises(LocalError, match=r"clock is wrong.* 1 h ago") if is_told else contextlib.nullcontext():
+            await LogIn(place.client(), person, place.sleep, wrong).obtain(PEER, None)
 
 
 @asynchronously

@@ -130,6 +130,26 @@ async def test_who_gets_no_further_token_goes_when_the_last_one_ends() -> None:
 
 
 @virtually
+async def test_whose_clock_is_too_far_ahead_is_told_so_and_does_not_ask_for_ever() -> None:
+    class OnTime(Renewing):
+        async def renew(self, identity: Identity) -> Token:
+            self.asked_s.append(now_s())
+            self.authority.now_s = EPOCH_S + now_s()
+            return self.authority.token_for(identity.peer_id)
+
+    spec = members_spec()
+    swarm, authority = make_swarm(spec), Authority(spec)
+    peer = swarm.add(HostSettings(clock_skew_s=TOKEN_S + 2 * CLOCK_SKEW_S), SLOW, access=authority)  # type: ignore[arg-type]
+    renewing = OnTime(authority, peer)
+    await keep_renewed(peer.session, renewing)  # type: ignore[arg-type]
+    (told,) = swarm.log.of("access.not_renewed")
+    assert "clock is wrong" in str(told.event.fields["why"])
+    assert not told.event.fields["tries_again"]
+    assert len(renewing.asked_s) == 1
+    await swarm.close()
+
+
+@virtually
 async def test_whose_time_ends_is_not_asked_for_over_and_over() -> None:
     spec = members_spec()
     swarm, authority = make_swarm(spec), Authority(spec, last_s=EPOCH_S + 1.5 * TOKEN_S)

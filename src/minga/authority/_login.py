@@ -9,7 +9,9 @@ from typing import Protocol
 
 from minga.authority._client import PHASE, AuthorityClient, LoginNeeded
 from minga.authority._wire import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode, Issued, Offer, Pending
-from minga.core._errors import ConfigurationError, RejectedError, RemoteError, UnreachableError
+from minga.core._errors import ConfigurationError, LocalError, RejectedError, RemoteError, UnreachableError
+from minga.core._units import format_duration
+from minga.identity._access_ledger import CLOCK_SKEW_S
 from minga.identity._access_token import Token
 from minga.identity._keys import Identity
 
@@ -84,20 +86,24 @@ class LogIn:
     client: AuthorityClient
     person: Person
     sleep: Callable[[float], Awaitable[None]]
+    wall_time: Callable[[], float] = time.time
+    """Unix seconds."""
 
     async def obtain(self, peer: Identity, kept: Token | None) -> Token:
         """A token for the key of `peer`; `kept` is what it showed before, and will do if the authority is down.
 
-        Raises `RemoteError`, and what `person` raises.
+        Raises `RemoteError`, what `person` raises, and `LocalError` if this machine's clock is too far ahead.
         """
         try:
-            return await self.renew(peer)
+            token = await self.renew(peer)
         except LoginNeeded:
-            return await self._log_in(peer)
+            token = await self._log_in(peer)
         except UnreachableError:
-            if kept is None or kept.login is None or (kept.expires or 0) <= time.time():
+            if kept is None or kept.login is None or (kept.expires or 0) <= self.wall_time():
                 raise
             return kept
+        check_clock(token, self.wall_time())
+        return token
 
     async def renew(self, peer: Identity) -> Token:
         """The next token for a key that had one. Raises `RemoteError`."""
@@ -141,6 +147,16 @@ class LogIn:
                 return answer
             interval_s = answer.interval_s
         raise RejectedError("nobody logged in in the browser in time; try again", code="access", phase=PHASE)
+
+
+def check_clock(token: Token, now_s: float) -> None:
+    """Raise `LocalError` if a token that was just signed has expired by this machine's clock (Unix seconds)."""
+    if token.expires is not None and now_s > token.expires + CLOCK_SKEW_S:
+        ahead = format_duration(now_s - token.expires)
+        raise LocalError(
+            f"this machine's clock is wrong: by it the access that the authority gives just now ended {ahead} ago. Set "
+            "it, let it follow a time server, and try again"
+        )
 
 
 def _token(answer: tuple[Token, Issued] | Pending) -> Token:

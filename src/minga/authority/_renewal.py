@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 
-from minga.authority._login import LogIn
-from minga.core._errors import RejectedError, RemoteError
+from minga.authority._login import LogIn, check_clock
+from minga.core._errors import LocalError, RejectedError, RemoteError
 from minga.identity._access_token import Token
 from minga.training._session import Session
 
@@ -43,13 +43,15 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
 
 
 async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:
-    """The next token, however long that takes; None once the answer is no."""
+    """The next token, however long that takes; None once the answer is no, or if it means nothing by this clock."""
     pause_s = MIN_PAUSE_S
     while True:
         try:
-            return await log_in.renew(session.identity)
-        except RemoteError as error:
-            is_final = isinstance(error, RejectedError)
+            token = await log_in.renew(session.identity)
+            check_clock(token, session.node.network.wall_time())
+            return token
+        except (RemoteError, LocalError) as error:
+            is_final = isinstance(error, RejectedError | LocalError)
             session.events.emit("access.not_renewed", why=str(error), expires=int(ends_s), tries_again=not is_final)
             if is_final:
                 return None
