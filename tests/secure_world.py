@@ -13,7 +13,7 @@ from minga.averaging._layout import VectorLayout
 from minga.core._errors import RejectedError
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
-from minga.security._delivery import FETCH
+from minga.security._delivery import FETCH, Fetch
 from minga.security._record import Record
 from minga.security._wire import Claims
 from minga.simulation._attacks import Attack
@@ -82,3 +82,13 @@ def hide_parts(peer: SecurePeer) -> None:
         raise RejectedError("not from here", code="absent")
 
     peer.member._node.serve(FETCH, refuse)
+
+
+def stall_fetches(peer: SecurePeer) -> None:
+    """Let a peer hand out what it brings to aggregators, and let wait who asks it for anything."""
+
+    async def stall(_: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Fetch)
+        await asyncio.Event().wait()
+
+    peer.member._node.serve(FETCH, stall)

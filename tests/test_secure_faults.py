@@ -6,10 +6,12 @@ import random
 
 import pytest
 import torch
-from secure_world import Quadratic
+from secure_world import Quadratic, stall_fetches
 from swarm_tools import later, virtually
 
 from minga.security._evidence_log import verify_log
+from minga.security._wire import Accusation, Charge
+from minga.simulation._attacks import SignFlip
 from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
 
 STEPS = 10
@@ -104,3 +106,35 @@ def test_two_deaths_at_once(seed: int) -> None:
                 assert end.members == peer.member.ledger.members
 
     run()
+
+
+@virtually
+async def test_whoever_lets_those_wait_who_look_into_it_does_not_make_them_late() -> None:
+    names = ("p0", "p1", "p2")
+    swarm = SecureSwarm(8, lambda: Quadratic(60), dict.fromkeys(names, lambda allies: SignFlip(2, allies)))
+    for name in names:
+        stall_fetches(swarm.peers[name])
+    ends = await swarm.run(30)
+    assert {ends[peer.name] for peer in swarm.honest} == {None}
+    assert swarm.bans(swarm.honest[0]) == dict.fromkeys(names, "WRONG_GRADIENT")
+    assert "secure.member_away" not in {event.kind for peer in swarm.honest for event in peer.log}
+
+
+@virtually
+async def test_who_cannot_get_what_an_accusation_is_about_says_nothing() -> None:
+    swarm = SecureSwarm(4, lambda: Quadratic(40))
+    await swarm.run(2)
+    judge, accuser, target, _ = swarm.honest
+    for peer in swarm.honest:
+        stall_fetches(peer)
+    inquiry, record = judge.member._inquiry(1), judge.member._records[1]
+    owner, part = record.terms.members.index(target.peer_id), record.terms.members.index(accuser.peer_id)
+    about_claims = Accusation(1, target.peer_id, Charge.CLAIMS, part)
+    about_gradient = Accusation(1, target.peer_id, Charge.GRADIENT)
+    assert (owner, part) not in record.cargo.parts
+    assert await inquiry.is_guilty(about_claims, [accuser.peer_id]) is None
+    assert await inquiry.is_guilty(about_gradient, [accuser.peer_id]) is False  # its own gradient is the same
+    record.cargo.roots[owner] = bytes(32)
+    for other in record.terms.division.parts:
+        record.cargo.parts.pop((owner, other), None)
+    assert await inquiry.is_guilty(about_gradient, [accuser.peer_id]) is None

@@ -30,7 +30,7 @@ import msgspec
 import torch
 
 from minga.averaging._codec_interface import InvalidEncodingError
-from minga.core._rooms import Bytes, Rooms
+from minga.core._rooms import Bytes
 from minga.network._interface import PeerId
 from minga.security._agreement import Agreement, OutvotedError
 from minga.security._arithmetic import Arithmetic
@@ -46,11 +46,10 @@ from minga.security._consequences import (
     who_stands_elsewhere,
 )
 from minga.security._delivery import Deliveries, digest_of
-from minga.security._division import Division, value_from_bytes, value_to_bytes
+from minga.security._division import encoded, value_from_bytes, value_to_bytes
 from minga.security._exchange import Exchange
 from minga.security._gathering import Gathering, meanwhile
 from minga.security._ledger import Reason
-from minga.security._merkle import MerkleTree
 from minga.security._mesh import Mesh
 from minga.security._projections import Claim
 from minga.security._randomness import Reveal
@@ -104,7 +103,7 @@ class Attempt:
     async def _commit(self, commit: Commit, gradient: torch.Tensor | None) -> None:
         terms, cargo, me = self._terms, self._cargo, self._me
         if gradient is not None:
-            parts, tree = await asyncio.to_thread(_encoded, terms.division, gradient, cargo.rooms)
+            parts, tree = await asyncio.to_thread(encoded, terms.division, gradient, cargo.rooms)
             brought = {part: body for part, body in enumerate(parts) if self._conduct.brings(part)}
             cargo.put_owners(me, brought, tree)
             commit = msgspec.structs.replace(commit, root=tree.root)
@@ -219,12 +218,6 @@ class Attempt:
             raise Setback(
                 self._witness.recomputed(peer, reason, part, self._record) for peer, (reason, part) in bans.items()
             )
-
-
-def _encoded(division: Division, gradient: torch.Tensor, rooms: Rooms) -> tuple[list[memoryview], MerkleTree]:
-    """The bytes of each part of a gradient, and the tree over them."""
-    parts = [division.encode(gradient, part, rooms) for part in range(len(division.starts))]
-    return parts, MerkleTree(parts)
 
 
 def _stated(value: torch.Tensor, place: memoryview) -> bytes:

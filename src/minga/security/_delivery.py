@@ -194,8 +194,11 @@ class Deliveries:
         if not await cargo.take_value(part, data):
             raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
 
-    async def fetch_part(self, step: int, attempt: int, part: int, owner: int, by_s: float | None = None) -> None:
-        """Get a part from its owner or through any other member, if one of them has it.
+    async def fetch_part(
+        self, step: int, attempt: int, part: int, owner: int, by_s: float | None = None, *, first: Sequence[int] = ()
+    ) -> None:
+        """Get a part from its owner or through any other member, if one of them has it; those of the ranks `first` are
+        asked before.
 
         While one of those who were asked will have sent it by loop time `by_s`, no other one is asked.
         """
@@ -203,7 +206,7 @@ class Deliveries:
         wanted = Fetch(step, attempt, part, owner, relay=True)
         size = cargo.part_bytes[part]
         await self._fetch_from_any(
-            self._in_turn(members, owner),
+            self._in_turn(members, *first, owner),
             wanted,
             size,
             lambda data, path: cargo.take_part(owner, part, data, path),
@@ -255,19 +258,19 @@ class Deliveries:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    def _in_turn(self, members: tuple[PeerId, ...], first: int) -> list[PeerId]:
+    def _in_turn(self, members: tuple[PeerId, ...], *first: int) -> list[PeerId]:
         """Whom to ask: `first`, then the others, beginning with another one at each member."""
         me = members.index(self._node.peer_id)
-        order = [first, *(rank for rank in (*range(me + 1, len(members)), *range(me)) if rank != first)]
+        order = dict.fromkeys((*first, *range(me + 1, len(members)), *range(me)))
         return [members[rank] for rank in order if rank != me]
 
     async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Put, arrivals: Arrivals) -> bool:
-        data = memoryview(bytearray(size))
         try:
             async with self._node.open(peer, FETCH, bulk=True) as stream:
                 async with self._node.clockwork.timeout(transfer_limit_s(size if wanted.relay else 0)):
                     await stream.send(wanted)
                     found = await stream.receive(Found)
+                data = memoryview(bytearray(size))  # who lets others wait costs no memory
                 async with transfer(self._node, stream, size):
                     with arrivals.expecting(wanted, stream):
                         await stream.receive_bulk_into(data)

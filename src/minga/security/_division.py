@@ -15,6 +15,7 @@ from minga.averaging._layout import Chunk, VectorLayout
 from minga.averaging._parts import allocate
 from minga.averaging._wire_tensors import bytes_of, load, store
 from minga.core._rooms import Bytes, Rooms
+from minga.security._merkle import MerkleTree
 
 _WHOLE = 1 << 62
 
@@ -89,6 +90,12 @@ class Division:
         values = torch.empty(self.numel(part))
         self.decode(data, part, values)
         return values
+
+
+def encoded(division: Division, gradient: torch.Tensor, rooms: Rooms) -> tuple[list[memoryview], MerkleTree]:
+    """The bytes of each part of a gradient (flat float32), and the tree over them. Raises `NonFiniteError`."""
+    parts = [division.encode(gradient, part, rooms) for part in range(len(division.starts))]
+    return parts, MerkleTree(parts)
 
 
 def value_to_bytes(value: torch.Tensor, place: memoryview) -> None:

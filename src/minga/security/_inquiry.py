@@ -3,25 +3,38 @@
 Everything that is needed is public (the seed of the batch follows from the coin) or was committed to (parts and
 aggregates by their digests), so all who look come to the same finding; gradients that differ by rounding, because two
 members have different hardware, count as equal.
+
+Parts are needed only of somebody whose gradient is not the same to the last bit. A part can be had from its aggregator,
+its owner, and whoever accused the owner. None of them is waited for longer than `FETCH_S`: else hostile ones who let
+others wait could make a validator, or some of the judges, so late that the others go on without these. What did not
+come in that time proves nothing; it takes one wrong part to be guilty, and a judge who finds none but lacks some says
+nothing, so that nobody can make an accusation look false by withholding what it is about.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
+from collections.abc import Collection, Sequence
+from typing import Final
 
 import torch
 
 from minga.averaging._codec_interface import InvalidEncodingError
+from minga.core._rooms import Bytes
 from minga.network._interface import PeerId
 from minga.security._arithmetic import Arithmetic
 from minga.security._conduct import Work
 from minga.security._data_seeds import data_seed
 from minga.security._delivery import Deliveries
+from minga.security._division import encoded
 from minga.security._hysteresis import gradient_error
-from minga.security._merkle import MerkleTree
 from minga.security._record import Record
 from minga.security._wire import Accusation, Charge
+
+FETCH_S: Final = 2.0
+"""Seconds; of the `slack_s` of `Patience` both who validates and who then judges may need so many."""
 
 
 class Inquiry:
@@ -44,17 +57,20 @@ class Inquiry:
         part = await asyncio.to_thread(self._first_false_claim, terms.members.index(target))
         return () if part is None else (Accusation(terms.step, target, Charge.CLAIMS, part),)
 
-    async def is_guilty(self, accusation: Accusation) -> bool:
-        """Whether an accusation about this step is true."""
+    async def is_guilty(self, accusation: Accusation, accusers: Sequence[PeerId]) -> bool | None:
+        """Whether an accusation about this step is true, which the `accusers` made; None if that cannot be told."""
         terms, target = self._record.terms, PeerId(accusation.target)
         if accusation.step != terms.step or target not in terms.members or target in terms.validators:
             return False
-        if accusation.charge is Charge.GRADIENT:
-            return self._thresholds.convicts(await self._gradient_error(target))
         owner, part = terms.members.index(target), accusation.part
+        if accusation.charge is Charge.GRADIENT:
+            if self._thresholds.convicts(await self._gradient_error(target, accusers)):
+                return True
+            return None if self._lacking(owner, terms.division.parts) else False
         if part >= len(terms.members) or not terms.division.numel(part):
             return False
-        await self._get(owner, part)
+        if await self._get(owner, [part], accusers):
+            return None
         return bool(await asyncio.to_thread(self._arithmetic.liars, self._record, part, [owner]))
 
     async def false_claims(self, part: int) -> tuple[Accusation, ...]:
@@ -65,39 +81,51 @@ class Inquiry:
 
     # ---- inner workings
 
-    async def _gradient_error(self, target: PeerId) -> float:
-        """Compute the gradient of a member again; how far what the member committed to is from it, 0 if not at all."""
+    async def _gradient_error(self, target: PeerId, accusers: Sequence[PeerId] = ()) -> float:
+        """Compute the gradient of a member again; how far what the member committed to is from it, as far as it can be
+        had, 0 if not at all.
+        """
         terms, cargo = self._record.terms, self._record.cargo
         expected = await self._work.gradient(terms.step, data_seed(self._before, target))
-        owner, division = terms.members.index(target), terms.division
-        parts = [
-            await asyncio.to_thread(division.encode, expected, part, cargo.rooms) for part in range(len(terms.members))
-        ]
-        tree = await asyncio.to_thread(MerkleTree, parts)
+        owner = terms.members.index(target)
+        parts, tree = await asyncio.to_thread(encoded, terms.division, expected, cargo.rooms)
         if cargo.roots.get(owner) == tree.root:  # it is the same to the last bit
             cargo.put_owners(owner, dict(enumerate(parts)), tree)
             return 0.0
-        ours, theirs = [], []
-        for part, encoded in enumerate(parts):
-            if encoded:
-                await self._get(owner, part)
-            if (owner, part) not in cargo.parts:
-                continue  # what nobody hands out proves nothing about anybody
-            own = torch.empty(division.numel(part))
-            await asyncio.to_thread(division.decode, encoded, part, own)
-            ours.append(own.numpy())
-            try:
-                theirs.append((await asyncio.to_thread(self._record.row, owner, part)).numpy())
-            except InvalidEncodingError:  # what means nothing is no gradient
-                return math.inf
-        return await asyncio.to_thread(gradient_error, theirs, ours)
+        await self._get(owner, terms.division.parts, accusers)
+        return await asyncio.to_thread(self._compare, owner, parts)
+
+    def _compare(self, owner: int, expected: Sequence[Bytes]) -> float:
+        """How far the parts of a member that are at hand are from what they should be."""
+        division, ours, theirs = self._record.terms.division, [], []
+        for part in division.parts:
+            if (owner, part) in self._record.cargo.parts:
+                own = torch.empty(division.numel(part))
+                division.decode(expected[part], part, own)
+                ours.append(own.numpy())
+                try:
+                    theirs.append(self._record.row(owner, part).numpy())
+                except InvalidEncodingError:  # what means nothing is no gradient
+                    return math.inf
+        return gradient_error(theirs, ours)
 
     def _first_false_claim(self, owner: int) -> int | None:
         """The first part about which a member claims what is not true of the bytes that are at hand."""
         parts = range(len(self._record.terms.members))
         return next((part for part in parts if self._arithmetic.liars(self._record, part, [owner])), None)
 
-    async def _get(self, owner: int, part: int) -> None:
+    def _lacking(self, owner: int, parts: Collection[int]) -> list[int]:
+        return [part for part in parts if (owner, part) not in self._record.cargo.parts]
+
+    async def _get(self, owner: int, parts: Collection[int], accusers: Sequence[PeerId]) -> list[int]:
+        """Fetch parts of a member; return those that did not come."""
         terms = self._record.terms
-        if (owner, part) not in self._record.cargo.parts:
-            await self._deliveries.fetch_part(terms.step, terms.attempt, part, owner)
+        known = [terms.members.index(peer) for peer in accusers if peer in terms.members]
+        fetching = [
+            self._deliveries.fetch_part(terms.step, terms.attempt, part, owner, first=(part, *known))
+            for part in self._lacking(owner, parts)
+        ]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FETCH_S):
+                await asyncio.gather(*fetching)
+        return self._lacking(owner, parts)

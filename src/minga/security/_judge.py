@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from minga.network._interface import PeerId
 from minga.security._candidate_desk import CandidateDesk
@@ -29,26 +29,30 @@ class Judge:
         """The first step in which this peer took part as a member; of those before it has nothing to say."""
 
     async def look_into(
-        self, charged: Iterable[Charged], record: Record, candidates: Container[PeerId]
+        self, charged: Sequence[Charged], record: Record, candidates: Container[PeerId]
     ) -> tuple[Judgement, ...]:
         """What this member has to say of the charges of the step of `record`, with these candidates."""
         judgements = []
         found: dict[Accusation, bool | None] = {}
         for charge in charged:
-            accuser, accusation = PeerId(charge.accuser), charge.accusation
+            accusation = charge.accusation
             if accusation not in found:
-                as_candidate = is_about_candidate(accusation, candidates)
-                found[accusation] = await self._is_guilty(accusation, record, accuser if as_candidate else None)
+                accusers = [PeerId(each.accuser) for each in charged if each.accusation == accusation]
+                found[accusation] = await self._is_guilty(accusation, accusers, record, candidates)
             guilty = found[accusation]
             if guilty is not None:
                 said = self._conduct.judgement(accusation, guilty=guilty)
-                judgements.append(Judgement(accuser, accusation, said))
+                judgements.append(Judgement(charge.accuser, accusation, said))
         return tuple(judgements)
 
-    async def _is_guilty(self, accusation: Accusation, record: Record, accuser: PeerId | None) -> bool | None:
-        """Whether an accusation is true, one of a candidate if there is an `accuser`; None if it cannot be said."""
+    async def _is_guilty(
+        self, accusation: Accusation, accusers: Sequence[PeerId], record: Record, candidates: Container[PeerId]
+    ) -> bool | None:
+        """Whether an accusation is true; None if it cannot be said."""
         if accusation.step < self.first:
             return None
-        if accuser is not None:
-            return await self._desk.is_guilty(accuser, accusation, record)
-        return accusation.step in self._records and await self._inquiry(accusation.step).is_guilty(accusation)
+        if is_about_candidate(accusation, candidates):
+            return await self._desk.is_guilty(accusers[0], accusation, record)
+        if accusation.step not in self._records:
+            return False
+        return await self._inquiry(accusation.step).is_guilty(accusation, accusers)
