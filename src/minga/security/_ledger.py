@@ -1,9 +1,9 @@
 """The list of members: who belongs to a secure run at a step, who is on probation, who was banned, and why.
 
 Theory of operation. All honest members have the same list at the same step, because it changes only by what all of
-them agree upon, at the boundary between two attempts or two steps; each commitment holds its digest. A ban is for
-ever. Whoever is *away* (it committed nothing, which is no offence) is removed without blame. Who wants to become a
-member is a *candidate* first, see `minga.security._probation`.
+them agree upon, at the boundary between two attempts or two steps; each commitment holds the digest of the standing,
+which it is part of. A ban is for ever. Whoever is *away* (it committed nothing, which is no offence) is removed without
+blame. Who wants to become a member is a *candidate* first, see `minga.security._probation`.
 
 Members are in the order of their ids; a member's place in that order is its *rank* of the step.
 """
@@ -77,13 +77,6 @@ class Ledger:
     def members(self) -> tuple[PeerId, ...]:
         """All members by rank."""
         return tuple(self._members)
-
-    def rank(self, peer: PeerId) -> int:
-        """A member's place. Raises `KeyError` if it is none."""
-        place = bisect.bisect_left(self._members, peer)
-        if place == len(self._members) or self._members[place] != peer:
-            raise KeyError(peer)
-        return place
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._members
