@@ -93,14 +93,14 @@ class Arithmetic:
     def remember(self, record: Record) -> None:
         """A step was taken: its distances are what the next ones are compared with."""
         parts = record.terms.division.parts
-        norms = [typical_norm(*_norms(self._published(record, part))) for part in parts]
+        norms = [_typical_norm(self._published(record, part)) for part in parts]
         self.history.add([record.terms.division.stops[part] for part in parts], norms)
 
     def doubtful(self, record: Record) -> list[int]:
         """V2, V3 and the radius: which parts have to be computed again. All who have the same claims say the same."""
         parts = record.terms.division.parts
         published = {part: self._published(record, part) for part in parts}
-        typical = [typical_norm(*_norms(published[part])) for part in parts]
+        typical = [_typical_norm(published[part]) for part in parts]
         references = self.history.references([record.terms.division.stops[part] for part in parts])
         spread = dispersions(typical, references)
         doubtful = []
@@ -185,9 +185,8 @@ _LEAST_RADIUS = 1e-30
 """Where all parts are equal there is no distance to measure, and nothing to clip."""
 
 
-def _norms(published: PublishedClaims) -> tuple[dict[str, float], dict[str, int]]:
-    claims = published.claims.items()
-    return {str(peer): claim.norm for peer, claim in claims}, {str(peer): 1 for peer, _ in claims}
+def _typical_norm(published: PublishedClaims) -> float:
+    return typical_norm({peer: claim.norm for peer, claim in published.claims.items()}, published.weights)
 
 
 def _array(values: torch.Tensor) -> npt.NDArray[np.floating]:

@@ -39,11 +39,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from minga.network._interface import PeerId
+
 NORM_FACTOR: Final = (1.0 + math.sqrt(3.0)) * math.sqrt(2.0)
 REMEMBERED_STEPS: Final = 32
 
 
-def typical_norm(norms: Mapping[str, float], weights: Mapping[str, int]) -> float:
+def typical_norm(norms: Mapping[PeerId, float], weights: Mapping[PeerId, int]) -> float:
     """Return the weighted median of the norms: the least one that, with all below it, has half of the weight.
 
     Raises `ValueError` if no sender has any weight.
