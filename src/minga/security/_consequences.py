@@ -23,23 +23,34 @@ class Setback(Exception):
         super().__init__(f"{len(self.cases)} members have to go")
 
 
+def contradicted(
+    peers: Iterable[PeerId],
+    terms: Terms,
+    commits: Mapping[PeerId, Commit],
+    proofs: Mapping[PeerId, Equivocation],
+    witness: Witness,
+) -> list[Case]:
+    """The cases of those `peers` of whom most members can prove that they said two different things."""
+    liars = _named_by_most(terms, (body.equivocators for body in commits.values()))
+    return [
+        witness.contradicted(proofs[peer]) if peer in proofs else witness.named(peer, Reason.EQUIVOCATED)
+        for peer in sorted(peers)
+        if peer in liars
+    ]
+
+
 def require_no_liars(
     terms: Terms, commits: Mapping[PeerId, Commit], proofs: Mapping[PeerId, Equivocation], witness: Witness
 ) -> None:
-    """Who is proven by most to have said two different things has to go: raises `Setback`."""
-    named = Counter(peer for body in commits.values() for peer in set(body.equivocators))
-    liars = [peer for peer in terms.members if 2 * named[peer] > len(terms.members)]
-    if liars:
-        raise Setback(
-            witness.contradicted(proofs[peer]) if peer in proofs else witness.named(peer, Reason.EQUIVOCATED)
-            for peer in liars
-        )
+    """Members who are proven by most to have said two different things have to go: raises `Setback`."""
+    if cases := contradicted(terms.members, terms, commits, proofs, witness):
+        raise Setback(cases)
 
 
 def who_kept_silent(terms: Terms, commits: Mapping[PeerId, Commit]) -> list[PeerId]:
     """Members of whom most heard nothing in the last phase of the step before."""
-    named = Counter(peer for body in commits.values() for peer in set(body.unheard))
-    return [peer for peer in terms.members if 2 * named[peer] > len(terms.members)]
+    silent = _named_by_most(terms, (body.unheard for body in commits.values()))
+    return [peer for peer in terms.members if peer in silent]
 
 
 def who_stands_elsewhere(terms: Terms, commits: Mapping[PeerId, Commit], me: PeerId) -> frozenset[PeerId]:
@@ -98,3 +109,9 @@ def require_values(record: Record, witness: Witness) -> None:
     if behind := [peer for peer, body in record.claims.items() if body.missing]:
         # they cannot go on, and without their claims nothing can be checked
         raise Setback(map(witness.behind, behind))
+
+
+def _named_by_most(terms: Terms, named: Iterable[Iterable[str]]) -> frozenset[str]:
+    """Whom more than half of the members name; `named` is what each of them says."""
+    counts = Counter(peer for names in named for peer in set(names))
+    return frozenset(peer for peer, count in counts.items() if 2 * count > len(terms.members))

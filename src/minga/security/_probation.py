@@ -21,20 +21,17 @@ strangers flood the list of applicants needs another gate before this one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from minga.network._interface import PeerId
-from minga.security._evidence import Case
-from minga.security._ledger import Candidate, Ledger, Reason
+from minga.security._ledger import Candidate, Ledger
 from minga.security._randomness import derive
 from minga.security._record import Record
-from minga.security._slots import Equivocation
 from minga.security._wire import MAX_CANDIDATES, MAX_MEMBERS
-from minga.security._witness import Witness
 
 CANDIDACY_LAG: Final = 2
 """Steps from a candidate's gradient to the end of the step in which members decide about it."""
@@ -101,18 +98,6 @@ def review(
             admitted.append(peer)
             ledger.admit(peer)
     return Review(tuple(admitted), tuple(dropped), _welcome(ledger, record, heard))
-
-
-def contradicted(
-    candidates: Collection[PeerId], record: Record, proofs: Mapping[PeerId, Equivocation], witness: Witness
-) -> tuple[Case, ...]:
-    """The cases of those candidates of whom most members can prove that they said two different things."""
-    named = Counter(peer for commit in record.commits.values() for peer in set(commit.equivocators))
-    liars = sorted(peer for peer in candidates if 2 * named[peer] > len(record.terms.members))
-    return tuple(
-        witness.contradicted(proofs[peer]) if peer in proofs else witness.named(peer, Reason.EQUIVOCATED)
-        for peer in liars
-    )
 
 
 def _welcome(ledger: Ledger, record: Record, heard: dict[PeerId, bytes | None]) -> tuple[PeerId, ...]:

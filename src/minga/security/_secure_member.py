@@ -34,7 +34,7 @@ from minga.security._arithmetic import Arithmetic
 from minga.security._attempt import Attempt
 from minga.security._candidate_desk import CandidateDesk
 from minga.security._conduct import Conduct, Seeds, Work
-from minga.security._consequences import Setback
+from minga.security._consequences import Setback, contradicted
 from minga.security._data_seeds import data_seed
 from minga.security._delivery import Cargo, Deliveries
 from minga.security._division import Division
@@ -46,7 +46,6 @@ from minga.security._judge import Judge
 from minga.security._ledger import Ban, Ledger
 from minga.security._mesh import Mesh
 from minga.security._outcomes import Outcome, Outcomes
-from minga.security._probation import contradicted
 from minga.security._record import Record, Terms
 from minga.security._rules import Rules
 from minga.security._settings import SecureSettings
@@ -271,7 +270,9 @@ class SecureMember:
         )
         witness = Witness(record.terms, self._mesh.slots)
         await self._leave_out(verdicts(progress.charges, record, self._records, witness))
-        await self._leave_out(contradicted(self.ledger.candidates, record, self._mesh.proofs, witness))
+        await self._leave_out(
+            contradicted(self.ledger.candidates, record.terms, record.commits, self._mesh.proofs, witness)
+        )
         admitted = self._desk.review(record, self._rules.probation_steps).admitted
         await asyncio.to_thread(self._write_down, [witness.admitted(peer, before) for peer in admitted])
         candidates, counts = before.ledger.candidates, self._desk.counts
