@@ -115,26 +115,22 @@ class Entrance:
         """What they say. When most have answered the others have as long again, for what was said soon grows old."""
         loop, said = asyncio.get_running_loop(), {peer: dict[int, Place]() for peer in peers}
         begun_s = loop.time()
-        asking = {loop.create_task(self._ask(peer)): peer for peer in peers}
-        pending, limit_s = set(asking), begun_s + CALL_S
-        try:
-            while pending and (left_s := limit_s - loop.time()) > 0:
-                done, pending = await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-                said.update((asking[task], task.result()) for task in done)
-                if 2 * len(pending) < len(peers):
-                    limit_s = min(limit_s, 2 * loop.time() - begun_s + SLACK_S)
-        finally:
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CALL_S) as limit, racing(self._ask(peer) for peer in peers) as answers:
+                for count, answer in enumerate(answers, 1):
+                    peer, places = await answer
+                    said[peer] = places
+                    if count == len(peers) // 2 + 1:
+                        most_s = loop.time() - begun_s
+                        limit.reschedule(begun_s + min(CALL_S, 2 * most_s + SLACK_S))
         return said
 
-    async def _ask(self, peer: PeerId) -> dict[int, Place]:
+    async def _ask(self, peer: PeerId) -> tuple[PeerId, dict[int, Place]]:
         try:
             said = await watch(self._node, peer, 0)
-            return {step: read(statement, Place) for step, statement in said.items()}
+            return peer, {step: read(statement, Place) for step, statement in said.items()}
         except RemoteError:
-            return {}
+            return peer, {}
 
     async def _fetch_all(
         self, signers: Mapping[tuple[int, Place], list[PeerId]], standings: dict[bytes, Standing]
