@@ -2,7 +2,7 @@
 
 **The fixed point (V2).** An honest aggregator stops when ‖Σ w_i D_i‖ ≤ W · ε, W being the sum of the weights. Two
 things are added to that before the others see the result v. The solver's arithmetic may be float32, which costs a few
-units of 2⁻²⁴ τ for each sender, and so are the differences in claims: one unit more. And v is rounded to the format in
+units of 2⁻²⁴ τ for each sender, and so are the differences in claims: one unit more. And v is rounded to float32, in
 which it travels, which moves it by some e. Clipping to a ball never lengthens distances, so each D_i moves by at most
 e, and
 
@@ -11,8 +11,7 @@ e, and
 Of a random direction of unit variance P(|<z, R>| > κ‖R‖) ≤ 2 exp(-κ²/2), so κ = 8 flags one honest sum in 10¹³ at most
 (BTARD section 4.4, with e added; where all directions share a sketch, κ is that much less for the few that lengthen R).
 Every term is known to everybody: the others compute e from the norm of the v that
-they received. A v that is far too long therefore buys its aggregator a tolerance that is longer by 2⁻²⁴ of that only
-(2⁻¹¹ in float16).
+they received. A v that is far too long therefore buys its aggregator a tolerance that is longer by 2⁻²⁴ of that only.
 
 **Claims (V1).** Whoever has the same bytes gets the same claim to the last bit on IEEE 754 hardware; `CLAIM_TOLERANCE`
 leaves room for other orders of summation in float64, and is a thousand times below ε: liars who stay within it cannot
@@ -33,37 +32,29 @@ KAPPA: Final = 8.0
 CLAIM_TOLERANCE: Final = 1e-9
 """Largest deviation of a claim, relative to the length of what it is about."""
 _SOLVER_ROUNDING: Final = 5 * 2.0**-24
-_FORMATS: Final = {"float32": (2.0**-24, 2.0**-150), "float16": (2.0**-11, 2.0**-25)}
-"""By how much an element changes when it is rounded: relative, and at least."""
+_ROUNDING, _LEAST_ROUNDING = 2.0**-24, 2.0**-150
+"""By how much an element changes when it is rounded to float32: relative, and at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultAccuracy:
-    """What an aggregator promises: its solver stops at a residual of `stop` · τ · W, and results travel in `codec`.
+    """What an aggregator promises: its solver stops at a residual of `stop` · τ · W.
 
-    Raises `ConfigurationError` for a stop outside 1e-12 to 1e-2, or a codec that is too coarse for the check: with the
-    rounding of int8 or bfloat16 the tolerance would hide shifts that matter.
+    Raises `ConfigurationError` for a stop outside 1e-12 to 1e-2.
     """
 
-    stop: float = 1e-6
-    codec: str = "float32"
+    stop: float
 
     def __post_init__(self) -> None:
         if not 1e-12 <= self.stop <= 1e-2:
             raise ConfigurationError(f"stop: {self.stop} is not from 1e-12 to 1e-2 clipping radii")
-        if self.codec not in _FORMATS:
-            raise ConfigurationError(
-                f"codec of results: {self.codec!r} is none of {', '.join(_FORMATS)}, "
-                "which are fine enough for the check of the fixed point"
-            )
 
     def residual_limit(self, total_weight: int, radius: float, result_norm: float, numel: int) -> float:
         """Return W · (ε + ε_fp + e), the largest ‖Σ w_i D_i‖ of an honest result.
 
         `radius` is τ; `result_norm` the norm of the result as it was received, of `numel` elements.
         """
-        relative, least = _FORMATS[self.codec]
-        rounding = relative * result_norm + least * math.sqrt(numel)
+        rounding = _ROUNDING * result_norm + _LEAST_ROUNDING * math.sqrt(numel)
         return total_weight * ((self.stop + _SOLVER_ROUNDING) * radius + rounding)
 
     def sum_limit(self, total_weight: int, radius: float, result_norm: float, numel: int) -> float:
