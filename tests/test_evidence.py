@@ -18,13 +18,27 @@ from minga.core._errors import StorageError
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.security._conduct import Seeds, Work
-from minga.security._evidence import Case, Entered, Evidence, EvidenceError, Recomputed, Unshown
+from minga.security._evidence import Case, Entered, Evidence, EvidenceError, Judged, Recomputed, Unshown
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import EvidenceLog, read_log, verify_log
 from minga.security._record import Record
 from minga.security._rules import Rules
 from minga.security._standing import Standing
-from minga.security._wire import Accusation, Body, Claims, Phase, Place, Result, Revealed, Slot, Statement, state
+from minga.security._wire import (
+    Accusation,
+    Body,
+    Charge,
+    Claims,
+    Commit,
+    Judgement,
+    Phase,
+    Place,
+    Result,
+    Revealed,
+    Slot,
+    Statement,
+    state,
+)
 from minga.simulation._attacks import (
     Attack,
     LyingNorms,
@@ -266,6 +280,23 @@ def test_evidence_is_about_one_peer_one_reason_and_one_run(attack: str) -> None:
     for reason in ("SILENT", "WRONG_AGGREGATE", "WRONG_GRADIENT", "nonsense", None):
         if reason != case.reason:
             assert refuses(one.sign(msgspec.structs.replace(case, reason=reason)))
+
+
+@pytest.mark.parametrize("charge", Charge)
+@pytest.mark.parametrize("guilty", [True, False])
+def test_nobody_is_banned_for_what_members_found_about_withheld_gradients(charge: Charge, guilty: bool) -> None:
+    keys = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(3)), key=lambda key: key.peer_id)
+    members, target = tuple(PeerId(key.peer_id) for key in keys), PeerId(ANYBODY.peer_id)
+    accusation = Accusation(4, target, charge)
+    said = Judgement(members[0], accusation, guilty)
+    before, now = (Slot(step, 0, Phase.COMMIT) for step in (5, 6))
+    commit = Commit(bytes(32), bytes(32), bytes(32), bytes(32))
+    accusing = state(keys[0], RUN_ID, before, msgspec.structs.replace(commit, accusations=(accusation,)))
+    judging = tuple(state(key, RUN_ID, now, msgspec.structs.replace(commit, judgements=(said,))) for key in keys)
+    convicted = {Charge.GRADIENT: "WRONG_GRADIENT", Charge.CLAIMS: "FALSE_CLAIMS", Charge.WITHHELD: "FALSE_CLAIMS"}
+    peer, reason = (target, convicted[charge]) if guilty else (members[0], "FALSE_ACCUSATION")
+    case = Case(peer, reason, 6, 0, members, Judged(members[0], accusation, accusing, judging))
+    assert refuses(Evidence.of(case, keys[1], RUN_ID)) == (charge is Charge.WITHHELD)
 
 
 def recomputed() -> tuple[Played, Case, Recomputed]:

@@ -187,6 +187,7 @@ def _judged(words: Words, proof: Judged) -> Reasons:
     accuser, accusation = PeerId(proof.accuser), proof.accusation
     accused = words.commit_before(proof.accusing, accuser)
     words.require(accusation in accused.accusations, "the accuser did not say that")
+    words.require(accusation.charge is not Charge.WITHHELD, "nobody is banned over what a candidate withheld")
     judging = bodies(words.said(proof.judging, Phase.COMMIT), Commit).values()
 
     def most_find(guilty: bool) -> bool:
