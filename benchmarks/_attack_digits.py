@@ -18,8 +18,8 @@ from blake3 import blake3
 from torch.nn import functional
 
 from minga.averaging._layout import VectorLayout
+from minga.security._conduct import KEPT_STEPS
 from minga.security._data_seeds import batch_indices
-from minga.security._secure_member import KEPT_STEPS
 from minga.simulation._donated_work import DonatedWork
 
 PIXELS, HIDDEN, CLASSES = 64, 32, 10

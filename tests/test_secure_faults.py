@@ -127,7 +127,7 @@ async def test_who_cannot_get_what_an_accusation_is_about_says_nothing() -> None
     judge, accuser, target, _ = swarm.honest
     for peer in swarm.honest:
         stall_fetches(peer)
-    inquiry, record = judge.member._inquiry(1), judge.member._records[1]
+    inquiry, record = judge.member._inquiry(1), judge.member._attempts.passed[1]
     owner, part = record.terms.members.index(target.peer_id), record.terms.members.index(accuser.peer_id)
     about_claims = Accusation(1, target.peer_id, Charge.CLAIMS, part)
     about_gradient = Accusation(1, target.peer_id, Charge.GRADIENT)

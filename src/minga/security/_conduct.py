@@ -16,6 +16,9 @@ from minga.network._interface import PeerId
 from minga.security._record import Record
 from minga.security._wire import Accusation, Body, Candidacy, Claims, Place, Result, Revealed, Slot
 
+KEPT_STEPS = 3
+"""Steps that members can be asked about, and so the states that `Work` has to keep."""
+
 
 class Work(Protocol):
     """What training has to offer to the protocol; every method must give the same on all machines of honest members.

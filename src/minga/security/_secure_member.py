@@ -17,28 +17,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from minga.core._errors import RemoteError
 from minga.core._racing import racing
 from minga.core._rooms import Bytes, Rooms
-from minga.core._signal import Signal
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._agreement import Agreement, ContradictionError
 from minga.security._arithmetic import Arithmetic
 from minga.security._attempt import Attempt
+from minga.security._attempts import Attempts
 from minga.security._candidate_desk import CandidateDesk
-from minga.security._conduct import Conduct, Seeds, Work
+from minga.security._changes import Changes
+from minga.security._conduct import KEPT_STEPS, Conduct, Seeds, Work
 from minga.security._consequences import Setback, contradicted
 from minga.security._data_seeds import data_seed
 from minga.security._delivery import Cargo, Deliveries
 from minga.security._division import Division
-from minga.security._evidence import Case, Entered, Evidence
+from minga.security._evidence import Case, Entered
 from minga.security._evidence_log import EvidenceLog
 from minga.security._following import Follower, be_overtaken
 from minga.security._inquiry import Inquiry
@@ -51,23 +51,9 @@ from minga.security._rules import Rules
 from minga.security._settings import SecureSettings
 from minga.security._standing import Progress, Standing
 from minga.security._verdicts import verdicts
-from minga.security._wire import (
-    MAX_ACCUSATIONS,
-    Accusation,
-    Commit,
-    Judgement,
-    Phase,
-    Place,
-    Slot,
-    Statement,
-)
+from minga.security._wire import MAX_ACCUSATIONS, Accusation, Commit, Judgement, Phase, Place, Slot, Statement
 from minga.security._wire import state as sign
 from minga.security._witness import Witness
-
-KEPT_STEPS = 3
-"""Steps that members can be asked about, and so the states that `Work` has to keep."""
-EXPECT_S = 5.0
-"""Seconds that whoever is ahead waits until this member gets to its attempt."""
 
 
 class ExcludedError(RemoteError):
@@ -116,22 +102,18 @@ class SecureMember:
         self._arithmetic = Arithmetic(self._settings)
         self._mesh = Mesh(node, identity, self._is_expected, self._may_speak, self._is_known)
         self._mesh.on_statement = self._note
-        self._deliveries, self._rooms = Deliveries(node, self._find), Rooms()
+        self._attempts, self._rooms = Attempts(self._progress), Rooms()
+        self._deliveries = Deliveries(node, self._attempts.find)
         self._coins: dict[int, bytes] = {}
         self._desk = CandidateDesk(node, self._mesh, work, self._progress, self._settings, self._coins)
         submissions, patience = self._desk.submissions, self._settings.patience
         self._follower = Follower(node, self._mesh, work, self._conduct, submissions, patience)
         self._outcomes = Outcomes(node)
-        self._records: dict[int, Record] = {}
-        """The last attempts of past steps, which passed."""
-        self._judge = Judge(self._records, self._desk, self._conduct, self._inquiry)
+        self._changes = Changes(node, identity, self._progress, self.evidence)
+        self._judge = Judge(self._attempts.passed, self._desk, self._conduct, self._inquiry)
         self._judge.first = standing.step
         self._state: bytes | None = None
         """The digest of the present state."""
-        self._current: Record | None = None
-        self._agreements: deque[Agreement] = deque(maxlen=KEPT_STEPS)
-        """Of the last attempts: others may still vote on their phases."""
-        self._began = Signal()
         self._found: tuple[Accusation, ...] = ()
         self._judgements: tuple[Judgement, ...] = ()
 
@@ -168,12 +150,12 @@ class SecureMember:
         before = self._progress.standing
         followed = await self._follower.take_step(self._progress)
         self._node.events.emit("secure.followed", step=self.step, members=len(self.ledger.members))
-        self._tell_changes(before)
+        self._changes.tell_candidates(before)
         self._judge.first = self.step
         if self.is_member:  # what it sees from now on it can show
             standing, me = self._progress.standing, self._node.peer_id
             case = Case(me, None, self.step, 0, standing.members, Entered(standing, followed.signed))
-            await asyncio.to_thread(self._write_down, [case])
+            await self._changes.write_down([case])
         await self._stand(followed.state, followed.values)
 
     # ---- as a member
@@ -186,14 +168,14 @@ class SecureMember:
             gradient = await self._conduct.gradient(self._work, step, seeds)
         elif target in self.ledger.candidates:
             self._found += await self._desk.validate(target, self._judge.first)
-        elif step - 1 in self._records:  # else this peer has become a member just now
+        elif step - 1 in self._attempts.passed:  # else this peer has become a member just now
             self._found += await self._inquiry(step - 1).validate(target)
         overtaken = be_overtaken(self._node, self.ledger.members, step)
-        async with racing((self._attempts(gradient, frozenset(drawn)), overtaken)) as ends:
+        async with racing((self._try(gradient, frozenset(drawn)), overtaken)) as ends:
             record = await next(ends)
         await self._close(record)
 
-    async def _attempts(self, gradient: torch.Tensor | None, validators: frozenset[PeerId]) -> Record:
+    async def _try(self, gradient: torch.Tensor | None, validators: frozenset[PeerId]) -> Record:
         """Try until an attempt passes."""
         found = self._conduct.accusations(self._found)[:MAX_ACCUSATIONS]
         judgements, heard, attempt = self._judgements, self._desk.named(), 0
@@ -205,13 +187,13 @@ class SecureMember:
                 present = validators.intersection(self.ledger.members)
                 return await self._attempt(attempt, present).run(commit, gradient)
             except Setback as setback:
-                await self._leave_out(setback.cases)
+                await self._changes.leave_out(setback.cases)
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
             attempt += 1
 
     def _unheard(self) -> tuple[PeerId, ...]:
-        last = self._records.get(self.step - 1)
+        last = self._attempts.passed.get(self.step - 1)
         return tuple(peer for peer in last.unheard if peer in self.ledger) if last else ()
 
     def _attempt(self, number: int, validators: frozenset[PeerId]) -> Attempt:
@@ -221,9 +203,7 @@ class SecureMember:
         terms = Terms(self._node.run_id, self.step, number, members, validators, division, self._rules)
         record = Record(terms, Cargo(division.part_bytes, division.value_bytes, self._rooms))
         agreement = Agreement(self._mesh, members, self._node.peer_id, self._settings.patience)
-        self._current = record
-        self._agreements.append(agreement)
-        self._began.fire()
+        self._attempts.begin(record, agreement)
         return Attempt(
             record,
             self._mesh,
@@ -240,50 +220,29 @@ class SecureMember:
             ban = self.ledger.bans.get(self._node.peer_id)
             raise BannedError.of(ban) if ban else ExcludedError("this peer was away for too long", round=self.step)
 
-    async def _leave_out(self, cases: Iterable[Case]) -> None:
-        written = list[Case]()
-        for case in cases:
-            peer, reason = PeerId(case.peer), case.ban
-            if peer not in self.ledger and peer not in self.ledger.candidates:
-                continue
-            if reason is None:
-                self.ledger.remove(peer, self.step)
-                self._node.events.emit("secure.member_away", step=self.step, peer=peer)
-            else:
-                self.ledger.ban(peer, self.step, reason)
-                self._node.events.emit("secure.banned", step=self.step, peer=peer, reason=reason.name, why=reason.value)
-            written.append(case)
-        await asyncio.to_thread(self._write_down, written)
-
-    def _write_down(self, cases: Iterable[Case]) -> None:
-        for case in cases:
-            self.evidence.append(Evidence.of(case, self._identity, self._node.run_id))
-
     async def _close(self, record: Record) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""
         step, progress, before = self.step, self._progress, self._progress.standing
         await self._work.apply(step, await asyncio.to_thread(lambda: progress.bound.shortened(record.vector)))
         self._arithmetic.remember(record)
-        self._records[step] = record
+        self._attempts.passed[step] = record
         self._node.events.emit(
             "secure.step", step=step + 1, attempt=record.terms.attempt, members=len(self.ledger.members)
         )
         witness = Witness(record.terms, self._mesh.slots)
-        await self._leave_out(verdicts(progress.charges, record, self._records, witness))
-        await self._leave_out(
-            contradicted(self.ledger.candidates, record.terms, record.commits, self._mesh.proofs, witness)
-        )
+        await self._changes.leave_out(verdicts(progress.charges, record, self._attempts.passed, witness))
+        candidates, proofs = self.ledger.candidates, self._mesh.proofs
+        await self._changes.leave_out(contradicted(candidates, record.terms, record.commits, proofs, witness))
         admitted = self._desk.review(record, self._rules.probation_steps).admitted
-        await asyncio.to_thread(self._write_down, [witness.admitted(peer, before) for peer in admitted])
-        candidates, counts = before.ledger.candidates, self._desk.counts
-        progress.take_outcome(record, lambda accuser, accusation: counts(accuser, accusation, record, candidates))
-        self._tell_changes(before)
+        await self._changes.write_down(witness.admitted(peer, before) for peer in admitted)
+        then, counts = before.ledger.candidates, self._desk.counts
+        progress.take_outcome(record, lambda accuser, accusation: counts(accuser, accusation, record, then))
+        self._changes.tell_candidates(before)
         await self._stand(await self._work.digest(), record.cargo.values)
-        for old in [old for old in self._records if old <= self.step - KEPT_STEPS]:
-            del self._records[old]
+        self._attempts.forget_before(self.step - KEPT_STEPS + 1)
         self._rooms.trim()
-        self._judgements = await self._judge.look_into(progress.charges, record, candidates)
-        self._found = await self._inquiry(step).false_claims(self._own_part(record))
+        self._judgements = await self._judge.look_into(progress.charges, record, then)
+        self._found = await self._inquiry(step).false_claims(record.terms.members.index(self._node.peer_id))
 
     async def _stand(self, state: bytes, values: Mapping[int, Bytes]) -> None:
         """This peer has come to the beginning of a step, by the aggregates `values` of the last one."""
@@ -301,33 +260,16 @@ class SecureMember:
         for old in [old for old in self._coins if old < self.step - KEPT_STEPS - 1]:
             del self._coins[old]
 
-    def _tell_changes(self, before: Standing) -> None:
-        """What became of candidates since then."""
-        candidates, ledger, events = before.ledger.candidates.keys(), self.ledger, self._node.events
-        for peer in sorted(ledger.candidates.keys() - candidates):
-            events.emit("secure.candidate", step=self.step, peer=peer)
-        for peer in sorted(candidates - ledger.candidates.keys() - ledger.bans.keys()):
-            events.emit("secure.admitted" if peer in ledger else "secure.dropped", step=self.step, peer=peer)
-
-    def _own_part(self, record: Record) -> int:
-        return record.terms.members.index(self._node.peer_id)
-
     def _inquiry(self, step: int) -> Inquiry:
-        return Inquiry(self._records[step], self._coins[step - 1], self._work, self._arithmetic, self._deliveries)
+        record, before = self._attempts.passed[step], self._coins[step - 1]
+        return Inquiry(record, before, self._work, self._arithmetic, self._deliveries)
 
     # ---- what others ask
 
     def _is_expected(self, slot: Slot) -> bool:
-        """Nobody is more than one attempt ahead, so nobody can make this peer keep more than a few statements."""
-        current = self._current.terms if self._current is not None else None
-        reached = current.attempt if current is not None and current.step == self.step else 0
         if slot.phase is Phase.CANDIDACY:
             return slot.attempt == 0 and self.step - KEPT_STEPS <= slot.step <= self.step + 1
-        if slot.step in self._records:
-            return slot.attempt <= self._records[slot.step].terms.attempt
-        return (
-            slot.step in (self.step, self.step + 1) and slot.attempt <= (reached if slot.step == self.step else 0) + 1
-        )
+        return self._attempts.is_expected(slot)
 
     def _may_speak(self, peer: PeerId, slot: Slot) -> bool:
         if slot.phase is Phase.CANDIDACY:
@@ -342,25 +284,14 @@ class SecureMember:
             if not self._has_revealed(statement.slot.step + 1):
                 self._desk.heard.hear(statement)
             self._desk.heard.make_room(statement.slot, self.ledger, self._progress.coin)
-            return
-        for agreement in self._agreements:
-            agreement.answer(statement)
+        else:
+            self._attempts.answer(statement)
 
     def _has_revealed(self, step: int) -> bool:
         """Whether this member gave away its secret of the coin of a step, so that others may know that."""
-        if self.step != step or self._current is None or self._current.terms.step != step:
-            return self.step > step
-        return self._node.peer_id in self._mesh.slots.of(Slot(step, self._current.terms.attempt, Phase.REVEAL))
-
-    async def _find(self, step: int, attempt: int) -> tuple[Cargo, tuple[PeerId, ...]] | None:
-        """The cargo of an attempt, which this member may be about to begin."""
-        deadline = asyncio.get_running_loop().time() + EXPECT_S
-        while True:
-            records = [*self._records.values(), *([self._current] if self._current else [])]
-            for record in records:
-                if (record.terms.step, record.terms.attempt) == (step, attempt):
-                    return record.cargo, record.terms.members
-            now = asyncio.get_running_loop().time()
-            if step < self.step or now >= deadline:
-                return None
-            await self._began.wait(deadline - now)
+        if self.step > step:
+            return True
+        reached = self._attempts.under_way(step)
+        if reached is None:
+            return False
+        return self._node.peer_id in self._mesh.slots.of(Slot(step, reached.attempt, Phase.REVEAL))

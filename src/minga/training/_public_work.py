@@ -13,7 +13,7 @@ from minga.averaging._layout import VectorLayout
 from minga.core._errors import ConfigurationError
 from minga.network._interface import PeerId
 from minga.network._node import Node
-from minga.security._secure_member import KEPT_STEPS
+from minga.security._conduct import KEPT_STEPS
 from minga.training._public_port import GradientTask, PublicPort
 from minga.training._replica_interface import ReplicaInterface
 from minga.training._state_download import download
