@@ -11,7 +11,7 @@ from swarm_tools import later, virtually
 
 from minga.security._evidence_log import verify_log
 from minga.security._wire import Accusation, Charge
-from minga.simulation._attacks import SignFlip
+from minga.simulation._attacks import SignFlip, WithheldPart
 from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
 
 STEPS = 10
@@ -118,6 +118,28 @@ async def test_whoever_lets_those_wait_who_look_into_it_does_not_make_them_late(
     assert {ends[peer.name] for peer in swarm.honest} == {None}
     assert swarm.bans(swarm.honest[0]) == dict.fromkeys(names, "WRONG_GRADIENT")
     assert "secure.member_away" not in {event.kind for peer in swarm.honest for event in peer.log}
+
+
+class WithheldFromSome(WithheldPart):
+    """Brings its parts to most aggregators, and not to all."""
+
+    def brings(self, part: int) -> bool:
+        return not self.is_on or part % 3 != 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_whoever_withholds_from_some_and_lets_all_wait_parts_nobody(count: int) -> None:
+    @virtually
+    async def run() -> None:
+        names = [f"p{index}" for index in range(count)]
+        swarm = SecureSwarm(8, lambda: Quadratic(60), dict.fromkeys(names, lambda allies: WithheldFromSome(2, allies)))
+        for name in names:
+            stall_fetches(swarm.peers[name])
+        ends = await swarm.run(6)
+        assert {ends[peer.name] for peer in swarm.honest} == {None}
+        assert [swarm.bans(peer) for peer in swarm.honest] == [dict.fromkeys(names, "UNDELIVERED")] * (8 - count)
+
+    run()
 
 
 @virtually

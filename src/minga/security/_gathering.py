@@ -1,15 +1,22 @@
-"""How one member hands out and gets the parts and aggregates of one attempt, and how long it waits for them."""
+"""How one member hands out and gets the parts and aggregates of one attempt, and how long it waits for them.
+
+Theory of operation. Whoever withholds bytes from some members, or lets them wait, must not make these so late with
+their next word that the others take them for silent. So bytes are waited for half as many seconds beyond the time that
+most took as words are.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 
 import torch
 
 from minga.averaging._codec_interface import InvalidEncodingError
 from minga.core._errors import RemoteError
+from minga.core._racing import racing
 from minga.security._delivery import Deliveries
 from minga.security._record import Record
 from minga.security._stragglers import Patience, wait_for_all
@@ -20,7 +27,8 @@ class Gathering:
 
     def __init__(self, record: Record, deliveries: Deliveries, patience: Patience, me: int) -> None:
         self._record, self._terms, self._cargo = record, record.terms, record.cargo
-        self._deliveries, self._patience, self._me = deliveries, patience, me
+        self._deliveries, self._me = deliveries, me
+        self._patience = replace(patience, slack_s=patience.slack_s / 2)
 
     @contextlib.asynccontextmanager
     async def errands(self) -> AsyncIterator[None]:
@@ -30,11 +38,10 @@ class Gathering:
 
     async def parts(self, owners: Sequence[int]) -> None:
         """Wait for the parts that this member aggregates."""
-        cargo, terms, me = self._cargo, self._terms, self._me
+        cargo, me = self._cargo, self._me
 
         async def fetch(lacking: Sequence[int], by_s: float) -> None:
-            fetching = (self._deliveries.fetch_part(terms.step, terms.attempt, me, owner, by_s) for owner in lacking)
-            await asyncio.gather(*fetching)
+            await asyncio.gather(*(self._fetch(me, owner, by_s) for owner in lacking))
 
         await wait_for_all(
             lambda: [owner for owner in owners if (owner, me) not in cargo.parts],
@@ -63,31 +70,42 @@ class Gathering:
         )
 
     async def obtainable(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Look for parts, given as (aggregator, owner), anywhere; those that can be had and mean something."""
-        terms = self._terms
+        """Look for parts, given as (aggregator, owner), anywhere; those that can be had and mean something.
 
-        async def can_get(part: int, owner: int) -> bool:
-            if (owner, part) not in self._cargo.parts:
-                await self._deliveries.fetch_part(terms.step, terms.attempt, part, owner)
-            return await asyncio.to_thread(self._row, owner, part) is not None
-
-        found = await asyncio.gather(*(can_get(part, owner) for part, owner in wanted))
-        return [one for one, came in zip(wanted, found, strict=True) if came]
+        Since aggregators looked for them in vain, and most of them may be withheld, they have a fixed time.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience.slack_s):
+                await asyncio.gather(*(self._fetch(part, owner) for part, owner in self._absent(wanted)))
+        rows = await asyncio.gather(*(asyncio.to_thread(self._row, owner, part) for part, owner in wanted))
+        return [one for one, row in zip(wanted, rows, strict=True) if row is not None]
 
     async def lacking(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Look for parts, given as (aggregator, owner), anywhere; those that cannot be had."""
-        terms, has = self._terms, self._cargo.parts
-        absent = [(part, owner) for part, owner in wanted if (owner, part) not in has]
-        await asyncio.gather(
-            *(self._deliveries.fetch_part(terms.step, terms.attempt, part, owner) for part, owner in absent)
-        )
-        return [(part, owner) for part, owner in absent if (owner, part) not in has]
+        """Look for parts, given as (aggregator, owner), anywhere; those that cannot be had.
+
+        When most are there, or refused by all, the others have as long again and some seconds.
+        """
+        loop, absent = asyncio.get_running_loop(), self._absent(wanted)
+        begun_s = loop.time()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None) as limit, racing(self._fetch(*one) for one in absent) as ends:
+                for left in range(len(absent), 0, -1):
+                    if limit.when() is None and 2 * left < len(wanted):
+                        limit.reschedule(2 * loop.time() - begun_s + self._patience.slack_s)
+                    await next(ends)
+        return self._absent(wanted)
 
     def rows(self, owners: Sequence[int]) -> dict[int, torch.Tensor]:
         """What came for this member to aggregate, by owner, unless it means nothing."""
         return {owner: row for owner in owners if (row := self._row(owner, self._me)) is not None}
 
     # ---- inner workings
+
+    def _absent(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        return [(part, owner) for part, owner in wanted if (owner, part) not in self._cargo.parts]
+
+    async def _fetch(self, part: int, owner: int, by_s: float | None = None) -> None:
+        await self._deliveries.fetch_part(self._terms.step, self._terms.attempt, part, owner, by_s)
 
     async def _bring(self, part: int) -> None:
         """What fails is fetched in other ways."""
