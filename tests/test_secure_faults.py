@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 import torch
 from secure_world import Quadratic, stall_fetches
 from swarm_tools import later, virtually
 
+from minga.network._interface import PeerId
+from minga.network._messages import MessageStream
+from minga.network._virtual import VirtualNetwork
 from minga.security._evidence_log import verify_log
-from minga.security._wire import Accusation, Charge
-from minga.simulation._attacks import SignFlip, WithheldPart
-from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
+from minga.security._mesh import ASK
+from minga.security._wire import Accusation, Body, Charge, Commit, Phase, Slot
+from minga.simulation._attacks import Attack, SignFlip, WithheldPart
+from minga.simulation._secure_swarm import LATENCY_S, RUN_ID, SecureSwarm
 
 STEPS = 10
 
@@ -138,6 +145,51 @@ def test_whoever_withholds_from_some_and_lets_all_wait_parts_nobody(count: int) 
         ends = await swarm.run(6)
         assert {ends[peer.name] for peer in swarm.honest} == {None}
         assert [swarm.bans(peer) for peer in swarm.honest] == [dict.fromkeys(names, "UNDELIVERED")] * (8 - count)
+
+    run()
+
+
+class Contrary(Attack):
+    """Says that it heard something else than the others in the phase before `phase`."""
+
+    phase: Phase
+
+    def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+        if self.is_on and slot.phase is self.phase and not isinstance(body, Commit):
+            body = msgspec.structs.replace(body, seen=bytes(32))
+        return [(body, everybody)]
+
+
+class OneFar(SecureSwarm):
+    """The lines of p5 are longer than those of the others."""
+
+    def _host(self, name: str) -> VirtualNetwork:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("minga.simulation._secure_swarm.LATENCY_S", 0.2 if name == "p5" else LATENCY_S)
+            return super()._host(name)
+
+
+@pytest.mark.parametrize("phase", [Phase.RESULT, Phase.CLAIMS])
+def test_whoever_answers_some_only_what_it_heard_makes_nobody_late(phase: Phase) -> None:
+    @virtually
+    async def run() -> None:
+        class Now(Contrary):
+            pass
+
+        Now.phase = phase
+        swarm = OneFar(8, lambda: Quadratic(60), {"p0": lambda allies: Now(2, allies)})
+        hostile, victim = swarm.peers["p0"].member, swarm.peers["p5"].peer_id
+
+        async def stall(peer: PeerId, stream: MessageStream) -> None:
+            if peer != victim:
+                await hostile._mesh._serve_ask(peer, stream)
+            else:
+                await asyncio.Event().wait()
+
+        hostile._node.serve(ASK, stall)
+        ends = await swarm.run(4)
+        assert {ends[peer.name] for peer in swarm.honest} == {None}
+        assert not swarm.bans(swarm.honest[0])
 
     run()
 

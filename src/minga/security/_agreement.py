@@ -129,7 +129,7 @@ class Agreement:
         """What most heard, as far as this member has it or can get it."""
         said = self._mesh.slots.of(slot)
         if lacking := [peer for peer, digest in right.items() if peer not in said or said[peer].digest != digest]:
-            await self._mesh.pull(slot, lacking, self._members)
+            await self._mesh.pull(slot, lacking, self._members, self.patience.leeway_s)
         said = self._mesh.slots.of(slot)
         if any(peer not in said for peer in right):
             raise OutvotedError("most heard somebody whom nobody lets this peer hear", round=slot.step)

@@ -95,8 +95,8 @@ class Exchange:
         """Where members know another last phase than this one, somebody told them and us different things."""
         others = [peer for peer, body in bodies.items() if not isinstance(body, Commit) and body.seen != self.seen]
         if others:
-            slots = (self._before, self._before.vote)
-            await asyncio.gather(*(self._mesh.pull(slot, self._terms.members, others) for slot in slots))
+            slots, limit_s = (self._before, self._before.vote), self._agreement.patience.leeway_s
+            await asyncio.gather(*(self._mesh.pull(slot, self._terms.members, others, limit_s) for slot in slots))
         proofs = [self._mesh.proofs[peer] for peer in self._agreement.equivocators]
         if is_last:
             proofs = [proof for proof in proofs if others and proof.one.slot in (self._before, self._before.vote)]

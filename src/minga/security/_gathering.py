@@ -28,7 +28,7 @@ class Gathering:
     def __init__(self, record: Record, deliveries: Deliveries, patience: Patience, me: int) -> None:
         self._record, self._terms, self._cargo = record, record.terms, record.cargo
         self._deliveries, self._me = deliveries, me
-        self._patience = replace(patience, slack_s=patience.slack_s / 2)
+        self._patience = replace(patience, slack_s=patience.leeway_s)
 
     @contextlib.asynccontextmanager
     async def errands(self) -> AsyncIterator[None]:

@@ -86,10 +86,14 @@ class Mesh:
         self._spread(TELL, Told.of(statement), everybody)
         return statement
 
-    async def pull(self, slot: Slot, authors: Iterable[PeerId], everybody: Iterable[PeerId]) -> None:
-        """Ask everybody for the statements of some authors, and keep what they have."""
+    async def pull(
+        self, slot: Slot, authors: Iterable[PeerId], everybody: Iterable[PeerId], limit_s: float = CALL_S
+    ) -> None:
+        """Ask everybody for the statements of some authors, and keep what they have; nobody has longer than `limit_s`
+        seconds to answer.
+        """
         wanted = Ask(slot, tuple(authors))
-        await asyncio.gather(*(self._pull(peer, wanted) for peer in everybody if peer != self._node.peer_id))
+        await asyncio.gather(*(self._pull(peer, wanted, limit_s) for peer in everybody if peer != self._node.peer_id))
 
     def prove(self, proof: Equivocation, everybody: Iterable[PeerId]) -> None:
         """Note that a member or candidate equivocated, and tell everybody.
@@ -139,9 +143,9 @@ class Mesh:
         with contextlib.suppress(RemoteError):  # who misses it asks for it
             await self._node.call(peer, method, message, Done, timeout_s=CALL_S)
 
-    async def _pull(self, peer: PeerId, wanted: Ask) -> None:
+    async def _pull(self, peer: PeerId, wanted: Ask, limit_s: float) -> None:
         with contextlib.suppress(RemoteError):
-            answer = await self._node.call(peer, ASK, wanted, Answer, timeout_s=CALL_S)
+            answer = await self._node.call(peer, ASK, wanted, Answer, timeout_s=limit_s)
             for statement in answer.statements:
                 if statement.slot != wanted.slot:
                     raise ProtocolError("it answered with statements that nobody asked for", peer=peer)

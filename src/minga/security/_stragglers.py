@@ -32,6 +32,13 @@ class Patience:
     longest_s: float = 600.0
     proof_s: float = 1.0
 
+    @property
+    def leeway_s(self) -> float:
+        """Seconds that a member spends between two of its words on waiting for somebody longer than for most: so few
+        that nobody who lets it wait makes the others take it for silent.
+        """
+        return self.slack_s / 2
+
 
 async def wait_for_all(
     missing: Callable[[], Sequence[T]],
