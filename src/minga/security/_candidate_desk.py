@@ -34,8 +34,8 @@ class CandidateDesk:
     ) -> None:
         self.heard = Candidacies(mesh.slots)
         self.submissions = Submissions(node, work.layout, lambda peer: peer in progress.ledger)
-        self._node, self._mesh, self._progress, self._settings, self._coins = node, mesh, progress, settings, coins
-        self._examiner = Examiner(work, self.submissions, self.heard, settings.thresholds)
+        self._node, self._mesh, self._progress, self._settings = node, mesh, progress, settings
+        self._examiner = Examiner(work, self.submissions, self.heard, settings.thresholds, coins)
         self._drawn: dict[PeerId, PeerId] = {}
 
     def draw(self) -> Mapping[PeerId, PeerId]:
@@ -58,7 +58,7 @@ class CandidateDesk:
     async def validate(self, candidate: PeerId, first: int) -> tuple[Accusation, ...]:
         """What is wrong with what a candidate did; nothing if that was before step `first`."""
         step = self._progress.step - CANDIDACY_LAG
-        return await self._examiner.validate(step, candidate, self._coins[step - 1]) if step >= first else ()
+        return await self._examiner.validate(step, candidate) if step >= first else ()
 
     def counts(self, accuser: PeerId, accusation: Accusation, record: Record, candidates: Container[PeerId]) -> bool:
         """Whether an accusation that was made in the step of `record`, with these candidates, is looked into: any of a
@@ -68,7 +68,7 @@ class CandidateDesk:
 
     async def is_guilty(self, accuser: PeerId, accusation: Accusation, record: Record) -> bool | None:
         """Whether it is true; None if this member cannot find out."""
-        return await self._examiner.is_guilty(accusation, accuser, record, self._coins[accusation.step - 1])
+        return await self._examiner.is_guilty(accusation, accuser, record)
 
     def review(self, record: Record, probation_steps: int) -> Review:
         """Decide what becomes of candidates after the step of `record`, which is the present one."""

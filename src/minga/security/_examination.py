@@ -1,7 +1,11 @@
 """Looking into candidates: what validators do, and all members who judge their accusations.
 
+Whoever looks computes the gradient itself, and meanwhile fetches a sample of what the candidate committed to
+(`minga.security._submissions`), which it needs if the two are not the same to the last bit. It waits for that as long
+as it computes, or `FETCH_S` seconds: a candidate that lets it wait holds up no step that takes longer than that.
+
 A validator that finds a wrong gradient accuses the candidate of it, who is banned if most find the same, while a false
-accuser is. A validator that cannot get the gradient cannot show that either; if most others cannot get it, or find it
+accuser is. A validator that cannot get the sample cannot show that either; if most others cannot get it, or find it
 wrong, the candidate has to start over, and else nothing happens. So neither does a broken line cost anybody its place,
 nor does it help a candidate to keep its gradient from those who look.
 """
@@ -11,19 +15,24 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Container, Mapping, Sequence
+from typing import Final
+
+import torch
 
 from minga.averaging._codec_interface import InvalidEncodingError
-from minga.core._rooms import Bytes
 from minga.network._interface import PeerId
 from minga.security._candidacies import Candidacies
 from minga.security._conduct import Work
 from minga.security._data_seeds import data_seed
-from minga.security._delivery import digest_of
-from minga.security._hysteresis import Hysteresis, gradient_error
+from minga.security._fixed_order import norm
+from minga.security._hysteresis import Hysteresis, sampled_error
 from minga.security._probation import CANDIDACY_LAG, heard_by_most
 from minga.security._record import Record
-from minga.security._submissions import Submissions
+from minga.security._submissions import Sample, Submission, Submissions
 from minga.security._wire import Accusation, Charge
+
+FETCH_S: Final = 2.0
+"""Of the `slack_s` of `Patience` both who validates and who then judges may need so many."""
 
 
 def is_about_candidate(accusation: Accusation, candidates: Container[PeerId]) -> bool:
@@ -45,49 +54,62 @@ def counts(accuser: PeerId, accusation: Accusation, record: Record, drawn: Mappi
 
 
 class Examiner:
-    """Looks into candidates on behalf of one member."""
+    """Looks into candidates on behalf of one member; `coins` are those of past steps."""
 
-    def __init__(self, work: Work, submissions: Submissions, candidacies: Candidacies, thresholds: Hysteresis) -> None:
-        self._work, self._submissions = work, submissions
+    def __init__(
+        self,
+        work: Work,
+        submissions: Submissions,
+        candidacies: Candidacies,
+        thresholds: Hysteresis,
+        coins: Mapping[int, bytes],
+    ) -> None:
+        self._work, self._submissions, self._coins = work, submissions, coins
         self._candidacies, self._thresholds = candidacies, thresholds
 
-    async def validate(self, step: int, target: PeerId, coin: bytes) -> tuple[Accusation, ...]:
-        """What is wrong with what a candidate did in a step; `coin` is that of the step before."""
-        digest = self._candidacies.of(step).get(target)
-        if digest is None:  # it did nothing that could be wrong
+    async def validate(self, step: int, target: PeerId) -> tuple[Accusation, ...]:
+        """What is wrong with what a candidate did in a step."""
+        root = self._candidacies.of(step).get(target)
+        if root is None:  # it did nothing that could be wrong
             return ()
-        error = await self._error(step, target, digest, coin, (target,))
+        error = await self._error(step, target, root, (target,))
         if error is None:
             return (Accusation(step, target, Charge.WITHHELD),)
         return (Accusation(step, target, Charge.GRADIENT),) if self._thresholds.accuses(error) else ()
 
-    async def is_guilty(self, accusation: Accusation, accuser: PeerId, record: Record, coin: bytes) -> bool | None:
+    async def is_guilty(self, accusation: Accusation, accuser: PeerId, record: Record) -> bool | None:
         """Whether an accusation that counts is true; None if this member cannot find out."""
         target = PeerId(accusation.target)
-        digest = heard_by_most(record)[target]
+        root = heard_by_most(record)[target]
         sources = (target, accuser) if accusation.charge is Charge.GRADIENT else (target,)
-        error = await self._error(accusation.step, target, digest or b"", coin, sources)
+        error = await self._error(accusation.step, target, root or b"", sources)
         if error is None:
             return True if accusation.charge is Charge.WITHHELD else None
         return self._thresholds.convicts(error)
 
-    async def _error(
-        self, step: int, target: PeerId, digest: bytes, coin: bytes, sources: Sequence[PeerId]
-    ) -> float | None:
-        """How far what a candidate committed to is from what it should be; None if nobody hands it out."""
-        expected = await self._work.gradient(step, data_seed(coin, target))
-        encoded = await self._submissions.encode(expected)
-        if await asyncio.to_thread(digest_of, encoded) == digest:
-            return 0.0
-        body = await self._submissions.fetch(step, target, digest, sources)
-        if body is None:
-            return None
-        return await asyncio.to_thread(self._compare, body, encoded)
-
-    def _compare(self, body: Bytes, expected: Bytes) -> float:
-        """How far one encoded gradient is from another."""
+    async def _error(self, step: int, target: PeerId, root: bytes, sources: Sequence[PeerId]) -> float | None:
+        """How far what a candidate committed to is from what it should be; None if nobody shows that in time."""
+        places = self._submissions.drawn(self._coins[step + 1], target)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + FETCH_S
+        fetching = loop.create_task(self._submissions.fetch(step, target, root, places, sources))
         try:
-            sent = self._submissions.decode(body)
+            expected = await self._work.gradient(step, data_seed(self._coins[step - 1], target))
+            own = await self._submissions.encode(expected)
+            if own.root == root:
+                return 0.0
+            await asyncio.wait([fetching], timeout=max(0.0, until_s - loop.time()))
+            sent = fetching.result() if fetching.done() else None
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+        return await asyncio.to_thread(self._compare, sent, own, expected) if sent is not None else None
+
+    def _compare(self, sent: Sample, own: Submission, expected: torch.Tensor) -> float:
+        """How far a sample is from the same pieces of a gradient that is `expected`."""
+        try:
+            theirs = self._submissions.decode(sent)
         except InvalidEncodingError:  # what means nothing is no gradient
             return math.inf
-        return gradient_error([sent.numpy()], [self._submissions.decode(expected).numpy()])
+        ours = self._submissions.decode(own.sample(sent.pieces))
+        return sampled_error(theirs.numpy(), ours.numpy(), norm(expected.numpy()), expected.numel())

@@ -28,7 +28,6 @@ from minga.network._node import Node
 from minga.security._agreement import DivergedError, OutvotedError
 from minga.security._conduct import Conduct, Seeds, Work
 from minga.security._data_seeds import data_seed
-from minga.security._delivery import digest_of
 from minga.security._division import Division, value_from_bytes
 from minga.security._in_turn import first_in_turn
 from minga.security._mesh import Mesh
@@ -103,10 +102,10 @@ class Follower:
         if me not in ledger.candidates:
             return None
         seeds = {peer: data_seed(progress.coin, peer) for peer in (*ledger.members, *ledger.candidates)}
-        body = await self._submissions.encode(await self._conduct.gradient(self._work, step, Seeds(me, seeds)))
+        submission = await self._submissions.encode(await self._conduct.gradient(self._work, step, Seeds(me, seeds)))
         if self._conduct.submits():
-            self._submissions.keep(step, me, body)
-        return await asyncio.to_thread(digest_of, body)
+            self._submissions.keep(step, me, submission)
+        return submission.root
 
     async def _watch_all(self, step: int, members: Sequence[PeerId]) -> tuple[Place, list[PeerId]]:
         """Where most members stand at the beginning of a step, and who says so."""

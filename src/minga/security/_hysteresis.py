@@ -76,6 +76,17 @@ class Hysteresis:
         return not error <= self.convict
 
 
+def sampled_error(sent: Vector, recomputed: Vector, whole_norm: float, numel: int) -> float:
+    """Return what a sample says of the relative error of a whole gradient, of `numel` elements and that norm.
+
+    The sample counts with at least the norm that an even distribution would give it: then the square of the error is
+    on average, over all samples, that of the whole, and a place where the gradient is nearly 0 says nothing by itself.
+    Raises `ValueError` unless both samples have the same length.
+    """
+    even = whole_norm * math.sqrt(len(recomputed) / numel) if numel else 0.0
+    return relative(distance(sent, recomputed), max(norm(recomputed), even))
+
+
 def gradient_error(sent: Sequence[Vector], recomputed: Sequence[Vector]) -> float:
     """Return the largest relative error of a gradient given in parts, over the parts and the whole.
 

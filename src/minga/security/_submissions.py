@@ -1,100 +1,206 @@
-"""The gradients of candidates: nobody aggregates them, but whoever looks into a candidate can have its.
+"""The gradients of candidates: nobody aggregates them, but whoever looks into a candidate can have a sample of its.
 
-What counts is the digest that the candidate committed to; so a gradient may come from anybody who has it, in particular
-from a validator who accuses the candidate of it. Nobody waits long for it: a candidate that sends slowly, to some, must
-not make these later in the next step than the others wait for them.
+Theory of operation. What a candidate owes is the proof that it computed. So it cuts its gradient into pieces and
+commits to the root of their Merkle tree; the next coin, which also says who validates, draws the few pieces that it has
+to show. A sample is a small share of the gradient however large that is, so whoever has the line of a member can hand
+it to all members while these compute, and nobody needs the memory of a whole gradient for it. Who leaves out a share s
+of the work is found with a probability of 1 - (1 - s)^`SAMPLED` whenever somebody looks, which happens many times in a
+probation.
+
+A piece counts by its path to the root; so it may come from anybody who has it, in particular from a validator who
+accuses the candidate of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import msgspec
 import torch
 
 from minga.averaging._layout import VectorLayout
-from minga.core._errors import RejectedError, RemoteError
+from minga.core._errors import ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core._racing import racing
 from minga.core._rooms import Bytes
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
-from minga.security._delivery import digest_of
 from minga.security._division import Division
-from minga.security._wire import Peer, Step
+from minga.security._merkle import MerkleTree, depth, root_of
+from minga.security._randomness import derive
+from minga.security._transfers import transfer, transfer_limit_s
+from minga.security._uniform import UniformIntegers
+from minga.security._wire import Digest, Peer, Step
 
 SUBMISSION = "secure.submission"
-FETCH_S = 2.0
-"""Also seconds; of the `slack_s` of `Patience` both who validates and who then judges may need so many."""
+SAMPLED: Final = 16
+"""Pieces of a sample."""
+MAX_PIECES: Final = 4096
+PIECE_NUMEL: Final = 256
+"""Elements of a piece, at least, unless the gradient is shorter."""
+MAX_SERVED_EACH: Final = 4
+"""Samples that one member is handed at once."""
+
+Place = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PIECES)]
+Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=depth(MAX_PIECES))]
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Ask for the gradient that a candidate committed to in a step."""
+    """Ask for pieces of the gradient that a candidate committed to in a step."""
 
     step: Step
     candidate: Peer
+    places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=SAMPLED)]
+
+
+class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Those of the pieces that were asked for; the pieces follow, one after the other."""
+
+    paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=SAMPLED)]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Pieces of a gradient with their paths, by place."""
+
+    pieces: Mapping[int, tuple[Bytes, tuple[bytes, ...]]]
+
+    def sample(self, places: Iterable[int]) -> Sample:
+        """Some of these. Raises `KeyError` if one is not there."""
+        return Sample({place: self.pieces[place] for place in places})
+
+    def belongs_to(self, root: bytes, count: int) -> bool:
+        """Whether these are pieces of the gradient with that root, of `count` pieces."""
+        return all(root_of(piece, place, count, path) == root for place, (piece, path) in self.pieces.items())
+
+
+class Submission:
+    """A whole gradient, encoded in `pieces`."""
+
+    def __init__(self, pieces: Sequence[Bytes]) -> None:
+        self._pieces, self._tree = pieces, MerkleTree(pieces)
+
+    @property
+    def root(self) -> bytes:
+        """What a candidate commits to."""
+        return self._tree.root
+
+    def sample(self, places: Iterable[int]) -> Sample:
+        """Some pieces. Raises `IndexError` if there is none at one of the places."""
+        return Sample({place: (self._pieces[place], self._tree.path(place)) for place in places})
 
 
 class Submissions:
-    """Keeps encoded gradients of `layout` and hands them to those who are members in the eyes of this peer."""
+    """Keeps gradients of `layout`, or samples of them, and hands samples to those who are members in the eyes of this
+    peer.
+    """
 
     def __init__(self, node: Node, layout: VectorLayout, is_member: Callable[[PeerId], bool]) -> None:
         self._node, self._is_member = node, is_member
-        self._division = Division.equal(layout, [True])
-        self._kept: dict[tuple[int, PeerId], Bytes] = {}
+        self._count = max(1, min(MAX_PIECES, layout.total // PIECE_NUMEL))
+        self._division = Division.equal(layout, [True] * self._count)
+        self._piece_bytes = self._division.part_bytes
+        self._kept: dict[tuple[int, PeerId], Submission | Sample] = {}
+        self._served: Counter[PeerId] = Counter()
         node.serve(SUBMISSION, self._serve)
 
-    async def encode(self, gradient: torch.Tensor) -> Bytes:
-        """A gradient as it goes over the wire. Raises `NonFiniteError`."""
-        return await asyncio.to_thread(self._division.encode, gradient, 0)
+    async def encode(self, gradient: torch.Tensor) -> Submission:
+        """A gradient as its candidate would submit it. Raises `NonFiniteError`."""
 
-    def decode(self, body: Bytes) -> torch.Tensor:
-        """Undo `encode`. Raises `InvalidEncodingError`."""
-        values = torch.empty(self._division.numel(0))
-        self._division.decode(body, 0, values)
-        return values
+        def encode() -> Submission:
+            return Submission([self._division.encode(gradient, place) for place in range(self._count)])
 
-    def keep(self, step: int, candidate: PeerId, body: Bytes) -> None:
+        return await asyncio.to_thread(encode)
+
+    def decode(self, sample: Sample) -> torch.Tensor:
+        """The numbers of a sample. Raises `InvalidEncodingError`."""
+        return torch.cat([self._division.row(piece, place) for place, (piece, _) in sorted(sample.pieces.items())])
+
+    def drawn(self, coin: bytes, candidate: PeerId) -> tuple[int, ...]:
+        """The places of the pieces that a candidate has to show, by the `coin` of the step after its gradient."""
+        integers = UniformIntegers(derive(coin, "sample of a candidate", candidate))
+        return tuple(integers.sample(range(self._count), min(SAMPLED, self._count)))
+
+    def keep(self, step: int, candidate: PeerId, submission: Submission | Sample) -> None:
         """Hand it on to whoever asks."""
-        self._kept[step, candidate] = body
+        self._kept[step, candidate] = submission
 
     def forget_before(self, step: int) -> None:
         """Drop what belongs to earlier steps."""
         for key in [key for key in self._kept if key[0] < step]:
             del self._kept[key]
 
-    async def fetch(self, step: int, candidate: PeerId, digest: bytes, peers: Iterable[PeerId]) -> Bytes | None:
-        """The gradient of a digest from any of `peers` who has it, and kept here from then on; else None."""
-        body = self._kept.get((step, candidate))
-        if body is not None and await asyncio.to_thread(digest_of, body) == digest:
-            return body
+    async def fetch(
+        self, step: int, candidate: PeerId, root: bytes, places: Sequence[int], peers: Iterable[PeerId]
+    ) -> Sample | None:
+        """Pieces of the gradient with that root from any of `peers` who has them, and kept here from then on."""
+        sample = self._sample(step, candidate, places)
+        if sample is not None and await asyncio.to_thread(sample.belongs_to, root, self._count):
+            return sample
+        wanted = Request(step, candidate, tuple(places))
         others = [peer for peer in peers if peer != self._node.peer_id]
-        async with racing(self._ask(peer, Request(step, candidate)) for peer in others) as answers:
+        async with racing(self._ask(peer, wanted) for peer in others) as answers:
             for answer in answers:
-                body = await answer
-                if body is not None and await asyncio.to_thread(digest_of, body) == digest:
-                    self.keep(step, candidate, body)
-                    return body
+                sample = await answer
+                if sample is not None and await asyncio.to_thread(sample.belongs_to, root, self._count):
+                    self.keep(step, candidate, sample)
+                    return sample
         return None
 
-    async def _ask(self, peer: PeerId, wanted: Request) -> Bytes | None:
-        data = bytearray(self._division.part_bytes[0])
+    # ---- inner workings
+
+    def _sample(self, step: int, candidate: PeerId, places: Iterable[int]) -> Sample | None:
+        """What is kept of it; None if a piece of it is not."""
         try:
-            async with asyncio.timeout(FETCH_S), self._node.open(peer, SUBMISSION, bulk=True) as stream:
+            return self._kept[step, candidate].sample(places)
+        except LookupError:
+            return None
+
+    async def _ask(self, peer: PeerId, wanted: Request) -> Sample | None:
+        sizes = [self._piece_bytes[place] for place in wanted.places]
+        try:
+            async with (
+                self._node.open(peer, SUBMISSION, bulk=True) as stream,
+                transfer(self._node, stream, sum(sizes)),
+            ):
                 await stream.send(wanted)
+                shown = await stream.receive(Paths)
+                if len(shown.paths) != len(sizes):
+                    raise ProtocolError("it shows other pieces than it was asked for", peer=peer, round=wanted.step)
+                data = bytearray(sum(sizes))
                 await stream.receive_bulk_into(memoryview(data))
                 await stream.finish()
                 await stream.receive_end()
         except (RemoteError, TimeoutError):
             return None
-        return data
+        pieces, at = {}, 0
+        for place, size, path in zip(wanted.places, sizes, shown.paths, strict=True):
+            pieces[place] = bytes(data[at : at + size]), path
+            at += size
+        return Sample(pieces)
 
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(Request)
         if not self._is_member(peer):
             raise RejectedError("only members look into candidates", code="member")
-        body = self._kept.get((wanted.step, PeerId(wanted.candidate)))
-        if body is None:
+        if self._served[peer] >= MAX_SERVED_EACH:
+            raise RejectedError(f"{MAX_SERVED_EACH} samples are handed to a member at once", code="busy")
+        sample = self._sample(wanted.step, PeerId(wanted.candidate), wanted.places)
+        if sample is None:
             raise RejectedError("it is not here", code="absent")
-        await stream.send_bulk(body)
+        body = b"".join(piece for piece, _ in sample.pieces.values())
+        self._served[peer] += 1
+        try:
+            async with self._node.clockwork.timeout(transfer_limit_s(len(body))):
+                await stream.send(Paths(tuple(path for _, path in sample.pieces.values())))
+                await stream.send_bulk(body)
+        except TimeoutError as error:
+            raise SilentError("it did not take a sample in time", peer=peer) from error
+        finally:
+            self._served[peer] -= 1
+            if not self._served[peer]:
+                del self._served[peer]

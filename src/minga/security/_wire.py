@@ -232,8 +232,8 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
 
 class Candidacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Phase CANDIDACY: the digest of the gradient that a candidate computed in a step, as it is on the wire; None from
-    who only applies.
+    """Phase CANDIDACY: what stands for the gradient that a candidate computed in a step, the root of the Merkle tree of
+    its pieces (`minga.security._submissions`); None from who only applies.
     """
 
     gradient: Digest | None
