@@ -11,7 +11,7 @@ from secure_world import Quadratic
 from swarm_tools import virtually
 
 from minga.averaging._messages import Done
-from minga.core._errors import ProtocolError, RejectedError
+from minga.core._errors import ProtocolError, RejectedError, UnreachableError
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
@@ -20,12 +20,22 @@ from minga.security._candidacies import MAX_APPLICANTS
 from minga.security._conduct import Conduct
 from minga.security._following import RETRY_S
 from minga.security._ledger import Candidate
-from minga.security._mesh import PROVE
+from minga.security._mesh import PROVE, TELL
 from minga.security._outcomes import TAKE, WATCH, Outcome, Outcomes, Seen, Take, Watch, take
 from minga.security._probation import lot
 from minga.security._slots import Equivocation
 from minga.security._transfers import transfer_limit_s
-from minga.security._wire import Candidacy, Phase, Place, Slot, Statement, state
+from minga.security._wire import (
+    MAX_BODY_BYTES,
+    MAX_SHORT_BODY_BYTES,
+    Candidacy,
+    Phase,
+    Place,
+    Slot,
+    Statement,
+    Told,
+    state,
+)
 from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
 
 SLOT = Slot(0, 0, Phase.CANDIDACY)
@@ -97,6 +107,44 @@ async def test_only_genuine_words_of_applicants_displace_others() -> None:
     remaining = {statement.author for statement in (first, *kept[:-1])}
     assert mesh.slots.of(SLOT).keys() == remaining
     assert member._desk.heard._in_time[0].keys() == remaining
+
+
+@pytest.mark.parametrize("phase", [Phase.CANDIDACY, Phase.STANDING])
+def test_long_words_where_short_ones_are_due_are_refused_before_they_are_kept(phase: Phase) -> None:
+    @virtually
+    async def run() -> None:
+        swarm, slot = make_swarm(), Slot(0, 0, phase)
+        teller, first = swarm.peers["p1"], swarm.peers["p0"]
+        short = bytes(MAX_SHORT_BODY_BYTES)
+        fitting = Told(slot, short, bytes(64))
+        with pytest.raises(ValueError, match=f"{phase.name}: {MAX_SHORT_BODY_BYTES} are allowed"):
+            Told(slot, short + bytes(1), bytes(64))
+        longer = (slot, bytes(MAX_BODY_BYTES), bytes(64))
+        for decoded, encoded in ((Told, longer), (Statement, (bytes(32), *longer))):
+            with pytest.raises(msgspec.ValidationError, match="are allowed"):
+                msgspec.msgpack.decode(msgspec.msgpack.encode(encoded), type=decoded)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(fitting), type=Told) == fitting
+
+        class Untyped(msgspec.Struct, array_like=True):
+            slot: Slot
+            body: bytes
+            signature: bytes
+
+        for body in (bytes(MAX_SHORT_BODY_BYTES + 1), bytes(MAX_BODY_BYTES)):
+            with pytest.raises(UnreachableError, match="reset"):
+                await teller.node.call(first.peer_id, TELL, Untyped(slot, body, bytes(64)), Done)
+        assert not first.member._mesh.slots.of(slot)
+
+    run()
+
+
+def test_the_longest_honest_words_are_short() -> None:
+    someone = identity(1)
+    for phase, body in (
+        (Phase.CANDIDACY, Candidacy(b"\xff" * 32)),
+        (Phase.STANDING, Place(b"\xff" * 32, b"\xff" * 32)),
+    ):
+        assert 0 < len(state(someone, RUN_ID, Slot(1 << 48, 0, phase), body).body) <= MAX_SHORT_BODY_BYTES
 
 
 @virtually

@@ -26,6 +26,8 @@ MAX_MEMBERS = 256
 """Everybody hears from everybody in each phase."""
 
 MAX_BODY_BYTES = 1 << 16
+MAX_SHORT_BODY_BYTES = 128
+"""Where one or two digests are said, and by strangers: each may leave a word with everybody in each step."""
 MAX_ATTEMPTS = 256
 MAX_CANDIDATES = 32
 """Also of applicants whom a member names in one step."""
@@ -74,6 +76,9 @@ class Phase(enum.IntEnum):
         return Phase[f"{self.name}_VOTE"]
 
 
+_SHORT_PHASES = frozenset((Phase.STANDING, Phase.CANDIDACY))
+
+
 class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, order=True):
     """Where a statement belongs."""
 
@@ -90,12 +95,17 @@ class Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """What the peer with the public `key` says in a slot: `body` is the msgpack of that phase's struct, the signature
     covers run, slot and body.
+
+    Raises `ValueError` for a body that is longer than any that its phase has, also where one is decoded from the wire.
     """
 
     key: Digest
     slot: Slot
     body: BodyBytes
     signature: Signature
+
+    def __post_init__(self) -> None:
+        _require_short(self.slot, self.body)
 
     @property
     def author(self) -> PeerId:
@@ -109,11 +119,17 @@ class Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """A statement on its way from its author, whom the connection names."""
+    """A statement on its way from its author, whom the connection names.
+
+    Raises `ValueError` for a body that is too long, like `Statement`.
+    """
 
     slot: Slot
     body: BodyBytes
     signature: Signature
+
+    def __post_init__(self) -> None:
+        _require_short(self.slot, self.body)
 
     @classmethod
     def of(cls, statement: Statement) -> Told:
@@ -273,6 +289,11 @@ def read(statement: Statement, body_type: type[T]) -> T:
         raise ProtocolError(
             f"malformed: {error}", peer=statement.author, round=statement.slot.step, phase=statement.slot.phase.name
         ) from error
+
+
+def _require_short(slot: Slot, body: bytes) -> None:
+    if slot.phase in _SHORT_PHASES and len(body) > MAX_SHORT_BODY_BYTES:
+        raise ValueError(f"a body of {len(body)} bytes in phase {slot.phase.name}: {MAX_SHORT_BODY_BYTES} are allowed")
 
 
 def _signed(run_id: str, slot: Slot, body: bytes) -> bytes:
