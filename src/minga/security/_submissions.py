@@ -39,8 +39,8 @@ from minga.security._wire import Digest, Peer, Step
 SUBMISSION = "secure.submission"
 SAMPLED: Final = 16
 """Pieces of a sample."""
-MAX_PIECES: Final = 4096
-PIECE_NUMEL: Final = 256
+MAX_PIECES: Final = 2048
+PIECE_NUMEL: Final = 512
 """Elements of a piece, at least, unless the gradient is shorter."""
 MAX_SERVED_EACH: Final = 4
 """Samples that one member is handed at once."""
