@@ -91,6 +91,8 @@ count = 2
 samples_per_second = 200
 up = "20Mbit"
 down = "50Mbit"
+session = "1h"
+away = "1s"
 [[attackers]]
 peers = "evil"
 count = 2
@@ -114,6 +116,7 @@ def test_attackers_are_honest_at_first_and_then_banned(attacked: Outcome) -> Non
     )
     assert [step.members for step in attacked.steps] == [7, 7, 5, 5, 5, 5]
     left = [entry for step in attacked.steps for entry in step.incidents if entry["kind"] == "peer.left"]
+    # once each: with a key that was banned nobody comes back
     assert [(entry["peer"], entry["how"]) for entry in left] == [("evil-1", "banned"), ("evil-2", "banned")]
 
 
@@ -166,3 +169,36 @@ def test_omniscient_attackers_and_those_with_wrong_labels_are_found() -> None:
 def test_what_makes_no_sense_is_refused_with_the_key(changes: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         scenario(ATTACKED, *changes)
+
+
+RESTLESS = (
+    SECURE
+    + """
+[[peers]]
+name = "restless"
+count = 1
+arrival = "1s"
+session = "15.3s"  # it ends in the middle of a step
+away = "2s"
+crash = 0.0
+samples_per_second = 100
+latency = "50ms"
+up = "20Mbit"
+down = "50Mbit"
+"""
+)
+
+
+def test_who_comes_late_becomes_a_member_and_who_says_goodbye_and_comes_back_is_banned_by_nobody() -> None:
+    small = ("security.founders=3", "peers.home.count=3", "stop.steps=28")
+    small += ("peers.home.samples_per_second=100", "peers.home.latency=50ms")  # of a step most is after the commitment
+    outcome = simulate(RESTLESS, *small, "security.probation_steps=2", "training.target_batch_size=40")
+    ledger = outcome.ledger
+    assert outcome.ended_by == "steps"
+    assert not ledger.bans
+    assert "member.failed" not in ledger.counts
+    assert [step.members for step in outcome.steps[:3]] == [3, 3, 3]
+    assert max(step.members for step in outcome.steps) == 4
+    left = [entry for step in outcome.steps for entry in step.incidents if entry["kind"] == "peer.left"]
+    assert {(entry["peer"], entry["how"]) for entry in left} == {("restless-1", "goodbye")}
+    assert [step.members for step in outcome.steps].count(4) > 3

@@ -18,6 +18,7 @@ from minga.security._secure_member import BannedError
 from minga.training._port import TrainerPort
 from minga.training._public_port import PublicPort
 from minga.training._replica_interface import ReplicaInterface
+from minga.training._secure_life import SecureLife
 from minga.training._session import Session
 from minga.training._snapshot import StateSnapshot
 from minga.training._work import Work
@@ -111,6 +112,15 @@ class SimulatedPeer:
             self.error = error  # neither the end of the run nor of the peer
         finally:
             self.ended.set()
+
+    async def finish_step(self, limit_s: float) -> None:
+        """Wait until the present step is taken, if others count on this peer in it: in a run whose members check each
+        other, to go in the middle of one costs the key its place (`minga.cli._leaving`).
+        """
+        life, loop = self.session.member, asyncio.get_running_loop()
+        step, until_s = self.replica.step, loop.time() + limit_s
+        while isinstance(life, SecureLife) and life.has_a_say and self.replica.step == step and loop.time() < until_s:
+            await asyncio.sleep(POLL_S)
 
     async def _train(self, curriculum: Curriculum) -> None:
         spec, checkpoint_every = curriculum.spec, curriculum.checkpoint_every

@@ -20,6 +20,8 @@ RETRY_S: Final = 30.0
 """After so many virtual seconds a volunteer whose peer ended with an error tries again."""
 
 ENTRY_POLL_S: Final = 1.0
+LAST_STEP_S: Final = 120.0
+"""Whose step takes longer than that when it is about to leave does not wait for its end."""
 GOODBYE_S: Final = 5.0
 """A goodbye that takes longer, because a fault stopped the peer meanwhile, is none."""
 
@@ -66,6 +68,8 @@ class World:
             if stay.after_s:
                 await asyncio.sleep(stay.after_s)
             await self._stay(resident, stay)
+            if resident.name in self._swarm.peers and self._swarm.peers[resident.name].is_banned:
+                return  # its key is worth nothing any more
 
     async def _stay(self, resident: Resident, stay: Stay) -> None:
         """One session. Whoever could not join, or failed, tries again as long as the session lasts."""
@@ -77,6 +81,8 @@ class World:
                 continue
             peer = self._join(resident)
             if not await _has_ended(peer, until_s - loop.time()):
+                if not stay.crashes:
+                    await peer.finish_step(LAST_STEP_S)
                 await self._leave(peer, crashes=stay.crashes)
                 return
             if peer.error is None:
