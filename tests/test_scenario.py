@@ -18,7 +18,16 @@ HOME = '[[peers]]\nname = "home"\ncount = 4\nsamples_per_second = 10\n'
 GHOST = '[model]\nkind = "ghost"\nname = "albert-large"\n'
 NAMES = {
     *(f"dedloc-albert-{number}" for number in range(1, 6)),
-    *("swav-hybrid", "sahajbert", "home-150", "two-continents", "conference-wifi", "spot-instances", "thousand"),
+    *(
+        "swav-hybrid",
+        "sahajbert",
+        "home-150",
+        "two-continents",
+        "come-and-go",
+        "conference-wifi",
+        "spot-instances",
+        "thousand",
+    ),
     *(f"attack-{name}" for name in ("sign-flip", "alie", "wrong-aggregate", "equivocation")),
 }
 
