@@ -15,6 +15,7 @@ from swarm_tools import later, virtually
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._virtual import VirtualNetwork
+from minga.security._delivery import FETCH
 from minga.security._evidence_log import verify_log
 from minga.security._mesh import ASK
 from minga.security._wire import Accusation, Body, Charge, Commit, Phase, Slot
@@ -125,6 +126,34 @@ async def test_whoever_lets_those_wait_who_look_into_it_does_not_make_them_late(
     assert {ends[peer.name] for peer in swarm.honest} == {None}
     assert swarm.bans(swarm.honest[0]) == dict.fromkeys(names, "WRONG_GRADIENT")
     assert "secure.member_away" not in {event.kind for peer in swarm.honest for event in peer.log}
+
+
+@pytest.mark.parametrize("late_s", [2.6, 3.5, 6.0])
+def test_a_member_whose_parts_come_too_late_goes_and_nobody_with_it(late_s: float) -> None:
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(8, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
+        slow = swarm.peers["p0"]
+        deliveries = slow.member._deliveries
+        bring, serve = deliveries.bring, deliveries._serve_fetch
+
+        async def bring_late(step: int, attempt: int, part: int) -> None:
+            await asyncio.sleep(late_s * (step == 2))
+            await bring(step, attempt, part)
+
+        async def serve_late(peer: PeerId, stream: MessageStream) -> None:
+            await asyncio.sleep(late_s * (slow.member.step == 2))
+            await serve(peer, stream)
+
+        deliveries.bring = bring_late  # type: ignore[method-assign]
+        slow.node.serve(FETCH, serve_late)
+        ends = await swarm.run(5)
+        assert {ends[peer.name] for peer in swarm.honest} == {None}
+        for peer in swarm.honest:
+            assert swarm.bans(peer) == {"p0": "UNDELIVERED"}
+            assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+
+    run()
 
 
 class WithheldFromSome(WithheldPart):

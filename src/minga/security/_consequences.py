@@ -11,7 +11,7 @@ from minga.security._evidence import Case
 from minga.security._ledger import Reason
 from minga.security._record import Record, Terms
 from minga.security._slots import Equivocation
-from minga.security._wire import Commit, Confirm, Revealed
+from minga.security._wire import Commit, Confirm, Result, Revealed
 from minga.security._witness import Witness
 
 
@@ -70,17 +70,27 @@ def complaints(record: Record) -> list[tuple[int, int]]:
     return [(members.index(peer), owner) for peer, result in record.results.items() for owner in result.silent]
 
 
-def require_delivery(record: Record, reveals: Mapping[PeerId, Revealed], witness: Witness) -> None:
-    """Whoever revealed something else than it was committed to goes; and what most could get its aggregator should have
-    got, too, what most could not, its owner owed to all. Raises `Setback`.
+def who_withheld(
+    part: int, owner: int, results: Mapping[PeerId, Result], reveals: Mapping[PeerId, Revealed], count: int
+) -> int:
+    """The rank of who goes, of `count` members, because aggregator `part` could not get its part from `owner`.
+
+    What most could not get, its owner owed to all; what most could, the aggregator should have got, too. But an owner
+    of whom most say that they lacked its parts was late: others could get these only when it did not help any more.
     """
+    lacked = sum(owner in body.silent for body in results.values())
+    could = sum((part, owner) in body.delivered for body in reveals.values())
+    return part if 2 * could > count and 2 * lacked <= count else owner
+
+
+def require_delivery(record: Record, reveals: Mapping[PeerId, Revealed], witness: Witness) -> None:
+    """Whoever revealed something else than it was committed to goes, and `who_withheld` a part. Raises `Setback`."""
     coin, results = record.terms.coin, record.results
     if closed := [peer for peer, body in reveals.items() if not coin.opens(results[peer].coin, peer, body.reveal)]:
         raise Setback(map(witness.unopened, closed))
     cases: dict[int, Case] = {}
     for part, owner in complaints(record):
-        could = sum((part, owner) in body.delivered for body in reveals.values())
-        guilty = part if 2 * could > len(record.terms.members) else owner
+        guilty = who_withheld(part, owner, results, reveals, len(record.terms.members))
         cases[guilty] = witness.undelivered(guilty, part, owner)
     if cases:
         raise Setback(cases.values())

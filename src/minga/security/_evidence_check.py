@@ -12,6 +12,7 @@ from minga.core._errors import ConfigurationError, ProtocolError
 from minga.identity._keys import verify as is_signed
 from minga.network._interface import PeerId
 from minga.security._agreement import heard
+from minga.security._consequences import who_withheld
 from minga.security._evidence import (
     SIGNING_CONTEXT,
     Admitted,
@@ -139,16 +140,14 @@ def _unopened(words: Words, proof: Unopened) -> Reasons:
 
 def _undelivered(words: Words, proof: Undelivered) -> Reasons:
     aggregator, owner = words.member(proof.part), words.member(proof.owner)
-    results = words.everybody(proof.results, Phase.RESULT)
-    reveals = bodies(words.everybody(proof.reveals, Phase.REVEAL), Revealed)
-    words.require_known(results, reveals)
+    stated = words.everybody(proof.results, Phase.RESULT)
+    results, reveals = bodies(stated, Result), bodies(words.everybody(proof.reveals, Phase.REVEAL), Revealed)
+    words.require_known(stated, reveals)
     commit = bodies(words.said([proof.commit], Phase.COMMIT), Commit)
     words.require(owner in commit and commit[owner].root is not None, "the owner committed to no part")
-    complains = proof.owner in bodies(results, Result)[aggregator].silent
-    words.require(complains, "the aggregator does not complain")
-    delivered = sum((proof.part, proof.owner) in reveal.delivered for reveal in reveals.values())
-    guilty = aggregator if words.is_majority(delivered) else owner
-    words.require(words.peer == guilty, "the other one of owner and aggregator is to blame")
+    words.require(proof.owner in results[aggregator].silent, "the aggregator does not complain")
+    guilty = who_withheld(proof.part, proof.owner, results, reveals, len(words.members))
+    words.require(words.peer == words.member(guilty), "the other one of owner and aggregator is to blame")
     return (Reason.UNDELIVERED,)
 
 
