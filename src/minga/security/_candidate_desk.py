@@ -11,7 +11,7 @@ from minga.security._conduct import Work
 from minga.security._draws import draw_validations, validator_count
 from minga.security._examination import Examiner, counts, is_about_candidate
 from minga.security._mesh import Mesh
-from minga.security._probation import CANDIDACY_LAG, Review, heard_by_most, review
+from minga.security._probation import CANDIDACY_LAG, heard_by_most, review
 from minga.security._record import Record
 from minga.security._settings import SecureSettings
 from minga.security._standing import Progress
@@ -70,8 +70,8 @@ class CandidateDesk:
         """Whether it is true; None if this member cannot find out."""
         return await self._examiner.is_guilty(accusation, accuser, record)
 
-    def review(self, record: Record, probation_steps: int) -> Review:
-        """Decide what becomes of candidates after the step of `record`, which is the present one."""
+    def review(self, record: Record, probation_steps: int) -> tuple[PeerId, ...]:
+        """Decide what becomes of candidates after the step of `record`, which is the present one; who was admitted."""
         ledger, charges = self._progress.ledger, self._progress.charges
         accused = {
             PeerId(accusation.target)
@@ -79,13 +79,13 @@ class CandidateDesk:
             for accusation in commit.accusations
             if self.counts(accuser, accusation, record, ledger.candidates)
         }
-        reviewed = review(ledger, record, probation_steps, accused, withheld(charges, record))
+        admitted = review(ledger, record, probation_steps, accused, withheld(charges, record))
         slot = Slot(record.terms.step - CANDIDACY_LAG, 0, Phase.CANDIDACY)
         own = self.heard.of(slot.step)
         for peer, digest in heard_by_most(record).items():
             if own.get(peer, digest) != digest:  # the two statements together are a proof
                 self._node.spawn(self._mesh.pull(slot, [peer], record.terms.members))
-        return reviewed
+        return admitted
 
     def forget_before(self, step: int) -> None:
         """Drop what belongs to earlier steps."""

@@ -81,15 +81,14 @@ class Ledger:
     def __contains__(self, peer: object) -> bool:
         return peer in self._members
 
-    def ban(self, peer: PeerId, step: int, reason: Reason) -> Ban | None:
-        """Remove a member or candidate for ever, and let nobody else of that id in; None if it is banned already."""
+    def ban(self, peer: PeerId, step: int, reason: Reason) -> None:
+        """Remove a member or candidate for ever, and let nobody else of that id in, unless it is banned already."""
         if peer in self.bans:
-            return None
+            return
         self._discard(peer)
-        ban = self.bans[peer] = Ban(peer, step, reason)
+        self.bans[peer] = Ban(peer, step, reason)
         if len(self.bans) > MAX_BANS:
             del self.bans[min(self.bans, key=lambda banned: (self.bans[banned].step, banned))]
-        return ban
 
     def remove(self, peer: PeerId, step: int) -> None:
         """Take a member that went away off the list, without blame."""

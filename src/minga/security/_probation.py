@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -37,15 +36,6 @@ CANDIDACY_LAG: Final = 2
 """Steps from a candidate's gradient to the end of the step in which members decide about it."""
 FORMER_SHARE: Final = 3
 _MEMBERS_PER_CANDIDATE: Final = 2
-
-
-@dataclass(frozen=True)
-class Review:
-    """What became of candidates at the end of a step."""
-
-    admitted: tuple[PeerId, ...]
-    dropped: tuple[PeerId, ...]
-    welcomed: tuple[PeerId, ...]
 
 
 def candidate_limit(members: int) -> int:
@@ -77,17 +67,16 @@ def review(
     probation_steps: int,
     held: Collection[PeerId] = (),
     withheld: Collection[PeerId] = (),
-) -> Review:
-    """Change the list of candidates, and of members, by what all said in a step that is over.
+) -> tuple[PeerId, ...]:
+    """Change the list of candidates, and of members, by what all said in a step that is over; who was admitted.
 
     Nobody who is `held` is admitted: it stands accused. Whose gradient was `withheld` is dropped.
     """
     heard, step = heard_by_most(record), record.terms.step
-    dropped, admitted = [], []
+    admitted = []
     for peer, candidate in sorted(ledger.candidates.items()):
         is_due = step - CANDIDACY_LAG >= candidate.since
         if peer in withheld or (is_due and heard.get(peer) is None):
-            dropped.append(peer)
             del ledger.candidates[peer]
             continue
         if not is_due:
@@ -97,10 +86,11 @@ def review(
         if clean_steps >= probation_of(peer, ledger, probation_steps) and peer not in held:
             admitted.append(peer)
             ledger.admit(peer)
-    return Review(tuple(admitted), tuple(dropped), _welcome(ledger, record, heard))
+    _welcome(ledger, record, heard)
+    return tuple(admitted)
 
 
-def _welcome(ledger: Ledger, record: Record, heard: dict[PeerId, bytes | None]) -> tuple[PeerId, ...]:
+def _welcome(ledger: Ledger, record: Record, heard: dict[PeerId, bytes | None]) -> None:
     """Applicants become candidates as far as there is room; the coin draws them."""
     room = max(0, candidate_limit(len(ledger.members)) - len(ledger.candidates))
     strangers = [
@@ -108,7 +98,5 @@ def _welcome(ledger: Ledger, record: Record, heard: dict[PeerId, bytes | None]) 
         for peer, digest in heard.items()
         if digest is None and peer not in ledger and peer not in ledger.candidates and peer not in ledger.bans
     ]
-    welcomed = tuple(sorted(strangers, key=lambda peer: lot(record.randomness, peer))[:room])
-    for peer in welcomed:
+    for peer in sorted(strangers, key=lambda peer: lot(record.randomness, peer))[:room]:
         ledger.candidates[peer] = Candidate(peer, record.terms.step + 1)
-    return welcomed

@@ -233,7 +233,7 @@ class SecureMember:
         await self._changes.leave_out(verdicts(progress.charges, record, self._attempts.passed, witness))
         candidates, proofs = self.ledger.candidates, self._mesh.proofs
         await self._changes.leave_out(contradicted(candidates, record.terms, record.commits, proofs, witness))
-        admitted = self._desk.review(record, self._rules.probation_steps).admitted
+        admitted = self._desk.review(record, self._rules.probation_steps)
         await self._changes.write_down(witness.admitted(peer, before) for peer in admitted)
         then, counts = before.ledger.candidates, self._desk.counts
         progress.take_outcome(record, lambda accuser, accusation: counts(accuser, accusation, record, then))
