@@ -14,7 +14,7 @@ from typing import TypeVar
 from minga.network._interface import PeerId
 from minga.security._evidence import Case, EvidenceError
 from minga.security._randomness import Coin
-from minga.security._slots import digest_of
+from minga.security._slots import phase_digest
 from minga.security._wire import Claims, Commit, Confirm, Phase, Result, Revealed, Slot, Statement, is_genuine, read
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Words:
         self, said: Mapping[PeerId, Statement], later: Mapping[PeerId, Result | Revealed | Claims | Confirm]
     ) -> None:
         """More than half must have known exactly what was `said`, as they say in the phase after that."""
-        digest = digest_of(said.values())
+        digest = phase_digest(said.values())
         count = sum(body.seen == digest for body in later.values())
         self.require(self.is_majority(count), "most members knew other statements than these")
 

@@ -25,7 +25,7 @@ from minga.security._consequences import Setback
 from minga.security._evidence import Case
 from minga.security._mesh import Mesh
 from minga.security._record import Terms
-from minga.security._slots import digest_of
+from minga.security._slots import phase_digest
 from minga.security._wire import Body, Claims, Commit, Confirm, Phase, Result, Revealed, Slot, Statement, read
 from minga.security._witness import Witness
 
@@ -88,7 +88,7 @@ class Exchange:
         else:
             self.leaving = {peer: partial(self._witness.unheard, peer, phase) for peer in silent}
             self.excused.update(silent)
-        self._before, self.seen = slot, digest_of(said.values())
+        self._before, self.seen = slot, phase_digest(said.values())
         return bodies
 
     async def _compare(self, phase: Phase, bodies: Mapping[PeerId, Body], *, is_last: bool) -> None:

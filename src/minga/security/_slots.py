@@ -62,7 +62,7 @@ class Slots:
             del self._slots[slot]
 
 
-def digest_of(statements: Iterable[Statement]) -> bytes:
+def phase_digest(statements: Iterable[Statement]) -> bytes:
     """32 bytes that stand for who said what in a phase, whatever the order."""
     entries = sorted(statement.key + statement.digest for statement in statements)
     return blake3(_LABEL + b"".join(entries)).digest()
