@@ -226,13 +226,15 @@ async def _is_beyond(node: Node, peer: PeerId, step: int) -> bool:
 async def watch(node: Node, peer: PeerId, step: int) -> dict[int, Statement]:
     """Where a member says that it stood (`Place`) at the beginning of the steps that it keeps, once it reached `step`.
 
-    Raises `RemoteError`.
+    Raises `RemoteError`, also where it says that in no way that makes sense.
     """
     seen = await node.call(peer, WATCH, Watch(step), Seen, timeout_s=WATCH_S + CALL_S)
-    return {said.slot.step: said for said in seen.statements if _is_own(said, peer, node.run_id)}
+    own = {said.slot.step: said for said in seen.statements if _is_own(said, peer, node.run_id)}
+    for said in own.values():
+        read(said, Place)  # whoever reads it later need not expect nonsense
+    return own
 
 
 def _is_own(statement: Statement, peer: PeerId, run_id: str) -> bool:
     slot = Slot(statement.slot.step, 0, Phase.STANDING)
-    read(statement, Place)
     return statement.author == peer and statement.slot == slot and is_genuine(statement, run_id)

@@ -23,10 +23,15 @@ class Judge:
         desk: CandidateDesk,
         conduct: Conduct,
         inquiry: Callable[[int], Inquiry],
+        first: int,
     ) -> None:
         self._records, self._desk, self._conduct, self._inquiry = records, desk, conduct, inquiry
-        self.first = 0
-        """The first step in which this peer took part as a member; of those before it has nothing to say."""
+        self.first = first
+        """The first step in which this peer can take part as a member; of those before it has nothing to say."""
+
+    def begin_at(self, step: int) -> None:
+        """This peer took no part in the steps before `step`."""
+        self.first = step
 
     async def look_into(
         self, charged: Sequence[Charged], record: Record, candidates: Container[PeerId]

@@ -110,8 +110,7 @@ class SecureMember:
         self._follower = Follower(node, self._mesh, work, self._conduct, submissions, patience)
         self._outcomes = Outcomes(node)
         self._changes = Changes(node, identity, self._progress, self.evidence)
-        self._judge = Judge(self._attempts.passed, self._desk, self._conduct, self._inquiry)
-        self._judge.first = standing.step
+        self._judge = Judge(self._attempts.passed, self._desk, self._conduct, self._inquiry, standing.step)
         self._state: bytes | None = None
         """The digest of the present state."""
         self._found: tuple[Accusation, ...] = ()
@@ -151,7 +150,7 @@ class SecureMember:
         followed = await self._follower.take_step(self._progress)
         self._node.events.emit("secure.followed", step=self.step, members=len(self.ledger.members))
         self._changes.tell_candidates(before)
-        self._judge.first = self.step
+        self._judge.begin_at(self.step)
         if self.is_member:  # what it sees from now on it can show
             standing, me = self._progress.standing, self._node.peer_id
             case = Case(me, None, self.step, 0, standing.members, Entered(standing, followed.signed))
