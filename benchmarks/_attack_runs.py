@@ -153,7 +153,7 @@ def _hand_out(
     mean: torch.Tensor, rows: list[torch.Tensor], conducts: dict[PeerId, Conduct], work: DigitsWork, step: int
 ) -> torch.Tensor:
     """What becomes of the mean in the hands of those who aggregate its parts."""
-    settings, division = SecureSettings(), Division.equal(work.layout, [True] * len(conducts))
+    settings, division = SecureSettings(), Division.equal(work.layout, len(conducts))
     terms = Terms("plain loop", step, 0, tuple(conducts), frozenset(), division, Rules.of(work.layout, settings))
     record, parts = Record(terms, Cargo((), ())), []
     for part, conduct in enumerate(conducts.values()):

@@ -31,7 +31,7 @@ def accusations(charge: Charge, count: int = MAX_ACCUSATIONS) -> tuple[Accusatio
 def record_of(said: dict[PeerId, tuple[Accusation, ...]], members: tuple[PeerId, ...] = ()) -> Record:
     """Of a step in whose commitments members accused others."""
     rules = Rules.of(layout := VectorLayout((100,), "float32"), SecureSettings())
-    division = Division.equal(layout, [True] * max(1, len(members)))
+    division = Division.equal(layout, max(1, len(members)))
     terms = Terms(RUN_ID, STEP, 0, members, frozenset(), division, rules)
     record = Record(terms, Cargo((), ()))
     record.commits = {who: Commit(bytes(32), bytes(32), bytes(32), None, found) for who, found in said.items()}

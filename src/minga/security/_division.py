@@ -1,11 +1,10 @@
-"""Which slice of the vector each member aggregates: equal ones for all who can be reached, in the order of the ranks.
+"""Which slice of the vector each member aggregates: equal ones for all, in the order of the ranks.
 
 Unlike in ordinary rounds nobody plans: members must not have to trust a leader, nor each other's rates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,16 +21,16 @@ _WHOLE = 1 << 62
 
 @dataclass(frozen=True)
 class Division:
-    """The slices of one attempt: `starts` and `stops` by rank; empty for whom nobody can reach."""
+    """The slices of one attempt: `starts` and `stops` by rank. With fewer elements than members the last are empty."""
 
     layout: VectorLayout
     starts: tuple[int, ...]
     stops: tuple[int, ...]
 
     @classmethod
-    def equal(cls, layout: VectorLayout, aggregates: Sequence[bool]) -> Division:
-        """Cut the vector for members that can or cannot be reached."""
-        sizes = allocate(layout.total, [1.0 if able else 0.0 for able in aggregates])
+    def equal(cls, layout: VectorLayout, members: int) -> Division:
+        """Cut the vector for so many members, at least one."""
+        sizes = allocate(layout.total, [1.0] * members)
         stops, stop = [], 0
         for size in sizes:
             stop += size

@@ -54,7 +54,7 @@ def _record(words: Words, proof: Recomputed) -> Record:
     opened = all(words.coin.opens(results[peer].coin, peer, body.reveal) for peer, body in reveals.items())
     words.require(opened, "a commitment to the coin was not opened")
     members = words.members
-    division = Division.equal(proof.rules.layout, [True] * len(members))
+    division = Division.equal(proof.rules.layout, len(members))
     validators = frozenset(peer for peer, commit in commits.items() if commit.root is None)
     terms = Terms(words.run_id, words.case.step, words.case.attempt, members, validators, division, proof.rules)
     cargo = Cargo(division.part_bytes, division.value_bytes)

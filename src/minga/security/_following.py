@@ -161,7 +161,7 @@ class Follower:
 
     async def _take_all(self, standing: Standing, signers: Sequence[PeerId]) -> dict[int, Bytes]:
         """The aggregates of the step before that standing, each from its aggregator if that is possible."""
-        division = Division.equal(self._work.layout, [True] * len(standing.voters))
+        division = Division.equal(self._work.layout, len(standing.voters))
         slots, step = asyncio.Semaphore(MAX_TAKES), standing.step - 1
 
         async def take_from(peer: PeerId, part: int, digest: bytes) -> Bytes:

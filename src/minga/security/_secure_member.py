@@ -198,7 +198,7 @@ class SecureMember:
     def _attempt(self, number: int, validators: frozenset[PeerId]) -> Attempt:
         self._require_membership()
         members = self.ledger.members
-        division = Division.equal(self._work.layout, [True] * len(members))
+        division = Division.equal(self._work.layout, len(members))
         terms = Terms(self._node.run_id, self.step, number, members, validators, division, self._rules)
         record = Record(terms, Cargo(division.part_bytes, division.value_bytes, self._rooms))
         agreement = Agreement(self._mesh, members, self._node.peer_id, self._settings.patience)

@@ -102,7 +102,7 @@ class Submissions:
     def __init__(self, node: Node, layout: VectorLayout, is_member: Callable[[PeerId], bool]) -> None:
         self._node, self._is_member = node, is_member
         self._count = max(1, min(MAX_PIECES, layout.total // PIECE_NUMEL))
-        self._division = Division.equal(layout, [True] * self._count)
+        self._division = Division.equal(layout, self._count)
         self._piece_bytes = self._division.part_bytes
         self._kept: dict[tuple[int, PeerId], Submission | Sample] = {}
         self._served: Counter[PeerId] = Counter()
