@@ -39,12 +39,21 @@ from benchmarks import _machine
 from benchmarks._btard_control import control
 from benchmarks._btard_steps import measure_steps
 from benchmarks._report import emit, finish, parser
-from minga.security._traffic import control_bytes
 
 LARGEST_DEVIATION = 0.2
 ELEMENTS_PER_PART = 3
 LONGER = 1000
 RATIO_LIMIT = 1.35
+HASH_BYTES, CLAIM_BYTES = 32, 16
+COIN_BYTES = 128
+"""Commitment, secret, salt, and what names the toss."""
+ENVELOPE_BYTES, ENVELOPES = 96, 4
+"""Signed messages: gradient and result hashes; the coin's commitment; its reveal; projections and norms."""
+
+
+def formula_bytes(members: int) -> int:
+    """Control bytes that each member receives in a step, by BTARD section 7; see the module's documentation."""
+    return members * (members * (HASH_BYTES + CLAIM_BYTES) + COIN_BYTES + ENVELOPES * ENVELOPE_BYTES)
 
 
 def measure_control(members: int, steps: int) -> dict[str, Any]:
@@ -52,7 +61,7 @@ def measure_control(members: int, steps: int) -> dict[str, Any]:
     measured = control(members, members * ELEMENTS_PER_PART, steps)
     figures = {
         "measured": round(measured.statements),
-        "formula": control_bytes(members),
+        "formula": formula_bytes(members),
         "with_calls": round(measured.with_calls),
         "with_paths": round(measured.with_paths),
     }

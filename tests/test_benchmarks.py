@@ -18,6 +18,7 @@ from benchmarks._albert_model import MATCHMAKING_S, PAPER_TIME_VARYING_PERCENT, 
 from benchmarks._albert_swarm import Extent, run
 from benchmarks._processes import WorkerError, Workers
 from benchmarks.albert_setups import percentages
+from benchmarks.btard_cost import formula_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,6 +59,10 @@ def test_aggregators_tells_of_all() -> None:
     _, figures = summary("aggregators", "--part-mib", "1", "--repetitions", "1", "--quiet-wait", "0")
     assert figures["residual"] < 1e-5
     assert len(figures["baselines"]) == 6
+
+
+def test_the_formula_of_btard_cost_gives_the_table_of_btard_section_7() -> None:
+    assert [formula_bytes(members) for members in (16, 64, 256)] == [20_480, 229_376, 3_276_800]
 
 
 def test_btard_cost_counts_bytes_and_times_steps() -> None:

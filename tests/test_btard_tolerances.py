@@ -13,7 +13,6 @@ from minga.security._hysteresis import Hysteresis, gradient_error
 from minga.security._norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound, typical_norm
 from minga.security._projections import Claim
 from minga.security._tolerance import KAPPA, ResultAccuracy, claim_deviation
-from minga.security._traffic import control_bytes
 
 
 def test_the_tolerance_of_v2() -> None:
@@ -135,12 +134,3 @@ def test_references_are_medians_of_past_steps_however_they_were_cut() -> None:
     for stops, norms in (([2, 1], [1.0, 1.0]), ([1], []), ([-1], [1.0])):
         with pytest.raises(ValueError, match="each part"):
             history.add(stops, norms)
-
-
-def test_control_bytes() -> None:
-    """The table of BTARD section 7."""
-    assert [control_bytes(n) for n in (16, 64, 256)] == [20_480, 229_376, 3_276_800]
-    assert [control_bytes(n, merkle=True) for n in (16, 64, 256)] == [12_800, 100_352, 1_187_840]
-    assert control_bytes(16, directions=4) - control_bytes(16) == 16 * 16 * 3 * 8
-    with pytest.raises(ValueError, match="negative"):
-        control_bytes(-1)
