@@ -70,10 +70,10 @@ class WrongReveal(Attack):
 
 
 class GroundlessComplaint(Attack):
-    """Says that it could not get a part that everybody can get."""
+    """Says that it could not get the part of p2, which everybody can get."""
 
     def result(self, result: Result) -> Result | None:
-        return msgspec.structs.replace(result, silent=(0,)) if self.is_on else result
+        return msgspec.structs.replace(result, silent=(1,)) if self.is_on else result
 
 
 class Covered(Attack):
@@ -125,7 +125,7 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
     "silent claims": ({"p3": SilentClaims}, {("p3", "SILENT")}),
     "silent confirm": ({"p3": SilentConfirm}, {("p3", "SILENT")}),
     "withheld part": ({"p3": WithheldPart}, {("p3", "UNDELIVERED")}),
-    "groundless complaint": ({"p3": GroundlessComplaint}, {("p3", "UNDELIVERED")}),
+    "groundless complaint": ({"p3": GroundlessComplaint}, {("p3", "UNDELIVERED"), ("p2", "UNDELIVERED")}),
     "no number": ({"p3": NoNumber}, {("p3", "UNDELIVERED")}),
     "wrong aggregate": ({"p3": WrongAggregate}, {("p3", "WRONG_AGGREGATE")}),
     "wrong radius": ({"p3": WrongRadius}, {("p3", "WRONG_AGGREGATE")}),
@@ -274,8 +274,10 @@ def test_evidence_is_about_one_peer_one_reason_and_one_run(attack: str) -> None:
     assert refuses(one.entry, "another run")
     assert refuses(Evidence.of(case, one.identity[one.witnesses[0].peer_id], "another run"), "another run")
     assert refuses(Evidence.of(case, ANYBODY, RUN_ID))
+    entries = one.witnesses[0].member.evidence.entries
+    shown = {entry.case.peer for entry in entries if entry.case.proof == case.proof}  # a quarrel is about two
     for peer in case.members:
-        if peer != case.peer:
+        if peer not in shown:
             assert refuses(one.sign(msgspec.structs.replace(case, peer=peer)))
     for reason in ("SILENT", "WRONG_AGGREGATE", "WRONG_GRADIENT", "nonsense", None):
         if reason != case.reason:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import pytest
@@ -15,10 +15,12 @@ from swarm_tools import later, virtually
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._virtual import VirtualNetwork
+from minga.security._consequences import who_withheld
 from minga.security._delivery import FETCH
 from minga.security._evidence_log import verify_log
 from minga.security._mesh import ASK
-from minga.security._wire import Accusation, Body, Charge, Commit, Phase, Slot
+from minga.security._randomness import Reveal
+from minga.security._wire import Accusation, Body, Charge, Commit, Phase, Result, Revealed, Slot
 from minga.simulation._attacks import Attack, SignFlip, WithheldPart
 from minga.simulation._secure_swarm import LATENCY_S, RUN_ID, SecureSwarm
 
@@ -154,6 +156,72 @@ def test_a_member_whose_parts_come_too_late_goes_and_nobody_with_it(late_s: floa
             assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
 
     run()
+
+
+@pytest.mark.parametrize("late_for", [1, 2, 3])
+def test_a_member_whose_parts_come_too_late_to_some_goes_with_one_of_them_at_most(late_for: int) -> None:
+    """Nobody can tell whether such an owner was late or its aggregators lie."""
+
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(8, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
+        slow = swarm.peers["p0"]
+        deliveries, late_s = slow.member._deliveries, 3.5
+        bring, serve = deliveries.bring, deliveries._serve_fetch
+
+        async def bring_late(step: int, attempt: int, part: int) -> None:
+            await asyncio.sleep(late_s * (step == 2 and part < late_for))
+            await bring(step, attempt, part)
+
+        async def serve_late(peer: PeerId, stream: MessageStream) -> None:
+            await asyncio.sleep(late_s * (slow.member.step == 2))
+            await serve(peer, stream)
+
+        deliveries.bring = bring_late  # type: ignore[method-assign]
+        slow.node.serve(FETCH, serve_late)
+        ends = await swarm.run(5)
+        survivors = [peer for peer in swarm.honest if ends[peer.name] is None]
+        assert len(survivors) == 6
+        for peer in survivors:
+            bans = swarm.bans(peer)
+            assert set(bans.values()) == {"UNDELIVERED"}
+            assert "p0" in bans
+            assert len(bans) == 2
+            assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+
+    run()
+
+
+def complaints_of(
+    count: int, complaints: Collection[tuple[int, int]], could: Collection[tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    members = [PeerId(f"{rank:064x}") for rank in range(count)]
+    coin = Reveal(bytes(32), bytes(32))
+    results = {
+        peer: Result(bytes(32), 1.0, bytes(32), bytes(32), tuple(owner for part, owner in complaints if part == rank))
+        for rank, peer in enumerate(members)
+    }
+    return who_withheld(members, results, {peer: Revealed(coin, bytes(32), tuple(could)) for peer in members})
+
+
+def test_what_nobody_could_get_costs_its_owner_alone() -> None:
+    assert complaints_of(8, [(1, 0), (2, 0), (3, 5)], []) == {0: (1, 0), 5: (3, 5)}
+
+
+def test_in_a_dispute_nobody_goes_with_more_than_one_other() -> None:
+    many = [(part, 0) for part in (1, 2, 3)]
+    assert complaints_of(8, many, many) == {0: (1, 0), 1: (1, 0)}  # a late owner
+    many = [(7, owner) for owner in range(6)]
+    assert complaints_of(8, many, many) == {7: (7, 0), 0: (7, 0)}  # an aggregator that lies
+    crossed = [(0, 4), (1, 4), (1, 5), (2, 5)]
+    assert complaints_of(8, crossed, crossed) == {0: (0, 4), 4: (0, 4), 1: (1, 5), 5: (1, 5)}
+
+
+def test_an_owner_that_goes_anyway_takes_nobody_with_it() -> None:
+    complaints = [(1, 0), (2, 0), (3, 1)]
+    assert complaints_of(8, complaints, [(2, 0), (3, 1)]) == {0: (1, 0), 3: (3, 1), 1: (3, 1)}
+    most = [(part, 0) for part in range(1, 6)]
+    assert complaints_of(8, most, most) == {0: (1, 0)}
 
 
 class WithheldFromSome(WithheldPart):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from minga.network._interface import PeerId
 from minga.security._agreement import DivergedError, OutvotedError
@@ -71,16 +71,28 @@ def complaints(record: Record) -> list[tuple[int, int]]:
 
 
 def who_withheld(
-    part: int, owner: int, results: Mapping[PeerId, Result], reveals: Mapping[PeerId, Revealed], count: int
-) -> int:
-    """The rank of who goes, of `count` members, because aggregator `part` could not get its part from `owner`.
+    members: Sequence[PeerId], results: Mapping[PeerId, Result], reveals: Mapping[PeerId, Revealed]
+) -> dict[int, tuple[int, int]]:
+    """The ranks of `members` who go because aggregators could not get their parts, each with its (aggregator, owner).
 
-    What most could not get, its owner owed to all; what most could, the aggregator should have got, too. But an owner
-    of whom most say that they lacked its parts was late: others could get these only when it did not help any more.
+    What most could not get, its owner owed to all; and an owner of whom most lacked their parts was late. Where most
+    could get a part when they looked for it, either the owner was late with it, and with few others, or the aggregator
+    lies, and nobody can tell: both go, but each with one other at most. So whoever cheats costs one honest member its
+    place, and itself its own (BTARD section 4.7).
     """
-    lacked = sum(owner in body.silent for body in results.values())
-    could = sum((part, owner) in body.delivered for body in reveals.values())
-    return part if 2 * could > count and 2 * lacked <= count else owner
+    lacked = Counter(owner for body in results.values() for owner in set(body.silent))
+    could = Counter(one for body in reveals.values() for one in set(body.delivered))
+    complaints = sorted({(members.index(peer), owner) for peer, body in results.items() for owner in body.silent})
+    gone, disputes = dict[int, tuple[int, int]](), list[tuple[int, int]]()
+    for part, owner in complaints:
+        if 2 * could[part, owner] > len(members) >= 2 * lacked[owner]:
+            disputes.append((part, owner))
+        else:
+            gone.setdefault(owner, (part, owner))
+    for part, owner in disputes:
+        if part not in gone and owner not in gone:
+            gone[part] = gone[owner] = part, owner
+    return gone
 
 
 def require_delivery(record: Record, reveals: Mapping[PeerId, Revealed], witness: Witness) -> None:
@@ -88,12 +100,8 @@ def require_delivery(record: Record, reveals: Mapping[PeerId, Revealed], witness
     coin, results = record.terms.coin, record.results
     if closed := [peer for peer, body in reveals.items() if not coin.opens(results[peer].coin, peer, body.reveal)]:
         raise Setback(map(witness.unopened, closed))
-    cases: dict[int, Case] = {}
-    for part, owner in complaints(record):
-        guilty = who_withheld(part, owner, results, reveals, len(record.terms.members))
-        cases[guilty] = witness.undelivered(guilty, part, owner)
-    if cases:
-        raise Setback(cases.values())
+    if gone := who_withheld(record.terms.members, results, reveals):
+        raise Setback(witness.undelivered(rank, part, owner) for rank, (part, owner) in gone.items())
 
 
 def require_shown(record: Record, confirms: Mapping[PeerId, Confirm], witness: Witness) -> None:

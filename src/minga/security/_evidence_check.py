@@ -146,8 +146,8 @@ def _undelivered(words: Words, proof: Undelivered) -> Reasons:
     commit = bodies(words.said([proof.commit], Phase.COMMIT), Commit)
     words.require(owner in commit and commit[owner].root is not None, "the owner committed to no part")
     words.require(proof.owner in results[aggregator].silent, "the aggregator does not complain")
-    guilty = who_withheld(proof.part, proof.owner, results, reveals, len(words.members))
-    words.require(words.peer == words.member(guilty), "the other one of owner and aggregator is to blame")
+    gone = {words.member(rank): complaint for rank, complaint in who_withheld(words.members, results, reveals).items()}
+    words.require(gone.get(words.peer) == (proof.part, proof.owner), "others are to blame, or for something else")
     return (Reason.UNDELIVERED,)
 
 

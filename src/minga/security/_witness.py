@@ -59,7 +59,7 @@ class Witness:
         return self._case(peer, Reason.SILENT, Unopened(result, reveal))
 
     def undelivered(self, guilty: int, part: int, owner: int) -> Case:
-        """The owner of a part kept it to itself, or the aggregator says so against what most others see."""
+        """The owner of a part kept it to itself, or it and the aggregator say different things."""
         members = self._terms.members
         (commit,) = self._said(Phase.COMMIT, [members[owner]])
         proof = Undelivered(part, owner, commit, self._said(Phase.RESULT), self._said(Phase.REVEAL))
