@@ -1,7 +1,7 @@
 """Memory for bytes that come again and again in the same sizes.
 
-Fresh memory is not free: the system hands it out page by page as it is first written to, which takes several times as
-long as the writing, and on a virtual machine up to twenty times. So what was used once is used again.
+Fresh memory is not free: the system hands it out page by page as it is first written to, which takes longer than the
+writing itself. So what was used once is used again.
 
 A room is free when nobody refers to it any more: no view of it, no slice, no tensor over it. That is seen by a weak
 reference to the array which all of these keep alive; the bytes below it go back to where they came from.

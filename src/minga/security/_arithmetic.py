@@ -143,10 +143,9 @@ class Arithmetic:
 
     def _is_off(self, published: PublishedClaims, value: torch.Tensor) -> bool:
         """V2: whether the projections do not sum up to about nothing."""
-        limit = partial(
-            self._accuracy.sum_limit, published.total_weight, published.radius, numel=len(value)
-        )  # nearly all of it, and known without reading the aggregate, is what does not depend on its length
+        limit = partial(self._accuracy.sum_limit, published.total_weight, published.radius, numel=len(value))
         found = largest_sum(published)
+        # The length of the aggregate adds little to the limit, and all its bytes have to be read for it.
         return found > limit(0.0) and found > limit(norm(_array(value)))
 
     def _is_usual(self, radius: float, distance: float) -> bool:

@@ -152,11 +152,11 @@ class Attempt:
         )
         self._cargo.stated.set()
         if terms.division.numel(part):
-            await self._cargo.take_value(part, self._cargo.places[part])
+            self._cargo.put_own_value(part, digest)
 
     async def _toss(self) -> dict[PeerId, Revealed]:
         """Reveal, and hear what others had to reveal; parts that somebody could not get are looked for meanwhile."""
-        delivered = await self._gathering.obtainable(complaints(self._record))
+        delivered = await self._gathering.obtainable(complaints(self._terms.members, self._record.results))
         own = self._conduct.reveal(Revealed(self._reveal, self._exchange.seen, tuple(delivered)))
         bodies = await self._exchange.hold(Phase.REVEAL, own, Revealed, lambda _, __: True)
         self._record.randomness = self._terms.coin.outcome({peer: body.reveal for peer, body in bodies.items()})

@@ -64,10 +64,9 @@ def who_stands_elsewhere(terms: Terms, commits: Mapping[PeerId, Commit], me: Pee
     return frozenset(peer for peer, place in places.items() if place != right)
 
 
-def complaints(record: Record) -> list[tuple[int, int]]:
-    """(aggregator, owner) of the parts that their aggregators could not get."""
-    members = record.terms.members
-    return [(members.index(peer), owner) for peer, result in record.results.items() for owner in result.silent]
+def complaints(members: Sequence[PeerId], results: Mapping[PeerId, Result]) -> list[tuple[int, int]]:
+    """(aggregator, owner) of the parts that their aggregators could not get, in the order of the ranks."""
+    return sorted({(members.index(peer), owner) for peer, result in results.items() for owner in result.silent})
 
 
 def who_withheld(
@@ -82,9 +81,8 @@ def who_withheld(
     """
     lacked = Counter(owner for body in results.values() for owner in set(body.silent))
     could = Counter(one for body in reveals.values() for one in set(body.delivered))
-    complaints = sorted({(members.index(peer), owner) for peer, body in results.items() for owner in body.silent})
     gone, disputes = dict[int, tuple[int, int]](), list[tuple[int, int]]()
-    for part, owner in complaints:
+    for part, owner in complaints(members, results):
         if 2 * could[part, owner] > len(members) >= 2 * lacked[owner]:
             disputes.append((part, owner))
         else:

@@ -123,6 +123,10 @@ class Cargo:
         """`put_value` without holding up the event loop."""
         return self._put_value(part, data, await asyncio.to_thread(digest_of, data))
 
+    def put_own_value(self, part: int, digest: bytes) -> None:
+        """The aggregate in the place of a part, which has this digest, is the one that this member made."""
+        self._put_value(part, self.places[part], digest)
+
     @cached_property
     def _whole(self) -> memoryview:
         return self.rooms.take(sum(self.value_bytes))
@@ -139,7 +143,7 @@ class Cargo:
         parts = [part for part, size in enumerate(self.value_bytes) if size]
         if all(self.values[part] is self.places[part] for part in parts):
             return self._whole
-        return b"".join(self.values[part] for part in parts)
+        return bytearray().join(self.values[part] for part in parts)
 
     # ---- inner workings
 

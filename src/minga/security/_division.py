@@ -91,7 +91,9 @@ class Division:
         return values
 
 
-def encoded(division: Division, gradient: torch.Tensor, rooms: Rooms) -> tuple[list[memoryview], MerkleTree]:
+def encoded(
+    division: Division, gradient: torch.Tensor, rooms: Rooms | None = None
+) -> tuple[list[memoryview], MerkleTree]:
     """The bytes of each part of a gradient (flat float32), and the tree over them. Raises `NonFiniteError`."""
     parts = [division.encode(gradient, part, rooms) for part in range(len(division.starts))]
     return parts, MerkleTree(parts)

@@ -35,7 +35,7 @@ from minga.security._evidence_coming import require_admission, require_place
 from minga.security._evidence_recomputed import recompute
 from minga.security._evidence_words import Words, bodies
 from minga.security._ledger import Reason
-from minga.security._wire import Charge, Claims, Commit, Confirm, Judgement, Phase, Result, Revealed
+from minga.security._wire import Charge, Claims, Commit, Confirm, Judgement, Phase, Result, Revealed, Statement
 
 Reasons = tuple[Reason | None, ...]
 """Why the peer of a case has to go, None if it was away or came; empty if a proof shows nothing."""
@@ -143,12 +143,16 @@ def _undelivered(words: Words, proof: Undelivered) -> Reasons:
     stated = words.everybody(proof.results, Phase.RESULT)
     results, reveals = bodies(stated, Result), bodies(words.everybody(proof.reveals, Phase.REVEAL), Revealed)
     words.require_known(stated, reveals)
-    commit = bodies(words.said([proof.commit], Phase.COMMIT), Commit)
-    words.require(owner in commit and commit[owner].root is not None, "the owner committed to no part")
+    _require_parts(words, owner, proof.commit)
     words.require(proof.owner in results[aggregator].silent, "the aggregator does not complain")
     gone = {words.member(rank): complaint for rank, complaint in who_withheld(words.members, results, reveals).items()}
     words.require(gone.get(words.peer) == (proof.part, proof.owner), "others are to blame, or for something else")
     return (Reason.UNDELIVERED,)
+
+
+def _require_parts(words: Words, owner: PeerId, commit: Statement) -> None:
+    commits = bodies(words.said([commit], Phase.COMMIT), Commit)
+    words.require(owner in commits and commits[owner].root is not None, "the owner committed to no part")
 
 
 def _unobtainable(words: Words, proof: Unobtainable) -> Reasons:
@@ -173,8 +177,7 @@ def _hidden(words: Words, proof: Hidden) -> Reasons:
     owner = words.member(proof.owner)
     confirms = words.everybody(proof.confirms, Phase.CONFIRM)
     words.require_known(confirms, bodies(words.said(proof.checks, Phase.CHECK), Confirm))
-    commit = bodies(words.said([proof.commit], Phase.COMMIT), Commit)
-    words.require(owner in commit and commit[owner].root is not None, "the owner committed to no part")
+    _require_parts(words, owner, proof.commit)
     words.require(words.peer == owner, "somebody else owns that part")
     wanted = (proof.part, proof.owner)
     lacking = sum(wanted in body.lacking for body in bodies(confirms, Confirm).values())

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from minga.averaging._wire_tensors import bytes_of, load
 from minga.network._interface import PeerId
 from minga.security._delivery import Cargo
-from minga.security._division import Division, value_from_bytes
+from minga.security._division import Division
 from minga.security._randomness import Coin
 from minga.security._rules import Rules
 from minga.security._wire import Claims, Commit, Result
@@ -57,7 +58,7 @@ class Record:
     @property
     def vector(self) -> torch.Tensor:
         """The aggregate gradient."""
-        return value_from_bytes(self.cargo.vector)
+        return load(bytes_of(self.cargo.vector, writable=False), torch.float32)  # each value was checked
 
     def row(self, owner: int, part: int) -> torch.Tensor:
         """A part as it came over the wire. Raises `InvalidEncodingError`."""

@@ -29,7 +29,7 @@ from minga.core._rooms import Bytes
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
-from minga.security._division import Division
+from minga.security._division import Division, encoded
 from minga.security._merkle import MerkleTree, depth, root_of
 from minga.security._randomness import derive
 from minga.security._transfers import transfer, transfer_limit_s
@@ -79,10 +79,10 @@ class Sample:
 
 
 class Submission:
-    """A whole gradient, encoded in `pieces`."""
+    """A whole gradient, encoded in `pieces`, and the `tree` over them."""
 
-    def __init__(self, pieces: Sequence[Bytes]) -> None:
-        self._pieces, self._tree = pieces, MerkleTree(pieces)
+    def __init__(self, pieces: Sequence[Bytes], tree: MerkleTree) -> None:
+        self._pieces, self._tree = pieces, tree
 
     @property
     def root(self) -> bytes:
@@ -110,11 +110,7 @@ class Submissions:
 
     async def encode(self, gradient: torch.Tensor) -> Submission:
         """A gradient as its candidate would submit it. Raises `NonFiniteError`."""
-
-        def encode() -> Submission:
-            return Submission([self._division.encode(gradient, place) for place in range(self._count)])
-
-        return await asyncio.to_thread(encode)
+        return Submission(*await asyncio.to_thread(encoded, self._division, gradient))
 
     def decode(self, sample: Sample) -> torch.Tensor:
         """The numbers of a sample. Raises `InvalidEncodingError`."""
