@@ -15,9 +15,9 @@ from benchmarks._attack_digits import Digits, DigitsWork
 from minga.core._events import Event
 from minga.network._interface import PeerId
 from minga.security._aggregator_interface import Aggregate, Aggregator
+from minga.security._cargo import Cargo
 from minga.security._conduct import Conduct, Seeds
 from minga.security._data_seeds import data_seed
-from minga.security._delivery import Cargo
 from minga.security._division import Division
 from minga.security._mean import Mean
 from minga.security._randomness import derive

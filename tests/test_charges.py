@@ -7,8 +7,8 @@ from swarm_tools import virtually
 
 from minga.averaging._layout import VectorLayout
 from minga.network._interface import PeerId
+from minga.security._cargo import Cargo
 from minga.security._charges import MAX_CHARGES, charges
-from minga.security._delivery import Cargo
 from minga.security._division import Division
 from minga.security._ledger import Candidate
 from minga.security._record import Record, Terms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minga.security._delivery import Cargo
+from minga.security._cargo import Cargo
 from minga.security._merkle import MerkleTree, depth, root_of
 
 

@@ -8,7 +8,7 @@ import torch
 
 from minga.averaging._layout import VectorLayout
 from minga.core._rooms import Rooms
-from minga.security._delivery import Cargo
+from minga.security._cargo import Cargo
 from minga.security._division import Division
 
 

@@ -18,7 +18,6 @@ from minga.core._errors import RejectedError, UnreachableError
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.security._conduct import Conduct, Seeds, Work
-from minga.security._examination import FETCH_S
 from minga.security._hysteresis import gradient_error, sampled_error
 from minga.security._settings import SecureSettings
 from minga.security._submissions import (
@@ -31,7 +30,7 @@ from minga.security._submissions import (
     Request,
     Submissions,
 )
-from minga.security._transfers import transfer_limit_s
+from minga.security._transfers import LOOK_S, transfer_limit_s
 from minga.simulation._intruders import Machine, Sybil
 from minga.simulation._secure_swarm import SecurePeer, SecureSwarm
 
@@ -98,13 +97,13 @@ async def test_other_hardware_behind_a_slow_line_gets_in_and_who_trickles_does_n
     assert times_of(swarm, first, "secure.dropped").keys() == {"trickling"}
     assert not swarm.bans(first)
     assert gradient_s > 3 * shortest_step_s(first)
-    assert longest_step_s(first, admitted["slow"]) < 2 * FETCH_S + compute_s
+    assert longest_step_s(first, admitted["slow"]) < 2 * LOOK_S + compute_s
 
 
 @virtually
 async def test_a_step_takes_no_longer_where_its_candidates_trickle_or_hang() -> None:
     settings = SecureSettings(probation_steps=30, peers_per_validator=2)
-    compute_s = 2 * FETCH_S
+    compute_s = 2 * LOOK_S
     swarm = SecureSwarm(6, lambda: Quadratic(NUMEL, compute_s=compute_s), settings=settings)
 
     def join_hanging() -> None:

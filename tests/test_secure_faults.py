@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 import pytest
@@ -22,7 +22,7 @@ from minga.security._mesh import ASK
 from minga.security._randomness import Reveal
 from minga.security._wire import Accusation, Body, Charge, Commit, Phase, Result, Revealed, Slot
 from minga.simulation._attacks import Attack, SignFlip, WithheldPart
-from minga.simulation._secure_swarm import LATENCY_S, RUN_ID, SecureSwarm
+from minga.simulation._secure_swarm import LATENCY_S, RUN_ID, SecurePeer, SecureSwarm
 
 STEPS = 10
 
@@ -130,30 +130,42 @@ async def test_whoever_lets_those_wait_who_look_into_it_does_not_make_them_late(
     assert "secure.member_away" not in {event.kind for peer in swarm.honest for event in peer.log}
 
 
+def hand_out_late(peer: SecurePeer, late_s: float, late_for: Callable[[int], bool]) -> None:
+    """At step 2 a peer brings its parts to some aggregators, and hands out any, so many seconds later."""
+    deliveries = peer.member._deliveries
+    bring, serve = deliveries.bring, deliveries._serve_fetch
+
+    async def bring_late(step: int, attempt: int, part: int) -> None:
+        await asyncio.sleep(late_s * (step == 2 and late_for(part)))
+        await bring(step, attempt, part)
+
+    async def serve_late(asker: PeerId, stream: MessageStream) -> None:
+        await asyncio.sleep(late_s * (peer.member.step == 2))
+        await serve(asker, stream)
+
+    deliveries.bring = bring_late  # type: ignore[method-assign]
+    peer.node.serve(FETCH, serve_late)
+
+
+async def bans_of(swarm: SecureSwarm) -> dict[str, str]:
+    """Take some steps; the bans that all who are left know, and can show."""
+    ends = await swarm.run(5)
+    survivors = [peer for peer in swarm.honest if ends[peer.name] is None]
+    bans = swarm.bans(survivors[0])
+    assert {peer.name for peer in survivors} == {peer.name for peer in swarm.honest} - bans.keys()
+    for peer in survivors:
+        assert swarm.bans(peer) == bans
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+    return bans
+
+
 @pytest.mark.parametrize("late_s", [2.6, 3.5, 6.0])
 def test_a_member_whose_parts_come_too_late_goes_and_nobody_with_it(late_s: float) -> None:
     @virtually
     async def run() -> None:
         swarm = SecureSwarm(8, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
-        slow = swarm.peers["p0"]
-        deliveries = slow.member._deliveries
-        bring, serve = deliveries.bring, deliveries._serve_fetch
-
-        async def bring_late(step: int, attempt: int, part: int) -> None:
-            await asyncio.sleep(late_s * (step == 2))
-            await bring(step, attempt, part)
-
-        async def serve_late(peer: PeerId, stream: MessageStream) -> None:
-            await asyncio.sleep(late_s * (slow.member.step == 2))
-            await serve(peer, stream)
-
-        deliveries.bring = bring_late  # type: ignore[method-assign]
-        slow.node.serve(FETCH, serve_late)
-        ends = await swarm.run(5)
-        assert {ends[peer.name] for peer in swarm.honest} == {None}
-        for peer in swarm.honest:
-            assert swarm.bans(peer) == {"p0": "UNDELIVERED"}
-            assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+        hand_out_late(swarm.peers["p0"], late_s, lambda _: True)
+        assert await bans_of(swarm) == {"p0": "UNDELIVERED"}
 
     run()
 
@@ -165,29 +177,10 @@ def test_a_member_whose_parts_come_too_late_to_some_goes_with_one_of_them_at_mos
     @virtually
     async def run() -> None:
         swarm = SecureSwarm(8, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
-        slow = swarm.peers["p0"]
-        deliveries, late_s = slow.member._deliveries, 3.5
-        bring, serve = deliveries.bring, deliveries._serve_fetch
-
-        async def bring_late(step: int, attempt: int, part: int) -> None:
-            await asyncio.sleep(late_s * (step == 2 and part < late_for))
-            await bring(step, attempt, part)
-
-        async def serve_late(peer: PeerId, stream: MessageStream) -> None:
-            await asyncio.sleep(late_s * (slow.member.step == 2))
-            await serve(peer, stream)
-
-        deliveries.bring = bring_late  # type: ignore[method-assign]
-        slow.node.serve(FETCH, serve_late)
-        ends = await swarm.run(5)
-        survivors = [peer for peer in swarm.honest if ends[peer.name] is None]
-        assert len(survivors) == 6
-        for peer in survivors:
-            bans = swarm.bans(peer)
-            assert set(bans.values()) == {"UNDELIVERED"}
-            assert "p0" in bans
-            assert len(bans) == 2
-            assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+        hand_out_late(swarm.peers["p0"], 3.5, lambda part: part < late_for)
+        bans = await bans_of(swarm)
+        assert "p0" in bans
+        assert list(bans.values()) == ["UNDELIVERED"] * 2
 
     run()
 

@@ -17,8 +17,9 @@ from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
 from minga.network._virtual import HostSettings, VirtualInternet
-from minga.security import _delivery
-from minga.security._delivery import FETCH, Cargo, Deliveries, Fetch, Found
+from minga.security import _cargo
+from minga.security._cargo import Cargo
+from minga.security._delivery import FETCH, Deliveries, Fetch, Found
 from minga.security._merkle import MerkleTree
 from minga.security._stragglers import Patience, wait_for_all
 from minga.security._transfers import STALL_S, transfer_limit_s
@@ -83,13 +84,13 @@ def test_long_bytes_are_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyP
     hashed = dict[str, bool]()
 
     def watched(name: str) -> None:
-        original = getattr(_delivery, name)
+        original = getattr(_cargo, name)
 
         def call(*args: Any) -> Any:
             hashed[name] = threading.current_thread() is not threading.main_thread()
             return original(*args)
 
-        monkeypatch.setattr(_delivery, name, call)
+        monkeypatch.setattr(_cargo, name, call)
 
     watched("root_of")
     watched("digest_of")

@@ -34,6 +34,7 @@ from minga.core._rooms import Bytes
 from minga.network._interface import PeerId
 from minga.security._agreement import Agreement, OutvotedError
 from minga.security._arithmetic import Arithmetic
+from minga.security._cargo import digest_of
 from minga.security._conduct import Conduct
 from minga.security._consequences import (
     Setback,
@@ -45,7 +46,7 @@ from minga.security._consequences import (
     who_kept_silent,
     who_stands_elsewhere,
 )
-from minga.security._delivery import Deliveries, digest_of
+from minga.security._delivery import Deliveries
 from minga.security._division import encoded, value_from_bytes, value_to_bytes
 from minga.security._exchange import Exchange
 from minga.security._gathering import Gathering, meanwhile

@@ -12,8 +12,8 @@ from collections import deque
 from minga.core._signal import Signal
 from minga.network._interface import PeerId
 from minga.security._agreement import Agreement
+from minga.security._cargo import Cargo
 from minga.security._conduct import KEPT_STEPS
-from minga.security._delivery import Cargo
 from minga.security._record import Record, Terms
 from minga.security._standing import Progress
 from minga.security._wire import Slot, Statement

@@ -7,7 +7,7 @@ sender be left out, nor bytes be read in another format than the members read th
 from __future__ import annotations
 
 from minga.security._arithmetic import Arithmetic
-from minga.security._delivery import Cargo
+from minga.security._cargo import Cargo
 from minga.security._division import Division, value_from_bytes
 from minga.security._evidence import Recomputed
 from minga.security._evidence_words import Words, bodies

@@ -2,7 +2,7 @@
 
 Whoever looks computes the gradient itself, and meanwhile fetches a sample of what the candidate committed to
 (`minga.security._submissions`), which it needs if the two are not the same to the last bit. It waits for that as long
-as it computes, or `FETCH_S` seconds: a candidate that lets it wait holds up no step that takes longer than that.
+as it computes, or `LOOK_S` seconds: a candidate that lets it wait holds up no step that takes longer than that.
 
 A validator that finds a wrong gradient accuses the candidate of it, who is banned if most find the same, while a false
 accuser is. A validator that cannot get the sample cannot show that either; if most others cannot get it, or find it
@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Container, Mapping, Sequence
-from typing import Final
 
 import torch
 
@@ -29,10 +28,8 @@ from minga.security._hysteresis import Hysteresis, sampled_error
 from minga.security._probation import CANDIDACY_LAG, heard_by_most
 from minga.security._record import Record
 from minga.security._submissions import Sample, Submission, Submissions
+from minga.security._transfers import LOOK_S
 from minga.security._wire import Accusation, Charge
-
-FETCH_S: Final = 2.0
-"""Of the `slack_s` of `Patience` both who validates and who then judges may need so many."""
 
 
 def is_about_candidate(accusation: Accusation, candidates: Container[PeerId]) -> bool:
@@ -91,7 +88,7 @@ class Examiner:
         """How far what a candidate committed to is from what it should be; None if nobody shows that in time."""
         places = self._submissions.drawn(self._coins[step + 1], target)
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + FETCH_S
+        until_s = loop.time() + LOOK_S
         fetching = loop.create_task(self._submissions.fetch(step, target, root, places, sources))
         try:
             expected = await self._work.gradient(step, data_seed(self._coins[step - 1], target))

@@ -5,7 +5,7 @@ aggregates by their digests), so all who look come to the same finding; gradient
 members have different hardware, count as equal.
 
 Parts are needed only of somebody whose gradient is not the same to the last bit. A part can be had from its aggregator,
-its owner, and whoever accused the owner. None of them is waited for longer than `FETCH_S`: else hostile ones who let
+its owner, and whoever accused the owner. None of them is waited for longer than `LOOK_S`: else hostile ones who let
 others wait could make a validator, or some of the judges, so late that the others go on without these. What did not
 come in that time proves nothing; it takes one wrong part to be guilty, and a judge who finds none but lacks some says
 nothing, so that nobody can make an accusation look false by withholding what it is about.
@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Collection, Sequence
-from typing import Final
 
 import torch
 
@@ -31,10 +30,8 @@ from minga.security._delivery import Deliveries
 from minga.security._division import encoded
 from minga.security._hysteresis import gradient_error
 from minga.security._record import Record
+from minga.security._transfers import LOOK_S
 from minga.security._wire import Accusation, Charge
-
-FETCH_S: Final = 2.0
-"""Seconds; of the `slack_s` of `Patience` both who validates and who then judges may need so many."""
 
 
 class Inquiry:
@@ -126,6 +123,6 @@ class Inquiry:
             for part in self._lacking(owner, parts)
         ]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FETCH_S):
+            async with asyncio.timeout(LOOK_S):
                 await asyncio.gather(*fetching)
         return self._lacking(owner, parts)

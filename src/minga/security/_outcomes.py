@@ -26,7 +26,7 @@ from minga.core._signal import Signal
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
-from minga.security._delivery import digest_of
+from minga.security._cargo import digest_of
 from minga.security._standing import Standing
 from minga.security._transfers import transfer, transfer_limit_s
 from minga.security._wire import Digest, Rank, Statement, Step

@@ -8,7 +8,7 @@ import torch
 
 from minga.averaging._wire_tensors import bytes_of, load
 from minga.network._interface import PeerId
-from minga.security._delivery import Cargo
+from minga.security._cargo import Cargo
 from minga.security._division import Division
 from minga.security._randomness import Coin
 from minga.security._rules import Rules

@@ -32,11 +32,12 @@ from minga.security._arithmetic import Arithmetic
 from minga.security._attempt import Attempt
 from minga.security._attempts import Attempts
 from minga.security._candidate_desk import CandidateDesk
+from minga.security._cargo import Cargo
 from minga.security._changes import Changes
 from minga.security._conduct import KEPT_STEPS, Conduct, Seeds, Work
 from minga.security._consequences import Setback, contradicted
 from minga.security._data_seeds import data_seed
-from minga.security._delivery import Cargo, Deliveries
+from minga.security._delivery import Deliveries
 from minga.security._division import Division
 from minga.security._evidence import Case, Entered
 from minga.security._evidence_log import EvidenceLog

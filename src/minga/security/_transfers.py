@@ -20,6 +20,10 @@ LEAST_TRANSFER_S: Final = 10.0
 STALL_S: Final = 10.0
 """Seconds without a single byte after which a transfer is given up, however much time there is left."""
 
+LOOK_S: Final = 2.0
+"""Seconds for which whoever looks into others waits for what that takes, beyond its own computing: of the `slack_s` of
+`Patience` both who validates and who then judges may need so many."""
+
 
 def transfer_limit_s(size_bytes: int) -> float:
     """Seconds after which a transfer of so many bytes is given up."""
