@@ -28,8 +28,9 @@ def digest_of(data: Bytes) -> bytes:
 class Cargo:
     """All bytes of one attempt that this member has: its own parts, what was brought to it, and the aggregates.
 
-    `part_bytes` and `value_bytes` are those of each part on the wire and of each aggregate, by the aggregator's place. What is put in was
-    compared with the digest that was stated for it; before that is known it waits. It lies in pieces of `rooms`.
+    `part_bytes` and `value_bytes` are those of each part on the wire and of each aggregate, by the aggregator's place.
+    What is put in was compared with the digest that was stated for it; before that is known it waits. It lies in pieces
+    of `rooms`.
     """
 
     def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int], rooms: Rooms | None = None) -> None:
