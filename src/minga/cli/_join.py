@@ -15,7 +15,7 @@ from minga.cli._exit import done_so_far
 from minga.cli._leaving import Leaving
 from minga.cli._login import LoginOptions, PersonAtTerminal
 from minga.cli._session import WorkOptions, apply_threads, wire
-from minga.cli._views import PlainTrouble, volunteer_lines, volunteer_view
+from minga.cli._views import OwnPart, PlainTrouble, volunteer_lines, volunteer_view
 from minga.core._errors import ConfigurationError
 from minga.core._events import Event
 from minga.training._entrance import PeerOptions
@@ -28,28 +28,6 @@ if TYPE_CHECKING:
 
 SHARE_STEPS = 20
 """How many of the last steps the shown share is taken over."""
-
-
-@dataclass(frozen=True)
-class OwnPart:
-    """What a volunteer sees of their own doing.
-
-    `share` of the last steps is None before the first one, `figures` on held-out text are empty without `--evaluate`.
-    """
-
-    run: Any
-    step: int
-    loss: float | None
-    samples: int
-    samples_per_second: float
-    share: float | None
-    bytes_sent: int
-    bytes_received: int
-    paths: tuple[str, ...]
-    sync_done: int
-    sync_total: int
-    phase: str
-    figures: dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -16,7 +17,6 @@ from rich.text import Text
 from minga.core._units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from minga.cli._join import OwnPart
     from minga.monitor._plan_status import PlanStatus
     from minga.monitor._status import PeerStatus, RunStatus
 
@@ -27,6 +27,28 @@ RESTING = (
 RESTED = "no longer resting: this machine computes again"
 MAX_ROWS = 30
 MAX_SHARES = 6
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """What a volunteer sees of their own doing.
+
+    `share` of the last steps is None before the first one, `figures` on held-out text are empty without `--evaluate`.
+    """
+
+    run: Any
+    step: int
+    loss: float | None
+    samples: int
+    samples_per_second: float
+    share: float | None
+    bytes_sent: int
+    bytes_received: int
+    paths: tuple[str, ...]
+    sync_done: int
+    sync_total: int
+    phase: str
+    figures: dict[str, float]
 
 
 def headline(status: RunStatus) -> str:

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import Generic, TypeVar
 
-from minga.network._fast_bytes import Interrupt
+from minga.network._interrupt import Interrupt
 
 T = TypeVar("T")
 

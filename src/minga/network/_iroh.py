@@ -29,6 +29,7 @@ from minga.core._errors import ClosedError, ConfigurationError, MingaError, Unre
 from minga.network import _fast_bytes
 from minga.network._arrivals import Arrivals
 from minga.network._interface import MAX_ENDPOINTS, Address, Connection, Network, PeerId
+from minga.network._interrupt import Interrupt
 from minga.network._iroh_connection import IrohConnection
 from minga.network._iroh_settings import NetworkSettings, bind_address, relay_mode
 from minga.network._iroh_stream import BINDING_ERRORS, describe, read_exactly
@@ -57,7 +58,7 @@ class IrohNetwork(Network):
     def __init__(self, endpoint: Any, settings: NetworkSettings, listener: TcpListener | None) -> None:
         self._endpoint, self._settings, self._listener = endpoint, settings, listener
         self._peer_id = PeerId(str(endpoint.id()))
-        self._interrupt = _fast_bytes.Interrupt()
+        self._interrupt = Interrupt()
         self._connections: set[IrohConnection] = set()
         self._accepted: Arrivals[IrohConnection] = Arrivals(self._interrupt)
         self._halves: dict[tuple[PeerId, bytes], tuple[int, Any, asyncio.Future[None]]] = {}

@@ -22,6 +22,7 @@ from minga.core._errors import MingaError, UnreachableError
 from minga.network import _fast_bytes
 from minga.network._arrivals import Arrivals
 from minga.network._interface import Connection, LinkFacts, PeerId, Stream
+from minga.network._interrupt import Interrupt
 from minga.network._iroh_stream import (
     ABORT,
     BINDING_ERRORS,
@@ -60,7 +61,7 @@ class IrohConnection(Connection):
     ) -> None:
         self._peer_id, self._outgoing, self._incoming = peer_id, outgoing, incoming
         self._explain, self._on_lost = explain, on_lost
-        self._interrupt = _fast_bytes.Interrupt()
+        self._interrupt = Interrupt()
         self._streams: WeakValueDictionary[tuple[bool, int], IrohStream] = WeakValueDictionary()
         self._opened = 0
         self._arrived: Arrivals[Stream] = Arrivals(self._interrupt)
@@ -126,7 +127,7 @@ class IrohConnection(Connection):
             self._lose("the connection was lost")
         return self._explain(what, self._peer_id)
 
-    async def open_sender(self, first: bytes, interrupt: _fast_bytes.Interrupt) -> Any:
+    async def open_sender(self, first: bytes, interrupt: Interrupt) -> Any:
         """Open a one-way stream on the outgoing lane and send `first`; waits while too many are open."""
         # An interrupt would come too late for this call only if the other side allows no streams for ever.
         sender = await self._outgoing.open_uni()

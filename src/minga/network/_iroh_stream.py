@@ -13,17 +13,15 @@ import asyncio
 import contextlib
 import re
 import struct
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Protocol
 
 from iroh import iroh_ffi
 
-from minga.core._errors import ProtocolError, UnreachableError
+from minga.core._errors import MingaError, ProtocolError, UnreachableError
 from minga.network import _fast_bytes
-from minga.network._interface import Buffer, Stream
-
-if TYPE_CHECKING:
-    from minga.network._iroh_connection import IrohConnection
+from minga.network._interface import Buffer, PeerId, Stream
+from minga.network._interrupt import Interrupt
 
 HEADER = struct.Struct(">BQ")
 OPEN, ANSWER, ABORT, CONTROL = range(4)
@@ -32,11 +30,26 @@ BINDING_ERRORS = (iroh_ffi.IrohError, iroh_ffi.InternalError)
 """What the bindings raise: errors of the transport, and panics inside the foreign library."""
 
 
+class StreamOwner(Protocol):
+    """What a stream needs of the connection that it belongs to."""
+
+    @property
+    def peer_id(self) -> PeerId: ...
+
+    def explain(self, what: str) -> MingaError: ...
+
+    async def open_sender(self, first: bytes, interrupt: Interrupt) -> Any: ...
+
+    async def break_off(self, *ends: Callable[[int], Coroutine[Any, Any, None]]) -> None: ...
+
+    def abort_answer(self, number: int) -> None: ...
+
+
 class IrohStream(Stream):
     """A bidirectional stream. A cancelled write may have sent a part: such a stream is good for `reset` only."""
 
-    def __init__(self, connection: IrohConnection, number: int, *, opened_here: bool) -> None:
-        self.interrupt = _fast_bytes.Interrupt()
+    def __init__(self, connection: StreamOwner, number: int, *, opened_here: bool) -> None:
+        self.interrupt = Interrupt()
         self._connection, self._number, self._opened_here = connection, number, opened_here
         self._sender: Any = None
         self._receiver: Any = None
@@ -153,7 +166,7 @@ def describe(error: BaseException) -> str:
     return " ".join(text.split())[:300] or type(error).__name__
 
 
-async def read_exactly(receiver: Any, size: int, interrupt: _fast_bytes.Interrupt) -> bytes:
+async def read_exactly(receiver: Any, size: int, interrupt: Interrupt) -> bytes:
     """Read `size` bytes from an iroh `RecvStream`. Raises `UnreachableError` if it ends first."""
     body = bytearray(size)
     view = memoryview(body)

@@ -20,7 +20,7 @@ import struct
 import sys
 from collections.abc import Callable
 
-from minga.network._fast_bytes import Interrupt
+from minga.network._interrupt import Interrupt
 from minga.network._tcp_filling import Filling
 from minga.network._tcp_low_water import LowWater
 

@@ -10,8 +10,8 @@ import msgspec
 
 from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError
-from minga.network._fast_bytes import Interrupt
 from minga.network._interface import PeerId
+from minga.network._interrupt import Interrupt
 from minga.network._tcp_certificate import MAX_CERTIFICATE_BYTES
 from minga.network._tcp_channel import TlsChannel
 from minga.network._tcp_listener import HANDSHAKE_S

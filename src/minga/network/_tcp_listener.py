@@ -17,7 +17,7 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minga.network._fast_bytes import Interrupt
+from minga.network._interrupt import Interrupt
 from minga.network._tcp_certificate import Certificate
 from minga.network._tcp_channel import TlsChannel
 

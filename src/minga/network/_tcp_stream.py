@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from minga.core._errors import MingaError, ProtocolError
-from minga.network._fast_bytes import Interrupt
 from minga.network._interface import Buffer, PeerId, Stream
+from minga.network._interrupt import Interrupt
 from minga.network._tcp_channel import PIECE_BYTES, TlsChannel
 
 _LENGTH = struct.Struct(">I")

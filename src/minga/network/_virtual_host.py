@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from minga.core._errors import ClosedError, ConfigurationError, UnreachableError
 from minga.network._interface import Address, Network, PeerId
 from minga.network._virtual_connection import Mailbox, VirtualConnection
-from minga.network._virtual_paths import Host
+from minga.network._virtual_paths import Host, Paths
 from minga.network._virtual_process import VirtualProcess
-
-if TYPE_CHECKING:
-    from minga.network._virtual import VirtualInternet
 
 EPOCH_S = 1_767_225_600.0
 """Wall time at loop time zero: 2026-01-01 00:00 UTC."""
@@ -52,11 +49,24 @@ class HostSettings:
             raise ConfigurationError(f"clock_skew_s must be finite, not {self.clock_skew_s}")
 
 
+class Directory(Protocol):
+    """What a host needs of the internet that it is in."""
+
+    dial_timeout_s: float
+
+    @property
+    def paths(self) -> Paths: ...
+
+    def at(self, endpoint: str) -> VirtualNetwork | None: ...
+
+    def forget(self, endpoint: str) -> None: ...
+
+
 class VirtualNetwork(Network):
     """One host's access to the virtual network. Made by `VirtualInternet.host`."""
 
     def __init__(
-        self, internet: VirtualInternet, settings: HostSettings, state: Host, private_key: bytes, endpoint: str
+        self, internet: Directory, settings: HostSettings, state: Host, private_key: bytes, endpoint: str
     ) -> None:
         self.settings, self.private_key = settings, private_key
         self.state = state

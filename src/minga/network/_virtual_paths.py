@@ -5,15 +5,30 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
-from minga.core._errors import ClosedError
+from minga.core._errors import ClosedError, MingaError
 from minga.network._interface import PeerId
 from minga.network._virtual_link import Clock, Link, Quantum, resend_delay_s
 from minga.network._virtual_process import VirtualProcess
 
-if TYPE_CHECKING:
-    from minga.network._virtual_connection import VirtualConnection
+
+class ConnectionEnd(Protocol):
+    """What hosts and pipes need of one end of a connection; `far` is its other end."""
+
+    host: Host
+    paths: Paths
+    bytes_sent: int
+    bytes_received: int
+
+    @property
+    def far(self) -> ConnectionEnd: ...
+
+    def hang_up(self, error: Callable[[], MingaError]) -> None: ...
+
+    def lose(self, error: Callable[[], MingaError], *, drop: bool) -> None: ...
+
+    def recheck(self) -> None: ...
 
 
 class Delivery(NamedTuple):
@@ -38,7 +53,7 @@ class Host:
         self.stalled = False
         self.gone = False
         """Closed or killed."""
-        self.ends: dict[VirtualConnection, None] = {}
+        self.ends: dict[ConnectionEnd, None] = {}
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     async def gate(self) -> None:

@@ -14,15 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from minga.core._errors import MingaError
 from minga.network._hollow import fill, is_hollow
 from minga.network._interface import Buffer
 from minga.network._virtual_link import Link, Quantum, take_pieces
-
-if TYPE_CHECKING:
-    from minga.network._virtual_connection import VirtualConnection
+from minga.network._virtual_paths import ConnectionEnd
 
 SEND_BUFFER_BYTES = 64 << 10
 """What a writer may leave behind unsent."""
@@ -34,9 +31,7 @@ PROMPT_S = 1e-4
 class Pipe:
     """Bytes on their way from the connection end `source` to the connection end `target`."""
 
-    def __init__(
-        self, source: VirtualConnection, target: VirtualConnection, announce: Callable[[], None] | None
-    ) -> None:
+    def __init__(self, source: ConnectionEnd, target: ConnectionEnd, announce: Callable[[], None] | None) -> None:
         self._source, self._target = source, target
         self._paths = source.paths
         self._window = source.paths.window_bytes

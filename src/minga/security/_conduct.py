@@ -5,7 +5,7 @@ Everything else in this room is what the protocol makes of it, on either side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -115,3 +115,7 @@ class Conduct:
     def brings(self, part: int) -> bool:  # noqa: ARG002
         """Whether an aggregator can have its part."""
         return True
+
+
+MakeConduct = Callable[[Set[PeerId]], Conduct]
+"""Makes the conduct of one hostile member, which is told who else is in league with it."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from minga.security._conduct import MakeConduct
 from minga.simulation import _attacks, _collusion, _hostile_words, _intruders
-from minga.simulation._secure_swarm import MakeConduct
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from minga.core._errors import ConfigurationError
@@ -16,7 +16,7 @@ from minga.network._interface import Address, PeerId
 from minga.network._node import Node
 from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
 from minga.security._agreement import OutvotedError
-from minga.security._conduct import Conduct, Work
+from minga.security._conduct import Conduct, MakeConduct, Work
 from minga.security._newcomer import SecureNewcomer
 from minga.security._secure_member import BannedError, ExcludedError, SecureMember
 from minga.security._settings import SecureSettings
@@ -29,7 +29,6 @@ LATENCY_S = 0.02
 MAX_ENTRANCES = 8
 """So often a peer that cannot follow begins anew."""
 
-MakeConduct = Callable[[Set[PeerId]], Conduct]
 """From the ids of all who are hostile."""
 
 
