@@ -17,6 +17,7 @@ from minga.averaging._messages import Done
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
+from minga.security._conduct import MakeConduct
 from minga.security._evidence import Admitted, Evidence, EvidenceError
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import verify_log
@@ -38,7 +39,7 @@ from minga.simulation._intruders import (
     Sybil,
     WithholdingSybil,
 )
-from minga.simulation._secure_swarm import RUN_ID, MakeConduct, SecurePeer, SecureSwarm
+from minga.simulation._secure_swarm import RUN_ID, SecurePeer, SecureSwarm
 
 COMPUTE_S = 0.5
 SETTINGS = SecureSettings(probation_steps=4)

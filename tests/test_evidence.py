@@ -17,7 +17,7 @@ from minga.averaging._layout import VectorLayout
 from minga.core._errors import StorageError
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
-from minga.security._conduct import Seeds, Work
+from minga.security._conduct import MakeConduct, Seeds, Work
 from minga.security._evidence import Case, Entered, Evidence, EvidenceError, Judged, Recomputed, Unshown
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import EvidenceLog, read_log, verify_log
@@ -56,7 +56,7 @@ from minga.simulation._hostile_words import (
     SilentResult,
     WithheldReveal,
 )
-from minga.simulation._secure_swarm import RUN_ID, MakeConduct, SecureSwarm
+from minga.simulation._secure_swarm import RUN_ID, SecureSwarm
 
 ANYBODY = Identity.from_seed(bytes(31) + b"x")
 

@@ -7,6 +7,7 @@ import torch
 from secure_world import Quadratic
 from swarm_tools import virtually
 
+from minga.security._conduct import MakeConduct
 from minga.security._secure_member import BannedError
 from minga.simulation._attacks import Attack, LyingNorms, SignFlip, WithheldPart, WrongAggregate
 from minga.simulation._hostile_words import (
@@ -17,7 +18,7 @@ from minga.simulation._hostile_words import (
     SilentResult,
     WithheldReveal,
 )
-from minga.simulation._secure_swarm import MakeConduct, SecureSwarm
+from minga.simulation._secure_swarm import SecureSwarm
 
 
 async def played(count: int, steps: int, hostile: dict[str, MakeConduct] | None = None) -> SecureSwarm:

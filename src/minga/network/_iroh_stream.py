@@ -34,15 +34,20 @@ class StreamOwner(Protocol):
     """What a stream needs of the connection that it belongs to."""
 
     @property
-    def peer_id(self) -> PeerId: ...
+    def peer_id(self) -> PeerId:
+        """The id of the other side."""
 
-    def explain(self, what: str) -> MingaError: ...
+    def explain(self, what: str) -> MingaError:
+        """The error to raise when `what` went wrong."""
 
-    async def open_sender(self, first: bytes, interrupt: Interrupt) -> Any: ...
+    async def open_sender(self, first: bytes, interrupt: Interrupt) -> Any:
+        """Open a one-way stream and send `first`."""
 
-    async def break_off(self, *ends: Callable[[int], Coroutine[Any, Any, None]]) -> None: ...
+    async def break_off(self, *ends: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        """Call the foreign `reset` or `stop` of one-way streams."""
 
-    def abort_answer(self, number: int) -> None: ...
+    def abort_answer(self, number: int) -> None:
+        """Tell the opener of stream `number` that no more of its answer will come."""
 
 
 class IrohStream(Stream):

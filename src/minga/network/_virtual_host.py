@@ -55,11 +55,14 @@ class Directory(Protocol):
     dial_timeout_s: float
 
     @property
-    def paths(self) -> Paths: ...
+    def paths(self) -> Paths:
+        """What lies between its hosts."""
 
-    def at(self, endpoint: str) -> VirtualNetwork | None: ...
+    def at(self, endpoint: str) -> VirtualNetwork | None:
+        """The host that listens at an endpoint, if there is one."""
 
-    def forget(self, endpoint: str) -> None: ...
+    def forget(self, endpoint: str) -> None:
+        """The host at this endpoint is gone."""
 
 
 class VirtualNetwork(Network):

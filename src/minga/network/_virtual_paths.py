@@ -22,13 +22,17 @@ class ConnectionEnd(Protocol):
     bytes_received: int
 
     @property
-    def far(self) -> ConnectionEnd: ...
+    def far(self) -> ConnectionEnd:
+        """The other end."""
 
-    def hang_up(self, error: Callable[[], MingaError]) -> None: ...
+    def hang_up(self, error: Callable[[], MingaError]) -> None:
+        """End both sides; the far one hears of it."""
 
-    def lose(self, error: Callable[[], MingaError], *, drop: bool) -> None: ...
+    def lose(self, error: Callable[[], MingaError], *, drop: bool) -> None:
+        """End this side."""
 
-    def recheck(self) -> None: ...
+    def recheck(self) -> None:
+        """Look again whether the far end can be reached."""
 
 
 class Delivery(NamedTuple):
