@@ -1,8 +1,12 @@
-"""Conformance suites that every implementation of one of minga's seams must pass."""
+"""Conformance suites that every implementation of one of minga's seams must pass, and a check for programs' tests.
+
+`guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
+"""
 
 from __future__ import annotations
 
+from minga.core._thread_guard import guard_threads
 from minga.testing._network_suite import NETWORK_CHECKS, check_network
 from minga.testing._suite import MakeNetwork
 
-__all__ = ["NETWORK_CHECKS", "MakeNetwork", "check_network"]
+__all__ = ["NETWORK_CHECKS", "MakeNetwork", "check_network", "guard_threads"]
