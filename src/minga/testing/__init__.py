@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from minga.core._thread_guard import guard_threads
 from minga.testing._network_suite import NETWORK_CHECKS, check_network
+from minga.testing._recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
 from minga.testing._suite import MakeNetwork
 
-__all__ = ["NETWORK_CHECKS", "MakeNetwork", "check_network", "guard_threads"]
+__all__ = [
+    "NETWORK_CHECKS",
+    "RECIPE_CHECKS",
+    "MakeNetwork",
+    "RecipeCase",
+    "RecipeViolation",
+    "check_network",
+    "check_recipe",
+    "guard_threads",
+]
