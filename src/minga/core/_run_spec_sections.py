@@ -6,7 +6,7 @@ Every value has bounds and a meaning; a new field raises `SPEC_VERSION` in `_run
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, StrictInt, field_validator, model_validator
 
@@ -68,6 +68,10 @@ class OptimizerSection(Section):
         return self
 
 
+PluginName = Annotated[str, Field(pattern=NAME_PATTERN)]
+"""What a registry can be asked for. Whether it is installed is asked where it is used."""
+
+
 class TrainingSection(Section):
     """When a step happens."""
 
@@ -87,11 +91,10 @@ class TrainingSection(Section):
         above_low=True,
         below_high=True,
     )
-    strategy: Literal["synchronous", "delayed"] = choice(
+    strategy: PluginName = described(
         "synchronous",
         "delayed averages while the next batch is computed, one step behind",
-        "synchronous",
-        "delayed",
+        'the name of a strategy: "synchronous", "delayed" or an installed one',
     )
     seed: int = whole(0, 0, 2**63 - 1, "seed of the initial parameters and of each peer's order of the data")
     stop_after_steps: int | None = whole(None, 1, MAX_STEPS, "end the run after this many steps")
@@ -121,18 +124,13 @@ class TrainingSection(Section):
         return self
 
 
+_A_CODEC: Final = 'the name of a codec: "adaptive", "float32", "float16", "bfloat16", "int8" or an installed one'
+
+
 class AveragingSection(Section):
     """How vectors travel."""
 
-    codec: Literal["adaptive", "float32", "float16", "bfloat16", "int8"] = choice(
-        "adaptive",
-        "wire format; adaptive chooses by the size of a tensor",
-        "adaptive",
-        "float32",
-        "float16",
-        "bfloat16",
-        "int8",
-    )
+    codec: PluginName = described("adaptive", "wire format; adaptive chooses by the size of a tensor", _A_CODEC)
     average_parameters_every: int = whole(
         0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is never"
     )
