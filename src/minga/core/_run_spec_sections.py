@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
 
+from minga.core._plugins import NAME_PATTERN
 from minga.core._run_spec_fields import MAX_STEPS, Printable, Real, Section, choice, described, real, whole
 from minga.core._urls import MAX_URL_CHARACTERS, is_https_url
 
@@ -17,6 +18,7 @@ MAX_FILE_BYTES = 256 << 20
 MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256
+DEFAULT_AGGREGATOR = "centered_clip"
 _KEY = r"^[a-z][a-z0-9_]{0,63}$"
 _DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
@@ -276,13 +278,25 @@ class SecuritySection(Section):
         "as it takes to find hostile peers",
     )
 
+    aggregator: str = described(
+        DEFAULT_AGGREGATOR,
+        "(byzantine) what makes one gradient of many; others than the default come from other packages, and have to be "
+        "verifiable",
+        "the name of an aggregator that is installed",
+        pattern=NAME_PATTERN,
+    )
+
     def settings_of_mode(self) -> list[str]:
-        """The names of the settings that mean something in this mode; the others are no part of the run."""
+        """The names of the settings that mean something in this mode; the others are no part of the run.
+
+        Nor is the aggregator where it is the usual one: runs keep the id that they had before there was a choice.
+        """
         names = ["mode"]
         if self.mode == "members":
             names += ["organisers", "organisers_needed"]
         if self.mode == "byzantine":
             names += ["founders", "micro_batch_size", "peers_per_validator", "probation_steps"]
+            names += ["aggregator"] if self.aggregator != DEFAULT_AGGREGATOR else []
         return names
 
     @model_validator(mode="after")

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from minga.testing._aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolation, check_aggregator
 from minga.testing._network_suite import NETWORK_CHECKS, check_network
 from minga.testing._suite import MakeNetwork
 
-__all__ = ["NETWORK_CHECKS", "MakeNetwork", "check_network"]
+__all__ = [
+    "AGGREGATOR_CHECKS",
+    "NETWORK_CHECKS",
+    "AggregatorViolation",
+    "MakeNetwork",
+    "check_aggregator",
+    "check_network",
+]
