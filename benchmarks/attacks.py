@@ -1,6 +1,6 @@
 """What hostile members of a secure run can do, how soon they are gone, and what it would be like without defence.
 
-    python -m benchmarks.attacks --all --json           # every attack, see `minga.simulation._attack_table`
+    python -m benchmarks.attacks --all --json           # every attack, see `minga.simulation._behaviours`
     python -m benchmarks.attacks --attack alie --json   # single ones
     python -m benchmarks.attacks --table --json         # attacks by gradients against other aggregators, too
     python -m benchmarks.attacks --real --json          # real processes over iroh, see below
@@ -57,7 +57,7 @@ from minga.security._aggregators import AGGREGATORS
 from minga.security._ban_time import mean_steps_to_ban_all
 from minga.security._settings import SecureSettings
 from minga.simulation._attack_picture import Curve, draw_attack
-from minga.simulation._attack_table import ATTACKS
+from minga.simulation._behaviours import attack, attacks
 
 HARMLESS = 0.01
 VERDICT_STEPS = 2
@@ -86,7 +86,7 @@ def play(name: str | None, extent: Extent, against: Sequence[str] = ()) -> Playe
     digits = Digits(extent.seed)
     if name is None:
         return Played(run_swarm(digits, None, extent))
-    setup = ATTACKS[name]
+    setup = attack(name)
     undefended = run_plainly(digits, setup, extent) if setup.changes != "protocol" else None
     others = baselines(extent.peers, extent.hostile, against)
     return Played(
@@ -176,18 +176,18 @@ def main_real(names: list[str], *, json: bool) -> int:
     note("no attack")
     no_attack = run_real(extent, None)
     emit(attack=None, losses=no_attack.losses, seconds=round(no_attack.seconds, 1))
-    attacks = {}
+    judged = {}
     for name in names:
         note(name)
-        attacks[name] = judge_real(run_real(extent, name), no_attack, extent)
-        emit(attack=name, **attacks[name])
+        judged[name] = judge_real(run_real(extent, name), no_attack, extent)
+        emit(attack=name, **judged[name])
     clean = len(set(no_attack.ends.values())) == 1 and not any(no_attack.bans.values())
-    return finish("attacks", clean and all(figures["ok"] for figures in attacks.values()), json, attacks=attacks)
+    return finish("attacks", clean and all(figures["ok"] for figures in judged.values()), json, attacks=judged)
 
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--attack", nargs="+", choices=list(ATTACKS), default=["sign-flip"], metavar="NAME")
+    options.add_argument("--attack", nargs="+", choices=attacks(), default=["sign-flip"], metavar="NAME")
     options.add_argument("--all", action="store_true", help="all attacks")
     options.add_argument("--table", action="store_true", help="all attacks by gradients, and the other aggregators")
     options.add_argument(
@@ -209,11 +209,11 @@ def main() -> int:
         options.error("--hostile: at least one, and less than half of the peers")
     fields = ("peers", "hostile", "validators", "steps", "attack_from", "seed")
     extent = Extent(**{name: getattr(arguments, name) for name in fields})
-    names = list(ATTACKS) if arguments.all else arguments.attack
+    names = list(attacks()) if arguments.all else arguments.attack
     if arguments.table:
-        names = [name for name, setup in ATTACKS.items() if setup.changes == "gradient"]
+        names = [name for name in attacks() if attack(name).changes == "gradient"]
     against = arguments.against if arguments.table else ()
-    attacks: dict[str, dict[str, Any]] = {}
+    judged: dict[str, dict[str, Any]] = {}
     table: dict[str, dict[str, float]] = {}
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
         playing = {pool.submit(play, name, extent, against): name for name in [None, *names]}
@@ -222,8 +222,8 @@ def main() -> int:
             if (name := playing[run]) is None:
                 continue
             played = run.result()
-            attacks[name] = judge(played, no_attack.metric, extent)
-            emit(attack=name, **attacks[name])
+            judged[name] = judge(played, no_attack.metric, extent)
+            emit(attack=name, **judged[name])
             if arguments.plot:
                 curves = played.curves | {"no attack": no_attack}
                 picture(name, curves, extent.attack_from, arguments.plot / f"{name}.png")
@@ -233,9 +233,9 @@ def main() -> int:
     is_best = all(row["btard"] >= max(row.values()) - HARMLESS for row in table.values())
     return finish(
         "attacks",
-        no_attack.all_equal and is_best and all(figures["ok"] for figures in attacks.values()),
+        no_attack.all_equal and is_best and all(figures["ok"] for figures in judged.values()),
         arguments.json,
-        attacks=attacks,
+        attacks=judged,
         **({"table": table} if table else {}),
     )
 
