@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,10 +28,9 @@ def install(
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
-def look_again(patch: pytest.MonkeyPatch, *registries: Registry[object]) -> None:
+def look_again(patch: pytest.MonkeyPatch, *registries: Registry[Any]) -> None:
     """Let registries see what is on the path now, until the test is over."""
     for registry in registries:
-        fresh = {"_loaded": {}} | {
-            name: value for name, value in vars(registry).items() if name[:4] not in ("_ext", "_loa")
-        }
-        patch.setattr(registry, "__dict__", fresh)
+        fresh = Registry[object](registry.group, registry.what, registry._builtin)
+        patch.setitem(vars(registry), "_external", fresh._external)
+        patch.setattr(registry, "_loaded", {})
