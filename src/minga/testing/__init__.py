@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from minga.testing._network_suite import NETWORK_CHECKS, check_network
+from minga.testing._recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
 from minga.testing._suite import MakeNetwork
 
-__all__ = ["NETWORK_CHECKS", "MakeNetwork", "check_network"]
+__all__ = [
+    "NETWORK_CHECKS",
+    "RECIPE_CHECKS",
+    "MakeNetwork",
+    "RecipeCase",
+    "RecipeViolation",
+    "check_network",
+    "check_recipe",
+]
