@@ -10,7 +10,7 @@ import torch
 from benchmarks._worker import Channel
 from minga import Event, MingaError, Peer, PeerOptions, RunSpec, host, join
 from minga.network._interface import PeerId
-from minga.recipes._registry import load_recipe
+from minga.recipes import load_recipe, published
 from minga.recipes._run import RecipeRun
 from minga.simulation._behaviours import attack
 
@@ -46,7 +46,7 @@ def _enter(settings: dict[str, Any], options: PeerOptions) -> Peer:
     if link := settings.get("link"):
         return join(link, options)
     spec = RunSpec.from_toml(settings["spec"])
-    return host(spec, options, files=load_recipe(spec).prepare())
+    return host(published(spec), options, files=load_recipe(spec).prepare())
 
 
 def _train(channel: Channel, entered: Peer, *, evaluates: bool) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _train(channel: Channel, entered: Peer, *, evaluates: bool) -> dict[str, Any
         nonlocal seen
         if evaluates and step != seen and step % EVALUATE_EVERY == 0:
             seen = step
-            loss = run.recipe.evaluate(run.model, run.files)["heldout_mlm_loss"]
+            loss = run.recipe.evaluate(run.model, run.files)[run.recipe.headline.name]
             channel.send(event="evaluated", step=step, loss=loss)
 
     run.train(lambda _: False, evaluate)
@@ -67,5 +67,5 @@ def _train(channel: Channel, entered: Peer, *, evaluates: bool) -> dict[str, Any
         "step": run.step,
         "digest": run.optimizer.digest(),
         "members": list(members),
-        "loss": run.recipe.evaluate(run.model, run.files)["heldout_mlm_loss"],
+        "loss": run.recipe.evaluate(run.model, run.files)[run.recipe.headline.name],
     }

@@ -28,7 +28,7 @@ class RealExtent:
         """The run spec."""
         return f"""
             name = "strangers"
-            model = {{ size = "tiny", max_length = 64 }}
+            recipe.albert = {{ size = "tiny", max_length = 64 }}
             optimizer = {{ name = "adamw", learning_rate = 0.002, warmup_steps = 5, schedule = "constant" }}
             training = {{ target_batch_size = {16 * self.peers}, stop_after_steps = {self.steps} }}
             averaging = {{ codec = "float32" }}

@@ -23,13 +23,13 @@ ALONE = (*LOCAL, "--ephemeral", "--device", "cpu", "--threads", "1")
 
 SPEC = f"""
 name = "tiny"
-[model]
+[recipe.albert]
 max_length = 32
+vocabulary_size = 300
 overrides = {{ hidden_size = 16, num_hidden_layers = 1, intermediate_size = 32, embedding_size = 16 }}
-[data]
+[recipe.albert.data]
 source = "files"
 files = ['{GENESIS}']
-vocabulary_size = 300
 heldout_fraction = 0.05
 [optimizer]
 name = "adamw"

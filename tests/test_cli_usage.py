@@ -141,7 +141,7 @@ def test_bad_input_is_told_in_one_line(
         ("name = ", "TOML"),
         ("", "name"),
         ('name = "x"\nspec_version = 99', "update minga"),
-        ('name = "x"\n[data]\nsource = "files"\nfiles = ["no-such-file.txt"]', "no-such-file.txt"),
+        ('name = "x"\n[recipe.albert.data]\nsource = "files"\nfiles = ["no-such-file.txt"]', "no-such-file.txt"),
         ('name = "x"\n[model]\nrecipe = "custom"', "--role monitor"),
     ],
 )

@@ -31,7 +31,9 @@ class FakeChild:
             time = 1000.0 + step + (late_s if 1000.0 + step > KILL_TIME else 0.0)
             if time > begun:
                 self.events.append({"event": "step.applied", "t": time, "step": step, "samples": 8})
-        self.events.append({"summary": True, "step": 60, "digest": "d" * 64, "samples": 100, **summary})
+        self.events.append(
+            {"summary": True, "step": 60, "digest": "d" * 64, "samples": 100, "headline": "heldout_mlm_loss", **summary}
+        )
 
 
 def facts(**changes: Any) -> DemoFacts:

@@ -61,7 +61,7 @@ def test_other_models(tmp_path: Path) -> None:
     save_file({"w": torch.zeros(30, 7), "b": torch.zeros(7), "s": torch.zeros(())}, weights)
     assert sorted(model_facts(str(weights)).tensors) == [1, 7, 210]
     spec = tmp_path / "run.toml"
-    spec.write_text('name = "r"\n[model]\nsize = "tiny"\nmax_length = 64\n[data]\nvocabulary_size = 512\n', "utf-8")
+    spec.write_text('name = "r"\n[recipe.albert]\nsize = "tiny"\nmax_length = 64\nvocabulary_size = 512\n', "utf-8")
     assert model_facts(str(spec)).tokens == 64
     spec.write_text('name = "r"\n[model]\nrecipe = "custom"\n', "utf-8")
     with pytest.raises(ConfigurationError, match="does not say how large the model is"):
@@ -107,7 +107,7 @@ def test_this_machine_s_measurements(tmp_path: Path) -> None:
     assert {each.device: each.samples_per_s for each in measured} == {"cuda:0": 40.0, "cpu": 3.0}
     (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096, measured=measured)
     assert (own.samples_per_s, own.micro_batch, own.speed_origin) == (40.0, 32, "measured")
-    with pytest.raises(ConfigurationError, match=r"not measured with 18M and 512 tokens.*the recipe's models alone"):
+    with pytest.raises(ConfigurationError, match=r"not measured with 18M and 512 tokens.*models of recipes alone"):
         resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096)
     with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny --tokens 512`"):
         resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096)
@@ -274,7 +274,7 @@ def test_the_command_for_people_and_for_programs(capfd: pytest.CaptureFixture[st
 def test_a_run_spec_decides_what_it_says(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "run.toml"
     spec.write_text(
-        'name = "r"\n[model]\nsize = "tiny"\n[training]\ntarget_batch_size = 777\nstrategy = "delayed"\n'
+        'name = "r"\n[recipe.albert]\nsize = "tiny"\n[training]\ntarget_batch_size = 777\nstrategy = "delayed"\n'
         '[averaging]\ncodec = "float32"\n[optimizer]\nname = "sgd"\n', "utf-8",
     )  # fmt: skip
     code, text = call(capfd, "plan", "--model", str(spec), "--peers", "2x(cpu, 10Mbit)", "--json")
@@ -286,7 +286,7 @@ def test_a_run_spec_decides_what_it_says(tmp_path: Path, capfd: pytest.CaptureFi
 
 def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "run.toml"
-    text = 'name = "r"\n[model]\nsize = "tiny"\n[training]\ntarget_batch_size = "auto"\nmost_communication = 0.05\n'
+    text = 'name = "r"\n[training]\ntarget_batch_size = "auto"\nmost_communication = 0.05\n'
     spec.write_text(text, "utf-8")
     peers = "8x(20Mbit, samples_per_s=50, micro_batch=4)"
     code, told = call(capfd, "plan", "--model", str(spec), "--peers", peers, "--json")
@@ -326,8 +326,14 @@ def test_this_machine_is_measured_and_used(tmp_path: Path, capfd: pytest.Capture
     spec = tmp_path / "run.toml"
     mapping = {
         "name": "r",
-        "model": {"size": "tiny", "max_length": 16, "overrides": {"hidden_size": 16, "intermediate_size": 16}},
-        "data": {"vocabulary_size": 64},
+        "recipe": {
+            "albert": {
+                "size": "tiny",
+                "max_length": 16,
+                "overrides": {"hidden_size": 16, "intermediate_size": 16},
+                "vocabulary_size": 64,
+            }
+        },
     }
     spec.write_text(RunSpec.from_mapping(mapping).to_toml(), "utf-8")
     code, text = call(capfd, "bench-device", "--model", str(spec), "--device", "cpu", "--seconds", "0.1", "--json")

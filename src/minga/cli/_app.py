@@ -11,6 +11,7 @@ from minga.cli import _authority_app, _members_app
 from minga.cli._context import collect_again, make_context
 from minga.cli._exit import EXPLANATION
 from minga.cli._options import Bind, Directory, Json, LinkArgument
+from minga.recipes._registry import USUAL_MODEL
 
 app = typer.Typer(
     name="minga",
@@ -61,7 +62,7 @@ def demo(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    """Train ALBERT on bundled text with several peers on this machine, kill one on the way, let one join late."""
+    """Train a small model on bundled text with several peers on this machine; kill one, let one join late."""
     ready = make_context(json_output=json_output)
     from minga.cli._demo import DemoOptions, run_demo
 
@@ -93,9 +94,10 @@ def host(
 ) -> None:
     """Start a run, or go on with it: prints ONE link, and stays as monitor, seed and auxiliary."""
     if example:
-        from minga.core._run_spec import RunSpec
+        from minga.core._run_spec_sections import ModelSection
+        from minga.recipes._registry import example_toml
 
-        typer.echo(RunSpec.example_toml(), nl=False)
+        typer.echo(example_toml(ModelSection().recipe), nl=False)
         return
     if spec is None:
         raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
@@ -199,7 +201,9 @@ def plan(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Instead, with --peers: albert-large, 18M (parameters), a run spec or .safetensors file, …"),
+        typer.Option(
+            help="Instead, with --peers: a model (gpt2, …), 18M (parameters), a run spec or .safetensors file"
+        ),
     ] = None,
     peers: Annotated[
         str | None, typer.Option(help='Such as "20x(t4, up=50Mbit, down=200Mbit); 4x(a100, 1Gbit); (aux, 1Gbit)".')
@@ -251,7 +255,7 @@ def plan(
 
 @app.command(name="bench-device")
 def bench_device(
-    model: Annotated[str, typer.Option(help="albert-tiny, -small, -base, -large, or a run spec.")] = "albert-base",
+    model: Annotated[str, typer.Option(help="A recipe and its size, or a run spec.")] = USUAL_MODEL,
     device: Annotated[list[str] | None, typer.Option(help="Only this device; may be repeated (default: all).")] = None,
     tokens: Annotated[int | None, typer.Option(min=16, max=8192, help="Tokens of a sample (default: 512).")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, max=600.0, help="How long to measure each micro-batch.")] = 5.0,

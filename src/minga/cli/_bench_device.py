@@ -27,6 +27,7 @@ def run_bench_device(
     spec = recipe_spec(model, tokens)
     import torch
 
+    from minga.recipes import load_recipe
     from minga.recipes._device_speed import devices, hardware, measure_speed
     from minga.recipes._run import choose_device
 
@@ -34,15 +35,16 @@ def run_bench_device(
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = [choose_device(name) for name in wanted or devices()]
-    name = f"albert-{spec.model.size}"
+    recipe = load_recipe(spec, model)
+    facts = recipe.facts()
     found: list[Measurement] = []
     for device in chosen:
-        context.output.say(f"Measuring {name} with {spec.model.max_length} tokens on {device} …")
-        speed = measure_speed(spec, device, seconds)
+        context.output.say(f"Measuring {facts.name} with {facts.tokens} tokens on {device} …")
+        speed = measure_speed(recipe, spec.optimizer, device, seconds)
         one = Measurement(
             device=str(device),
-            model=name,
-            tokens=spec.model.max_length,
+            model=facts.name,
+            tokens=facts.tokens,
             micro_batch=speed.micro_batch,
             samples_per_s=speed.samples_per_s,
             update_s=speed.update_s,
@@ -53,7 +55,7 @@ def run_bench_device(
         context.output.event("device.measured", **msgspec.to_builtins(one))
         context.output.say(_line(one))
     path = keep_measurements(found)
-    context.output.say(f'Kept in {path}; `minga plan --model {name} --peers "(this, 100Mbit); …"` uses it.')
+    context.output.say(f'Kept in {path}; `minga plan --model {facts.name} --peers "(this, 100Mbit); …"` uses it.')
     context.output.summary(ok=True, devices=[msgspec.to_builtins(each) for each in found], path=str(path))
 
 

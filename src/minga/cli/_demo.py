@@ -194,7 +194,7 @@ class _Demo:
     def _tell_progress(self, organiser: Child) -> None:
         steps = organiser.steps()
         figures = [e for e in organiser.events if e.get("event") == "evaluation"]
-        held_out = f", held-out loss {figures[-1]['heldout_mlm_loss']:.2f}" if figures else ""
+        held_out = f", held-out loss {figures[-1][figures[-1]['headline']]:.2f}" if figures else ""
         self._tell(f"step {steps[-1][1] if steps else 0}{held_out}")
 
     def _tell(self, text: str, **fields: Any) -> None:

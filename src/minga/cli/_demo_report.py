@@ -61,7 +61,8 @@ def recovery_s(facts: DemoFacts) -> float | None:
 def check(facts: DemoFacts, minutes: float, peers: int) -> dict[str, Any]:
     """The summary: all figures, `ok`, and in `failed` what did not hold."""
     result, ready = facts.organiser.summary, facts.newcomer.first("ready")
-    first, last = result.get("first", {}).get("heldout_mlm_loss"), result.get("last", {}).get("heldout_mlm_loss")
+    headline = result.get("headline", "")
+    first, last = (result.get(moment, {}).get(headline) for moment in ("first", "last"))
     late_join_s = round(ready["t"] - facts.newcomer.begun, 3) if ready else None
     finals = [(c.summary.get("step"), c.summary.get("digest")) for c in [facts.organiser, *facts.survivors]]
     figures: dict[str, Any] = {

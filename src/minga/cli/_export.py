@@ -13,6 +13,7 @@ from minga.core._errors import ConfigurationError, UnreachableError
 from minga.core._run_spec import RunSpec
 from minga.network._interface import PeerId
 from minga.network._records import AddressInfo, Progress
+from minga.recipes._initial import new_model
 from minga.recipes._registry import load_recipe
 from minga.training._build_optimizer import build_optimizer
 from minga.training._checkpoints import CheckpointStore
@@ -59,7 +60,7 @@ def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOp
 
 def _export(source: _Source, out: Path) -> int:
     recipe = load_recipe(source.spec)
-    model = recipe.build_model()
+    model = new_model(recipe)
     optimizer, scheduler = build_optimizer(source.spec.optimizer, model)
     replica = Replica(source.spec, optimizer, model=model, scheduler=scheduler)
     snapshot = source.snapshot

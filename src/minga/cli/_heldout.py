@@ -46,5 +46,6 @@ class HeldOut:
         self._due = time.monotonic() + max(FIRST_PERIOD_S, took_s / SHARE)
         self.latest = {"step": step, **figures}
         self.first = self.first or self.latest
-        self._output.event("evaluation", step=step, seconds=round(took_s, 3), **figures)
-        self._history.add(time.time(), "evaluation", step=step, **figures)
+        headline = self._run.recipe.headline.name
+        self._output.event("evaluation", step=step, seconds=round(took_s, 3), headline=headline, **figures)
+        self._history.add(time.time(), "evaluation", step=step, headline=headline, **figures)

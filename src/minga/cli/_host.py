@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, context: Context, *, show_qr: bool) -> None:
     """Prepare, host, and stay until the run ends or Ctrl-C comes."""
+    from minga.recipes._registry import CUSTOM, published
+
     spec = RunSpec.from_file(spec_path)
     output = context.output
-    if spec.model.recipe == "custom":
+    if spec.model.recipe == CUSTOM:
         if peer.role not in ("monitor", "auxiliary"):
             raise ConfigurationError(
                 'model.recipe = "custom" has no model that this command could train; host it with --role monitor'
@@ -39,7 +41,7 @@ def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, context: Con
     apply_threads(work.threads)
     output.say(f"Preparing [bold]{spec.name}[/] …")
     files = prepared_files(spec, peer.directory)
-    with host(spec, peer, files=files) as hosted:
+    with host(published(spec), peer, files=files) as hosted:
         wire(context, hosted)
         _Hosting(hosted, work, context, show_qr=show_qr).run()
 
@@ -114,6 +116,7 @@ class _Hosting:
             step=run.step,
             finished=run.finished,
             digest=run.optimizer.digest(),
+            headline=run.recipe.headline.name,
             first=held_out.first,
             last=held_out.latest,
             directory=str(self.peer.directory),

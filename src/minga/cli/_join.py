@@ -42,6 +42,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
     from minga.authority import join
     from minga.identity._links import Link
+    from minga.recipes._registry import CUSTOM
 
     if options.evaluate and peer.role == "monitor":
         raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
@@ -51,7 +52,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     person = PersonAtTerminal(options.login, context.output)
     with join(parsed, peer, person) as joined:
         wire(context, joined)
-        if joined.spec.model.recipe == "custom" and joined.role != "monitor":
+        if joined.spec.model.recipe == CUSTOM and joined.role != "monitor":
             raise ConfigurationError(
                 "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
                 "use the program that the organiser gave you: it calls minga.join with this link"

@@ -1,23 +1,25 @@
 """The files of a run on the organiser's disk, so that a restart gives the same run.
 
 Training a tokenizer twice need not give the same bytes twice, and other bytes are another run id. So what a recipe
-prepared is kept, under a hash of the run spec and, for the organiser's own text files, of their sizes and dates.
+prepared is kept, under a hash of the run spec and of the sizes and dates of the organiser's own files that the recipe
+reads.
 """
 
 from __future__ import annotations
 
-import glob
 import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 from blake3 import blake3
 
 from minga.core._errors import StorageError
 from minga.core._run_spec import RunSpec
-from minga.recipes._registry import load_recipe
+from minga.recipes._interface import Recipe
+from minga.recipes._registry import CUSTOM, load_recipe
 
 _INDEX = "index.json"
 
@@ -27,23 +29,22 @@ def prepared_files(spec: RunSpec, directory: Path | None) -> dict[str, bytes]:
 
     Raises `ConfigurationError` where the recipe's data cannot be used, `StorageError` if the cache cannot be written.
     """
-    if spec.model.recipe == "custom":
+    if spec.model.recipe == CUSTOM:
         return {}
-    folder = (directory or platformdirs.user_data_path("minga") / "runs") / "prepared" / _key(spec)[:16]
+    recipe = load_recipe(spec)
+    folder = (directory or platformdirs.user_data_path("minga") / "runs") / "prepared" / _key(spec, recipe)[:16]
     stored = _read(folder)
     if stored is None:
-        stored = load_recipe(spec).prepare()
+        stored = recipe.prepare()
         _write(folder, stored)
     return stored
 
 
-def _key(spec: RunSpec) -> str:
+def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
     facts: list[object] = [spec.canonical_bytes().hex()]
-    if spec.data.source == "files":
-        for pattern in spec.data.files:
-            for name in sorted(glob.glob(pattern, recursive=True)):
-                status = Path(name).stat()
-                facts.append([name, status.st_size, status.st_mtime_ns])
+    for path in recipe.inputs():
+        status = path.stat()
+        facts.append([str(path), status.st_size, status.st_mtime_ns])
     return blake3(json.dumps(facts).encode()).hexdigest()
 
 

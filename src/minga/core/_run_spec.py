@@ -3,6 +3,9 @@
 An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no blanks, every field present (of the
 section `security` those of its mode, none if that is "open") and every float in Python's shortest exact spelling, so
 equal specs have equal bytes on every machine; the run id is the BLAKE3 digest of those bytes in key derivation mode.
+
+The settings of the recipe, `[recipe.NAME]`, are hashed as they stand and understood by the recipe alone
+(`minga.recipes`). Specs of version 2 had them elsewhere and are read, hashed and written as they were.
 """
 
 from __future__ import annotations
@@ -20,10 +23,10 @@ from minga.core._errors import ConfigurationError
 from minga.core._plugins import MAX_PLUGINS, Origin
 from minga.core._run_spec_errors import explain
 from minga.core._run_spec_fields import Printable, Section, described
+from minga.core._run_spec_recipe import read_recipe_tables
 from minga.core._run_spec_sections import (
     AveragingSection,
     CheckpointsSection,
-    DataSection,
     FileEntry,
     ModelSection,
     NetworkSection,
@@ -34,8 +37,16 @@ from minga.core._run_spec_sections import (
     check_file_names,
 )
 from minga.core._run_spec_toml import render
+from minga.core._run_spec_version_2 import (
+    LAST_OLD_VERSION,
+    is_old,
+    local_paths,
+    to_past,
+    to_present,
+    without_local_paths,
+)
 
-SPEC_VERSION = 2
+SPEC_VERSION = 3
 MAX_SPEC_BYTES = 256 << 10
 MAX_FILES = 16
 _RUN_ID_CONTEXT = "minga v1 run id"
@@ -45,14 +56,18 @@ _PLUGIN = r"^[a-z]{1,32}:[a-z][a-z0-9_.-]{0,63}$"
 class RunSpec(Section):
     """A run: read with `from_toml` or `from_file`, passed on as `canonical_bytes`, named by `run_id`."""
 
-    spec_version: int = described(SPEC_VERSION, "format of this file", str(SPEC_VERSION), ge=1, le=SPEC_VERSION)
+    spec_version: int = described(
+        SPEC_VERSION, "format of this file", f"a version from 1 to {SPEC_VERSION}", ge=1, le=SPEC_VERSION
+    )
     name: Annotated[Printable, Field(min_length=1, max_length=64)] = described(
         ...,
         "name of the run, for people",
         "a text of 1 to 64 printable characters on one line, without blanks at its ends",
     )
     model: ModelSection = ModelSection()
-    data: DataSection = DataSection()
+    recipe: dict[str, dict[str, Any]] = described(
+        {}, "settings of the recipe", "one table [recipe.NAME] of the recipe that model.recipe names"
+    )
     optimizer: OptimizerSection = OptimizerSection()
     training: TrainingSection = TrainingSection()
     averaging: AveragingSection = AveragingSection()
@@ -77,8 +92,15 @@ class RunSpec(Section):
         return files
 
     @model_validator(mode="after")
+    def _check_recipe(self) -> RunSpec:
+        found = read_recipe_tables(self.recipe, self.model.recipe, is_old=self.is_old)
+        self.recipe.clear()
+        self.recipe.update(found)
+        return self
+
+    @model_validator(mode="after")
     def _check_byzantine(self) -> RunSpec:
-        """Whoever checks others has to compute what they computed: nothing may depend on one machine alone."""
+        """A member that checks others computes what they computed: nothing may depend on one machine alone."""
         if self.security.mode != "byzantine":
             return self
         training, prefix = self.training, 'security.mode = "byzantine" needs '
@@ -88,9 +110,22 @@ class RunSpec(Section):
             raise ValueError(prefix + 'training.strategy = "synchronous"')
         if self.averaging.average_parameters_every:
             raise ValueError(prefix + "averaging.average_parameters_every = 0")
-        if self.data.source == "datasets":
-            raise ValueError(prefix + 'text that comes with the run, so data.source must not be "datasets"')
         return self
+
+    @property
+    def is_old(self) -> bool:
+        """Whether this is a spec of version 2 or before, which has the settings of its recipe in other places."""
+        return self.spec_version <= LAST_OLD_VERSION
+
+    @property
+    def recipe_settings(self) -> dict[str, Any]:
+        """What the spec says to its recipe, as `[recipe.NAME]`; what it leaves out the recipe knows."""
+        return self.recipe.get(self.model.recipe, {})
+
+    @property
+    def names_local_files(self) -> bool:
+        """(version 2) Whether the spec names files of the machine on which it was written."""
+        return self.is_old and local_paths(self.recipe_settings)
 
     @property
     def micro_batches_per_member(self) -> int:
@@ -104,6 +139,8 @@ class RunSpec(Section):
     def from_mapping(cls, values: Mapping[str, Any], source: str = "run spec") -> RunSpec:
         """A spec from nested mappings; `source` names them in the `ConfigurationError` that lists all problems."""
         _check_version(values, source)
+        if is_old(values):
+            values = to_present(values, source)
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
@@ -150,7 +187,7 @@ class RunSpec(Section):
 
     def canonical_bytes(self) -> bytes:
         """The one encoding of this spec. Raises `ConfigurationError` if it exceeds 256 KiB."""
-        values = self.model_dump(mode="json")
+        values = self._as_written()
         security = {name: values["security"][name] for name in self.security.settings_of_mode()}
         del values["security"]
         if self.security.mode != "open":  # open runs keep the id, and the peers, that they had without the section
@@ -169,13 +206,16 @@ class RunSpec(Section):
         return run_id_of(self.canonical_bytes())
 
     def published(self, files: Mapping[str, FileEntry] | None = None) -> RunSpec:
-        """The spec as others get it: with the run's `files`, without the organiser's own paths in `data.files`.
+        """The spec as others get it: with the run's `files`, and (version 2) without paths of this machine.
 
-        This, not the spec on the organiser's disk, is what peers agree on and what the run id is taken from.
-        Raises `ConfigurationError` for unsafe file names.
+        This, not the spec on the organiser's disk, is what peers agree on and what the run id is taken from. Recipes
+        blank paths in their settings themselves: `minga.recipes.published`. Raises `ConfigurationError` for unsafe
+        file names.
         """
         values = self.model_dump(mode="json")
-        values["data"]["files"] = []
+        if self.is_old:
+            values["recipe"] = {self.model.recipe: without_local_paths(self.recipe_settings)}
+            values = to_past(values)
         if files is not None:
             values["files"] = {name: entry.model_dump(mode="json") for name, entry in files.items()}
         return type(self).from_mapping(values, "published run spec")
@@ -184,16 +224,29 @@ class RunSpec(Section):
         """The spec with these origins of its plug-ins, by "what:name", see `minga.core._plugins.recorded`."""
         values = self.model_dump(mode="json")
         values["plugins"] = {name: origin.model_dump(mode="json") for name, origin in origins.items()}
-        return type(self).from_mapping(values)
+        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+
+    def with_recipe_settings(self, settings: Mapping[str, Any]) -> RunSpec:
+        """The spec with these settings of its recipe in place of those it has."""
+        values = {**self.model_dump(mode="json"), "recipe": {self.model.recipe: dict(settings)}}
+        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
 
     def to_toml(self) -> str:
         """TOML from which `from_toml` makes an equal spec."""
-        return render(self, comments=False)
+        if self.is_old:
+            written = self._as_written()
+            return render(self, comments=False, plain={name: written[name] for name in ("model", "data")})
+        return render(self, comments=False, plain={f"recipe.{name}": table for name, table in self.recipe.items()})
 
     @classmethod
-    def example_toml(cls) -> str:
-        """A commented TOML file with every setting at its default."""
-        return render(cls(name="my first run"), comments=True)
+    def example_toml(cls, spec: RunSpec | None = None) -> str:
+        """`spec` (a new one) as a commented TOML file, but for the settings of the recipe."""
+        return render(spec or cls(name="my first run"), comments=True)
+
+    def _as_written(self) -> dict[str, Any]:
+        """All tables, in the places of the spec's version."""
+        values = self.model_dump(mode="json")
+        return to_past(values) if self.is_old else values
 
 
 def run_id_of(canonical: bytes) -> str:

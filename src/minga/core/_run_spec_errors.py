@@ -16,14 +16,18 @@ MAX_LINES = 50
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
-def explain(error: ValidationError, model: type[BaseModel], source: str, *, shows_values: bool = True) -> str:
+def explain(
+    error: ValidationError, model: type[BaseModel], source: str, *, within: str = "", shows_values: bool = True
+) -> str:
     """All problems of a validation error of `model`; `source` is the file or whatever else the values came from.
 
-    Without `shows_values` no value is repeated, for files that hold secrets.
+    `within` is the table that the values stood in, such as `recipe.digits`. Without `shows_values` no value is
+    repeated, for files that hold secrets.
     """
     lines: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         key, field_text = _locate(model, problem["loc"])
+        key = ".".join(part for part in (within, key) if part)
         # A union reports each of its branches; the first line says it all.
         lines.setdefault(key, _line(source, key, field_text, dict(problem), shows_values))
     shown = list(lines.values())[:MAX_LINES]
@@ -67,7 +71,7 @@ def _locate(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str,
         key += ("" if not key or key.endswith(": ") else ".") + _short_name(part)
         field = current.model_fields.get(str(part))
         if field is None:
-            return key, _suggestion(str(part), list(current.model_fields))
+            return key, suggestion(str(part), list(current.model_fields))
         allowed = allowed_values(field)
         current, table = _model_in(field.annotation), _model_of_many(field.annotation)
     return key.removesuffix(": "), allowed
@@ -83,7 +87,8 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
 
 
-def _suggestion(name: str, known: list[str]) -> str:
+def suggestion(name: str, known: list[str]) -> str:
+    """What was probably meant by an unknown name, or all that there is; the end of a message."""
     close = difflib.get_close_matches(name[:100], known, n=1)
     return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(known)}"
 

@@ -65,9 +65,16 @@ def choice(default: Any, meaning: str, *options: str) -> Any:
     return described(default, meaning, "one of " + ", ".join(f'"{option}"' for option in options))
 
 
-def described(default: Any, meaning: str, allowed: str, **bounds: Any) -> Any:
-    """Any other field; `allowed` completes the sentence "must be …"."""
-    return Field(default, description=meaning, json_schema_extra={"allowed": allowed}, **bounds)
+def described(default: Any, meaning: str, allowed: str, *, private: bool = False, **bounds: Any) -> Any:
+    """Any other field; `allowed` completes the sentence "must be …". A `private` one is not published."""
+    extra: dict[str, Any] = {"allowed": allowed, "private": private}
+    return Field(default, description=meaning, json_schema_extra=extra, **bounds)
+
+
+def is_private(field: FieldInfo) -> bool:
+    """Whether a setting concerns the organiser's machine alone and goes back to its default before others get it."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and extra.get("private") is True
 
 
 def allowed_values(field: FieldInfo) -> str | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, StrictBool, StrictInt, field_validator, model_validator
+from pydantic import Field, StrictInt, field_validator, model_validator
 
 from minga.core._plugins import NAME_PATTERN
-from minga.core._run_spec_fields import MAX_STEPS, Printable, Real, Section, choice, described, real, whole
+from minga.core._run_spec_fields import MAX_STEPS, Real, Section, choice, described, real, whole
 from minga.core._urls import MAX_URL_CHARACTERS, is_https_url
 
 MAX_FILE_BYTES = 256 << 20
@@ -19,85 +19,19 @@ MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256
 DEFAULT_AGGREGATOR = "centered_clip"
-_KEY = r"^[a-z][a-z0-9_]{0,63}$"
-_DATASET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}){0,3}", re.ASCII)
-
-Scalar = StrictBool | StrictInt | Annotated[Real, Field(strict=True)] | Annotated[Printable, Field(max_length=200)]
 
 
 class ModelSection(Section):
     """What is trained."""
 
-    recipe: Literal["albert", "custom"] = choice(
-        "albert", "model, data preparation and loss; custom: your own training loop brings them", "albert", "custom"
+    recipe: str = described(
+        "albert",
+        "model, data and loss, with settings of their own in [recipe.NAME]; custom: your own training loop brings them",
+        'the name of a recipe, such as "albert" or "custom"',
+        pattern=NAME_PATTERN,
     )
-    size: Literal["tiny", "small", "base", "large"] = choice(
-        "tiny", "preset of the recipe", "tiny", "small", "base", "large"
-    )
-    max_length: int = whole(128, 16, 8192, "longest sequence, in tokens")
-    overrides: dict[Annotated[str, Field(pattern=_KEY)], Annotated[Scalar, Field(union_mode="left_to_right")]] = (
-        described(
-            {},
-            "settings of the model's configuration that replace those of the preset",
-            "at most 32 names (a-z, 0-9, _) with numbers, texts or true/false",
-            max_length=32,
-        )
-    )
-
-    @field_validator("overrides")
-    @classmethod
-    def _bound_overrides(cls, overrides: dict[str, Scalar]) -> dict[str, Scalar]:
-        for name, value in overrides.items():
-            if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**63 - 1:
-                raise ValueError(f"{name} is not within 64 bits")
-        return overrides
-
-
-class DataSection(Section):
-    """What it is trained on."""
-
-    source: Literal["bible", "files", "datasets"] = choice(
-        "bible", "where the text comes from", "bible", "files", "datasets"
-    )
-    files: Annotated[
-        tuple[Annotated[Printable, Field(min_length=1, max_length=1024)], ...], Field(strict=False, max_length=256)
-    ] = described(
-        (),
-        "(source files) .txt and .jsonl files or globs here; who joins gets their text, not their paths",
-        "a list of at most 256 paths",
-    )
-    name: str | None = described(
-        None,
-        "(source datasets) name on the Hugging Face hub",
-        'a name such as "wikitext" or "owner/name"',
-        pattern=_DATASET_NAME,
-    )
-    config: Annotated[Printable, Field(min_length=1, max_length=100)] | None = described(
-        None, "(source datasets) its configuration", "a text of 1 to 100 printable characters"
-    )
-    split: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "train", "(source datasets) its split", "a text of 1 to 100 printable characters"
-    )
-    text_column: Annotated[Printable, Field(min_length=1, max_length=100)] = described(
-        "text", "column (or key of .jsonl lines) that holds the text", "a text of 1 to 100 printable characters"
-    )
-    shuffle_buffer: int = whole(10_000, 1, 1_000_000, "documents among which the next one is drawn")
-    heldout_fraction: Real = real(0.01, 0.0, 0.5, "share of the documents kept for evaluation")
-    masked_fraction: Real = real(0.15, 0.0, 0.9, "share of the tokens that the model has to guess", above_low=True)
-    tokenizer: Literal["wordpiece", "unigram"] = choice("wordpiece", "kind of tokenizer", "wordpiece", "unigram")
-    vocabulary_size: int = whole(8192, 64, 1_000_000, "entries of the tokenizer's vocabulary")
-
-    @model_validator(mode="after")
-    def _check_source(self) -> DataSection:
-        if self.source == "datasets" and self.name is None:
-            raise ValueError('source = "datasets" needs name, such as name = "wikitext"')
-        if self.source != "datasets" and (self.name is not None or self.config is not None):
-            raise ValueError('name and config are for source = "datasets" only')
-        if self.source != "files" and self.files:
-            raise ValueError('files is for source = "files" only')
-        return self
 
 
 class OptimizerSection(Section):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -15,21 +17,51 @@ _TITLE = """\
 """
 
 
-def render(spec: BaseModel, *, comments: bool) -> str:
-    """The settings of `spec` in the order of their declaration; None is left out, or shown commented out."""
-    plain = [name for name in type(spec).model_fields if not isinstance(getattr(spec, name), BaseModel | dict)]
+def render(spec: BaseModel, *, comments: bool, plain: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+    """The settings of `spec` in the order of their declaration; None is left out, or shown commented out.
+
+    `plain` are tables by name that are written as they are, in place of sections of these names.
+    """
+    fields = [name for name in type(spec).model_fields if name not in (plain or {})]
+    values = {name: getattr(spec, name) for name in fields}
     lines = [_TITLE] if comments else []
-    lines += _settings(spec, plain, comments=comments)
-    for name in type(spec).model_fields:
-        value = getattr(spec, name)
+    own = [name for name, value in values.items() if not isinstance(value, BaseModel | dict)]
+    lines += _settings(spec, own, comments=comments)
+    for name, value in values.items():
         if isinstance(value, BaseModel):
-            lines.append(f"\n[{name}]" + (f"  # {_first_sentence(value)}" if comments else ""))
-            lines += _settings(value, list(type(value).model_fields), comments=comments)
+            lines += _section(name, value, comments=comments)
         elif isinstance(value, dict):
             for key, entry in value.items():
-                lines.append(f"\n[{name}.{_key(key)}]")
-                lines += _settings(entry, list(type(entry).model_fields), comments=comments)
+                if isinstance(entry, BaseModel):
+                    lines += _section(f"{name}.{_key(key)}", entry, comments=comments)
+    for name, table in (plain or {}).items():
+        lines += _table(name, table)
     return "\n".join(lines) + "\n"
+
+
+def render_section(name: str, section: BaseModel) -> str:
+    """One section as a commented table `[name]`, with the tables inside it."""
+    return "\n".join(_section(name, section, comments=True)) + "\n"
+
+
+def _table(name: str, table: Mapping[str, Any]) -> list[str]:
+    inner = {key: value for key, value in table.items() if isinstance(value, Mapping) and value}
+    lines = [f"\n[{name}]"]
+    lines += [f"{key} = {_value(value)}" for key, value in table.items() if key not in inner and value is not None]
+    for key, value in inner.items():
+        lines += _table(f"{name}.{key}", value)
+    return lines
+
+
+def _section(name: str, section: BaseModel, *, comments: bool) -> list[str]:
+    """A table, with the tables inside it after its own settings."""
+    fields = type(section).model_fields
+    inner = [each for each in fields if isinstance(getattr(section, each), BaseModel)]
+    lines = [f"\n[{name}]" + (f"  # {_first_sentence(section)}" if comments else "")]
+    lines += _settings(section, [each for each in fields if each not in inner], comments=comments)
+    for each in inner:
+        lines += _section(f"{name}.{each}", getattr(section, each), comments=comments)
+    return lines
 
 
 def _settings(section: BaseModel, names: list[str], *, comments: bool) -> list[str]:
@@ -63,7 +95,7 @@ def _value(value: object) -> str:
         return repr(value)
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return "[" + ", ".join(_value(item) for item in value) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_key(key)} = {_value(item)}" for key, item in value.items()) + "}"

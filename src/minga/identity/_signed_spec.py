@@ -74,5 +74,5 @@ class SignedRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _refuse_local_paths(spec: RunSpec) -> None:
     # Whoever joins would otherwise open files on the own disk by a stranger's choice.
-    if spec.data.files:
+    if spec.names_local_files:
         raise ConfigurationError("a published run spec must not name files (data.files) on anyone's machine")

@@ -2,7 +2,7 @@
 
     {"t": 1700000000.1, "event": "step", "step": 7, "loss": 8.9, "samples": 512, "total_samples": 3584, …}
     {"t": 1700000003.4, "event": "joined" | "left" | "lost", "peer": "…"}
-    {"t": 1700000009.0, "event": "evaluation", "step": 9, "heldout_mlm_loss": 8.7, …}
+    {"t": 1700000009.0, "event": "evaluation", "step": 9, "headline": "heldout_loss", "heldout_loss": 8.7, …}
 
 `t` is Unix time. When the file has reached half of its limit it becomes `NAME.1`, replacing the one before, and a new
 one is begun. Readers skip lines that they do not understand, such as a last line that was cut off.

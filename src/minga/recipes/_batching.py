@@ -61,6 +61,25 @@ def make_batch(
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
+def synthetic_batch(size: int, length: int, vocabulary_size: int, masked_fraction: float) -> Batch:
+    """A batch of random tokens, all samples of `length`; the same each time, with the names of `make_batch`."""
+    random = np.random.default_rng(0)
+    masked = max(1, round(masked_fraction * length))
+    places = np.concatenate([row * length + np.sort(random.permutation(length)[:masked]) for row in range(size)])
+    ids = random.integers(len(SPECIAL_TOKENS), vocabulary_size, size=(size, length))
+    types = np.broadcast_to((np.arange(length) >= length // 2).astype(np.int64), (size, length)).copy()
+    arrays = {
+        "input_ids": ids,
+        "token_type_ids": types,
+        "attention_mask": np.ones((size, length), dtype=np.int64),
+        "masked_positions": places,
+        "labels": ids.reshape(-1)[places],
+        "label_weights": np.full(len(places), 1.0 / len(places), dtype=np.float32),
+        "sop_labels": random.integers(0, 2, size=size),
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
 def _choose(maskable: np.ndarray, fraction: float, random: np.random.Generator) -> np.ndarray:
     """In each row the exact share of the maskable places, uniformly: those with the smallest random numbers."""
     numbers = np.where(maskable, random.random(maskable.shape), 2.0)

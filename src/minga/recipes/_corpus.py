@@ -22,8 +22,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from minga.core._errors import ConfigurationError, StorageError
-from minga.core._run_spec_sections import MAX_FILE_BYTES, DataSection
+from minga.core._run_spec_sections import MAX_FILE_BYTES
 from minga.recipes._text import bible_documents, dataset_documents, file_documents, open_dataset
+from minga.recipes._text_settings import TextData
 
 TRAINING_FILE = "training.jsonl.gz"
 HELDOUT_FILE = "heldout.jsonl.gz"
@@ -59,7 +60,7 @@ def split_documents(documents: list[str], heldout_fraction: float) -> tuple[list
     return training, heldout
 
 
-def local_documents(data: DataSection) -> list[str]:
+def local_documents(data: TextData) -> list[str]:
     """All documents of a source that the organiser has at hand; "datasets" is none.
 
     Raises `ConfigurationError` if they exceed what can travel with a run.
@@ -77,15 +78,15 @@ def local_documents(data: DataSection) -> list[str]:
     return documents
 
 
-def streamed_documents(data: DataSection, *, order: int | None = None) -> Iterator[str]:
+def streamed_documents(data: TextData, *, order: int | None = None) -> Iterator[str]:
     """The documents of a data set, held-out ones included; `order` seeds its shuffle buffer, None leaves its order."""
-    stream = open_dataset(data.name or "", data.config, data.split)
+    stream = open_dataset(data.name, data.config or None, data.split)
     if order is not None:
         stream = stream.shuffle(seed=order, buffer_size=data.shuffle_buffer)
-    return dataset_documents(stream, data.text_column, data.name or "the data set")
+    return dataset_documents(stream, data.text_column, data.name)
 
 
-def first_streamed(data: DataSection) -> tuple[list[str], list[str]]:
+def first_streamed(data: TextData) -> tuple[list[str], list[str]]:
     """What the organiser needs of a data set: some documents for the tokenizer, and the held-out ones for all.
 
     Reads until 256 held-out documents were found (with none to hold out: until there is enough for the tokenizer), at

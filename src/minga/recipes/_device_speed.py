@@ -1,19 +1,18 @@
-"""How fast a device of this machine trains the ALBERT recipe: forward and backward passes on made-up samples."""
+"""How fast a device of this machine trains a recipe: forward and backward passes on made-up samples."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 
 from minga.core._errors import ConfigurationError
-from minga.core._run_spec import RunSpec
-from minga.recipes._albert import AlbertRecipe
-from minga.recipes._interface import Batch
+from minga.core._run_spec_sections import OptimizerSection
+from minga.recipes._initial import new_model
+from minga.recipes._interface import Recipe
 from minga.recipes._run import ACCELERATOR_MICRO_BATCH, CPU_MICRO_BATCH
-from minga.recipes._tokenizer import SPECIAL_TOKENS
 from minga.training._build_optimizer import build_optimizer
 
 WARM_UP_PASSES = 2
@@ -45,15 +44,16 @@ def hardware(device: torch.device) -> str:
     return f"{device.type}, {torch.get_num_threads()} threads" if device.type == "cpu" else device.type
 
 
-def measure_speed(spec: RunSpec, device: torch.device, seconds: float) -> DeviceSpeed:
-    """Train the model of `spec` on `device`, for about `seconds` with each micro-batch.
+def measure_speed(
+    recipe: Recipe[Any], optimizer_settings: OptimizerSection, device: torch.device, seconds: float
+) -> DeviceSpeed:
+    """Train the model of `recipe` on `device`, for about `seconds` with each micro-batch.
 
     Begins with what `minga join` takes, halves it until there is memory for it, then tries half of that as well, which
     is faster on some machines. Raises `ConfigurationError` if there is no memory for a single sample.
     """
-    recipe = AlbertRecipe(spec)
-    model = recipe.build_model().to(device)
-    optimizer, _ = build_optimizer(spec.optimizer, model)
+    model = new_model(recipe).to(device)
+    optimizer, _ = build_optimizer(optimizer_settings, model)
     micro_batch = ACCELERATOR_MICRO_BATCH if device.type != "cpu" else CPU_MICRO_BATCH
     best: DeviceSpeed | None = None
     while micro_batch >= 1:
@@ -72,10 +72,10 @@ def measure_speed(spec: RunSpec, device: torch.device, seconds: float) -> Device
 
 
 def _measure(
-    recipe: AlbertRecipe, model: torch.nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int, seconds: float
+    recipe: Recipe[Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int, seconds: float
 ) -> DeviceSpeed:
     device = next(model.parameters()).device
-    batch = {name: tensor.to(device) for name, tensor in made_up_batch(recipe.spec, micro_batch).items()}
+    batch = {name: tensor.to(device) for name, tensor in recipe.synthetic_batch(micro_batch).items()}
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -106,23 +106,3 @@ def _measure(
 def wait(device: torch.device) -> None:
     """Until all that the device was asked to do is done."""
     torch.zeros((), device=device).cpu()
-
-
-def made_up_batch(spec: RunSpec, size: int) -> Batch:
-    """A batch of random tokens, all samples as long as the run's longest; the keys are those of `make_batch`."""
-    length, vocabulary = spec.model.max_length, spec.data.vocabulary_size
-    random = np.random.default_rng(0)
-    masked = max(1, round(spec.data.masked_fraction * length))
-    places = np.concatenate([row * length + np.sort(random.permutation(length)[:masked]) for row in range(size)])
-    ids = random.integers(len(SPECIAL_TOKENS), vocabulary, size=(size, length))
-    types = np.broadcast_to((np.arange(length) >= length // 2).astype(np.int64), (size, length)).copy()
-    arrays = {
-        "input_ids": ids,
-        "token_type_ids": types,
-        "attention_mask": np.ones((size, length), dtype=bool),
-        "masked_positions": places,
-        "labels": ids.reshape(-1)[places],
-        "label_weights": np.full(len(places), 1.0 / len(places), dtype=np.float32),
-        "sop_labels": random.integers(0, 2, size=size),
-    }
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -32,7 +32,7 @@ class PublicSamples:
             self._places += [place for place in self._cut(document) if self._yields(place)]
         if not self._places:
             raise ConfigurationError(
-                f"data: no document has two sentences that fit into model.max_length = {max_length} tokens"
+                f"data: no document has two sentences that fit into max_length = {max_length} tokens"
             )
 
     def __len__(self) -> int:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from minga.core._errors import ConfigurationError
-from minga.recipes._interface import Batch, Recipe, StreamPosition
-from minga.recipes._own_data import with_own_data
-from minga.recipes._registry import load_recipe
+from minga.recipes._initial import new_model
+from minga.recipes._interface import Batch, Files, Recipe, StreamPosition
+from minga.recipes._registry import check_published, load_recipe
 from minga.training._build_optimizer import build_optimizer
 from minga.training._optimizer import Optimizer
 from minga.training._peer import Peer
@@ -26,7 +27,7 @@ class RecipeRun:
 
     device: "auto" (an accelerator if there is one), "cpu", "cuda", "cuda:1", "mps", ….
     micro_batch_size: samples per backward pass; None chooses by device, never above the run's target batch size.
-    data: own .txt and .jsonl files, or globs, to train on instead of the run's text.
+    data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
 
     The constructor returns once the model has the swarm's current state. Raises `ConfigurationError` for a device that
     is not there or a recipe without a model of its own.
@@ -36,14 +37,18 @@ class RecipeRun:
         self, peer: Peer, *, device: str = "auto", micro_batch_size: int | None = None, data: Sequence[str] = ()
     ) -> None:
         self.peer = peer
-        spec, self.files = peer.spec, dict(peer.files)
+        spec = peer.spec
+        check_published(spec)
+        self.files: Files = dict(peer.files)
+        self.recipe: Recipe[Any] = load_recipe(spec)
         self._is_public = spec.security.mode == "byzantine"
         if data and self._is_public:
             raise ConfigurationError(
-                "--data: in this run all train on the same text, so that each can check the others"
+                "--data: in this run all train on the same data, so that each can check the others"
             )
         if data:
-            spec, self.files = with_own_data(spec, self.files, data, peer.directory / f"own-data-{peer.peer_id[:10]}")
+            folder = peer.directory / f"own-data-{peer.peer_id[:10]}"
+            self.recipe, self.files = self.recipe.own_data(self.files, data, folder)
         self.device = choose_device(device)
         smallest_step, _ = peer.spec.training.batch_range
         self.micro_batch_size = (
@@ -51,8 +56,7 @@ class RecipeRun:
             if self._is_public
             else _micro_batch_size(self.device, micro_batch_size, smallest_step)
         )
-        self.recipe: Recipe = load_recipe(spec)
-        self.model: nn.Module = self.recipe.build_model().to(self.device)
+        self.model: nn.Module = new_model(self.recipe).to(self.device)
         inner, scheduler = build_optimizer(peer.spec.optimizer, self.model)
         self.optimizer = Optimizer(inner, peer, scheduler=scheduler, model=self.model)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from transformers import AlbertConfig
 
 from minga.core._errors import ConfigurationError
-from minga.core._run_spec import RunSpec
+from minga.recipes._albert_settings import AlbertSettings
 from minga.recipes._tokenizer import CLS, PAD, SEP
 
 Size = Literal["tiny", "small", "base", "large"]
@@ -50,35 +50,34 @@ _SMALL = ("initializer_range", "layer_norm_eps")
 _ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 
-def albert_config(spec: RunSpec) -> AlbertConfig:
-    """The model's configuration: the preset of `model.size` with `model.overrides` on top.
+def albert_config(settings: AlbertSettings) -> AlbertConfig:
+    """The model's configuration: the preset of `size` with `overrides` on top.
 
-    Positions are those of `model.max_length`, and at least the usual 512 for the sizes base and large. Raises
+    Positions are those of `max_length`, and at least the usual 512 for the sizes base and large. Raises
     `ConfigurationError` for an override that does not exist or is out of range.
     """
-    model = spec.model
     values: dict[str, Any] = {
-        **asdict(SIZES[model.size]),
+        **asdict(SIZES[settings.size]),
         "hidden_act": "gelu_pytorch_tanh",  # the function of "gelu_new", computed in one piece
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     }
-    for name, value in model.overrides.items():
+    for name, value in settings.overrides.items():
         allowed = _allowed(name)
         if allowed is None:
             known = ", ".join([*_WHOLE, *_SHARES, *_SMALL, "hidden_act"])
-            raise ConfigurationError(f"model.overrides.{name}: this recipe has no such setting; there are: {known}")
+            raise ConfigurationError(f"recipe.albert.overrides.{name}: there is no such setting; there are: {known}")
         if not _is_allowed(name, value):
-            raise ConfigurationError(f"model.overrides.{name} = {value!r}: must be {allowed}")
+            raise ConfigurationError(f"recipe.albert.overrides.{name} = {value!r}: must be {allowed}")
         values[name] = value
     if values["hidden_size"] % values["num_attention_heads"]:
         raise ConfigurationError(
-            f"model.overrides: hidden_size = {values['hidden_size']} is no multiple of "
+            f"recipe.albert.overrides: hidden_size = {values['hidden_size']} is no multiple of "
             f"num_attention_heads = {values['num_attention_heads']}"
         )
     return AlbertConfig(
-        vocab_size=spec.data.vocabulary_size,
-        max_position_embeddings=max(model.max_length, _FULL_POSITIONS if model.size in ("base", "large") else 0),
+        vocab_size=settings.vocabulary_size,
+        max_position_embeddings=max(settings.max_length, _FULL_POSITIONS if settings.size in ("base", "large") else 0),
         pad_token_id=PAD,
         bos_token_id=CLS,
         eos_token_id=SEP,

@@ -17,21 +17,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 
 import numpy as np
-from blake3 import blake3
 from tokenizers import Tokenizer
 
 from minga.core._errors import ConfigurationError
 from minga.recipes._instances import EncodedDocument, Instance, encode_documents, make_instances
 from minga.recipes._interface import StreamPosition
+from minga.recipes._order import epoch_seed
 
 DOCUMENTS_AT_A_TIME = 256
-_CONTEXT = "minga v1 order of data"
-
-
-def epoch_seed(run_seed: int, position: StreamPosition, epoch: int) -> int:
-    """A 64-bit seed for one epoch of one stream; the same on every machine and after every restart."""
-    text = f"{run_seed}/{position.peer_id}/{position.worker}/{position.start_step}/{epoch}"
-    return int.from_bytes(blake3(text.encode("utf-8"), derive_key_context=_CONTEXT).digest(length=8), "big")
 
 
 class Corpus(ABC):
@@ -93,5 +86,5 @@ def instances(corpus: Corpus, run_seed: int, position: StreamPosition, max_lengt
             yield from some
         if empty:
             raise ConfigurationError(
-                f"data: no document has two sentences that fit into model.max_length = {max_length} tokens"
+                f"data: no document has two sentences that fit into max_length = {max_length} tokens"
             )

@@ -79,7 +79,7 @@ def file_documents(patterns: Sequence[str], text_column: str) -> Iterator[str]:
     if not patterns:
         raise ConfigurationError('data.source = "files" needs files, such as files = ["texts/*.txt"]')
     for pattern in patterns:
-        paths = sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+        paths = matching_files(pattern)
         if not paths:
             raise ConfigurationError(f"data.files: no file matches {pattern!r}")
         for path in paths:
@@ -89,6 +89,11 @@ def file_documents(patterns: Sequence[str], text_column: str) -> Iterator[str]:
                 yield from _pieces(_paragraphs(_lines(path)))
             else:
                 raise ConfigurationError(f"data.files: {path}: must end in .txt or .jsonl")
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """The files that a path or glob names, by name."""
+    return sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
 
 
 def dataset_documents(rows: Iterable[Any], text_column: str, name: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ def train_tokenizer(
     Stops reading after 16 Mi characters, which bounds time and memory; more text hardly changes the vocabulary.
     """
     if vocabulary_size < 64:
-        raise ConfigurationError(f"data.vocabulary_size = {vocabulary_size}: must be at least 64")
+        raise ConfigurationError(f"vocabulary_size = {vocabulary_size}: must be at least 64")
     tokenizer = _untrained(kind)
     # [MASK] takes the blank before it along, so that a word and its mask fill the same place.
     special = [AddedToken(token, lstrip=token == SPECIAL_TOKENS[MASK], special=True) for token in SPECIAL_TOKENS]
@@ -51,7 +51,7 @@ def train_tokenizer(
     size = tokenizer.get_vocab_size()
     if size > vocabulary_size:
         raise ConfigurationError(
-            f"data.vocabulary_size = {vocabulary_size}: the characters of this text alone take {size} entries"
+            f"vocabulary_size = {vocabulary_size}: the characters of this text alone take {size} entries"
         )
     return tokenizer.to_str().encode("utf-8")
 
@@ -67,7 +67,7 @@ def read_tokenizer(data: bytes, vocabulary_size: int) -> Tokenizer:
         raise ConfigurationError(f"tokenizer.json: not readable: {str(error)[:200]}") from error
     if tokenizer.get_vocab_size() > vocabulary_size:
         raise ConfigurationError(
-            f"tokenizer.json: {tokenizer.get_vocab_size()} entries; data.vocabulary_size allows {vocabulary_size}"
+            f"tokenizer.json: {tokenizer.get_vocab_size()} entries; vocabulary_size allows {vocabulary_size}"
         )
     for number, token in enumerate(SPECIAL_TOKENS):
         if tokenizer.token_to_id(token) != number:

@@ -1,15 +1,15 @@
 """What a plan has to know of a model: how many numbers travel, and how much work a sample is.
 
-A model is named in one of four ways: a size of the ALBERT recipe ("albert-large"), another well-known model, a number
+A model is named in one of four ways: a size of a recipe ("RECIPE-large"), another well-known model, a number
 of parameters ("18M"), or a file: a run spec (.toml) or .safetensors, of which only the header is read.
 
 Operations of a sample, forward and backward, of a transformer with L layers of width h over n tokens:
 
     6 n (P_used + masked head) + 12 L h n²
 
-P_used are the parameters that each token meets: ALBERT uses its one block L times, so 12 L h² for it instead of the
-12 h² that it has. The second term is attention. Nothing is said of what a bare number of parameters does with them:
-6 P for each token, and no attention, is assumed.
+P_used are the parameters that each token meets: 12 L h² of the layers. The second term is attention. Nothing is said
+of what a bare number of parameters does with them: 6 P for each token, and no attention, is assumed. What a recipe's
+model takes the recipe says itself (`Recipe.facts`).
 
 Activations that are kept for the backward pass are counted as 34 h bytes for each token and layer in half precision
 (Korthikanti et al. 2022, arXiv:2205.05198, without dropout masks and with attention that keeps no scores), twice that
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 MAX_PARAMETERS: Final = 10**12
 MAX_TENSORS: Final = 1_000_000
-RECIPE_VOCABULARY: Final = 30_000
-RECIPE_TOKENS: Final = 512
 USUAL_TOKENS: Final = 512
 
 OptimizerName = Literal["lamb", "adamw", "sgd"]
@@ -55,6 +53,7 @@ class ModelFacts:
     tokens: int
     activation_bytes: float | None
     origin: str
+    is_of_a_recipe: bool = False
 
     @property
     def parameters(self) -> int:
@@ -95,7 +94,6 @@ KNOWN: Final = {
 RESNET_50_PARAMETERS: Final = 25_557_032
 RESNET_50_OPERATIONS: Final = 3 * 2 * 4.1e9
 """Three times the forward pass, of 4.1 billion multiplications with additions for an image of 224 x 224."""
-ALBERT_SIZES: Final = ("tiny", "small", "base", "large")
 
 
 def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
@@ -104,9 +102,6 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
     Raises `ConfigurationError` if there is no such model or file, with what is allowed.
     """
     name = text
-    if name.lower().endswith(".toml") or name.startswith("albert-"):
-        spec = recipe_spec(name, tokens)
-        return albert_facts(spec, f"albert-{spec.model.size}")
     if name in KNOWN:
         return _known(name, KNOWN[name], tokens)
     if name == "resnet-50":
@@ -118,7 +113,9 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
         return _by_number(name, match, tokens)
     if Path(name).suffix.lower() == ".safetensors":
         return _in_safetensors(Path(name), tokens)
-    names = ", ".join([*(f"albert-{size}" for size in ALBERT_SIZES), *KNOWN, "resnet-50"])
+    if name.lower().endswith(".toml") or _recipe_in(name) is not None:
+        return facts_of_recipe(recipe_spec(name, tokens), name)
+    names = ", ".join([*_recipe_names(), *KNOWN, "resnet-50"])
     raise ConfigurationError(
         f"--model {name[:60]!r}: no model of this name; there are: {names}; or a number of parameters such as 18M, "
         "a run spec (.toml) or a .safetensors file"
@@ -126,54 +123,61 @@ def model_facts(text: str, tokens: int | None = None) -> ModelFacts:
 
 
 def recipe_spec(text: str, tokens: int | None = None) -> RunSpec:
-    """The run spec in the file `text`, or one for a size such as "albert-large" with samples of `tokens` tokens.
+    """The run spec in the file `text`, or one for a size of a recipe, such as "RECIPE-large", with so many tokens.
 
     Raises `ConfigurationError` unless a recipe says what the model is.
     """
     from minga.core._run_spec import RunSpec
+    from minga.recipes._registry import CUSTOM, RECIPES
 
     if text.lower().endswith(".toml"):
         spec = RunSpec.from_file(Path(text))
-        if spec.model.recipe != "albert":
+        if spec.model.recipe == CUSTOM:
             raise ConfigurationError(
-                f"{text}: model.recipe = {spec.model.recipe!r} does not say how large the model is; give --model a "
+                f"{text}: model.recipe = {CUSTOM!r} does not say how large the model is; give --model a "
                 "number of parameters or a .safetensors file of it"
             )
         if tokens is not None:
             raise ConfigurationError(f"--tokens: {text} says how long samples are")
         return spec
-    size = text.removeprefix("albert-")
-    if size not in ALBERT_SIZES or size == text:
-        names = ", ".join(f"albert-{each}" for each in ALBERT_SIZES)
+    name = _recipe_in(text)
+    size = text.removeprefix(f"{name}-")
+    if name is None or size not in RECIPES.get(name).sizes:
         raise ConfigurationError(
-            f"--model {text[:60]!r}: the recipe has no such model; there are: {names}; or a run spec"
+            f"--model {text[:60]!r}: the recipe has no such model; there are: {', '.join(_recipe_names())}; "
+            "or a run spec"
         )
-    model = {"recipe": "albert", "size": size, "max_length": tokens or RECIPE_TOKENS}
-    data = {"vocabulary_size": RECIPE_VOCABULARY}
-    return RunSpec.from_mapping({"name": "plan", "model": model, "data": data}, "--tokens")
+    settings = RECIPES.get(name).size_settings(size, tokens)
+    return RunSpec.from_mapping({"name": "plan", "model": {"recipe": name}, "recipe": {name: settings}}, "--tokens")
 
 
-def albert_facts(spec: RunSpec, name: str) -> ModelFacts:
-    """The model that the ALBERT recipe builds for `spec`, counted without making it."""
-    import torch
-    from transformers import AlbertForPreTraining
+def facts_of_recipe(spec: RunSpec, source: str) -> ModelFacts:
+    """The model that the recipe of `spec` builds, as the recipe says; `source` is where the spec is from."""
+    from minga.recipes._registry import load_recipe
 
-    from minga.recipes._sizes import albert_config
+    found = load_recipe(spec, source).facts()
+    return ModelFacts(
+        found.name,
+        found.tensors,
+        found.operations,
+        found.tokens,
+        found.activation_bytes,
+        found.origin,
+        is_of_a_recipe=True,
+    )
 
-    config = albert_config(spec)
-    with torch.device("meta"):
-        model = AlbertForPreTraining(config)
-    sizes = tuple(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    tokens = spec.model.max_length
-    # 4 h² of attention, and two matrices of the intermediate width: 12 h² where that is 4 h, as in `Transformer`.
-    layer = 4.0 * config.hidden_size**2 + 2.0 * config.hidden_size * config.intermediate_size
-    masked = config.embedding_size * (config.vocab_size + config.hidden_size)
-    head = config.embedding_size * config.hidden_size + spec.data.masked_fraction * masked
-    attention = 12.0 * config.num_hidden_layers * config.hidden_size * tokens**2
-    operations = 6.0 * tokens * (config.num_hidden_layers * layer + head) + attention
-    kept = 2.0 * (18.0 * config.hidden_size + 4.0 * config.intermediate_size) * config.num_hidden_layers * tokens
-    origin = f"the ALBERT recipe, vocabulary of {config.vocab_size}, {tokens} tokens"
-    return ModelFacts(name, sizes, operations, tokens, kept, origin)
+
+def _recipe_in(text: str) -> str | None:
+    """The recipe of which `text` seems to name a size."""
+    from minga.recipes._registry import RECIPES
+
+    return next((name for name in RECIPES.names() if text.startswith(f"{name}-")), None)
+
+
+def _recipe_names() -> list[str]:
+    from minga.recipes._registry import RECIPES
+
+    return [f"{name}-{size}" for name in RECIPES.names() for size in RECIPES.get(name).sizes]
 
 
 def _known(name: str, shape: Transformer, tokens: int | None) -> ModelFacts:

@@ -100,8 +100,8 @@ def measured_of(model: ModelFacts, measured: Sequence[Measurement]) -> Measureme
     if not fitting:
         known = ", ".join(sorted({f"{each.model} with {each.tokens} tokens" for each in measured})) or "nothing yet"
         why = f"this machine was not measured with {model.name} and {model.tokens} tokens (but: {known})"
-        if not model.name.startswith("albert-"):
-            raise ConfigurationError(f"{why}, and bench-device measures the recipe's models alone; give samples_per_s=")
+        if not model.is_of_a_recipe:
+            raise ConfigurationError(f"{why}, and bench-device measures models of recipes alone; give samples_per_s=")
         raise ConfigurationError(
             f"{why}; run `minga bench-device --model {model.name} --tokens {model.tokens}`, or give samples_per_s="
         )

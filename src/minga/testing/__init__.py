@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from minga.testing._aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolation, check_aggregator
 from minga.testing._network_suite import NETWORK_CHECKS, check_network
+from minga.testing._recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
 from minga.testing._suite import MakeNetwork
 
 __all__ = [
     "AGGREGATOR_CHECKS",
     "NETWORK_CHECKS",
+    "RECIPE_CHECKS",
     "AggregatorViolation",
     "MakeNetwork",
+    "RecipeCase",
+    "RecipeViolation",
     "check_aggregator",
     "check_network",
+    "check_recipe",
 ]

@@ -1,0 +1,60 @@
+"""The settings of a recipe as the run spec keeps them: a bounded table, the meaning of which only the recipe knows."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+MAX_DEPTH: Final = 6
+MAX_TABLE_BYTES: Final = 64 << 10
+_KEY: Final = re.compile(r"[a-z][a-z0-9_]{0,63}", re.ASCII)
+_MAX_WHOLE: Final = 2**63 - 1
+
+
+def read_recipe_tables(tables: Mapping[str, Any], recipe: str, *, is_old: bool = False) -> dict[str, dict[str, Any]]:
+    """The tables with each value in its one spelling; raises `ValueError` unless `recipe` has the only one, if any.
+
+    Values are printable texts, finite numbers, whole numbers of 64 bits, true or false, lists and tables with keys of
+    a-z, 0-9 and _, of bounded depth and size. Specs of version 2 (`is_old`) may hold null, which TOML cannot spell,
+    and are bounded by the size of the whole spec.
+    """
+    for name in tables:
+        if name != recipe:
+            raise ValueError(f'there are settings of {str(name)[:60]!r}, but model.recipe = "{recipe}"')
+    if recipe not in tables:
+        return {}
+    if not isinstance(tables[recipe], Mapping):
+        raise ValueError(f"recipe.{recipe} must be a table of settings")
+    table: dict[str, Any] = _read(tables[recipe], f"recipe.{recipe}", MAX_DEPTH, is_old)
+    size = len(json.dumps(table, allow_nan=False))
+    if size > MAX_TABLE_BYTES and not is_old:
+        raise ValueError(f"recipe.{recipe} takes {size} bytes; the limit is {MAX_TABLE_BYTES}")
+    return {recipe: table}
+
+
+def _read(value: Any, where: str, depth: int, is_old: bool) -> Any:
+    if isinstance(value, Mapping | list | tuple):
+        if depth == 0:
+            raise ValueError(f"{where[:100]} is nested more than {MAX_DEPTH} deep")
+        if not isinstance(value, Mapping):
+            return [_read(each, where, depth - 1, is_old) for each in value]
+        for key in value:
+            if not (isinstance(key, str) and _KEY.fullmatch(key)):
+                raise ValueError(f"{where[:100]}: {str(key)[:60]!r} is no key (a-z, 0-9, _, at most 64 of them)")
+        return {key: _read(each, f"{where}.{key}", depth - 1, is_old) for key, each in value.items()}
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{where} is no finite number")
+        return value + 0.0  # -0.0 equals 0.0 but prints differently, and the printed form is hashed
+    if isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > _MAX_WHOLE:
+            raise ValueError(f"{where} is not within 64 bits")
+    elif isinstance(value, str):
+        if not value.replace("\n", "").replace("\t", "").isprintable():
+            raise ValueError(f"{where} is not printable")
+    elif not isinstance(value, bool) and not (value is None and is_old):
+        raise ValueError(f"{where} is neither text, number, true or false, list nor table")
+    return value
