@@ -27,6 +27,7 @@ from minga.training._access_files import AccessFiles
 from minga.training._admission import Admission
 from minga.training._checkpoints import CheckpointStore
 from minga.training._host_claim import HostClaim
+from minga.training._installed import require_installed
 from minga.training._loop_thread import LoopThread
 from minga.training._peer import Peer
 from minga.training._run_access import Obtain, RunAccess
@@ -138,6 +139,7 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
     the same key and port to keep it for good. Raises `LocalError`s only: `ConfigurationError` if the run is hosted
     from the same folder already, or was begun there with another key.
     """
+    require_installed(spec)
     options = options or PeerOptions()
     shipped = dict(files or {})
     published = spec.published(
@@ -232,6 +234,7 @@ def _enter(
         access.obtain(identity)
         started = thread.call(start())
         signed, spec, files = thread.call(publish(started))
+        require_installed(spec)
         peer = Peer(thread, started, signed, spec, files, directory)
         if way_back is not None:
             way_back.keep_spec(signed)
