@@ -9,10 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nonzero_codec import ENTRY
 from reduce_world import ROUND, Party, World
 from swarm_tools import virtually
 
 from minga.averaging._all_reduce import MAX_EXPECTING, RoundAbortedError
+from minga.averaging._codec_choice import CODECS as REGISTRY
 from minga.averaging._exchange import FETCH, PART
 from minga.averaging._layout import VectorLayout
 from minga.averaging._messages import Fetch, PartHello, Plan
@@ -100,6 +102,35 @@ def test_alone_it_is_the_own_vector() -> None:
 # ---- a member that lies: the last party speaks the protocol by hand
 
 Lie = Callable[[MessageStream, VectorLayout, Plan], Awaitable[None]]
+
+
+def test_encodings_of_any_length_and_means_by_another_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY._builtin, "nonzero", ENTRY)
+
+    async def reduced(upload: str, download: str | None) -> tuple[torch.Tensor, int]:
+        layout, weights = VectorLayout((9_000,), upload, download), [7, 1, 12]
+        world = World(3)
+        await world.start()
+        vectors = [vector * (torch.arange(9_000) % 9 == 0) for vector in vectors_of(layout, 3)]
+        results, outcomes = await world.reduce(world.plan(layout), layout, list(vectors), weights)
+        await world.close()
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
+        assert all(torch.equal(result, results[0]) for result in results)
+        return results[0], sum(party.node.traffic()[0] for party in world.parties)
+
+    @virtually
+    async def main() -> None:
+        plain, plain_bytes = await reduced("float32", None)
+        same, sparse_bytes = await reduced("nonzero", None)
+        assert torch.allclose(same, plain, rtol=1e-6)
+        assert sparse_bytes < plain_bytes / 3
+        rounded, mixed_bytes = await reduced("nonzero", "float16")
+        assert torch.equal(rounded, same.half().float())
+        assert sparse_bytes < mixed_bytes < plain_bytes
+
+    main()
+
+
 LAYOUT = VectorLayout((9_000,), "float16")
 
 

@@ -14,17 +14,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from nonzero_codec import ENTRY, NonzeroCodec
 
 from minga.averaging import _wire_tensors
-from minga.averaging._codecs import CODEC_NAMES, FLOAT32_MAX, Codec, InvalidEncodingError, codec, is_finite
+from minga.averaging._codec_choice import CODECS
+from minga.averaging._codecs import FLOAT32_MAX, Codec, InvalidEncodingError, codec, is_finite
 from minga.core._errors import ConfigurationError
-from minga.testing._codec_suite import CODEC_CHECKS, CodecViolation, check_error_bound
+from minga.testing import CODEC_CHECKS, CodecViolation
+from minga.testing._codec_suite import check_error_bound
 
-ALL = pytest.mark.parametrize("name", CODEC_NAMES)
+ALL = pytest.mark.parametrize("name", CODECS.names())
 
 
 def encode(name: str, values: torch.Tensor) -> bytearray:
-    target = bytearray(codec(name).encoded_bytes(values.numel()))
+    target = bytearray(codec(name).max_encoded_bytes(values.numel()))
     codec(name).encode(values, target)
     return target
 
@@ -50,6 +53,26 @@ def test_conformance_on_a_machine_that_must_reorder_bytes(
     check(codec(name))
 
 
+@pytest.mark.parametrize("check", CODEC_CHECKS, ids=lambda check: check.__name__)
+def test_conformance_of_a_codec_whose_encodings_differ_in_length(check: Callable[[Codec], None]) -> None:
+    check(NonzeroCodec())
+
+
+def test_the_suite_finds_a_codec_that_takes_more_than_it_says() -> None:
+    class Growing(NonzeroCodec):
+        def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+            return super()._encode(source, raw, limit) + raw.numel()
+
+    with pytest.raises(CodecViolation, match="encode took"):
+        check_error_bound(Growing())
+
+
+def test_what_a_package_brings_under_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CODECS._builtin, "sparse", ENTRY)
+    with pytest.raises(ConfigurationError, match="brings as 'sparse' is <codec nonzero>"):
+        codec("sparse")
+
+
 def test_bytes_are_reversed_where_the_machine_is_big_endian(monkeypatch: pytest.MonkeyPatch) -> None:
     native = {name: encode(name, torch.tensor([1.5, -2.25])) for name in ("float32", "float16", "bfloat16")}
     assert (sys.byteorder == "big") == _wire_tensors._SWAP
@@ -61,9 +84,9 @@ def test_bytes_are_reversed_where_the_machine_is_big_endian(monkeypatch: pytest.
 
 def test_the_suite_finds_a_codec_that_clips() -> None:
     class Clipping(type(codec("float16"))):  # type: ignore[misc]
-        def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> None:
+        def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
             sigma = source.square().mean().sqrt()
-            super()._encode(source.clamp(-3 * sigma, 3 * sigma), raw, limit)
+            return super()._encode(source.clamp(-3 * sigma, 3 * sigma), raw, limit)
 
     with pytest.raises(CodecViolation, match="is off by"):
         check_error_bound(Clipping("float16", torch.float16))
@@ -98,7 +121,7 @@ def test_int8_is_more_precise_than_six_sigma_in_256_steps() -> None:
     error = decode("int8", encode("int8", values), values.numel()) - values
     assert float(error.square().mean().sqrt()) < 0.0070  # 0.016 with 256 steps over six standard deviations
     assert float(error.abs().max()) < 0.025  # 2 with them
-    assert codec("int8").encoded_bytes(1 << 20) / (1 << 20) < 1.008
+    assert codec("int8").max_encoded_bytes(1 << 20) / (1 << 20) < 1.008
 
 
 def test_int8_never_reaches_beyond_127_whatever_the_scale() -> None:
@@ -119,7 +142,7 @@ def test_int8_never_reaches_beyond_127_whatever_the_scale() -> None:
         elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
         fill=st.nothing(),
     ),
-    st.sampled_from(CODEC_NAMES),
+    st.sampled_from(CODECS.names()),
 )
 def test_any_finite_vector_is_within_the_bound_and_repeatable(values: np.ndarray, name: str) -> None:
     source = torch.from_numpy(values.copy())
@@ -131,9 +154,9 @@ def test_any_finite_vector_is_within_the_bound_and_repeatable(values: np.ndarray
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.binary(max_size=900), st.integers(0, 300), st.sampled_from(CODEC_NAMES), st.floats(-(2.0**31), 2.0**31))
+@given(st.binary(max_size=900), st.integers(0, 300), st.sampled_from(CODECS.names()), st.floats(-(2.0**31), 2.0**31))
 def test_hostile_bytes_never_make_a_sum_infinite(data: bytes, numel: int, name: str, weight: float) -> None:
-    padded = (data * (4 * numel + 1))[: codec(name).encoded_bytes(numel)] if data and numel % 2 else data
+    padded = (data * (4 * numel + 1))[: codec(name).max_encoded_bytes(numel)] if data and numel % 2 else data
     accumulator = torch.zeros(numel)
     try:
         codec(name).decode_add(padded, accumulator, weight)
@@ -199,4 +222,4 @@ def test_inference_mode_leaves_nothing_behind() -> None:
 
 
 def test_codecs_say_their_name() -> None:
-    assert [repr(codec(name)) for name in CODEC_NAMES] == [f"<codec {name}>" for name in CODEC_NAMES]
+    assert [repr(codec(name)) for name in CODECS.names()] == [f"<codec {name}>" for name in CODECS.names()]

@@ -10,7 +10,8 @@ import pytest
 import torch
 from swarm_tools import make_spec, offences, pull, same_step, vector_replica, virtually
 
-from minga.averaging._codecs import CODEC_NAMES, InvalidEncodingError, codec
+from minga.averaging._codec_choice import CODECS
+from minga.averaging._codecs import InvalidEncodingError, codec
 from minga.averaging._layout import VectorLayout
 from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import ConfigurationError, ProtocolError
@@ -210,10 +211,10 @@ def test_a_swarm_of_ghosts_needs_its_own_gradient() -> None:
 # ---- codecs and bytes
 
 
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", CODECS.names())
 def test_codecs_check_sizes_and_leave_out_the_numbers(name: str) -> None:
     chosen, vector = codec(name), torch.empty(1000, device="meta")
-    size = chosen.encoded_bytes(1000)
+    size = chosen.max_encoded_bytes(1000)
     chosen.encode(vector, hollow(size))
     chosen.decode(hollow(size), vector)
     chosen.decode_add(hollow(size), vector, 2.0)

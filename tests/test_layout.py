@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging._codecs import codec
-from minga.averaging._layout import CODEC_CHOICES, Segment, VectorLayout
+from minga.averaging._codec_choice import codec_choices
+from minga.averaging._codecs import CodecPair, codec
+from minga.averaging._layout import Segment, VectorLayout
 from minga.core._errors import ConfigurationError
 
 BIG, SMALL = 65_537, 65_536
 
 
 def spans(layout: VectorLayout) -> list[tuple[int, int, str]]:
-    return [(segment.start, segment.stop, segment.codec.name) for segment in layout.segments]
+    return [(segment.start, segment.stop, segment.codecs.upload.name) for segment in layout.segments]
 
 
 def test_adaptive_is_decided_by_the_tensor() -> None:
@@ -25,14 +26,14 @@ def test_adaptive_is_decided_by_the_tensor() -> None:
     assert spans(layout) == [(0, first, "float16"), (first, second, "int8"), (second, second + 7, "float16")]
     # A part that holds three elements of a large tensor still sends them as int8.
     (chunk,) = layout.chunks(second - 3, second, 1000)
-    assert chunk.codec.name == "int8"
-    assert chunk.encoded_bytes == 5
+    assert chunk.codecs.upload.name == "int8"
+    assert chunk.upload_bytes == 5
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8"])
 def test_one_codec_is_one_segment(name: str) -> None:
     layout = VectorLayout((5, BIG, 0, 9), name)
-    assert layout.segments == (Segment(0, BIG + 14, codec(name)),)
+    assert layout.segments == (Segment(0, BIG + 14, CodecPair(codec(name), codec(name))),)
     assert layout.total == BIG + 14
 
 
@@ -40,12 +41,12 @@ def test_chunks_are_whole_blocks_of_about_the_target() -> None:
     layout = VectorLayout((1_000_000,), "int8")
     chunks = layout.chunks(100, 900_000, 1 << 16)
     assert {chunk.numel for chunk in chunks[:-1]} == {254 * 256}
-    assert {chunk.encoded_bytes for chunk in chunks[:-1]} == {254 * 258}
+    assert {chunk.upload_bytes for chunk in chunks[:-1]} == {254 * 258}
     assert 254 * 258 <= 1 << 16 < 255 * 258
     # No bytes are lost to cuts.
-    assert sum(chunk.encoded_bytes for chunk in chunks) == layout.encoded_bytes(100, 900_000)
+    assert sum(chunk.upload_bytes for chunk in chunks) == layout.encoded_bytes(100, 900_000)
     whole = VectorLayout((1 << 20,), "float32").chunks(0, 1 << 20, 1 << 20)
-    assert [(chunk.index, chunk.numel, chunk.encoded_bytes) for chunk in whole] == [
+    assert [(chunk.index, chunk.numel, chunk.upload_bytes) for chunk in whole] == [
         (index, 1 << 18, 1 << 20) for index in range(4)
     ]
 
@@ -53,7 +54,7 @@ def test_chunks_are_whole_blocks_of_about_the_target() -> None:
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.one_of(st.integers(0, 600), st.integers(SMALL - 2, BIG + 2), st.integers(0, 300_000)), max_size=12),
-    st.sampled_from(CODEC_CHOICES),
+    st.sampled_from(codec_choices()),
     st.integers(1, 1 << 20),
     st.lists(st.floats(0, 1), max_size=4),
 )
@@ -71,13 +72,15 @@ def test_chunks_tile_every_part(numels: list[int], choice: str, target_bytes: in
         for chunk in chunks:
             assert chunk.start == expected < chunk.stop
             expected = chunk.stop
-            assert chunk.encoded_bytes == chunk.codec.encoded_bytes(chunk.numel)
-            assert chunk.encoded_bytes <= max(target_bytes, chunk.codec.encoded_bytes(chunk.codec.block_elements))
+            assert chunk.upload_bytes == chunk.codecs.upload.max_encoded_bytes(chunk.numel)
+            assert chunk.upload_bytes <= max(
+                target_bytes, chunk.codecs.upload.max_encoded_bytes(chunk.codecs.upload.block_elements)
+            )
             assert not any(chunk.start < border < chunk.stop for border in inner)
             (segment,) = (one for one in layout.segments if one.start <= chunk.start < one.stop)
-            assert chunk.codec is segment.codec
+            assert chunk.codecs.upload is segment.codecs.upload
         assert expected == stop
-        assert sum(chunk.encoded_bytes for chunk in chunks) == layout.encoded_bytes(start, stop)
+        assert sum(chunk.upload_bytes for chunk in chunks) == layout.encoded_bytes(start, stop)
         assert layout.chunks(start, stop, target_bytes) == chunks
     assert expected == layout.total
 
@@ -87,7 +90,7 @@ def test_neighbouring_segments_differ_and_tile() -> None:
     ends = [segment.stop for segment in layout.segments]
     assert [segment.start for segment in layout.segments] == [0, *ends[:-1]]
     assert ends[-1] == layout.total
-    names = [segment.codec.name for segment in layout.segments]
+    names = [segment.codecs.upload.name for segment in layout.segments]
     assert names == ["float16", "int8"] * 2 + ["float16"]
 
 
@@ -95,7 +98,7 @@ def test_fingerprints_tell_layouts_apart() -> None:
     layouts = [
         VectorLayout(numels, choice)
         for numels in ((1, 23), (12, 3), (1, 2, 3), (24,), (1, 23, 0), (23, 1))
-        for choice in CODEC_CHOICES
+        for choice in codec_choices()
     ]
     assert len({layout.fingerprint for layout in layouts}) == len(layouts)
     assert all(len(layout.fingerprint) == 32 for layout in layouts)
@@ -125,3 +128,21 @@ def test_bad_ranges(start: int, stop: int) -> None:
         layout.encoded_bytes(start, stop)
     with pytest.raises(ValueError, match="target_bytes 0"):
         layout.chunks(0, 5, 0)
+
+
+def test_means_may_travel_by_another_codec() -> None:
+    layout = VectorLayout((SMALL, BIG), "float16", "int8")
+    (segment,) = layout.segments
+    assert (segment.codecs.upload.name, segment.codecs.download.name) == ("float16", "int8")
+    chunks = layout.chunks(0, layout.total, 5000)
+    assert all(chunk.start % 256 == 0 and chunk.upload_bytes <= 5000 for chunk in chunks)
+    assert sum(chunk.download_bytes for chunk in chunks) < layout.encoded_bytes(0, layout.total) == 2 * layout.total
+    one, other = (VectorLayout((5,), "float16", download).fingerprint for download in (None, "float32"))
+    assert one != other
+    assert VectorLayout((5,), "float16", "float16").fingerprint == one
+
+
+def test_a_later_version_of_a_codec_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = VectorLayout((5,), "int8").fingerprint
+    monkeypatch.setattr(codec("int8"), "version", 2)
+    assert VectorLayout((5,), "int8").fingerprint != before

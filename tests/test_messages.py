@@ -20,7 +20,7 @@ from minga.core._errors import ProtocolError, RejectedError, SilentError, Unreac
 from minga.network._hello import Call, Hello
 from minga.network._interface import Address, Buffer, PeerId, Stream
 from minga.network._lines import Lines
-from minga.network._messages import MAX_MESSAGE_BYTES, MessageStream, Refusal
+from minga.network._messages import BULK, MAX_MESSAGE_BYTES, MessageStream, Refusal
 from minga.network._pulse import LEAST_TICKS, MOST_TICKS, PULSE_S, STREAMS_PER_TICK, Clockwork, silence_limit
 from minga.network._reachability import DialMe
 
@@ -112,6 +112,27 @@ def test_any_bytes_give_a_message_or_an_error_that_names_the_sender(recorded: by
             assert outcome.peer == PEER
         else:
             assert isinstance(outcome, kind or type(None))
+        assert tape.largest_request <= MAX_MESSAGE_BYTES
+
+    main()
+
+
+@pytest.mark.parametrize(
+    ("length", "outcome"), [(0, 0), (9, 9), (16, 16), (17, "a bulk frame of 17 bytes"), (1 << 31, "bulk")]
+)
+def test_a_frame_may_be_shorter_than_its_room_but_not_longer(length: int, outcome: int | str) -> None:
+    @virtually
+    async def main() -> None:
+        room = bytearray(16)
+        stream, tape = stream_of(frame(BULK, b"\7" * min(length, 20), length), step=4)
+        if isinstance(outcome, int):
+            assert await stream.receive_bulk_up_to(memoryview(room)) == outcome
+            assert room == b"\7" * outcome + b"\0" * (16 - outcome)
+        else:
+            with pytest.raises(ProtocolError, match=outcome) as refused:
+                await stream.receive_bulk_up_to(memoryview(room))
+            assert refused.value.peer == PEER
+            assert room == bytes(16)
         assert tape.largest_request <= MAX_MESSAGE_BYTES
 
     main()

@@ -195,7 +195,7 @@ def test_all_problems_are_listed_one_a_line() -> None:
         [checkpoints]
         keep = 2020-01-01
         [averaging]
-        codec = "uint8"
+        codec = "UINT8"
         """
     )
     assert sorted(lines) == sorted(
@@ -209,8 +209,8 @@ def test_all_problems_are_listed_one_a_line() -> None:
             "run.toml: optimizer.learning_rate = nan: must be a number above 0 and at most 1_000",
             "run.toml: optimizer.betas = 1.0: must be two numbers from 0 to below 1, such as [0.9, 0.999]",
             "run.toml: checkpoints.keep = datetime.date(2020, 1, 1): must be a whole number from 1 to 1_000",
-            "run.toml: averaging.codec = 'uint8': must be one of "
-            '"adaptive", "float32", "float16", "bfloat16", "int8"',
+            "run.toml: averaging.codec = 'UINT8': must be the name of a codec: "
+            '"adaptive", "float32", "float16", "bfloat16", "int8" or an installed one',
         ]
     )
 
@@ -266,7 +266,7 @@ BAD = [
     ("training.seed", 2**63, "from 0"),
     ("training.stop_after_steps", 0, "from 1"),
     ("training.buffers", "sum", '"average"'),
-    ("averaging.codec", "uint8", '"int8"'),
+    ("averaging.codec", "uint 8", '"int8"'),
     ("averaging.average_parameters_every", -1, "0 is never"),
     ("state.digest_every", 0, "from 1"),
     ("checkpoints.every_steps", -1, "after the run's last step"),

@@ -2,13 +2,16 @@
 
 Bytes of other peers are hostile until checked: `decode` and `decode_add` look at all of them before the first element
 is written. The check is one pass (minimum and maximum, which propagate NaN) and is never skipped.
-`minga.testing` has the suite that each codec must pass.
+How many bytes a slice takes at most is known beforehand, so a receiver has the memory before the first byte comes; how
+many came is what the frame says. `minga.testing` has the suite that each codec must pass, and the entry points
+"minga.codecs" of installed packages bring further ones (`_codec_choice`).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -40,7 +43,7 @@ def largest_magnitude(tensor: torch.Tensor) -> float:
 
 
 class Codec(ABC):
-    """One way to turn float32 slices into bytes; see the module for the formats. Instances may be shared by threads.
+    """One way to turn float32 slices into bytes: a pure function, the same on all machines. Threads share instances.
 
     Vectors are contiguous 1-D float32 CPU tensors; buffers are contiguous bytes, writable where they are written to
     (read-only sources are copied once), or 1-D uint8 CPU tensors. Of a vector on the device `meta`, which goes with
@@ -48,37 +51,46 @@ class Codec(ABC):
     """
 
     name: str
+    version: int = 1
+    """Raised when the same name begins to stand for other bytes: peers with another version are refused."""
     block_elements: int = 1
     """Slices cut at multiples of this many elements take no extra bytes."""
+    is_identity: bool = False
+    """Whether the bytes are the float32 values themselves: then no memory is needed to encode into."""
+    has_fixed_size: bool = True
+    """Whether all slices of one length take exactly `max_encoded_bytes`."""
+    recomputable: bool = True
+    """Whether anybody who has the values can make the same bytes again, as runs with checks need."""
 
     @abstractmethod
-    def encoded_bytes(self, numel: int) -> int:
-        """The exact size of `numel` encoded elements; additive over multiples of `block_elements`."""
+    def max_encoded_bytes(self, numel: int) -> int:
+        """What `numel` encoded elements take at most; additive over multiples of `block_elements`."""
 
     @abstractmethod
     def max_error(self, source: torch.Tensor) -> torch.Tensor:
         """Per element of the finite float32 `source`, the documented bound of |decoded - source|, in float64."""
 
-    def encode(self, source: torch.Tensor, target: Buffer, *, limit: float = FLOAT32_MAX) -> None:
-        """Write `source` into `target`, which must have exactly `encoded_bytes(source.numel())` bytes.
+    def encode(self, source: torch.Tensor, target: Buffer, *, limit: float = FLOAT32_MAX) -> int:
+        """Write `source` to the beginning of `target`, which has exactly `max_encoded_bytes(source.numel())` bytes.
 
-        Raises `NonFiniteError`, with `target` untouched, if an element is NaN or has a magnitude above `limit`;
-        `ValueError` for a wrong kind of tensor or a wrong size.
+        Returns how many bytes it took. Raises `NonFiniteError`, with `target` untouched, if an element is NaN or has a
+        magnitude above `limit`; `ValueError` for a wrong kind of tensor or a wrong size.
         """
         _require_vector(source)
         raw = bytes_of(target, writable=True)
-        if raw.numel() != self.encoded_bytes(source.numel()):
+        if raw.numel() != self.max_encoded_bytes(source.numel()):
             raise ValueError(
-                f"{source.numel()} elements take {self.encoded_bytes(source.numel())} bytes as {self.name}; "
+                f"{source.numel()} elements take {self.max_encoded_bytes(source.numel())} bytes as {self.name}; "
                 f"the target has {raw.numel()}"
             )
         if source.numel() and _has_numbers(source, raw):
-            self._encode(source.detach(), raw, limit)
+            return self._encode(source.detach(), raw, limit)
+        return raw.numel()
 
     def decode(self, source: Buffer, target: torch.Tensor, *, limit: float = FLOAT32_MAX) -> None:
         """Write the elements encoded in `source` into `target`.
 
-        Raises `InvalidEncodingError`, with `target` untouched, if `source` has not the size that `target` asks for,
+        Raises `InvalidEncodingError`, with `target` untouched, if `source` has not a size that `target` allows,
         is not what an encoder can produce, or holds NaN, infinity or a magnitude above `limit`.
         """
         raw = self._checked(source, target, limit)
@@ -102,17 +114,18 @@ class Codec(ABC):
     def _checked(self, source: Buffer, target: torch.Tensor, limit: float) -> torch.Tensor:
         _require_vector(target)
         raw = bytes_of(source, writable=False)
-        if raw.numel() != self.encoded_bytes(target.numel()):
+        most = self.max_encoded_bytes(target.numel())
+        if raw.numel() > most or (raw.numel() != most and (self.has_fixed_size or not raw.numel())):
+            words = "instead of the" if self.has_fixed_size else "where there must be some, and at most the"
             raise InvalidEncodingError(
-                f"{raw.numel()} bytes instead of the {self.encoded_bytes(target.numel())} that "
-                f"{target.numel()} elements take as {self.name}"
+                f"{raw.numel()} bytes {words} {most} that {target.numel()} elements take as {self.name}"
             )
         if raw.numel() and _has_numbers(target, raw):
             self._check(raw, target.numel(), limit)
         return raw
 
     @abstractmethod
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> None: ...
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int: ...
 
     @abstractmethod
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None: ...
@@ -125,6 +138,14 @@ class Codec(ABC):
 
     def __repr__(self) -> str:
         return f"<codec {self.name}>"
+
+
+@dataclass(frozen=True, slots=True)
+class CodecPair:
+    """How elements travel to whoever reduces them, and how their mean travels back."""
+
+    upload: Codec
+    download: Codec
 
 
 def _require_vector(tensor: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """How slices of a float32 vector travel: codecs turn them into bytes and back.
 
-A codec has no state. `encoded_bytes` depends on the number of elements alone, so that receivers can allocate before
-the first byte comes. All numbers on the wire are little-endian. n is the number of elements.
+A codec has no state. These here are dense: their size depends on the number of elements alone. All numbers
+on the wire are little-endian. n is the number of elements.
 
     name       bytes on the wire                                  |decoded - x| at most
     float32    n float32                                          0
@@ -20,15 +20,18 @@ Work is done by torch kernels, which release the GIL, on slices small enough for
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import torch
 
+from minga.averaging._codec_choice import CODECS
 from minga.averaging._codec_interface import (
     CONTRIBUTION_LIMIT,
     FLOAT32_MAX,
     WEIGHT_LIMIT,
     Codec,
+    CodecPair,
     InvalidEncodingError,
     is_finite,
     largest_magnitude,
@@ -38,7 +41,6 @@ from minga.averaging._wire_tensors import CACHED_ELEMENTS, load, scratch, store
 from minga.core._errors import ConfigurationError
 
 __all__ = [
-    "CODEC_NAMES",
     "CONTRIBUTION_LIMIT",
     "FLOAT32_MAX",
     "INT8_BLOCK_ELEMENTS",
@@ -46,6 +48,7 @@ __all__ = [
     "BlockwiseInt8Codec",
     "CastCodec",
     "Codec",
+    "CodecPair",
     "InvalidEncodingError",
     "codec",
     "is_finite",
@@ -62,10 +65,11 @@ class CastCodec(Codec):
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name = name
+        self.is_identity = dtype == torch.float32
         self._dtype = dtype
         self._largest = float(torch.finfo(dtype).max)
 
-    def encoded_bytes(self, numel: int) -> int:
+    def max_encoded_bytes(self, numel: int) -> int:
         """`numel` times the size of the type."""
         return numel * self._dtype.itemsize
 
@@ -78,17 +82,18 @@ class CastCodec(Codec):
         half_unit = (magnitude * info.eps / 2).clamp(min=info.smallest_normal * info.eps / 2)
         return torch.maximum(half_unit, magnitude - self._largest)
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> None:
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
         largest = largest_magnitude(source)
         require_magnitude(largest, limit)
         if largest <= self._largest:
             store(source, raw, self._dtype)
-            return
+            return raw.numel()
         size = self._dtype.itemsize
         for start in range(0, source.numel(), CACHED_ELEMENTS):
             piece = source[start : start + CACHED_ELEMENTS]
             clamped = torch.clamp(piece, -self._largest, self._largest, out=scratch(piece.numel()))
             store(clamped, raw[start * size : (start + piece.numel()) * size], self._dtype)
+        return raw.numel()
 
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:  # noqa: ARG002
         largest = largest_magnitude(load(raw, self._dtype))
@@ -119,7 +124,7 @@ class BlockwiseInt8Codec(Codec):
     name = "int8"
     block_elements = INT8_BLOCK_ELEMENTS
 
-    def encoded_bytes(self, numel: int) -> int:
+    def max_encoded_bytes(self, numel: int) -> int:
         """One byte per element and two per block begun."""
         return numel + 2 * _blocks(numel)
 
@@ -131,7 +136,7 @@ class BlockwiseInt8Codec(Codec):
         scales = (largest / 127 * (1 + 2.0**-8)).clamp(min=_SMALLEST_SCALE)
         return (scales * 0.50001).repeat_interleave(self.block_elements)[: source.numel()]
 
-    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> None:
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
         scales = torch.empty(_blocks(source.numel()), dtype=torch.float32)
         for start, rows in _rows(source):
             out = scales[start : start + len(rows)]
@@ -146,6 +151,7 @@ class BlockwiseInt8Codec(Codec):
             quotient = scratch(rows.numel()).view(rows.shape)
             torch.div(rows, scales[start : start + len(rows), None], out=quotient)
             target.copy_(quotient.round_())
+        return raw.numel()
 
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
         low, high = torch.aminmax(load(raw[: 2 * _blocks(numel)], torch.bfloat16))
@@ -191,18 +197,23 @@ def _rows(vector: torch.Tensor) -> list[tuple[int, torch.Tensor]]:
     return pieces
 
 
-_CODECS: Final[dict[str, Codec]] = {
-    "float32": CastCodec("float32", torch.float32),
-    "float16": CastCodec("float16", torch.float16),
-    "bfloat16": CastCodec("bfloat16", torch.bfloat16),
-    "int8": BlockwiseInt8Codec(),
-}
-CODEC_NAMES: Final = tuple(_CODECS)
+float32: Final = partial(CastCodec, "float32", torch.float32)
+float16: Final = partial(CastCodec, "float16", torch.float16)
+bfloat16: Final = partial(CastCodec, "bfloat16", torch.bfloat16)
+
+_made: Final[dict[str, Codec]] = {}
 
 
 def codec(name: str) -> Codec:
-    """The codec called `name`; raises `ConfigurationError` for any other name than those in `CODEC_NAMES`."""
-    try:
-        return _CODECS[name]
-    except (KeyError, TypeError):
-        raise ConfigurationError(f"codec: {name!r} is none of {', '.join(CODEC_NAMES)}") from None
+    """The codec called `name`, always the same object.
+
+    Raises `ConfigurationError` if no installed package brings it, or if what it brings goes by another name.
+    """
+    if name not in CODECS.names():
+        raise ConfigurationError(f"codec: {name!r} is none of {', '.join(CODECS.names())}")
+    if name not in _made:
+        made = CODECS.get(name)()
+        if not isinstance(made, Codec) or made.name != name:
+            raise ConfigurationError(f"codec: what an installed package brings as {name!r} is {made!r}")
+        _made.setdefault(name, made)
+    return _made[name]

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import torch
 
-from minga.averaging._codecs import CONTRIBUTION_LIMIT, is_finite
-from minga.averaging._layout import Chunk
+from minga.averaging._codecs import CONTRIBUTION_LIMIT, Codec, is_finite
+from minga.averaging._encoded_chunks import receive_encoded
 from minga.averaging._messages import Assignment, ChunkWeight, Fetch, PartHello
 from minga.averaging._round import Round
 from minga.averaging._wire_tensors import as_bytes
@@ -40,7 +40,7 @@ async def exchange(round: Round, assignment: Assignment, relay: Relay | None = N
     if parent is None:
         return
     if relay is None and round.own is not None:  # before the stream is open, so that small parts know of large ones
-        size = sum(round.chunks[index].encoded_bytes for index in assignment.chunks)
+        size = sum(round.chunks[index].upload_bytes for index in assignment.chunks)
         round.turns.begin(assignment.key, len(assignment.chunks), size)
     try:
         async with round.node.open(round.members[parent], PART, bulk=True) as stream:
@@ -133,7 +133,9 @@ async def serve_fetch(round: Round, stream: MessageStream, request: Fetch) -> No
 async def _send_local(round: Round, assignment: Assignment, stream: MessageStream) -> None:
     if (own := round.own) is None:
         return
-    buffer = _buffer(round, assignment)
+    chunks = [round.chunks[i] for i in assignment.chunks]
+    sizes = (chunk.upload_bytes for chunk in chunks if not chunk.codecs.upload.is_identity)
+    buffer = round.buffer(max(sizes, default=0))  # for one encoded chunk after the other
     for index in assignment.chunks:
         await round.turns.wait(assignment.key)
         await _send_own(round, own, index, buffer, stream)
@@ -145,13 +147,13 @@ async def _send_own(
     round: Round, own: tuple[torch.Tensor, ...], index: int, buffer: memoryview, stream: MessageStream
 ) -> None:
     chunk, source = round.chunks[index], own[index]
-    if chunk.codec.name == "float32":
+    codec = chunk.codecs.upload
+    if codec.is_identity:
         body = as_bytes(source)
     else:
-        body = buffer[: chunk.encoded_bytes]
-        chunk.codec.encode(source, body, limit=CONTRIBUTION_LIMIT)
+        body = buffer[: codec.encode(source, buffer[: chunk.upload_bytes], limit=CONTRIBUTION_LIMIT)]
     await stream.send_bulk(body)
-    round.bytes_sent += chunk.encoded_bytes
+    round.bytes_sent += body.nbytes
 
 
 async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay) -> None:
@@ -160,41 +162,36 @@ async def _send_site(round: Round, assignment: Assignment, stream: MessageStream
         await stream.send(ChunkWeight(weight))
         if weight:
             await stream.send_bulk(body)
-            round.bytes_sent += round.chunks[index].encoded_bytes
+            round.bytes_sent += memoryview(body).nbytes
 
 
 # ---- receiving
 
 
 async def _receive_reduced(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay | None) -> None:
-    buffer = _buffer(round, assignment)
-    for index in assignment.chunks:
-        chunk = round.chunks[index]
-        target = round.reduced[index]
-        if chunk.codec.name == "float32":
+    chunks = [round.chunks[i] for i in assignment.chunks]
+    sizes = (chunk.download_bytes for chunk in chunks if not chunk.codecs.download.is_identity)
+    buffer = round.buffer(max(sizes, default=0))  # for one encoded chunk after the other
+    for index, chunk in zip(assignment.chunks, chunks, strict=True):
+        target, codec = round.reduced[index], chunk.codecs.download
+        if codec.is_identity:
             body = as_bytes(target)
             await stream.receive_bulk_into(body)
             _require_finite(target, stream)
         else:
-            body = buffer[: chunk.encoded_bytes] if relay is None else round.buffer(chunk.encoded_bytes)
-            await stream.receive_bulk_into(body)
-            _decode(chunk, body, target, stream)
-        round.bytes_received += chunk.encoded_bytes
+            room = buffer[: chunk.download_bytes] if relay is None else round.buffer(chunk.download_bytes)
+            body = await receive_encoded(stream, codec, room)
+            _decode(codec, body, target, stream)
+        round.bytes_received += body.nbytes
         if relay is not None:
             relay.pass_on(index, body)
         round.got(index)
         round.turns.returned(assignment.key)
 
 
-def _buffer(round: Round, assignment: Assignment) -> memoryview:
-    """Memory for one encoded chunk after the other; float32 needs none."""
-    sizes = (c.encoded_bytes for i in assignment.chunks if (c := round.chunks[i]).codec.name != "float32")
-    return round.buffer(max(sizes, default=0))
-
-
-def _decode(chunk: Chunk, body: memoryview, target: torch.Tensor, stream: MessageStream) -> None:
+def _decode(codec: Codec, body: memoryview, target: torch.Tensor, stream: MessageStream) -> None:
     try:
-        chunk.codec.decode(body, target)
+        codec.decode(body, target)
     except ValueError as error:
         raise ProtocolError(f"a reduced chunk is refused: {error}", peer=stream.peer, phase="reduce") from error
 

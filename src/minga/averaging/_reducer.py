@@ -19,6 +19,7 @@ import asyncio
 import torch
 
 from minga.averaging._codecs import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, is_finite
+from minga.averaging._encoded_chunks import receive_encoded
 from minga.averaging._messages import Assignment, ChunkWeight, PartHello
 from minga.averaging._patience import Patience
 from minga.averaging._ranking import has_quorum
@@ -144,22 +145,23 @@ class Reducer:
     async def _receive(self, child: int, weight: int | None, stream: MessageStream) -> None:
         """Take the child's chunks; one without a weight of its own is a relay and tells it with each chunk."""
         round = self._round
-        buffer = round.buffer(max(round.chunks[index].encoded_bytes for index in self._assignment.chunks))
+        buffer = round.buffer(max(round.chunks[index].upload_bytes for index in self._assignment.chunks))
         for index in self._assignment.chunks:
             chunk = round.chunks[index]
             samples = weight if weight is not None else (await stream.receive(ChunkWeight)).weight
             self._check_weight(samples, stream)
-            body = buffer[: chunk.encoded_bytes]
+            upload = chunk.codecs.upload
+            body = buffer[: chunk.upload_bytes]
             if samples:
-                await stream.receive_bulk_into(body)
-                round.bytes_received += chunk.encoded_bytes
+                body = await receive_encoded(stream, upload, body)
+                round.bytes_received += len(body)
             if round.aborted:
                 return
             if child not in self._pending[index] or round.is_broken(self._assignment):
                 continue  # given up, but it gets the result; or others reduce it now, perhaps in the same memory
             if samples:
                 try:
-                    chunk.codec.decode_add(body, self._open(index), float(samples))
+                    upload.decode_add(body, self._open(index), float(samples))
                 except ValueError as error:
                     raise ProtocolError(f"chunk refused: {error}", peer=stream.peer, phase="reduce") from error
                 self._weights[index] += samples
@@ -216,14 +218,15 @@ class Reducer:
     def _encode(self, index: int, values: torch.Tensor) -> Buffer:
         """The bytes to send; a root takes over what they decode to, as all others will."""
         chunk, limit = self._round.chunks[index], CONTRIBUTION_LIMIT if self._is_relay else FLOAT32_MAX
-        if chunk.codec.name == "float32":
+        codec = chunk.codecs.upload if self._is_relay else chunk.codecs.download
+        if codec.is_identity:
             if not is_finite(values, limit):
                 raise NonFiniteError("the chunk cannot be sent")
             return as_bytes(values)
-        body = self._round.buffer(chunk.encoded_bytes)
-        chunk.codec.encode(values, body, limit=limit)
+        room = self._round.buffer(codec.max_encoded_bytes(chunk.numel))
+        body = room[: codec.encode(values, room, limit=limit)]
         if not self._is_relay:
-            chunk.codec.decode(body, values)
+            codec.decode(body, values)
         return body
 
     def _drop(self, child: int, why: str | None = None) -> None:
@@ -267,7 +270,7 @@ class Reducer:
                     return
                 await self._ready.wait()
             await stream.send_bulk(self._encoded[index])
-            round.bytes_sent += round.chunks[index].encoded_bytes
+            round.bytes_sent += memoryview(self._encoded[index]).nbytes
 
     # ---- waiting
 

@@ -64,7 +64,7 @@ class Slowness:
         left: Counter[int] = Counter()
         for (term, _), assignment in round.assignments.items():
             if not term and not round.is_broken(assignment):  # a repair is not repaired for this
-                sizes = [(round.chunks[i].encoded_bytes, round.have[i]) for i in assignment.chunks]
+                sizes = [(round.chunks[i].upload_bytes, round.have[i]) for i in assignment.chunks]
                 total[assignment.aggregator] += sum(size for size, _ in sizes)
                 left[assignment.aggregator] += sum(size for size, have in sizes if not have)
         done = [member for member in total if not left[member]]

@@ -30,6 +30,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from minga.averaging._codec_choice import codec_choices
 from minga.averaging._compute_choice import Work
 from minga.averaging._division import PeerRates, SwarmRates
 from minga.core._errors import ConfigurationError
@@ -58,6 +59,12 @@ def _check_no_word(text: str) -> str:
     if text == NO_PATH:
         raise ValueError(f"it must be {_RATE_WORDS}")
     return _check_rate(text)
+
+
+def _check_codec(name: str) -> str:
+    if name not in codec_choices():
+        raise ValueError(f"must be one of {', '.join(codec_choices())}")
+    return name
 
 
 Rate = Annotated[str, AfterValidator(_check_no_word)]
@@ -99,9 +106,7 @@ class _Head(Section):
     )
     parameters: int | None = whole(None, 1, 10**13, "numbers in the vector")
     vector_bytes: int | None = whole(None, 1, 10**14, "size of the vector as it travels, instead of parameters")
-    codec: Literal["adaptive", "float32", "float16", "bfloat16", "int8"] = choice(
-        "adaptive", "how parameters travel", "adaptive", "float32", "float16", "bfloat16", "int8"
-    )
+    codec: Annotated[str, AfterValidator(_check_codec)] = choice("adaptive", "how parameters travel", *codec_choices())
 
 
 @dataclass(frozen=True)

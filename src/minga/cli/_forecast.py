@@ -58,18 +58,18 @@ def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Seque
     """The setting with the first strategy and codec, all of either that are to be compared, and how the target batch
     size is chosen if the leaders do that.
     """
-    from minga.averaging._layout import CODEC_CHOICES
+    from minga.averaging._codec_choice import codec_choices
     from minga.simulation._devices import THIS, read_measurements
     from minga.simulation._model_facts import STATE_BYTES, model_facts, recipe_spec
     from minga.simulation._peers_text import parse_peers
     from minga.simulation._setting import Setting
     from minga.simulation._volunteers import resolve
-    from minga.simulation._ways import CODECS, STRATEGIES
+    from minga.simulation._ways import STRATEGIES, compared_codecs
 
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
     strategy = _one_of("--strategy", options.strategy or _of(spec, "training", "strategy"), STRATEGIES)
-    codec = _one_of("--codec", options.codec or _of(spec, "averaging", "codec"), CODEC_CHOICES)
+    codec = _one_of("--codec", options.codec or _of(spec, "averaging", "codec"), codec_choices())
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
     optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
     auto = _limits_of(spec) if spec and options.target_batch_size is None else None
@@ -79,7 +79,7 @@ def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Seque
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
     strategies = STRATEGIES if strategy is None else (cast("Strategy", strategy),)
-    codecs = CODECS if codec is None else (codec,)
+    codecs = compared_codecs() if codec is None else (codec,)
     setting = Setting(peers, model, optimizer, batch, strategies[0], codecs[0])
     return setting, strategies, codecs, auto
 

@@ -6,7 +6,7 @@ Every value has bounds and a meaning; a new field raises `SPEC_VERSION` in `_run
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, StrictInt, field_validator, model_validator
 
@@ -122,18 +122,16 @@ class TrainingSection(Section):
         return self
 
 
+PluginName = Annotated[str, Field(pattern=NAME_PATTERN)]
+"""What a registry can be asked for. Whether it is installed is asked where it is used."""
+
+_A_CODEC: Final = 'the name of a codec: "adaptive", "float32", "float16", "bfloat16", "int8" or an installed one'
+
+
 class AveragingSection(Section):
     """How vectors travel."""
 
-    codec: Literal["adaptive", "float32", "float16", "bfloat16", "int8"] = choice(
-        "adaptive",
-        "wire format; adaptive chooses by the size of a tensor",
-        "adaptive",
-        "float32",
-        "float16",
-        "bfloat16",
-        "int8",
-    )
+    codec: PluginName = described("adaptive", "wire format; adaptive chooses by the size of a tensor", _A_CODEC)
     average_parameters_every: int = whole(
         0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is never"
     )

@@ -155,6 +155,13 @@ class MessageStream:
         """Wait for the next bulk frame, which must have exactly the length of `target`, and fill `target` with it."""
         await self._receive_body(BULK, target)
 
+    async def receive_bulk_up_to(self, target: memoryview) -> int:
+        """Wait for the next bulk frame, which must fit into `target`, and fill the beginning of `target` with it.
+
+        Returns its length. Anything longer is a `ProtocolError`, raised before anything of it is read.
+        """
+        return len(await self._receive_body(BULK, target, exact=False))
+
     async def receive_end(self) -> None:
         """Wait until the other side finished; anything but pulses before that is a `ProtocolError`."""
         if not self._ended and (kind := await self._next_header(end_allowed=True)) is not None:
@@ -296,13 +303,16 @@ class MessageStream:
         finally:
             self._waiting = False
 
-    async def _receive_body(self, wanted: int, target: memoryview | None) -> bytearray:
+    async def _receive_body(
+        self, wanted: int, target: memoryview | None, *, exact: bool = True
+    ) -> bytearray | memoryview:
         header = await self._next_header()
         kind, length = header if header is not None else (PULSE, 0)
         if kind != BULK and length > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES}", peer=self.peer)
-        if kind == BULK and (target is None or length != target.nbytes):
-            expected = "no bulk frame" if target is None else f"{target.nbytes} bytes"
+        if kind == BULK and (target is None or length > target.nbytes or (exact and length != target.nbytes)):
+            bound = "" if exact else "at most "
+            expected = "no bulk frame" if target is None else f"{bound}{target.nbytes} bytes"
             raise ProtocolError(f"a bulk frame of {length} bytes where {expected} was due", peer=self.peer)
         if kind not in (wanted, REFUSAL):
             raise ProtocolError(f"a frame of kind {kind} where {wanted} was due", peer=self.peer)
@@ -310,8 +320,9 @@ class MessageStream:
         try:
             if kind == BULK and target is not None:
                 self._send_receipt(self.tally.expect(length))
+                target = target[:length]
                 await self._paced.read_into(target, self._bulk_came)
-                return bytearray()
+                return target
             body = await self._read_exactly(length)
             self._lines.download.charge(length)
         except UnreachableError as error:
@@ -323,7 +334,7 @@ class MessageStream:
             raise RejectedError(refusal.reason, code=refusal.code, peer=self.peer)
         return body
 
-    def _decode(self, body: bytearray, message_type: type[T]) -> T:
+    def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:
         try:
             return msgspec.msgpack.decode(body, type=message_type)
         except DECODING_ERRORS as error:

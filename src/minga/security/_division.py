@@ -53,7 +53,7 @@ class Division:
     @property
     def part_bytes(self) -> tuple[int, ...]:
         """Bytes of each part on the wire."""
-        return tuple(map(self.layout.encoded_bytes, self.starts, self.stops))
+        return tuple(map(self.layout.upload_bytes, self.starts, self.stops))
 
     @property
     def value_bytes(self) -> tuple[int, ...]:
@@ -65,12 +65,12 @@ class Division:
 
         Raises `NonFiniteError`.
         """
-        size = self.layout.encoded_bytes(self.starts[part], self.stops[part])
+        size = self.layout.upload_bytes(self.starts[part], self.stops[part])
         body = rooms.take(size) if rooms else memoryview(bytearray(size))
         at = 0
         for chunk in self.chunks(part):
-            chunk.codec.encode(vector[chunk.start : chunk.stop], body[at : at + chunk.encoded_bytes])
-            at += chunk.encoded_bytes
+            chunk.codecs.upload.encode(vector[chunk.start : chunk.stop], body[at : at + chunk.upload_bytes])
+            at += chunk.upload_bytes
         return body
 
     def decode(self, data: Bytes, part: int, target: torch.Tensor) -> None:
@@ -78,13 +78,13 @@ class Division:
         at, start = 0, self.starts[part]
         for chunk in self.chunks(part):
             piece = target[chunk.start - start : chunk.stop - start]
-            chunk.codec.decode(memoryview(data)[at : at + chunk.encoded_bytes], piece)
-            at += chunk.encoded_bytes
+            chunk.codecs.upload.decode(memoryview(data)[at : at + chunk.upload_bytes], piece)
+            at += chunk.upload_bytes
 
     def row(self, data: Bytes, part: int) -> torch.Tensor:
         """Undo `encode`, in place where the bytes are float32 already. Raises `InvalidEncodingError`."""
         chunks = self.chunks(part)
-        if len(chunks) == 1 and chunks[0].codec.name == "float32" and len(data) == 4 * self.numel(part):
+        if len(chunks) == 1 and chunks[0].codecs.upload.is_identity and len(data) == 4 * self.numel(part):
             return _in_place(data, FLOAT32_MAX)
         values = torch.empty(self.numel(part))
         self.decode(data, part, values)

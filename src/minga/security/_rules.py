@@ -68,7 +68,13 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
     @classmethod
     def of(cls, layout: VectorLayout, settings: SecureSettings) -> Rules:
-        """The rules of a run."""
+        """The rules of a run. Raises `ConfigurationError` for codecs whose bytes others cannot make again."""
+        for codec in (segment.codecs.upload for segment in layout.segments):
+            if not (codec.recomputable and codec.has_fixed_size):
+                raise ConfigurationError(
+                    f'security.mode = "byzantine" needs a codec of fixed size whose bytes others can make again, not '
+                    f'"{codec.name}": use "float16" or "int8"'
+                )
         thresholds, is_usual = settings.thresholds, settings.aggregator == DEFAULT_AGGREGATOR
         return cls(
             layout.codec_choice,

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from minga.averaging._codec_choice import CODECS
 from minga.simulation._advised_batch import BatchLimits, with_advised_batch
 from minga.simulation._forecast import Forecast, forecast
 from minga.simulation._setting import Setting, Strategy
 
 STRATEGIES: Final[tuple[Strategy, ...]] = ("synchronous", "delayed")
-CODECS: Final = ("adaptive", "float16", "int8", "float32")
-"""Those that are compared, the usual one first; bfloat16 takes as many bytes as float16."""
+USUAL_CODECS: Final = ("adaptive", "float16", "int8", "float32")
+"""Those of minga's own that are compared, the usual one first; bfloat16 takes as many bytes as float16."""
 
 GOOD_ENOUGH: Final = 0.05
 """By which fraction a strategy with stale gradients, or an unusual codec, has to be faster to be called better."""
+
+
+def compared_codecs() -> tuple[str, ...]:
+    """The usual ones, then those of other packages that are installed here."""
+    return (*USUAL_CODECS, *(name for name in CODECS.names() if CODECS.origin(name) is not None))
 
 
 def compare(

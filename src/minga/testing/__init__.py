@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from minga.testing._aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolation, check_aggregator
+from minga.testing._codec_suite import CODEC_CHECKS, CodecViolation
 from minga.testing._network_suite import NETWORK_CHECKS, check_network
 from minga.testing._recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
 from minga.testing._suite import MakeNetwork
 
 __all__ = [
     "AGGREGATOR_CHECKS",
+    "CODEC_CHECKS",
     "NETWORK_CHECKS",
     "RECIPE_CHECKS",
     "AggregatorViolation",
+    "CodecViolation",
     "MakeNetwork",
     "RecipeCase",
     "RecipeViolation",

@@ -10,13 +10,17 @@ Each check raises `CodecViolation` with the case that failed. All data come from
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import torch
 
 from minga.averaging._codec_interface import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, Codec, InvalidEncodingError
+from minga.averaging._wire_tensors import bytes_of, store
 from minga.core._errors import NonFiniteError
+from minga.core._plugins import NAME_PATTERN
 
 _SIZES: Final = (0, 1, 2, 3, 127, 128, 255, 256, 257, 511, 513, 1000, 4095, 65_535, 65_536, 65_537, 131_329)
 
@@ -51,9 +55,11 @@ def sample_vectors() -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _encoded(codec: Codec, source: torch.Tensor) -> bytearray:
-    target = bytearray(codec.encoded_bytes(source.numel()))
-    codec.encode(source, target)
-    return target
+    target = bytearray(codec.max_encoded_bytes(source.numel()))
+    size = codec.encode(source, target)
+    exact = size == len(target) or (not codec.has_fixed_size and 0 < size < len(target))
+    _require(exact, codec, f"encode took {size} of {len(target)} bytes")
+    return target[:size]
 
 
 def _decoded(codec: Codec, encoded: bytearray | bytes, numel: int) -> torch.Tensor:
@@ -119,17 +125,22 @@ def check_decode_add(codec: Codec) -> None:
 
 
 def check_sizes(codec: Codec) -> None:
-    """`encoded_bytes` is exact, additive over blocks, never shrinks; buffers of any other size are refused."""
+    """`max_encoded_bytes` is additive over blocks and never shrinks, and buffers of any other size are refused; but a
+    codec without a fixed size may take shorter sources.
+    """
     block = codec.block_elements
     for count in (1, 2, 7, 1000):
-        added = count * codec.encoded_bytes(block) + codec.encoded_bytes(3)
-        _require(codec.encoded_bytes(count * block + 3) == added, codec, "encoded_bytes is not additive over blocks")
+        added = count * codec.max_encoded_bytes(block) + codec.max_encoded_bytes(3)
+        whole = codec.max_encoded_bytes(count * block + 3)
+        _require(whole == added, codec, "max_encoded_bytes is not additive over blocks")
     for size in _SIZES:
-        exact = codec.encoded_bytes(size)
-        _require(codec.encoded_bytes(size + 1) > exact, codec, f"{size + 1} elements do not take more than {size}")
+        exact = codec.max_encoded_bytes(size)
+        _require(codec.max_encoded_bytes(size + 1) > exact, codec, f"{size + 1} elements do not take more than {size}")
         for wrong in {max(0, exact - 1), exact + 1, exact + 2, 2 * exact + 4} - {exact}:
             vector = torch.zeros(size)
             _refuses(codec, ValueError, f"a target of {wrong} bytes", codec.encode, vector, bytearray(wrong))
+            if wrong < exact and not codec.has_fixed_size:
+                continue
             _refuses(codec, InvalidEncodingError, f"a source of {wrong} bytes", codec.decode, bytes(wrong), vector)
             _refuses(
                 codec,
@@ -145,14 +156,14 @@ def check_sizes(codec: Codec) -> None:
 def check_buffers(codec: Codec) -> None:
     """Every kind of buffer, at any alignment, gives the same bytes and values; read-only targets are refused."""
     source = torch.randn(1003, generator=torch.Generator().manual_seed(3))
-    size = codec.encoded_bytes(1003)
+    size = codec.max_encoded_bytes(1003)
     wanted = _encoded(codec, source)
     values = _decoded(codec, wanted, 1003)
     for offset in range(9):
         room = bytearray(b"\xaa" * (size + 16))
         view = memoryview(room)[offset : offset + size]
-        codec.encode(source, view)
-        _require(view == wanted, codec, f"a target at offset {offset} got other bytes")
+        took = codec.encode(source, view)
+        _require(view[:took] == wanted, codec, f"a target at offset {offset} got other bytes")
         _require(room[:offset] + room[offset + size :] == b"\xaa" * 16, codec, "encode wrote outside its target")
         tensor = torch.full((size + 16,), 0xAA, dtype=torch.uint8)
         codec.encode(source, tensor[offset : offset + size])
@@ -179,7 +190,7 @@ def check_tensors(codec: Codec) -> None:
         "strided": torch.zeros(16)[::2],
         "meta": torch.zeros(8, device="meta"),
     }
-    buffer = bytearray(codec.encoded_bytes(8))
+    buffer = bytearray(codec.max_encoded_bytes(8))
     codec.encode(torch.zeros(8), buffer)
     for name, tensor in wrong.items():
         _refuses(codec, ValueError, f"a {name} source", codec.encode, tensor, buffer)
@@ -203,10 +214,10 @@ def check_local_non_finite(codec: Codec) -> None:
             for value in (math.nan, math.inf, -math.inf):
                 source = torch.zeros(size)
                 source[position] = value
-                buffer = bytearray(b"\x55" * codec.encoded_bytes(size))
+                buffer = bytearray(b"\x55" * codec.max_encoded_bytes(size))
                 _refuses(codec, NonFiniteError, f"{value} at {position}", codec.encode, source, buffer)
                 _require(set(buffer) == {0x55}, codec, "encode wrote to its target before it raised")
-    buffer = bytearray(codec.encoded_bytes(3))
+    buffer = bytearray(codec.max_encoded_bytes(3))
     codec.encode(torch.tensor([1.0, -10.0, 2.0]), buffer, limit=10.0)
     above = torch.tensor([1.0, -10.001, 2.0])
     _refuses(codec, NonFiniteError, "a value above the limit", codec.encode, above, buffer, limit=10.0)
@@ -218,7 +229,7 @@ def check_limit_is_consistent(codec: Codec) -> None:
     normal[13] = -1.0
     for limit in (1e-30, 1.0, 0.3, 7.7, 1e9, CONTRIBUTION_LIMIT, FLOAT32_MAX):
         source = (normal * limit).clamp(-limit, limit)
-        buffer = bytearray(codec.encoded_bytes(700))
+        buffer = bytearray(codec.max_encoded_bytes(700))
         exact = float(source.abs().max())
         codec.encode(source, buffer, limit=exact)
         codec.decode(buffer, torch.zeros(700), limit=exact)
@@ -242,11 +253,16 @@ def check_hostile_bytes(codec: Codec) -> None:
     """Whatever bytes come, decoding raises `InvalidEncodingError` with nothing written, or yields finite values."""
     random = torch.Generator().manual_seed(13)
     size = 600
-    count = codec.encoded_bytes(size)
+    count = codec.max_encoded_bytes(size)
     cases = [bytes([fill]) * count for fill in range(256)]
     cases += [bytes(torch.randint(0, 256, (count,), generator=random).tolist()) for _ in range(100)]
     valid = _encoded(codec, torch.randn(size, generator=random))
-    for position in range(0, count, 7):
+    cases += [bytes(valid[:stop]) for stop in range(0, len(valid), 3)]
+    for _ in range(1000):
+        flipped, bit = bytearray(valid), int(torch.randint(0, 8 * len(valid), (), generator=random))
+        flipped[bit // 8] ^= 1 << bit % 8
+        cases.append(bytes(flipped))
+    for position in range(0, len(valid), 7):
         flipped = bytearray(valid)
         flipped[position] = 0xFF - flipped[position]
         cases.append(bytes(flipped))
@@ -264,6 +280,44 @@ def check_hostile_bytes(codec: Codec) -> None:
         _require(bool(target.isfinite().all()), codec, "hostile bytes decoded to infinity or NaN")
 
 
+def check_cuts(codec: Codec) -> None:
+    """A vector cut anywhere at whole blocks decodes to the same values as in one piece."""
+    block = codec.block_elements
+    for name, source in sample_vectors():
+        whole = _decoded(codec, _encoded(codec, source), source.numel())
+        for blocks in (1, 3, 7):
+            cut = min(blocks * block, source.numel())
+            pieces = [_decoded(codec, _encoded(codec, piece), piece.numel()) for piece in (source[:cut], source[cut:])]
+            _require(torch.equal(torch.cat(pieces), whole), codec, f"{name}: cut at {cut} it decoded to other values")
+
+
+def check_threads(codec: Codec) -> None:
+    """Bytes do not depend on how many threads compute, nor on who encodes at the same time."""
+    sources = [torch.randn(131_329, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    wanted, threads = [_encoded(codec, source) for source in sources], torch.get_num_threads()
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        again = [_encoded(codec, source) for source in sources]
+    finally:
+        torch.set_num_threads(threads)
+    _require(again == wanted, codec, "another number of threads gave other bytes")
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda source: _encoded(codec, source), sources))
+    _require(together == wanted, codec, "encoding several vectors at the same time gave other bytes")
+
+
+def check_facts(codec: Codec) -> None:
+    """Name and version are well formed; an identity says so, and nothing else does."""
+    _require(re.fullmatch(NAME_PATTERN, codec.name) is not None, codec, "the name is none that a run spec can hold")
+    _require(codec.version >= 1 and codec.block_elements >= 1, codec, "version and block_elements count from 1")
+    source = torch.randn(1000, generator=torch.Generator().manual_seed(17))
+    plain = bytearray(4000)
+    store(source, bytes_of(plain, writable=True), torch.float32)
+    is_identity = _encoded(codec, source) == plain
+    _require(is_identity == codec.is_identity, codec, f"is_identity is {codec.is_identity}")
+    _require(codec.has_fixed_size or not codec.is_identity, codec, "an identity has a fixed size")
+
+
 def check_weights(codec: Codec) -> None:
     """Weights that are not finite or beyond +-2**31 are refused."""
     buffer = _encoded(codec, torch.ones(5))
@@ -272,7 +326,7 @@ def check_weights(codec: Codec) -> None:
 
 
 def _refuses(
-    codec: Codec, error: type[Exception], what: str, call: Callable[..., None], *arguments: object, **named: object
+    codec: Codec, error: type[Exception], what: str, call: Callable[..., object], *arguments: object, **named: object
 ) -> None:
     try:
         call(*arguments, **named)
@@ -295,5 +349,8 @@ CODEC_CHECKS: Final[tuple[Callable[[Codec], None], ...]] = (
     check_limit_is_consistent,
     check_hostile_bytes,
     check_weights,
+    check_cuts,
+    check_threads,
+    check_facts,
 )
 """All checks, each taking the codec and raising `CodecViolation` if it fails."""

@@ -7,6 +7,7 @@ it (`minga.recipes`). A monitor neither decodes nor aggregates, so it needs none
 
 from __future__ import annotations
 
+from minga.averaging._codec_choice import ADAPTIVE, CODECS
 from minga.core._plugins import Use, check_recorded, recorded
 from minga.core._run_spec import RunSpec
 from minga.security._aggregators import AGGREGATORS, verifiable_aggregator
@@ -14,7 +15,7 @@ from minga.security._aggregators import AGGREGATORS, verifiable_aggregator
 
 def uses(spec: RunSpec) -> list[Use]:
     """The seams and names that peers of this run need; without the recipe."""
-    found: list[Use] = []
+    found: list[Use] = [(CODECS, spec.averaging.codec)] if spec.averaging.codec != ADAPTIVE else []
     if spec.security.mode == "byzantine":
         found.append((AGGREGATORS, spec.security.aggregator))
     return found
