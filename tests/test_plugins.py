@@ -73,7 +73,7 @@ def test_a_name_that_comes_with_minga_cannot_be_replaced(foreign: Path) -> None:
         ("broken", "'broken' of foreign-numbers 1.2 cannot be loaded: RuntimeError: needs a device"),
         ("missing", "'missing' of foreign-numbers 1.2 cannot be loaded: AttributeError"),
         ("half", "'half' of foreign-numbers 1.2 is no Fraction"),
-        ("fourth", "'fourth' is none of whole, point, .*third, and no installed package brings it"),
+        ("fourth", "'fourth' is none of whole, point, .*third, and no package brings it"),
     ],
 )
 def test_what_cannot_be_used_is_told_by_name_and_package(foreign: Path, name: str, said: str) -> None:

@@ -120,7 +120,7 @@ class Registry(Generic[T]):
         entries = self._external.get(name, []) if isinstance(name, str) else []
         if not entries:
             known = ", ".join(self.names())
-            raise ConfigurationError(f"{self.what}: {name!r} is none of {known}, and no installed package brings it")
+            raise ConfigurationError(f"{self.what}: {name!r} is none of {known}, and no package brings it")
         if len(entries) > 1:
             packages = " and by ".join(entry.dist.name if entry.dist else entry.value for entry in entries)
             raise ConfigurationError(f"{self.what}: {name!r} is brought by {packages}; uninstall all but one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minga.testing._aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolation, check_aggregator
-from minga.testing._codec_suite import CODEC_CHECKS, CodecViolation
+from minga.testing._codec_suite import CODEC_CHECKS, CodecViolation, check_codec
 from minga.testing._network_suite import NETWORK_CHECKS, check_network
 from minga.testing._recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
 from minga.testing._suite import MakeNetwork
@@ -19,6 +19,7 @@ __all__ = [
     "RecipeCase",
     "RecipeViolation",
     "check_aggregator",
+    "check_codec",
     "check_network",
     "check_recipe",
 ]
