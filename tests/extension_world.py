@@ -11,19 +11,20 @@ from plugin_packages import install, look_again
 
 from minga.averaging import CODECS
 from minga.core._run_spec import RunSpec
-from minga.recipes import RECIPES, load_recipe, new_model, published
+from minga.recipes import RECIPES, StreamPosition, load_recipe, new_model, published
 from minga.security import AGGREGATORS
 from minga.security._data_seeds import PublicBatch
 from minga.simulation import BEHAVIOURS
 from minga.simulation._behaviours import attack
 from minga.simulation._simulated_peer import SimulatedPeer
 from minga.simulation._swarm import Swarm
+from minga.training import STRATEGIES
 from minga.training._build_optimizer import build_optimizer
 from minga.training._plugins_of_run import with_origins
 from minga.training._replica import Replica
 
 EXTRAS = Path(__file__).parent / "data" / "minga_extras"
-REGISTRIES = (CODECS, RECIPES, AGGREGATORS, BEHAVIOURS)
+REGISTRIES = (CODECS, STRATEGIES, RECIPES, AGGREGATORS, BEHAVIOURS)
 
 
 def install_extras(folder: Path, patch: pytest.MonkeyPatch) -> None:
@@ -55,6 +56,13 @@ def gradient_of_batch(peer: SimulatedPeer, batch: PublicBatch) -> None:
     recipe.loss(peer.replica.trained, recipe.public_batch({}, batch)).backward()  # type: ignore[no-untyped-call]
 
 
+def gradient(peer: SimulatedPeer, samples: int) -> None:
+    assert isinstance(peer.replica, RecipeReplica)
+    recipe = peer.replica.recipe
+    position = StreamPosition(peer.network.peer_id, worker=peer.samples_done)  # others in each micro-batch
+    recipe.loss(peer.replica.trained, next(recipe.batches({}, position, samples))).backward()  # type: ignore[no-untyped-call]
+
+
 def hosted(sections: dict[str, Any]) -> RunSpec:
     """The run spec as the peer that starts the run publishes it."""
     return with_origins(published(RunSpec.from_mapping(sections))).published({})
@@ -62,7 +70,7 @@ def hosted(sections: dict[str, Any]) -> RunSpec:
 
 def recipe_swarm(spec: RunSpec, hostile: dict[str, str], from_step: int) -> Swarm:
     """A swarm that trains the recipe of `spec`; `hostile` names the attacks of peers by their names."""
-    swarm = Swarm(spec, make_replica=RecipeReplica, public_gradient=gradient_of_batch)
+    swarm = Swarm(spec, make_replica=RecipeReplica, gradient=gradient, public_gradient=gradient_of_batch)
     allies: set[Any] = set()
     makers = {name: attack(behaviour).begin(from_step) for name, behaviour in hostile.items()}
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import minga.cli
+from minga.averaging._strategy_choice import STRATEGIES
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec import RunSpec
 from minga.simulation._advice import warnings
@@ -23,7 +24,7 @@ from minga.simulation._model_facts import ModelFacts, model_facts
 from minga.simulation._peers_text import parse_peers
 from minga.simulation._setting import Setting
 from minga.simulation._volunteers import resolve
-from minga.simulation._ways import STRATEGIES, USUAL_CODECS, best_of, compare
+from minga.simulation._ways import USUAL_CODECS, best_of, compare
 
 SMALL = model_facts("18M")
 
@@ -154,10 +155,10 @@ def test_traffic_memory_and_sync() -> None:
 
 def test_of_equally_good_ways_the_first_is_best() -> None:
     setting = plan("8x(t4, 1Gbit, samples_per_s=1, micro_batch=1)").setting
-    forecasts = compare(setting, STRATEGIES, USUAL_CODECS)
+    forecasts = compare(setting, STRATEGIES.names(), USUAL_CODECS)
     assert len(forecasts) == 8
     assert best_of(forecasts) is forecasts[0]
-    slow = compare(plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting, STRATEGIES, USUAL_CODECS)
+    slow = compare(plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting, STRATEGIES.names(), USUAL_CODECS)
     assert best_of(slow).setting.strategy == "delayed"
 
 
@@ -262,7 +263,7 @@ def test_the_command_for_people_and_for_programs(capfd: pytest.CaptureFixture[st
     assert code == 0
     assert last["steps_per_hour"] == pytest.approx(3600 / last["step_s"], rel=1e-3)
     assert last["target_batch_size"] == 512
-    assert (last["strategy"] in STRATEGIES, last["codec"] in USUAL_CODECS, len(last["ways"])) == (True, True, 8)
+    assert (last["strategy"] in STRATEGIES.names(), last["codec"] in USUAL_CODECS, len(last["ways"])) == (True, True, 8)
     assert set(last["traffic"]) == set(last["memory_bytes"]) == {"t4", "a100"}
     assert set(last["traffic"]["t4"]) == {"upload_bytes_per_day", "download_bytes_per_day"}
     assert last["memory_bytes"]["t4"]["activations"] is None

@@ -13,7 +13,7 @@ from minga.simulation import run_virtual
 from minga.simulation._forecast import forecast
 from minga.simulation._model_facts import ModelFacts
 from minga.simulation._peers_text import PeerClass, Role
-from minga.simulation._setting import Setting, Strategy, Volunteers
+from minga.simulation._setting import Setting, Volunteers
 from minga.simulation._swarm import Swarm, TrainerSettings
 
 NUMEL = 1_000_000
@@ -42,7 +42,7 @@ class Kind:
 
 QUICK, BRISK = TrainerSettings(4, 0.4), TrainerSettings(4, 0.2)
 AUXILIARY = Kind(1, 50e6, 50e6, None, "auxiliary")
-SWARMS: dict[str, tuple[list[Kind], int, Strategy]] = {
+SWARMS: dict[str, tuple[list[Kind], int, str]] = {
     "alike": ([Kind(4, 5e6, 5e6, QUICK)], 100, "synchronous"),
     "long micro-batches": ([Kind(4, 20e6, 20e6, TrainerSettings(32, 3.2))], 200, "synchronous"),
     "homes and an auxiliary": ([Kind(3, 2e6, 10e6, QUICK), AUXILIARY], 240, "synchronous"),
@@ -53,7 +53,7 @@ SWARMS: dict[str, tuple[list[Kind], int, Strategy]] = {
 }
 
 
-def measured_step_s(kinds: list[Kind], batch: int, strategy: Strategy, first: int = 4, steps: int = 2) -> float:
+def measured_step_s(kinds: list[Kind], batch: int, strategy: str, first: int = 4, steps: int = 2) -> float:
     """Seconds of a step once the peers know their lines: they probe them while the first steps are computed."""
 
     async def go() -> float:

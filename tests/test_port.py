@@ -12,11 +12,12 @@ from swarm_tools import virtually
 
 from minga.core._errors import ClosedError
 from minga.training._port import TrainerPort
+from minga.training._strategies import Delayed, Synchronous
 from minga.training._work import WAIT, Wait, Work
 
 
 def port(*, delayed: bool = False) -> TrainerPort:
-    return TrainerPort(asyncio.get_running_loop(), lambda: torch.zeros(2), delayed=delayed)
+    return TrainerPort(asyncio.get_running_loop(), lambda: torch.zeros(2), strategy=Delayed if delayed else Synchronous)
 
 
 def ones(samples: int) -> Any:

@@ -261,7 +261,7 @@ BAD = [
     ("training.target_batch_size", "automatic", '"auto"'),
     ("training.target_batch_size_min", 40_000, "exceeds target_batch_size_max"),
     ("training.most_communication", 1.0, "below 1"),
-    ("training.strategy", "local", '"delayed"'),
+    ("training.strategy", "a strategy", '"delayed"'),
     ("training.seed", -1, "from 0"),
     ("training.seed", 2**63, "from 0"),
     ("training.stop_after_steps", 0, "from 1"),

@@ -42,7 +42,7 @@ PROBES: Final = 12
 @dataclass(frozen=True)
 class Work:
     """What a step has to do: vector bytes as encoded, samples of all peers together, and whether rounds overlap with
-    computing (the delayed strategy) or come after it (the synchronous one).
+    computing or come after it (see `StrategyFacts`).
     """
 
     vector_bytes: float

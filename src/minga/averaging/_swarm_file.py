@@ -33,6 +33,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from minga.averaging._codec_choice import codec_choices
 from minga.averaging._compute_choice import Work
 from minga.averaging._division import PeerRates, SwarmRates
+from minga.averaging._strategy_choice import STRATEGIES, facts_of
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec_errors import explain
 from minga.core._run_spec_fields import Printable, Real, Section, choice, described, real, whole
@@ -64,6 +65,12 @@ def _check_no_word(text: str) -> str:
 def _check_codec(name: str) -> str:
     if name not in codec_choices():
         raise ValueError(f"must be one of {', '.join(codec_choices())}")
+    return name
+
+
+def _check_strategy(name: str) -> str:
+    if name not in STRATEGIES.names():
+        raise ValueError(f"must be one of {', '.join(STRATEGIES.names())}")
     return name
 
 
@@ -101,8 +108,8 @@ class _Head(Section):
     """What is above the tables."""
 
     target_batch_size: int = whole(..., 1, 10**9, "samples of a step, all peers together")
-    strategy: Literal["synchronous", "delayed"] = choice(
-        "synchronous", "whether rounds overlap with computing", "synchronous", "delayed"
+    strategy: Annotated[str, AfterValidator(_check_strategy)] = choice(
+        "synchronous", "whether rounds overlap with computing", *STRATEGIES.names()
     )
     parameters: int | None = whole(None, 1, 10**13, "numbers in the vector")
     vector_bytes: int | None = whole(None, 1, 10**14, "size of the vector as it travels, instead of parameters")
@@ -148,7 +155,8 @@ def parse_swarm(values: Mapping[str, Any], source: str) -> SwarmFile:
         for each in classes
         for number in range(1, each.count + 1)
     ]
-    work = Work(_vector_bytes(head, source), head.target_batch_size, overlapped=head.strategy == "delayed")
+    overlapped = facts_of(head.strategy).overlaps
+    work = Work(_vector_bytes(head, source), head.target_batch_size, overlapped=overlapped)
     return SwarmFile(tuple(names), SwarmRates(tuple(peers), pairs), work)
 
 

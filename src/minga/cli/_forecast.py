@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from minga.simulation._advised_batch import BatchLimits
     from minga.simulation._devices import Precision
     from minga.simulation._model_facts import OptimizerName
-    from minga.simulation._setting import Setting, Strategy
+    from minga.simulation._setting import Setting
 
 USUAL_TARGET_BATCH_SIZE = 4096
 PRECISIONS = ("single", "half")
@@ -54,21 +54,22 @@ def run_forecast(options: ForecastOptions, context: Context) -> None:
     context.output.summary(ok=True, **forecast_json(best, forecasts, found))
 
 
-def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Sequence[str], BatchLimits | None]:
+def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[str], Sequence[str], BatchLimits | None]:
     """The setting with the first strategy and codec, all of either that are to be compared, and how the target batch
     size is chosen if the leaders do that.
     """
     from minga.averaging._codec_choice import codec_choices
+    from minga.averaging._strategy_choice import STRATEGIES
     from minga.simulation._devices import THIS, read_measurements
     from minga.simulation._model_facts import STATE_BYTES, model_facts, recipe_spec
     from minga.simulation._peers_text import parse_peers
     from minga.simulation._setting import Setting
     from minga.simulation._volunteers import resolve
-    from minga.simulation._ways import STRATEGIES, compared_codecs
+    from minga.simulation._ways import compared_codecs
 
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
     precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
-    strategy = _one_of("--strategy", options.strategy or _of(spec, "training", "strategy"), STRATEGIES)
+    strategy = _one_of("--strategy", options.strategy or _of(spec, "training", "strategy"), STRATEGIES.names())
     codec = _one_of("--codec", options.codec or _of(spec, "averaging", "codec"), codec_choices())
     wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
     optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
@@ -78,7 +79,7 @@ def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[Strategy], Seque
     model = model_facts(options.model, options.tokens)
     measured = read_measurements() if any(each.device == THIS for each in classes) else ()
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
-    strategies = STRATEGIES if strategy is None else (cast("Strategy", strategy),)
+    strategies = STRATEGIES.names() if strategy is None else (strategy,)
     codecs = compared_codecs() if codec is None else (codec,)
     setting = Setting(peers, model, optimizer, batch, strategies[0], codecs[0])
     return setting, strategies, codecs, auto

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from minga.averaging._compute_choice import Work
 from minga.averaging._explanation import alternatives, explain
+from minga.averaging._strategy_choice import facts_of
 from minga.averaging._swarm_file import SwarmFile, read_swarm_file
 from minga.cli._context import Context
 from minga.cli._plan_view import plan_json, plan_table, plan_text
@@ -63,6 +64,6 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
     if not live.vector_bytes:
         raise UnreachableError("nobody takes part in this run at present")
     names = tuple(one[:10] for one in live.peers)
-    overlapped = spec.training.strategy == "delayed"
+    overlapped = facts_of(spec.training.strategy).overlaps
     work = Work(live.vector_bytes, batch, overlapped=overlapped)
     return SwarmFile(names, live.rates, work)

@@ -69,6 +69,10 @@ class OptimizerSection(Section):
         return self
 
 
+PluginName = Annotated[str, Field(pattern=NAME_PATTERN)]
+"""What a registry can be asked for. Whether it is installed is asked where it is used."""
+
+
 class TrainingSection(Section):
     """When a step happens."""
 
@@ -88,11 +92,10 @@ class TrainingSection(Section):
         above_low=True,
         below_high=True,
     )
-    strategy: Literal["synchronous", "delayed"] = choice(
+    strategy: PluginName = described(
         "synchronous",
         "delayed averages while the next batch is computed, one step behind",
-        "synchronous",
-        "delayed",
+        'the name of a strategy: "synchronous", "delayed" or an installed one',
     )
     seed: int = whole(0, 0, 2**63 - 1, "seed of the initial parameters and of each peer's order of the data")
     stop_after_steps: int | None = whole(None, 1, MAX_STEPS, "end the run after this many steps")
@@ -121,9 +124,6 @@ class TrainingSection(Section):
             )
         return self
 
-
-PluginName = Annotated[str, Field(pattern=NAME_PATTERN)]
-"""What a registry can be asked for. Whether it is installed is asked where it is used."""
 
 _A_CODEC: Final = 'the name of a codec: "adaptive", "float32", "float16", "bfloat16", "int8" or an installed one'
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from minga.averaging._explanation import AUXILIARY_RATE
 from minga.averaging._holding import longest_hold_s
+from minga.averaging._strategy_choice import facts_of
 from minga.core._errors import ConfigurationError
 from minga.core._units import format_duration, format_size
 from minga.simulation._advised_batch import IDLE_SHARE, advised_batch
@@ -89,7 +90,7 @@ def _idle(found: Forecast) -> Iterator[str]:
     if found.idle <= IDLE_SHARE + 0.005:
         return
     advice = f"raise the target batch to {advised_batch(found):,}, which brings that down to {IDLE_SHARE:.0%}"
-    if found.setting.strategy == "synchronous":
+    if not facts_of(found.setting.strategy).overlaps:
         advice += ', or take strategy = "delayed"'
     yield f"communication takes {found.idle:.0%} of each step: {advice}"
 

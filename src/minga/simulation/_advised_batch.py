@@ -7,6 +7,7 @@ from typing import Final
 
 from minga.averaging._batch_choice import smallest_batch
 from minga.averaging._planner import divide
+from minga.averaging._strategy_choice import facts_of
 from minga.simulation._forecast import Forecast, forecast
 from minga.simulation._setting import Setting, swarm_rates
 
@@ -35,7 +36,7 @@ def advised_batch(found: Forecast, limits: BatchLimits = BatchLimits()) -> int:
     round_s = divide(rates, found.vector_bytes).predicted_s or 0.0
     speed = sum(peer.samples_per_second for peer in rates.peers)
     communication_s = found.communication_s - found.round_s + round_s
-    overlapped = setting.strategy == "delayed"
+    overlapped = facts_of(setting.strategy).overlaps
     allowed = limits.least, limits.most
     return smallest_batch(speed, communication_s, limits.idle_share, allowed, overlapped=overlapped)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minga.averaging._strategy_choice import facts_of
 from minga.simulation._forecast import Forecast, state_bytes
 from minga.simulation._model_facts import STATE_BYTES, ModelFacts, OptimizerName
 from minga.simulation._setting import Volunteers
@@ -64,7 +65,7 @@ def footprint(forecast: Forecast, place: int) -> Footprint:
         optimizer=model.parameters * STATE_BYTES[setting.optimizer],
         scratch=_scratch_bytes(model, setting.optimizer),
         activations=activations if each.computes else 0,
-        accumulators=size * (2 if setting.strategy == "delayed" else 1),
+        accumulators=size * facts_of(setting.strategy).vectors,
         result=size,
         # And of each sender a few chunks on their way, below 1 % of the vector.
         wire=round(forecast.classes[place].reduces * forecast.vector_bytes),

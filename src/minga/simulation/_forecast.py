@@ -27,6 +27,7 @@ from minga.averaging._division import Binding, Division, SwarmRates
 from minga.averaging._layout import VectorLayout
 from minga.averaging._planner import divide
 from minga.averaging._prediction import Prediction, predict
+from minga.averaging._strategy_choice import facts_of
 from minga.core._errors import ConfigurationError
 from minga.simulation._filling import Filling, Pace, fill
 from minga.simulation._model_facts import STATE_BYTES, ModelFacts, OptimizerName
@@ -104,7 +105,7 @@ def forecast(setting: Setting) -> Forecast:
     """
     given = _checked(setting)
     vector_bytes = encoded_bytes(setting.model, setting.codec)
-    overlapped = setting.strategy == "delayed"
+    overlapped = facts_of(setting.strategy).overlaps
     work = Work(vector_bytes, setting.target_batch_size, overlapped)
     rests = resting(given, work)
     rates = with_resting(given, rests)
@@ -180,7 +181,7 @@ def _computing(setting: Setting, paces: Sequence[Pace], filling: Filling) -> tup
     With the delayed strategy those who stop go on into the next step, so all who have part in a step compute all the
     time, and since they get out of step those with the smallest micro-batches make it just full.
     """
-    if setting.strategy == "synchronous" or not filling.seconds < math.inf:
+    if not facts_of(setting.strategy).overlaps or not filling.seconds < math.inf:
         return filling.seconds, sum(filling.samples)
     heard = [pace for pace, samples in zip(paces, filling.samples, strict=True) if samples]
     least = min(pace.micro_batch for pace in heard)

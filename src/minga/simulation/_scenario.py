@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 
+from minga.averaging._strategy_choice import facts_of
 from minga.core._errors import ConfigurationError
 from minga.core._run_spec import RunSpec
 from minga.core._run_spec_errors import explain
@@ -99,7 +100,7 @@ class Scenario(Section):
     @property
     def memory_bytes(self) -> int:
         """What a peer needs at least: parameters, gradients, two or three vectors of averaging, moments; float32."""
-        vectors = 4 + (self.training.strategy == "delayed") + MOMENTS[self.optimizer.name]
+        vectors = 3 + facts_of(self.training.strategy).vectors + MOMENTS[self.optimizer.name]
         return 4 * self.parameters * vectors
 
     @property

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from minga.averaging._division import PeerRates, SwarmRates
 from minga.simulation._model_facts import ModelFacts, OptimizerName
 from minga.simulation._peers_text import PeerClass
-
-Strategy = Literal["synchronous", "delayed"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Setting:
     model: ModelFacts
     optimizer: OptimizerName
     target_batch_size: int
-    strategy: Strategy
+    strategy: str
     codec: str
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from minga.averaging._strategy_choice import STRATEGIES
 from minga.core._errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
 from minga.core._run_spec import RunSpec
 from minga.identity._link_access import LinkAccess
@@ -124,8 +125,8 @@ class SimulatedPeer:
 
     async def _train(self, curriculum: Curriculum) -> None:
         spec, checkpoint_every = curriculum.spec, curriculum.checkpoint_every
-        delayed = spec.training.strategy == "delayed"
-        self.port = port = TrainerPort(asyncio.get_running_loop(), self.replica.vector.new, delayed=delayed)
+        strategy = STRATEGIES.get(spec.training.strategy)
+        self.port = port = TrainerPort(asyncio.get_running_loop(), self.replica.vector.new, strategy=strategy)
         member = self.session.attach(spec, self.replica, port)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:

@@ -9,9 +9,8 @@ from typing import Final
 from minga.averaging._codec_choice import CODECS
 from minga.simulation._advised_batch import BatchLimits, with_advised_batch
 from minga.simulation._forecast import Forecast, forecast
-from minga.simulation._setting import Setting, Strategy
+from minga.simulation._setting import Setting
 
-STRATEGIES: Final[tuple[Strategy, ...]] = ("synchronous", "delayed")
 USUAL_CODECS: Final = ("adaptive", "float16", "int8", "float32")
 """Those of minga's own that are compared, the usual one first; bfloat16 takes as many bytes as float16."""
 
@@ -25,7 +24,7 @@ def compared_codecs() -> tuple[str, ...]:
 
 
 def compare(
-    setting: Setting, strategies: Sequence[Strategy], codecs: Sequence[str], auto: BatchLimits | None = None
+    setting: Setting, strategies: Sequence[str], codecs: Sequence[str], auto: BatchLimits | None = None
 ) -> tuple[Forecast, ...]:
     """The forecasts of all these ways, in the order strategies, codecs.
 

@@ -6,6 +6,7 @@ from minga.testing._aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolati
 from minga.testing._codec_suite import CODEC_CHECKS, CodecViolation, check_codec
 from minga.testing._network_suite import NETWORK_CHECKS, check_network
 from minga.testing._recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
+from minga.testing._strategy_suite import STRATEGY_CHECKS, StrategyViolation, check_strategy
 from minga.testing._suite import MakeNetwork
 
 __all__ = [
@@ -13,13 +14,16 @@ __all__ = [
     "CODEC_CHECKS",
     "NETWORK_CHECKS",
     "RECIPE_CHECKS",
+    "STRATEGY_CHECKS",
     "AggregatorViolation",
     "CodecViolation",
     "MakeNetwork",
     "RecipeCase",
     "RecipeViolation",
+    "StrategyViolation",
     "check_aggregator",
     "check_codec",
     "check_network",
     "check_recipe",
+    "check_strategy",
 ]

@@ -55,7 +55,7 @@ class MemberSettings:
 
     Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
     smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
-    no more than the share `most_communication`); `overlapped` is the delayed strategy. `divide` says who reduces what
+    no more than the share `most_communication`); `overlapped` is a fact of its strategy. `divide` says who reduces what
     in the groups that it leads.
     """
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from minga.averaging._strategy_choice import STRATEGIES
 from minga.core._errors import ClosedError, ConfigurationError, StorageError
 from minga.core._events import Event, Value
 from minga.core._run_spec import RunSpec
@@ -180,7 +181,7 @@ class Peer:
             port = TrainerPort(
                 self._thread.loop,
                 replica.vector.new,
-                delayed=training.strategy == "delayed",
+                strategy=STRATEGIES.get(training.strategy),
                 target_batch_sizes=training.batch_range,
             )
             port.on_broken_sum = replica.look_closely

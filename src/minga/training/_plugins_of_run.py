@@ -8,6 +8,7 @@ it (`minga.recipes`). A monitor neither decodes nor aggregates, so it needs none
 from __future__ import annotations
 
 from minga.averaging._codec_choice import ADAPTIVE, CODECS
+from minga.averaging._strategy_choice import STRATEGIES
 from minga.core._plugins import Use, check_recorded, recorded
 from minga.core._run_spec import RunSpec
 from minga.security._aggregators import AGGREGATORS, verifiable_aggregator
@@ -15,7 +16,9 @@ from minga.security._aggregators import AGGREGATORS, verifiable_aggregator
 
 def uses(spec: RunSpec) -> list[Use]:
     """The seams and names that peers of this run need; without the recipe."""
-    found: list[Use] = [(CODECS, spec.averaging.codec)] if spec.averaging.codec != ADAPTIVE else []
+    found: list[Use] = [(STRATEGIES, spec.training.strategy)]
+    if spec.averaging.codec != ADAPTIVE:
+        found.append((CODECS, spec.averaging.codec))
     if spec.security.mode == "byzantine":
         found.append((AGGREGATORS, spec.security.aggregator))
     return found

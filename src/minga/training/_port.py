@@ -9,18 +9,19 @@ small state machine under a lock:
       └────────────────────────────────────────────────────────────────────────────────────┴── applied ────┘
 
 How many samples the trainer stops at (its *limit*) is said by the leader of the step, or before that by the plan of the
-last one. The loop may seal at any time: what was accumulated up to the last boundary goes into the round, and the
-micro-batch under way then, whose gradient belongs to parameters that are about to change, is dropped when it ends. With
-the *synchronous* strategy the thread waits while PARKED or SEALED. With the *delayed* one parking sets the buffer aside
-and the thread goes on into a second buffer; the result is applied at the first boundary after it came, so gradients are
-at most one step old. Where rounds take longer than computing does, the thread waits when it has the samples of the next
-step; the plan of the round says how many these are, and before it came they are taken to be about as many as lie aside.
+last one. The loop may seal at any time: what was accumulated up to the last boundary goes into the round. The
+micro-batch under way then has a gradient of parameters that are about to change: it is dropped when it ends, unless the
+strategy keeps late ones. While PARKED or SEALED the thread waits, unless the strategy *overlaps*: then parking sets the
+sum aside, and the thread goes on into another one. The result is applied at the first boundary after it came, so
+gradients are at most one step old. Where rounds take longer than computing does, the thread waits when it has the
+samples of the next step; the plan of the round says how many these are, and before it came they are taken to be about
+as many as lie aside.
 
 At its boundaries, and while it waits, the thread does the work that the loop asks for (`Work`): apply a reduced vector,
 capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
 
 The lock (`condition`) guards the machine only, so that the loop never waits for arithmetic on a long vector. That has a
-lock of its own (see `Accumulator`), which the loop never takes: `seal` and `unseal` do theirs on a worker thread.
+lock of its own (see `Strategy`), which the loop never takes: `seal` and `unseal` do theirs on a worker thread.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ import torch
 
 from minga.averaging._messages import Report
 from minga.core._errors import NonFiniteError
-from minga.training._accumulator import Accumulator
 from minga.training._speed import Speed
+from minga.training._strategies import Strategy, Synchronous
 from minga.training._training_thread import TrainingThread
 from minga.training._work import WAIT, Wait, Work
 
@@ -63,7 +64,7 @@ class TrainerPort(TrainingThread):
         loop: asyncio.AbstractEventLoop,
         new_vector: Callable[[], torch.Tensor],
         *,
-        delayed: bool = False,
+        strategy: type[Strategy] = Synchronous,
         target_batch_sizes: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(loop)
@@ -72,8 +73,8 @@ class TrainerPort(TrainingThread):
         self.unit = target_batch_sizes[0] if target_batch_sizes else 1
         """Samples that have weight 1 in the vector."""
         self._target = target_batch_sizes[1] if target_batch_sizes else None
-        self._delayed = delayed
-        self._sum = Accumulator(new_vector, self.condition, delayed=delayed, unit=self.unit)
+        self._facts = strategy.facts
+        self._sum = strategy(new_vector, self.condition, unit=self.unit)
         self._phase = Phase.OPEN
         self._limit: int | None = None
         self._next_limit: int | None = None
@@ -94,10 +95,10 @@ class TrainerPort(TrainingThread):
             with self.condition:
                 began_s, self._paused = self._boundary_s, False
                 self._boundary_s = self._loop.time() if began_s is None else began_s
-                taken = self._phase is not Phase.SEALED or self._delayed
+                taken = self._phase is not Phase.SEALED or self._facts.keeps_late_micro_batches
             if taken:
                 self._merge()
-                taken = self._sum.add(accumulate)
+                taken = self._sum.micro_batch(accumulate)
             with self.condition:
                 now = self._loop.time()
                 if began_s is not None and samples:
@@ -106,7 +107,7 @@ class TrainerPort(TrainingThread):
                 self._last_samples, self._boundary_s = samples, now
                 if taken:
                     self._sum.count(samples)
-                urgent = self._phase is not Phase.OPEN and not self._delayed
+                urgent = self._phase is not Phase.OPEN and not self._facts.overlaps
                 if self._is_done():
                     self._park()
                     urgent = True
@@ -142,7 +143,7 @@ class TrainerPort(TrainingThread):
     def wait(self, seconds: float | None = None) -> None:
         """Block the thread until `poll` may answer something else, or for at most `seconds`."""
         with self.condition:
-            if not self._work and self.closed is None and (self._delayed or self._has_to_wait()):
+            if not self._work and self.closed is None and (self._facts.overlaps or self._has_to_wait()):
                 self.condition.wait(seconds)
 
     def pause(self) -> None:
@@ -206,7 +207,7 @@ class TrainerPort(TrainingThread):
         For the training thread, as part of the work that changes the model.
         """
         with self._sum.arithmetic:
-            self._sum.clear(everything=drop_all)
+            self._sum.absorb(everything=drop_all)
             with self.condition:
                 self._phase, self._limit, self._next_limit = Phase.OPEN, limit, None
         self._wake()
@@ -219,11 +220,11 @@ class TrainerPort(TrainingThread):
         Where a higher limit left a buffer aside, there is none to go on into before `_merge`: the thread parks later.
         """
         if not self._sum.has_leftover:
-            self._sum.set_aside()
+            self._sum.close()
             self._phase = Phase.PARKED
 
     def _has_to_wait(self) -> bool:
-        if self._delayed:
+        if self._facts.overlaps:
             return self._resting or (self._phase is not Phase.OPEN and self._is_ahead())
         return self._resting or self._phase is not Phase.OPEN
 
@@ -267,7 +268,7 @@ class TrainerPort(TrainingThread):
                     self._park()
                 self._phase = Phase.SEALED
             try:
-                return self._sum.to_mean()
+                return self._sum.contribution()
             except NonFiniteError as error:
                 logger.warning("left out of step: %s", error)
                 self.on_broken_sum()
@@ -275,7 +276,7 @@ class TrainerPort(TrainingThread):
 
     def _unseal(self) -> None:
         with self._sum.arithmetic:
-            self._sum.to_sum()
+            self._sum.take_back()
             with self.condition:
                 self._phase = Phase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None

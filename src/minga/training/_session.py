@@ -17,6 +17,7 @@ from pathlib import Path
 
 from minga.averaging._desk import Divide
 from minga.averaging._planner import divide
+from minga.averaging._strategy_choice import facts_of
 from minga.core._errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
 from minga.core._events import EventBus
 from minga.core._racing import racing
@@ -202,7 +203,7 @@ class Session:
             target_batch_sizes=spec.training.batch_range,
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
-            overlapped=spec.training.strategy == "delayed",
+            overlapped=facts_of(spec.training.strategy).overlaps,
             most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,

@@ -2,12 +2,17 @@
 
 from minga_extras.aggregator import TightClip
 from minga_extras.codec import Int4
+from minga_extras.strategy import Capped
 
-from minga.testing import check_aggregator, check_codec, check_recipe
+from minga.testing import check_aggregator, check_codec, check_recipe, check_strategy
 
 
 def test_codec():
     check_codec(Int4())
+
+
+def test_strategy():
+    check_strategy(Capped)
 
 
 def test_recipe(tmp_path):

@@ -15,14 +15,12 @@ class Int4(Codec):
         return 2 * -(-numel // BLOCK) + -(-numel // 2)
 
     def max_error(self, source):  # half a step, and what the largest scale cuts off
-        largest = rows_of(source.double()).abs().amax(1)
-        steps = (largest / LEVELS * (1 + 2.0**-8)).clamp(min=SMALLEST)
-        return (0.51 * steps).repeat_interleave(BLOCK)[: source.numel()]
+        return (0.51 * scales_of(rows_of(source)).double()).repeat_interleave(BLOCK)[: source.numel()]
 
     def _encode(self, source, raw, limit):
         require_magnitude(largest_magnitude(source), limit)
         rows = rows_of(source)
-        scales = scales_of(rows.abs().amax(1))
+        scales = scales_of(rows)
         levels = (rows / scales.float()[:, None]).round().add(8).to(torch.uint8).view(-1, 2)
         raw[: 2 * len(scales)] = scales.view(torch.uint8)
         pairs = levels[: raw.numel() - 2 * len(scales)]
@@ -31,11 +29,8 @@ class Int4(Codec):
 
     def _check(self, raw, numel, limit):
         scales, pairs = split(raw, numel)
-        low, high = float(scales.min()), float(scales.max())  # both are NaN if any scale is
-        if (
-            not SMALLEST <= low <= high <= float(scales_of(torch.tensor(limit)))
-            or not ((pairs & 15 > 0) & (pairs > 15)).all()
-        ):
+        fits = float(scales.min()) >= SMALLEST and float(scales.max()) <= float(scales_of(torch.tensor([[limit]])))
+        if not fits or not ((pairs & 15 > 0) & (pairs > 15)).all():
             raise InvalidEncodingError("scales or levels that no encoder produces")
 
     def _decode(self, raw, target):
@@ -44,8 +39,7 @@ class Int4(Codec):
         torch.mul(levels.float() - 8, scales.repeat_interleave(BLOCK)[: target.numel()], out=target)
 
     def _decode_add(self, raw, accumulator, weight):
-        decoded = torch.empty_like(accumulator)
-        self._decode(raw, decoded)
+        self._decode(raw, decoded := torch.empty_like(accumulator))
         accumulator.add_(decoded, alpha=weight)
 
 
@@ -53,8 +47,8 @@ def rows_of(vector):
     return torch.nn.functional.pad(vector, (0, -vector.numel() % BLOCK)).view(-1, BLOCK)
 
 
-def scales_of(largest):
-    return (largest / LEVELS).clamp(SMALLEST, LARGEST).bfloat16()
+def scales_of(rows):
+    return (rows.abs().amax(1) / LEVELS).clamp(SMALLEST, LARGEST).bfloat16()
 
 
 def split(raw, numel):
