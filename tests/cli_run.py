@@ -17,6 +17,9 @@ import pytest
 
 import minga.cli
 
+GUARDED_MINGA = str(Path(__file__).with_name("guarded_minga.py"))
+"""`python -m minga` with the check that what belongs to an event loop is used on its own thread."""
+
 GENESIS = Path(__file__).parent / "data" / "web_genesis.txt"
 LOCAL = ("--host", "127.0.0.1")
 ALONE = (*LOCAL, "--ephemeral", "--device", "cpu", "--threads", "1")
@@ -45,7 +48,7 @@ digest_every = 1
 def run(*arguments: str, timeout_s: float = 45.0) -> subprocess.CompletedProcess[str]:
     """Run one command to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "minga", *arguments],
+        [sys.executable, GUARDED_MINGA, *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -83,7 +86,7 @@ class Running:
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "minga", *arguments, "--json", "--leash"],
+            [sys.executable, GUARDED_MINGA, *arguments, "--json", "--leash"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

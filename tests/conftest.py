@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
+from minga.testing import guard_threads
+
+REFUSED = guard_threads()
 torch.set_num_threads(1)  # small tensors, and several test processes on one machine
 
 FAULT_SEEDS = "0:200"
 SEEDS_A_TEST = 2
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_a_loop_is_used_on_another_thread() -> Iterator[None]:
+    REFUSED.clear()
+    yield
+    assert REFUSED == []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_run import last_json
+from cli_run import GUARDED_MINGA, last_json
 
 import minga.cli
 from minga.cli._output import Output
@@ -212,7 +212,7 @@ def test_several_mistakes_are_told_each_on_its_own_line(small: str, capsys: pyte
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_being_told_to_end_gives_a_summary_of_what_ran(small: str, number: int, code: int) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "minga", "sim", small, "--set", "stop.steps=100000", "--json"],
+        [sys.executable, GUARDED_MINGA, "sim", small, "--set", "stop.steps=100000", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

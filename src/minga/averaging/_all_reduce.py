@@ -15,6 +15,7 @@ from minga.averaging._repair import Repairer
 from minga.averaging._round import Round, RoundOutcome
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._signal import Signal
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -30,6 +31,7 @@ class RoundAbortedError(RemoteError):
     """The round came to nothing; the local vector is untouched and may go into the next one."""
 
 
+@loop_bound
 class AllReduce:
     """Reduces one vector after the other with the groups that the plans name."""
 

@@ -25,6 +25,7 @@ from minga.averaging._group import GroupSettings
 from minga.averaging._messages import Plan
 from minga.averaging._seat import Seat
 from minga.core._errors import ProtocolError
+from minga.core._thread_guard import loop_bound
 
 STEADY: Final = 1.25
 STRIDE: Final = 4
@@ -33,6 +34,7 @@ FEWEST_ROUNDS: Final = 2
 """How many of the last rounds count, and how many have to be known."""
 
 
+@loop_bound
 class BatchSize:
     """The target batch size, as one peer knows it."""
 

@@ -12,6 +12,7 @@ from minga.averaging._ranking import has_quorum, ranking
 from minga.averaging._round import IDLE_S, LATE
 from minga.averaging._suspects import Suspects
 from minga.core._errors import RejectedError
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import Address, PeerId
 from minga.network._node import Node
 
@@ -23,6 +24,7 @@ UNFORESEEN_S = 60.0
 """How long those who are still at work are waited for in a round of which nothing was foreseen."""
 
 
+@loop_bound
 class Company:
     """The members of the last round, those who are suspected, and what both mean for the step that is formed now."""
 

@@ -14,11 +14,13 @@ from minga.averaging._ranking import has_quorum
 from minga.averaging._round import Round, unpack_bitmap
 from minga.averaging._slowness import Slowness
 from minga.core._errors import RejectedError, RemoteError
+from minga.core._thread_guard import loop_bound
 
 LOST, ALIVE, FREEZE, REPAIR = "round.lost", "round.alive", "round.freeze", "round.repair"
 ALIVE_PATIENCE_S = 0.5
 
 
+@loop_bound
 class Coordinator:
     """What a member does when it is the first of the living in the order of the plan, and others report to it.
 

@@ -26,6 +26,7 @@ from minga.averaging._plans import PlanNeeds, make_plan, member_of
 from minga.averaging._ranking import ranking
 from minga.averaging._seat import Seat
 from minga.core._errors import RejectedError
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._node import Node
 
@@ -57,6 +58,7 @@ class _Resting:
     peers: frozenset[PeerId] = frozenset()
 
 
+@loop_bound
 class PlanDesk:
     """Makes and checks the plans of one peer."""
 
@@ -103,18 +105,13 @@ class PlanDesk:
             self._node.spawn(self._ask_who_rests(solved.order, rates))  # it goes on if the group closes meanwhile
 
     async def _ask_who_rests(self, order: tuple[PeerId, ...], rates: SwarmRates) -> None:
-        rests = await _aside(self._who_rests, rates)
+        rests = await _aside(_who_rests, rates, self._work)
         self._asked = _Resting(order, frozenset(order[index] for index in rests))
 
     def remember(self, plan: Plan) -> None:
         """Take note of a plan that was agreed on, as a leader or as a member."""
         ids = [member.peer_id for member in plan.members]
         self._agreed = _Resting(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
-
-    def _who_rests(self, rates: SwarmRates) -> tuple[int, ...]:
-        """Who rests; nobody as long as no rate is known."""
-        known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
-        return resting(rates, self._work) if known else ()
 
     async def _solve(self, seats: Mapping[PeerId, Seat]) -> _Solved:
         order = tuple(sorted(seats))
@@ -145,6 +142,12 @@ class PlanDesk:
 async def _aside(work: Callable[..., Result], *arguments: Any) -> Result:
     """Do it on another thread: with many members it takes tens of milliseconds, in which no packet would be read."""
     return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+
+
+def _who_rests(rates: SwarmRates, work: Work) -> tuple[int, ...]:
+    """Who rests; nobody as long as no rate is known."""
+    known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
+    return resting(rates, work) if known else ()
 
 
 def _claim(seat: Seat, *, able: bool) -> Claim:

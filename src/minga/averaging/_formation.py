@@ -42,6 +42,7 @@ from minga.averaging._resting import Resting
 from minga.averaging._seat import Seat
 from minga.core._errors import ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core._signal import Signal
+from minga.core._thread_guard import loop_bound
 from minga.identity._keys import Identity
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
@@ -56,6 +57,7 @@ PATIENT_TRIES = 20
 """Whoever should lead and neither takes us nor refuses us for good so many times in a step is no leader."""
 
 
+@loop_bound
 class GroupFormation:
     """Forms the group of one step after the other for one peer."""
 

@@ -29,6 +29,7 @@ from minga.averaging._messages import FromLeader, Join, Limit, Redirect, SignedP
 from minga.averaging._seat import Seat
 from minga.core._errors import RejectedError, RemoteError
 from minga.core._signal import Signal
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 
@@ -72,6 +73,7 @@ class Surroundings:
     """Those of the expected whose last round still runs: they are waited for as long as that was foreseen."""
 
 
+@loop_bound
 @dataclass
 class Gathering:
     """One group in the making. `run` returns when it is closed; `outcome` tells waiting members."""

@@ -9,6 +9,7 @@ from minga.averaging._group import Surveyor
 from minga.averaging._ranking import has_quorum, is_majority
 from minga.core._errors import MinorityError
 from minga.core._events import Event
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._node import Node
 
@@ -19,6 +20,7 @@ UNANIMOUS_S = 10.0
 """Seconds for which a group of peers without a common past waits for everybody in sight, before most of them do."""
 
 
+@loop_bound
 class Permission:
     """The rules for one step after the other.
 

@@ -26,6 +26,7 @@ from minga.averaging._ranking import has_quorum
 from minga.averaging._round import Round
 from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import Buffer
 from minga.network._messages import MessageStream
 
@@ -36,6 +37,7 @@ EXPLAINED_S = 2.0
 """Seconds within which a member from which relays, or most others, turn away hears why, if others take over."""
 
 
+@loop_bound
 class Reducer:
     """Reduces one assignment at its root or relay."""
 

@@ -32,6 +32,7 @@ from minga.averaging._round import Round
 from minga.averaging._slowness import Slowness
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._racing import racing
+from minga.core._thread_guard import loop_bound
 from minga.network._node import CALL_TIMEOUT_S
 
 REPAIR_TIMEOUT_S = 4.0 * CALL_TIMEOUT_S
@@ -45,6 +46,7 @@ TERMS_AHEAD = 64
 """By how much a coordinator's term may exceed what a member has seen: it asks again after each refusal."""
 
 
+@loop_bound
 class Repairer:
     """Starts the work of a round at one member and mends it when aggregators are lost."""
 

@@ -16,6 +16,7 @@ from typing import Final
 
 from minga.averaging._contributor import Contributor
 from minga.core._setback import Setback
+from minga.core._thread_guard import loop_bound
 from minga.network._node import Node
 
 FAR_LONGER: Final = 3.0
@@ -36,6 +37,7 @@ LONGEST_UNWILLING_S: Final = 86_400.0
 """Seconds for which a peer that rested in vain does not rest, the first time and at most."""
 
 
+@loop_bound
 class Resting:
     """Whether this peer rests."""
 

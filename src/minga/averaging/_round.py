@@ -36,6 +36,7 @@ from minga.averaging._turns import Turns
 from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import UnreachableError
 from minga.core._signal import Signal
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -68,6 +69,7 @@ class RoundOutcome:
         return expected_s is not None and self.seconds > max(LATE * expected_s, expected_s + LATE_S)
 
 
+@loop_bound
 class Round:
     """Shared state of one round at one member; `_exchange`, `_reducer` and `_repair` work on it."""
 

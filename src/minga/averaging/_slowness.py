@@ -16,6 +16,7 @@ from collections import Counter
 from typing import Final
 
 from minga.averaging._round import Round
+from minga.core._thread_guard import loop_bound
 
 REPAIR_S: Final = 0.5
 LEAST_GAIN_S: Final = 2.0
@@ -28,6 +29,7 @@ OVERDUE: Final = 1.25
 """An aggregator is on time up to so many times the predicted duration of the round."""
 
 
+@loop_bound
 class Slowness:
     """Watches the progress of a round at one member."""
 

@@ -18,6 +18,9 @@ from minga.core._errors import LocalError
 
 BACKGROUND_NICENESS = 5
 
+program: tuple[str, ...] = ("-m", "minga")
+"""What a child runs, as arguments of the interpreter."""
+
 
 class Child:
     """`minga ARGUMENTS` as a process named `name`. Its events are kept in `events` and put into `inbox` as well.
@@ -33,7 +36,7 @@ class Child:
         self._errors = log.with_suffix(".err")
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(  # noqa: S603  this very program, with arguments of its own
-                [sys.executable, "-m", "minga", *arguments],
+                [sys.executable, *program, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

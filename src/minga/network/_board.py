@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar, cast
 
 from minga.core._events import EventBus
+from minga.core._thread_guard import loop_bound
 from minga.network import _pulse, _records
 from minga.network._changes import Changes
 from minga.network._gate import Gate, OpenGate
@@ -54,6 +55,7 @@ class Item(NamedTuple, Generic[P]):
     age_s: float
 
 
+@loop_bound
 class Board(Changes):
     """All records of one run as one peer knows them, and what this peer itself publishes.
 

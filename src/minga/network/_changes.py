@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minga.core._signal import Signal
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 
 Listener = Callable[[PeerId, str | None], None]
 """Called with the owner and the name whose content changed; name None: whether the owner is alive changed."""
 
 
+@loop_bound
 class Changes:
     """A counter of changes with listeners; `generation` grows by one with each change."""
 

@@ -35,6 +35,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._events import Event
+from minga.core._thread_guard import loop_bound
 from minga.network import _exchange
 from minga.network._board import Board
 from minga.network._exchange import Aged, Detail, Page, Push, Summary, Wanted
@@ -82,6 +83,7 @@ _VERIFIED_AT_ONCE = 16  # about two milliseconds
 logger = logging.getLogger("minga.network")
 
 
+@loop_bound
 class Gossip:
     """Runs the gossip of one node for as long as the node lives. `entries` are the entry addresses of the link."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minga.core._schedule import RateCap
+from minga.core._thread_guard import loop_bound
 from minga.network._estimate import Estimate
 from minga.network._pacing import Pacer
 from minga.network._rates import IDLE_SHARE, LinkMeter
@@ -36,6 +37,7 @@ class LineRates:
         return f"upload {_limit(self.upload, self.upload_cap)}, download {_limit(self.download, self.download_cap)}"
 
 
+@loop_bound
 class Lines:
     """Meter and pacers of one node. `clock` is the loop's, `wall_time` the Unix time for schedules."""
 

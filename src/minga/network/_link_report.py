@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
+from minga.core._thread_guard import loop_bound
 from minga.network._board import Board
 from minga.network._estimate import FASTEST_RATE
 from minga.network._interface import PeerId
@@ -37,6 +38,7 @@ def links_of(node: Node) -> Links:
     )
 
 
+@loop_bound
 class LinkReporter:
     """Publishes a node's `Links` on the board."""
 

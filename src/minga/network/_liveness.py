@@ -28,6 +28,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 
 ALIVE_BELOW_PHI = 10.0
@@ -48,6 +49,7 @@ MAX_AGE_S = 600.0
 _SLOPE = math.pi / math.sqrt(3.0)
 
 
+@loop_bound
 class AwakeClock:
     """Seconds in which this process was awake, driven by `tick`, which the loop should call every `period_s`.
 
@@ -137,6 +139,7 @@ def _deviations(phi: float) -> float:
     return math.log(10.0**phi - 1.0) / _SLOPE
 
 
+@loop_bound
 class FailureDetector:
     """Suspicion about every peer that was ever heard of and not forgotten.
 

@@ -29,6 +29,7 @@ from minga.core._errors import (
     UnreachableError,
 )
 from minga.core._events import EventBus
+from minga.core._thread_guard import any_thread, loop_bound
 from minga.network import _hello
 from minga.network._bounded import BoundedDict
 from minga.network._connections import MAX_PEERS, Connections
@@ -53,6 +54,7 @@ T = TypeVar("T")
 logger = logging.getLogger("minga.network")
 
 
+@loop_bound
 class Node:
     """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown. `lines` is
     what is known of this peer's line, and its caps. `gate` says who is let in (default: everybody).
@@ -84,6 +86,7 @@ class Node:
         self._closed = False
 
     @property
+    @any_thread
     def peer_id(self) -> PeerId:
         """This peer's own id."""
         return self.network.peer_id

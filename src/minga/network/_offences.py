@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from minga.core._thread_guard import loop_bound
 from minga.network._bounded import BoundedDict
 from minga.network._interface import PeerId
 
@@ -13,6 +14,7 @@ MAX_OFFENDERS = 4096
 """How many peers' offences are remembered. Keys cost nothing, so whoever has more gains nothing by making us forget."""
 
 
+@loop_bound
 class Offences:
     """Times of the last offences of each peer. `now` is always the loop's time in seconds."""
 

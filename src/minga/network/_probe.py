@@ -28,6 +28,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from minga.core._errors import RejectedError, RemoteError, UnreachableError
+from minga.core._thread_guard import loop_bound
 from minga.network._bounded import BoundedDict
 from minga.network._connections import MAX_PEERS
 from minga.network._interface import PeerId
@@ -66,6 +67,7 @@ CONFIRMED = 0.2
 """A doubt was groundless if a probe finds both rates within this share of what they were."""
 
 
+@loop_bound
 class Prober:
     """Probes for one node and serves the probes of others. `partners` tells whom to measure with."""
 

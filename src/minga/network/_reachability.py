@@ -12,6 +12,7 @@ import asyncio
 import msgspec
 
 from minga.core._errors import RejectedError, RemoteError
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import Address, PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -34,6 +35,7 @@ class Dialled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reached: bool
 
 
+@loop_bound
 class Reachability:
     """Serves the question on `node`, and asks it for this peer."""
 

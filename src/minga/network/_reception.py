@@ -12,6 +12,7 @@ from typing import Any
 
 from minga.core._errors import RemoteError
 from minga.core._events import EventBus
+from minga.core._thread_guard import loop_bound
 from minga.network._hello import Hello
 from minga.network._interface import Connection, Network
 
@@ -19,6 +20,7 @@ HELLO_TIMEOUT_S = 10.0
 MAX_WAITING = 128
 
 
+@loop_bound
 class Reception:
     """Accepts connections on `network`. `greet` exchanges hellos, `adopt` takes whoever passed, `spawn` runs a task."""
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from minga.core._errors import ProtocolError, RejectedError, RemoteError, UnreachableError
+from minga.core._thread_guard import loop_bound
 from minga.network._hello import Call
 from minga.network._interface import Connection, PeerId, Stream
 from minga.network._messages import MessageStream
@@ -19,6 +20,7 @@ REFUSAL_S = 5.0
 Handler = Callable[[PeerId, MessageStream], Awaitable[None]]
 
 
+@loop_bound
 class Server:
     """Serves streams by `handlers`. `wrap` makes message streams of streams, `spawn` runs a task, `offend` counts a
     breach of the protocol, `permits` says who may call what.

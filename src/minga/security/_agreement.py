@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from minga.core._errors import ProtocolError, RemoteError
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.security._mesh import Mesh
 from minga.security._stragglers import Patience, wait_for_all
@@ -39,6 +40,7 @@ class ContradictionError(RemoteError):
     """Somebody said two different things; the attempt is void."""
 
 
+@loop_bound
 class Agreement:
     """Collects the statements of one attempt among its `members` (by rank)."""
 

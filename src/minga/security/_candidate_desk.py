@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._candidacies import Candidacies
@@ -20,6 +21,7 @@ from minga.security._verdicts import withheld
 from minga.security._wire import Accusation, Phase, Slot
 
 
+@loop_bound
 class CandidateDesk:
     """Of one peer; `progress` says where it is. `coins` are those of past steps."""
 

@@ -21,6 +21,7 @@ import msgspec
 
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
 from minga.core._rooms import Bytes
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -71,6 +72,7 @@ Find = Callable[[int, int], Awaitable[tuple[Cargo, tuple[PeerId, ...]] | None]]
 """Step and attempt -> the cargo of it and its members by rank, or None."""
 
 
+@loop_bound
 class Deliveries:
     """Serves errands and fetches of the attempts that `find` knows."""
 

@@ -21,6 +21,7 @@ from functools import partial
 
 from minga.core._errors import RemoteError, SilentError
 from minga.core._racing import racing
+from minga.core._thread_guard import loop_bound
 from minga.network._bounded import BoundedDict
 from minga.network._interface import PeerId
 from minga.network._node import Node
@@ -45,6 +46,7 @@ MAX_HOPS = 4
 MAX_FAILED = 4 * MAX_ASKED
 
 
+@loop_bound
 class Entrance:
     """Finds out where the members of a run stand; `genesis` are peers whom this one was told of."""
 

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from minga.core._errors import ProtocolError
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.security._agreement import Agreement, ContradictionError, OutvotedError
 from minga.security._conduct import Conduct
@@ -32,6 +33,7 @@ from minga.security._witness import Witness
 B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
 
 
+@loop_bound
 class Exchange:
     """One member's words in one attempt, and what it understands of the others'."""
 

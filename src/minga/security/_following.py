@@ -23,6 +23,7 @@ import torch
 from minga.core._errors import RejectedError, RemoteError, SilentError
 from minga.core._racing import racing
 from minga.core._rooms import Bytes
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._agreement import DivergedError, OutvotedError
@@ -57,6 +58,7 @@ class Followed:
     signed: tuple[Statement, ...]
 
 
+@loop_bound
 class Follower:
     """Takes the steps that the members took."""
 

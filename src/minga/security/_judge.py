@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.security._candidate_desk import CandidateDesk
 from minga.security._charges import Charged
@@ -14,6 +15,7 @@ from minga.security._record import Record
 from minga.security._wire import Accusation, Judgement
 
 
+@loop_bound
 class Judge:
     """Of one member; `records` are those of the steps that may be asked about, `inquiry` looks into one of them."""
 

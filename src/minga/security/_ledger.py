@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import msgspec
 from blake3 import blake3
 
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.security._wire import Peer, Step
 
@@ -57,6 +58,7 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
     clean_steps: Step = 0
 
 
+@loop_bound
 class Ledger:
     """The members of a run, its candidates, the bans so far, and who left without blame and when."""
 

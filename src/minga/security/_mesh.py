@@ -15,6 +15,7 @@ import msgspec
 
 from minga.averaging._messages import Done
 from minga.core._errors import ProtocolError, RejectedError, RemoteError
+from minga.core._thread_guard import loop_bound
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
@@ -55,6 +56,7 @@ def _as_many_as_fit(statements: Iterable[Statement]) -> tuple[Statement, ...]:
     return tuple(chosen)
 
 
+@loop_bound
 class Mesh:
     """Tells, asks and answers. `is_expected` says whether a slot is one that this peer keeps statements of, `accepts`
     whether a peer may speak in a slot, `is_known` whether somebody is a member or a candidate.

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Callable, Iterable
 
 from minga.core._errors import StateMismatchError
+from minga.core._thread_guard import loop_bound
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._node import Node
@@ -22,6 +23,7 @@ from minga.security._secure_member import BannedError, SecureMember
 from minga.security._settings import SecureSettings
 
 
+@loop_bound
 class SecureNewcomer:
     """A peer that was told of some members of a run (`genesis`: the founders, or better those of late)."""
 

@@ -23,6 +23,7 @@ import msgspec
 from minga.core._errors import ProtocolError, RejectedError, SilentError, StateMismatchError
 from minga.core._rooms import Bytes
 from minga.core._signal import Signal
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -80,6 +81,7 @@ class Outcome:
     statement: Statement | None
 
 
+@loop_bound
 class Outcomes:
     """Keeps the last outcomes and hands them out."""
 

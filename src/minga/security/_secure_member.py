@@ -24,6 +24,7 @@ import torch
 from minga.core._errors import RemoteError
 from minga.core._racing import racing
 from minga.core._rooms import Bytes, Rooms
+from minga.core._thread_guard import loop_bound
 from minga.identity._keys import Identity
 from minga.network._interface import PeerId
 from minga.network._node import Node
@@ -75,6 +76,7 @@ class BannedError(ExcludedError):
         )
 
 
+@loop_bound
 class SecureMember:
     """One peer of a run whose members stand at `standing`, a member or not; `work` has the state of that step.
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from minga.core._errors import RejectedError
 from minga.core._events import EventBus
+from minga.core._thread_guard import loop_bound
 from minga.identity._access_ledger import CLOCK_SKEW_S, Access, AccessLedger, InvalidOrderError, NoAccessError
 from minga.identity._access_orders import Revocation, Transfer
 from minga.identity._access_token import Token
@@ -53,6 +54,7 @@ class Admitted(NamedTuple):
     access: Access
 
 
+@loop_bound
 class Admission:
     """The gate of one peer (`Gate`). `wall_time` gives Unix seconds, `token` is what this peer itself shows."""
 

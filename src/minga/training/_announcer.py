@@ -8,6 +8,7 @@ from typing import Protocol
 
 from minga.averaging._messages import Report
 from minga.core._signal import Signal
+from minga.core._thread_guard import loop_bound
 from minga.network._board import Board
 from minga.network._gossip import BEATS_PER_SECOND
 from minga.network._node import Node
@@ -27,6 +28,7 @@ PROGRESS_PERIOD_S = 0.5
 """Shortest time between two progress records of a peer, changes of its status aside."""
 
 
+@loop_bound
 class Announcer:
     """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 

@@ -21,6 +21,7 @@ import torch
 from minga.averaging._wire_tensors import as_bytes
 from minga.core._errors import RemoteError, SilentError, StateMismatchError
 from minga.core._signal import Signal
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -51,6 +52,7 @@ def drop_donor(node: Node, donor: PeerId, error: RemoteError) -> None:
     node.events.emit("state.donor_dropped", peer=donor, reason=str(error), lied=lied)
 
 
+@loop_bound
 class ChunkFetch:
     """Fetches the chunks `missing` of `manifest`; `on_chunk(index, data)` gets each once, verified.
 

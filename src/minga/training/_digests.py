@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._records import StateInfo
 
@@ -11,6 +12,7 @@ HISTORY = 16
 """How many of its own digests a peer remembers, to compare with others that publish a little later or earlier."""
 
 
+@loop_bound
 class DigestHistory:
     """This peer's last digests by step."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from minga.core._events import Event
+from minga.core._thread_guard import loop_bound
 from minga.identity._access_ledger import AccessLedger
 from minga.identity._access_token import Token
 from minga.network._board import Board
@@ -41,6 +42,7 @@ class _Leaving(NamedTuple):
     telling: asyncio.Task[None] | None
 
 
+@loop_bound
 class Doorkeeper:
     """Watches the access of everybody known to one peer of a run for members.
 

@@ -25,6 +25,7 @@ from minga.core._atomic import write_atomically
 from minga.core._decoding import DECODING_ERRORS
 from minga.core._errors import ProtocolError, RemoteError, StorageError
 from minga.core._racing import racing
+from minga.core._thread_guard import loop_bound
 from minga.identity._keys import SIGNATURE_BYTES, Identity, verify
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
@@ -99,6 +100,7 @@ class Beginning:
     has_begun: bool
 
 
+@loop_bound
 class Founding:
     """Finds out who the founders are, and tells others. `founders` is how many the run wants, `organiser` whose key
     signs, `path` where the genesis is kept.
@@ -130,11 +132,12 @@ class Founding:
                 self._node.events.emit("secure.waiting", ready=ready, wanted=self._founders)
             if self._identity.peer_id == self._organiser and ready >= self._founders:
                 genesis = Genesis.sign(self._node.run_id, present[: self._founders], self._identity)
-                await asyncio.to_thread(self._keep, genesis)  # before anybody is told: it must never sign another one
+                # Before anybody is told: it must never sign another one.
+                await asyncio.to_thread(_keep, self._path, genesis)
                 self._genesis = genesis
                 break
             if (found := await self._ask_all(ready=takes_part)) is not None:
-                await asyncio.to_thread(self._keep, found)
+                await asyncio.to_thread(_keep, self._path, found)
                 self._genesis = found
                 break
             self.is_first.set()
@@ -194,10 +197,11 @@ class Founding:
         if peer in self._ready or len(present) < MAX_READY:
             self._ready[peer] = asyncio.get_running_loop().time()
 
-    def _keep(self, genesis: Genesis) -> None:
-        if self._path is None:
-            return
-        try:
-            write_atomically(self._path, msgspec.msgpack.encode(genesis))
-        except OSError as error:
-            raise StorageError(f"{self._path} cannot be written: {error}") from error
+
+def _keep(path: Path | None, genesis: Genesis) -> None:
+    if path is None:
+        return
+    try:
+        write_atomically(path, msgspec.msgpack.encode(genesis))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error}") from error

@@ -24,6 +24,7 @@ from minga.averaging._messages import Plan
 from minga.averaging._planner import divide
 from minga.averaging._round import RoundOutcome
 from minga.core._errors import RemoteError, RunFinishedError
+from minga.core._thread_guard import loop_bound
 from minga.identity._keys import Identity
 from minga.network._board import Board
 from minga.network._interface import PeerId
@@ -71,6 +72,7 @@ class MemberSettings:
     divide: Divide = divide
 
 
+@loop_bound
 class Member:
     """Drives the steps of one peer; for `download` see `Synchroniser`."""
 
@@ -246,7 +248,7 @@ class Member:
             await self._average_parameters(outcome.plan)
             digest = await self._port.request("reopen", lambda: self._port.reopen(limit))
         else:
-            digest = await self._port.request("apply", lambda: self._apply_and_reopen(step, limit))
+            digest = await self._apply_and_reopen(step, limit)
         self._formation.previous = await hashing
         self._tardiness.note(outcome.plan, limit, report)
         self.step = step
@@ -260,13 +262,19 @@ class Member:
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
 
-    def _apply_and_reopen(self, step: int, limit: int | None) -> str | None:
-        """On the training thread. The digest is taken where states are to be compared and not averaged."""
-        self._replica.apply(self._result, step)
-        self._port.reopen(limit)
-        if self._settings.average_parameters_every or step % self._settings.digest_every:
-            return None
-        return self._replica.digest() if self.surveyor.active() else None
+    async def _apply_and_reopen(self, step: int, limit: int | None) -> str | None:
+        """Returns the digest of the state where states are to be compared and not averaged."""
+        is_due = not self._settings.average_parameters_every and step % self._settings.digest_every == 0
+        compares = is_due and bool(self.surveyor.active())
+        replica, port, result = self._replica, self._port, self._result
+
+        def run() -> str | None:
+            replica.apply(result, step)
+            port.reopen(limit)
+            return replica.digest() if compares else None
+
+        digest: str | None = await port.request("apply", run)
+        return digest
 
     async def _average_parameters(self, plan: Plan) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._records import Progress
 
@@ -19,6 +20,7 @@ class _Effort:
     spent_s: float = 0.0
 
 
+@loop_bound
 class Newcomers:
     """Adds up how long each peer has been fetching state; `clock` tells the time in seconds."""
 

@@ -20,6 +20,7 @@ from blake3 import blake3
 from minga.core._errors import ProtocolError
 from minga.core._events import Event
 from minga.core._run_spec_sections import MAX_ORGANISERS
+from minga.core._thread_guard import loop_bound
 from minga.identity._access_ledger import AccessLedger
 from minga.identity._access_orders import MAX_BARRED, MAX_TERMS, Revocation, Transfer
 from minga.network._interface import PeerId
@@ -53,6 +54,7 @@ class OrderPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     more: bool
 
 
+@loop_bound
 class OrderExchange:
     """Keeps the orders of one peer and its neighbours the same."""
 

@@ -9,10 +9,12 @@ from blake3 import blake3
 from minga.averaging._all_reduce import AllReduce
 from minga.averaging._layout import VectorLayout
 from minga.averaging._messages import Plan
+from minga.core._thread_guard import loop_bound
 from minga.training._port import TrainerPort
 from minga.training._replica_interface import ReplicaInterface
 
 
+@loop_bound
 class ParameterAverage:
     """Replaces the parameters behind `port` by the mean over the group of a step that was just applied.
 

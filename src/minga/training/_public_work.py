@@ -11,6 +11,7 @@ import torch
 
 from minga.averaging._layout import VectorLayout
 from minga.core._errors import ConfigurationError
+from minga.core._thread_guard import loop_bound
 from minga.network._interface import PeerId
 from minga.network._node import Node
 from minga.security._conduct import KEPT_STEPS
@@ -19,6 +20,7 @@ from minga.training._replica_interface import ReplicaInterface
 from minga.training._state_download import download
 
 
+@loop_bound
 class PublicWork:
     """The `Work` of a member whose model lies behind `port`; other members are reached by `node`."""
 
@@ -35,26 +37,22 @@ class PublicWork:
 
         Raises `ConfigurationError` for a step whose parameters are not kept any more.
         """
-        if step == self._replica.step:
+        if step not in self._past and step == self._replica.step:
             return await self._port.compute(GradientTask(seed))
         if step not in self._past:
             raise ConfigurationError(f"the parameters of step {step} are not kept any more")
-        past, present = self._past[step], list[torch.Tensor]()
+        past, present, replica = self._past[step], list[torch.Tensor](), self._replica
 
         def before() -> None:
-            present.append(self._replica.read_values())
-            self._replica.write_values(past)
+            present.append(replica.read_values())
+            replica.write_values(past)
 
-        return await self._port.compute(GradientTask(seed, before, lambda: self._replica.write_values(present.pop())))
+        return await self._port.compute(GradientTask(seed, before, lambda: replica.write_values(present.pop())))
 
     async def apply(self, step: int, mean: torch.Tensor) -> None:
         """Take step `step` with the aggregate gradient."""
-
-        def run() -> None:
-            self._past[step] = self._replica.read_values()
-            self._replica.apply(mean, step + 1)
-
-        await self._port.request("apply", run)
+        self._past[step] = await self._port.request("read", self._replica.read_values)
+        await self._port.request("apply", lambda: self._replica.apply(mean, step + 1))
         for old in [old for old in self._past if old <= step - KEPT_STEPS]:
             del self._past[old]
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 
 from minga.core._errors import ProtocolError, RejectedError, SilentError
+from minga.core._thread_guard import loop_bound
 from minga.identity._signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
@@ -78,6 +79,7 @@ async def timely(work: Awaitable[T], peer: PeerId, what: str) -> T:
         raise SilentError(f"{what} for {PAGE_TIMEOUT_S:.0f} s", peer=peer) from error
 
 
+@loop_bound
 class RunFileServer:
     """Serves the signed spec and files on `node`; `files` maps the names of the spec to where they lie here."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from minga.core._errors import ConfigurationError, RemoteError, RunFinishedError
 from minga.core._run_spec import RunSpec
+from minga.core._thread_guard import loop_bound
 from minga.identity._keys import Identity
 from minga.network._board import Board
 from minga.network._interface import PeerId
@@ -60,6 +61,7 @@ class SecureOptions:
     entropy: Callable[[int], bytes] = secrets.token_bytes
 
 
+@loop_bound
 class SecureLife:
     """Drives the steps of one peer."""
 

@@ -23,6 +23,7 @@ from minga.core._events import EventBus
 from minga.core._racing import racing
 from minga.core._run_spec import RunSpec
 from minga.core._schedule import RateCap
+from minga.core._thread_guard import any_thread, loop_bound
 from minga.identity._access_ledger import AccessLedger
 from minga.identity._access_token import Token
 from minga.identity._keys import Identity
@@ -83,6 +84,7 @@ Meeting = Callable[["Session", PeerId], Awaitable[None]]
 """What a newcomer does with the first peer that it meets, before it believes anything else."""
 
 
+@loop_bound
 class Session:
     """One peer in one run. `entries` are addresses at which the run can be found; none for its very first peer.
 
@@ -133,6 +135,7 @@ class Session:
         self._started = False
 
     @property
+    @any_thread
     def peer_id(self) -> PeerId:
         """This peer's own id."""
         return self.node.peer_id

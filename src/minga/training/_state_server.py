@@ -20,6 +20,7 @@ from typing import Any
 
 from minga.core._errors import ProtocolError, RejectedError, SilentError
 from minga.core._signal import Signal
+from minga.core._thread_guard import any_thread, loop_bound
 from minga.network._interface import PeerId
 from minga.network._messages import MessageStream
 from minga.network._node import Node
@@ -63,6 +64,7 @@ class _Held:
     stays: bool = False
 
 
+@loop_bound
 class StateServer:
     """Answers `state.*` calls on `node`. Made on the event loop; `wants` and `publish` are for the training thread."""
 
@@ -81,6 +83,7 @@ class StateServer:
 
     # ---- for the training thread
 
+    @any_thread
     def wants(self, step: int) -> bool:
         """Whether to call `publish` with the state after `step`, which is how it is right now; any thread, cheap."""
         if not self._waiting or step <= self._published_step:
@@ -88,6 +91,7 @@ class StateServer:
         oldest = self._held[-1] if len(self._held) >= MAX_HELD else None
         return oldest is None or not oldest.downloads or self._loop.time() - oldest.since >= MIN_HELD_S
 
+    @any_thread
     def publish(self, snapshot: StateSnapshot, manifest: Manifest | None = None, *, stays: bool = False) -> None:
         """Serve `snapshot`, which must not be changed any more; any thread. Its manifest is computed if not given.
 
@@ -97,10 +101,12 @@ class StateServer:
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile, and with it all who wanted the state
             self._loop.call_soon_threadsafe(lambda: self._node.spawn(self._admit(snapshot, manifest, stays=stays)))
 
+    @any_thread
     def publish_last(self, snapshot: StateSnapshot) -> None:
         """Serve the state after the run's last step, until the peer ends."""
         self.publish(snapshot, stays=True)
 
+    @any_thread
     def withdraw(self) -> None:
         """Serve none of the snapshots held, because this peer's state turned out to be wrong; any thread."""
         with contextlib.suppress(RuntimeError):
@@ -109,6 +115,7 @@ class StateServer:
     # ---- for everybody
 
     @property
+    @any_thread
     def held_bytes(self) -> int:
         """Bytes of the snapshots held in memory."""
         return sum(held.manifest.total_bytes for held in self._held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+from minga.core._thread_guard import loop_bound
 from minga.network._board import Board
 from minga.network._interface import Address, PeerId
 from minga.network._lines import LineRates
@@ -17,6 +18,7 @@ MOST_DONORS = 24
 """Each donor costs a connection, and of so many the liars will hardly be most."""
 
 
+@loop_bound
 class BoardSurveyor:
     """Reads the board for one member (`Surveyor` of group formation)."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
 from minga.core._racing import racing
+from minga.core._thread_guard import loop_bound
 from minga.network._board import Board
 from minga.network._interface import PeerId
 from minga.network._records import StateInfo
@@ -17,6 +18,7 @@ from minga.training._snapshot import StateSnapshot
 Download = Callable[[int, StateSnapshot], Coroutine[Any, Any, StateSnapshot]]
 
 
+@loop_bound
 class Synchroniser:
     """Publishes, compares and replaces the state behind `port`.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from minga.averaging._messages import Plan, Report
+from minga.core._thread_guard import loop_bound
 from minga.network._node import Node
 
 
+@loop_bound
 class Tardiness:
     """Whether the plans leave this peer nothing to compute, because no micro-batch of it ends within a step.
 

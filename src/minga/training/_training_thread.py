@@ -48,7 +48,10 @@ class TrainingThread:
     # ---- the loop
 
     def request(self, name: str, run: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Have the training thread run something at its next boundary; the future tells the result."""
+        """Have the training thread run something at its next boundary; the future tells the result.
+
+        `run` may touch the replica and the port. What depends on anything of the loop is decided before.
+        """
         work = Work(name, run, self._loop.create_future())
         with self.condition:
             if self.closed is not None:
