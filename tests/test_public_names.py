@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import minga
+import minga.recipes
 import minga.simulation
 
 NAMES = [
@@ -86,3 +87,30 @@ def test_no_constructor_takes_more_than_ten_arguments() -> None:
             parameters = inspect.signature(thing).parameters
             assert len(parameters) <= 10, f"{name} takes {len(parameters)}"
             assert not any("timeout" in parameter for parameter in parameters), name
+
+
+RECIPE_NAMES = [
+    "RECIPES",
+    "Batch",
+    "Files",
+    "Metric",
+    "Recipe",
+    "RecipeContext",
+    "RecipeFacts",
+    "Settings",
+    "StreamPosition",
+    "choice",
+    "described",
+    "load_recipe",
+    "new_model",
+    "published",
+    "real",
+    "shuffled",
+    "whole",
+]
+
+
+def test_public_names_of_recipes() -> None:
+    assert list(minga.recipes.__all__) == RECIPE_NAMES
+    for name in RECIPE_NAMES:
+        assert getattr(minga.recipes, name) is not None

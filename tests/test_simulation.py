@@ -178,9 +178,10 @@ def test_latency_between_regions_makes_rounds_longer() -> None:
     near = simulate(far).steps[-1]
     far += '[[peers]]\nname = "far"\nregion = "there"\nsamples_per_second = 10\n'
     far += '[[paths]]\nbetween = ["here", "there"]\nlatency = "400ms"\n'
-    last = simulate(far).steps[-1]
-    assert last.members == near.members + 1
-    assert last.round_s > near.round_s + 1.2  # four ways of 400 ms, but for what overlaps
+    steps = simulate(far, "stop.steps=14").steps
+    assert steps[-1].members == near.members + 1
+    longest = max(step.round_s for step in steps)  # a round that the far peer leads, or is led by, takes half of that
+    assert longest > near.round_s + 1.2  # four ways of 400 ms, but for what overlaps
 
 
 def test_the_delayed_strategy_computes_all_the_time() -> None:
