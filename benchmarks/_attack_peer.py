@@ -12,7 +12,7 @@ from minga import Event, MingaError, Peer, PeerOptions, RunSpec, host, join
 from minga.network._interface import PeerId
 from minga.recipes import load_recipe, published
 from minga.recipes._run import RecipeRun
-from minga.simulation._attack_table import ATTACKS
+from minga.simulation._behaviours import attack
 
 EVALUATE_EVERY = 5
 TOLD = ("secure.banned", "secure.member_away", "step.applied", "member.failed")
@@ -26,7 +26,7 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
         channel.send(event="entered", peer_id=entered.peer_id, link=str(entered.link))
         begin = channel.receive()
         if begin["attack"]:
-            conduct = ATTACKS[begin["attack"]].make(settings["attack_from"])(frozenset(map(PeerId, begin["allies"])))
+            conduct = attack(begin["attack"]).begin(settings["attack_from"])(frozenset(map(PeerId, begin["allies"])))
             entered.on_loop(lambda: setattr(entered.session, "conduct", conduct))
 
         def tell(event: Event) -> None:

@@ -27,7 +27,7 @@ from minga.security._rules import Rules
 from minga.security._secure_member import ExcludedError
 from minga.security._settings import SecureSettings
 from minga.simulation import run_virtual
-from minga.simulation._attack_table import Setup
+from minga.simulation._behaviour_interface import Attack
 from minga.simulation._secure_swarm import SecureSwarm
 
 COMPUTE_S = 0.3
@@ -73,13 +73,13 @@ def newcomer_names(extent: Extent) -> tuple[str, ...]:
     return (min(names.difference(hostile_names(extent))),)
 
 
-def run_swarm(digits: Digits, setup: Setup | None, extent: Extent) -> Told:
+def run_swarm(digits: Digits, setup: type[Attack] | None, extent: Extent) -> Told:
     """Train by secure steps in virtual time; without attackers if there is no `setup`."""
     return run_virtual(_run_swarm(digits, setup, extent))
 
 
-async def _run_swarm(digits: Digits, setup: Setup | None, extent: Extent) -> Told:
-    make = setup.make(extent.attack_from) if setup else None
+async def _run_swarm(digits: Digits, setup: type[Attack] | None, extent: Extent) -> Told:
+    make = setup.begin(extent.attack_from) if setup else None
     hostile = dict.fromkeys(hostile_names(extent), make) if make else {}
     settings = SecureSettings(peers_per_validator=-(-extent.peers // extent.validators))
     who_comes = setup.who_comes if setup else "nobody"
@@ -120,7 +120,9 @@ def _when(swarm: SecureSwarm, step: int, action: Callable[[], object]) -> None:
     swarm.honest[0].node.events.subscribe(hear)
 
 
-def run_plainly(digits: Digits, setup: Setup, extent: Extent, aggregator: Aggregator[Aggregate] | None = None) -> Told:
+def run_plainly(
+    digits: Digits, setup: type[Attack], extent: Extent, aggregator: Aggregator[Aggregate] | None = None
+) -> Told:
     """Train in a loop in which all gradients of a step are aggregated at once, and nobody is banned.
 
     Without an `aggregator` each member takes the mean of its part, as in an ordinary all-reduce, and attackers may do
@@ -129,10 +131,12 @@ def run_plainly(digits: Digits, setup: Setup, extent: Extent, aggregator: Aggreg
     return asyncio.run(_run_plainly(digits, setup, extent, aggregator))
 
 
-async def _run_plainly(digits: Digits, setup: Setup, extent: Extent, aggregator: Aggregator[Aggregate] | None) -> Told:
+async def _run_plainly(
+    digits: Digits, setup: type[Attack], extent: Extent, aggregator: Aggregator[Aggregate] | None
+) -> Told:
     work, names = DigitsWork(digits), hostile_names(extent)
     ids = {f"p{index}": PeerId(f"{index:064x}") for index in range(extent.peers)}
-    allies, make = frozenset(ids[name] for name in names), setup.make(extent.attack_from)
+    allies, make = frozenset(ids[name] for name in names), setup.begin(extent.attack_from)
     conducts = {peer: make(allies) if peer in allies else Conduct() for peer in ids.values()}
     for step in range(extent.steps):
         coin = derive(bytes(32), "plain loop", extent.seed, step)

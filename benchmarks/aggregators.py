@@ -36,11 +36,8 @@ import torch
 from benchmarks import _machine
 from benchmarks._report import emit, finish, parser, spread
 from minga.security._aggregator_interface import Aggregate, Aggregator
+from minga.security._aggregators import AGGREGATORS
 from minga.security._centered_clip import CenteredClip, residual
-from minga.security._coordinate_wise import CoordinateMedian, TrimmedMean
-from minga.security._geometric_median import GeometricMedian
-from minga.security._krum import Krum, MultiKrum
-from minga.security._mean import Mean
 
 RATIO_LIMIT = 3.0
 HOSTILE_SHARE = 7 / 16
@@ -107,10 +104,7 @@ def main() -> int:
     rows = hostile_rows(arguments.rows, numel)
     hostile = int(HOSTILE_SHARE * arguments.rows)
     clip, apart, near = CenteredClip(), [row.clone() for row in rows], rows[0] + 1e-4 * rows
-    baselines: list[Aggregator[Aggregate]] = [
-        Mean(), CoordinateMedian(), TrimmedMean(hostile), GeometricMedian(),
-        Krum((arguments.rows - 3) // 2), MultiKrum((arguments.rows - 3) // 2, arguments.rows - hostile),
-    ]  # fmt: skip
+    baselines = {name: AGGREGATORS.get(name).made_for(arguments.rows, hostile) for name in arguments.baselines}
     calls: dict[str, Callable[[], Any]] = {
         "centered_clip": lambda: clip.aggregate(rows),
         "apart": lambda: clip.aggregate(apart),
@@ -147,7 +141,7 @@ def main() -> int:
         extra_bytes=extra_bytes,
         apart_ratio=round(ratios["apart"], 3),
         double_ratio=round(ratios["double"], 3),
-        baselines={each.name: round(typical_ratio(rows, each), 2) for each in baselines},
+        baselines={name: round(typical_ratio(rows, each), 2) for name, each in baselines.items()},
         others_share=round(others_share, 3),
     )
 
@@ -157,6 +151,8 @@ def options() -> Any:
     made = parser(__doc__)
     made.add_argument("--rows", type=int, default=16)
     made.add_argument("--part-mib", type=int, default=16)
+    others = [name for name in AGGREGATORS.names() if name != CenteredClip.name]
+    made.add_argument("--baselines", nargs="+", choices=others, default=others, metavar="NAME")
     made.add_argument("--repetitions", type=int, default=15)
     made.add_argument(
         "--quiet-wait", type=float, default=10.0, help="seconds to wait for others to be quiet, each time"

@@ -1,6 +1,6 @@
 """What hostile members of a secure run can do, how soon they are gone, and what it would be like without defence.
 
-    python -m benchmarks.attacks --all --json           # every attack, see `minga.simulation._attack_table`
+    python -m benchmarks.attacks --all --json           # every attack, see `minga.simulation._behaviours`
     python -m benchmarks.attacks --attack alie --json   # single ones
     python -m benchmarks.attacks --table --json         # attacks by gradients against other aggregators, too
     python -m benchmarks.attacks --real --json          # real processes over iroh, see below
@@ -31,12 +31,14 @@ Some attacks are on newcomers, or by them: then the attackers come at the step a
 peer does, which has to end in the same state as the rest.
 
 The aggregators of the table work at a server that everybody trusts, on whole gradients; nobody is banned. They are
-made for `--hostile` hostile rows, Krum for as many as it can be made for.
+made for `--hostile` hostile rows, or for as many as they can bear. Attacks and aggregators (`--against`) are named as
+in `minga.simulation._behaviours` and `minga.security._aggregators`; those of other packages that are installed count.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -50,20 +52,17 @@ from benchmarks._attack_real import RealExtent, RealTold, run_real
 from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
 from benchmarks._report import emit, finish, note, parser
 from minga.monitor._picture import blank, write
-from minga.security._aggregator_interface import Aggregate, Aggregator
+from minga.security._aggregator_interface import Aggregate, Aggregator, VerifiableAggregator
+from minga.security._aggregators import AGGREGATORS
 from minga.security._ban_time import mean_steps_to_ban_all
-from minga.security._centered_clip import CenteredClip
-from minga.security._coordinate_wise import CoordinateMedian, TrimmedMean
-from minga.security._geometric_median import GeometricMedian
-from minga.security._krum import Krum
-from minga.security._mean import Mean
 from minga.security._settings import SecureSettings
 from minga.simulation._attack_picture import Curve, draw_attack
-from minga.simulation._attack_table import ATTACKS
+from minga.simulation._behaviours import attack, attacks
 
 HARMLESS = 0.01
 VERDICT_STEPS = 2
 REAL_EXCESS = 0.02
+BASELINES = ("mean", "coordinate_median", "trimmed_mean", "geometric_median", "krum", "centered_clip")
 SIZE_INCHES = (9.0, 4.5)
 
 
@@ -81,15 +80,15 @@ class Played:
         return {"secure": self.secure} | ({"undefended": self.undefended} if self.undefended else {})
 
 
-def play(name: str | None, extent: Extent, *, against_others: bool = False) -> Played:
+def play(name: str | None, extent: Extent, against: Sequence[str] = ()) -> Played:
     """Play one attack, in a process of its own; without a name a training without attack."""
     torch.set_num_threads(1)
     digits = Digits(extent.seed)
     if name is None:
         return Played(run_swarm(digits, None, extent))
-    setup = ATTACKS[name]
+    setup = attack(name)
     undefended = run_plainly(digits, setup, extent) if setup.changes != "protocol" else None
-    others = baselines(extent.peers, extent.hostile) if against_others else {}
+    others = baselines(extent.peers, extent.hostile, against)
     return Played(
         run_swarm(digits, setup, extent),
         undefended,
@@ -138,17 +137,14 @@ def picture(name: str, runs: dict[str, Told], attack_from: int, path: Path) -> N
     write(figure, path)
 
 
-def baselines(peers: int, hostile: int) -> dict[str, Aggregator[Aggregate]]:
+def baselines(peers: int, hostile: int, names: Sequence[str] = BASELINES) -> dict[str, Aggregator[Aggregate]]:
     """The aggregators of the table, by their names."""
-    aggregators: list[Aggregator[Any]] = [
-        Mean(),
-        CoordinateMedian(),
-        TrimmedMean(min(hostile, (peers - 1) // 2)),
-        GeometricMedian(),
-        Krum(min(hostile, (peers - 3) // 2)),
-        CenteredClip(radius_factor=SecureSettings().clip_factor),
-    ]
-    return {aggregator.name: aggregator for aggregator in aggregators}
+    factor, made = SecureSettings().clip_factor, dict[str, Aggregator[Aggregate]]()
+    for name in names:
+        kind = AGGREGATORS.get(name)
+        is_verifiable = issubclass(kind, VerifiableAggregator)
+        made[name] = kind(radius_factor=factor) if is_verifiable else kind.made_for(peers, hostile)
+    return made
 
 
 def judge_real(told: RealTold, no_attack: RealTold, extent: RealExtent) -> dict[str, Any]:
@@ -180,20 +176,23 @@ def main_real(names: list[str], *, json: bool) -> int:
     note("no attack")
     no_attack = run_real(extent, None)
     emit(attack=None, losses=no_attack.losses, seconds=round(no_attack.seconds, 1))
-    attacks = {}
+    judged = {}
     for name in names:
         note(name)
-        attacks[name] = judge_real(run_real(extent, name), no_attack, extent)
-        emit(attack=name, **attacks[name])
+        judged[name] = judge_real(run_real(extent, name), no_attack, extent)
+        emit(attack=name, **judged[name])
     clean = len(set(no_attack.ends.values())) == 1 and not any(no_attack.bans.values())
-    return finish("attacks", clean and all(figures["ok"] for figures in attacks.values()), json, attacks=attacks)
+    return finish("attacks", clean and all(figures["ok"] for figures in judged.values()), json, attacks=judged)
 
 
 def main() -> int:
     options = parser(__doc__)
-    options.add_argument("--attack", nargs="+", choices=list(ATTACKS), default=["sign-flip"], metavar="NAME")
+    options.add_argument("--attack", nargs="+", choices=attacks(), default=["sign-flip"], metavar="NAME")
     options.add_argument("--all", action="store_true", help="all attacks")
     options.add_argument("--table", action="store_true", help="all attacks by gradients, and the other aggregators")
+    options.add_argument(
+        "--against", nargs="+", choices=AGGREGATORS.names(), default=BASELINES, metavar="NAME", help="for --table"
+    )
     options.add_argument("--peers", type=int, default=16)
     options.add_argument("--hostile", type=int, default=7)
     options.add_argument("--validators", type=int, choices=[1, 2, 4], default=1)
@@ -210,20 +209,21 @@ def main() -> int:
         options.error("--hostile: at least one, and less than half of the peers")
     fields = ("peers", "hostile", "validators", "steps", "attack_from", "seed")
     extent = Extent(**{name: getattr(arguments, name) for name in fields})
-    names = list(ATTACKS) if arguments.all else arguments.attack
+    names = list(attacks()) if arguments.all else arguments.attack
     if arguments.table:
-        names = [name for name, setup in ATTACKS.items() if setup.changes == "gradient"]
-    attacks: dict[str, dict[str, Any]] = {}
+        names = [name for name in attacks() if attack(name).changes == "gradient"]
+    against = arguments.against if arguments.table else ()
+    judged: dict[str, dict[str, Any]] = {}
     table: dict[str, dict[str, float]] = {}
     with ProcessPoolExecutor(arguments.processes, get_context("spawn")) as pool:
-        playing = {pool.submit(play, name, extent, against_others=arguments.table): name for name in [None, *names]}
+        playing = {pool.submit(play, name, extent, against): name for name in [None, *names]}
         no_attack = next(run for run, name in playing.items() if name is None).result().secure
         for run in as_completed(playing):
             if (name := playing[run]) is None:
                 continue
             played = run.result()
-            attacks[name] = judge(played, no_attack.metric, extent)
-            emit(attack=name, **attacks[name])
+            judged[name] = judge(played, no_attack.metric, extent)
+            emit(attack=name, **judged[name])
             if arguments.plot:
                 curves = played.curves | {"no attack": no_attack}
                 picture(name, curves, extent.attack_from, arguments.plot / f"{name}.png")
@@ -233,9 +233,9 @@ def main() -> int:
     is_best = all(row["btard"] >= max(row.values()) - HARMLESS for row in table.values())
     return finish(
         "attacks",
-        no_attack.all_equal and is_best and all(figures["ok"] for figures in attacks.values()),
+        no_attack.all_equal and is_best and all(figures["ok"] for figures in judged.values()),
         arguments.json,
-        attacks=attacks,
+        attacks=judged,
         **({"table": table} if table else {}),
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,18 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from minga.averaging._layout import VectorLayout
+from minga.core._errors import ConfigurationError
 from minga.security._aggregator_interface import Aggregate, Aggregator
-from minga.security._centered_clip import CenteredClip, residual
+from minga.security._aggregators import AGGREGATORS, verifiable_aggregator
+from minga.security._centered_clip import CenteredClip, ClippedAggregate, residual
 from minga.security._coordinate_wise import CoordinateMedian, TrimmedMean
 from minga.security._geometric_median import GeometricMedian
 from minga.security._krum import Krum, MultiKrum
 from minga.security._mean import Mean
 from minga.security._row_order import lexicographic_order
 from minga.security._rows import Rows
+from minga.security._rules import ChosenAggregator, Rules
+from minga.security._settings import SecureSettings
 from minga.testing._aggregator_suite import (
     AGGREGATOR_CHECKS,
     AggregatorViolation,
     check_bounded_influence,
+    check_equation,
     hostile_rows,
 )
 
@@ -74,6 +82,56 @@ def test_the_suite_finds_an_aggregator_that_only_says_it_is_robust() -> None:
 
     with pytest.raises(AggregatorViolation, match="times the honest spread"):
         check_bounded_influence(Claiming())
+
+
+# ---- by name
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+@pytest.mark.parametrize(("rows", "hostile"), [(3, 1), (8, 3), (13, 4), (16, 7)])
+def test_each_can_be_made_by_its_name_for_as_many_hostile_rows_as_it_bears(name: str, rows: int, hostile: int) -> None:
+    made = AGGREGATORS.get(name).made_for(rows, hostile)
+    assert made.name == name
+    assert made.fewest_rows <= rows
+
+
+def test_secure_runs_take_only_what_their_members_can_verify() -> None:
+    for name in AGGREGATORS.names():
+        if name == "centered_clip":
+            assert verifiable_aggregator(name) is CenteredClip
+            continue
+        with pytest.raises(ConfigurationError, match=f"'{name}': members of a secure run could not verify"):
+            SecureSettings(aggregator=name)
+    with pytest.raises(ConfigurationError, match="'average' is none of mean, "):
+        SecureSettings(aggregator="average")
+
+
+def test_the_suite_finds_a_verifiable_aggregator_whose_results_do_not_solve_the_equation() -> None:
+    class Half(CenteredClip):
+        def _aggregate(self, rows: Rows) -> ClippedAggregate:
+            found = super()._aggregate(rows)
+            return replace(found, value=found.value * 0.5)
+
+    class Wide(CenteredClip):
+        def __init__(self, *, radius_factor: float = 1.0) -> None:
+            super().__init__(radius_factor=3 * radius_factor)
+
+    with pytest.raises(AggregatorViolation, match="is left of the equation"):
+        check_equation(Half())
+    with pytest.raises(AggregatorViolation, match="a radius of"):
+        check_equation(Wide())
+
+
+def test_rules_with_the_usual_aggregator_are_those_of_before_there_was_a_choice() -> None:
+    layout = VectorLayout((100,), "float32")
+    usual = Rules.of(layout, SecureSettings())
+    assert usual.digest.hex() == "3149c2801720f29e5362a3d1a902342518cd3d15d9c8b21ca81d01d101ee59e1"
+    assert usual.settings.aggregator == "centered_clip"
+    chosen = msgspec.structs.replace(usual, clipping=ChosenAggregator(1.5, "unknown", "some-package", "1.0"))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(chosen), type=Rules) == chosen
+    assert chosen.digest != usual.digest
+    with pytest.raises(ConfigurationError, match=r"'unknown' comes from some-package 1\.0, which is not installed"):
+        _ = chosen.settings
 
 
 # ---- CenteredClip

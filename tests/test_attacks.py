@@ -12,7 +12,8 @@ from benchmarks._attack_runs import Extent, hostile_names, run_plainly, run_swar
 from benchmarks.attacks import baselines
 from minga.security._secure_member import BannedError, ExcludedError
 from minga.security._settings import SecureSettings
-from minga.simulation._attack_table import ATTACKS
+from minga.simulation._behaviours import attack as attack_of
+from minga.simulation._behaviours import attacks
 from minga.simulation._secure_swarm import SecureSwarm
 
 HOSTILE = ("p1", "p3", "p5")
@@ -38,7 +39,7 @@ def digits() -> Digits:
 
 async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, from_step: int = 2) -> SecureSwarm:
     """A swarm that went through an attack, in which all honest members came to the same end."""
-    make = ATTACKS[attack].make(from_step)
+    make = attack_of(attack).begin(from_step)
     swarm = SecureSwarm(count, lambda: Flippable(100), dict.fromkeys(hostile, make))
     ends = await swarm.run(steps)
     assert {type(end) for end in ends.values()} <= {type(None), ExcludedError, BannedError}
@@ -83,7 +84,7 @@ def test_attackers_who_show_themselves_are_gone_within_few_steps(attack: str, re
     run()
 
 
-@pytest.mark.parametrize("attack", [name for name, setup in ATTACKS.items() if setup.changes == "gradient"])
+@pytest.mark.parametrize("attack", [name for name in attacks() if attack_of(name).changes == "gradient"])
 def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
     """Also when half of those who contribute are hostile, because the validator of the step is honest."""
 
@@ -116,23 +117,23 @@ async def test_lying_judges_alone_do_nothing() -> None:
     assert not swarm.bans(swarm.honest[0])
 
 
-@pytest.mark.parametrize("attack", [name for name, setup in ATTACKS.items() if setup.changes != "protocol"])
+@pytest.mark.parametrize("attack", [name for name in attacks() if attack_of(name).changes != "protocol"])
 def test_each_attack_can_be_tried_on_a_plain_mean(digits: Digits, attack: str) -> None:
-    told = run_plainly(digits, ATTACKS[attack], Extent(peers=6, hostile=2, steps=3, attack_from=1))
+    told = run_plainly(digits, attack_of(attack), Extent(peers=6, hostile=2, steps=3, attack_from=1))
     assert len(told.accuracies) == 4
 
 
-@pytest.mark.parametrize("attack", [name for name, setup in ATTACKS.items() if setup.who_comes != "nobody"])
+@pytest.mark.parametrize("attack", [name for name in attacks() if attack_of(name).who_comes != "nobody"])
 def test_attacks_where_somebody_comes_later_harm_nobody(digits: Digits, attack: str) -> None:
-    told = run_swarm(digits, ATTACKS[attack], Extent(peers=6, hostile=2, steps=12, attack_from=2))
+    told = run_swarm(digits, attack_of(attack), Extent(peers=6, hostile=2, steps=12, attack_from=2))
     assert told.all_equal
-    assert told.stayed == (set() if ATTACKS[attack].who_comes == "attackers" else {*hostile_names(Extent(6, 2))})
+    assert told.stayed == (set() if attack_of(attack).who_comes == "attackers" else {*hostile_names(Extent(6, 2))})
 
 
 def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
     extent = Extent(peers=8, hostile=3, steps=50, attack_from=10)
     metrics = {
-        kind: run_plainly(digits, ATTACKS["sign-flip"], extent, aggregator).metric
+        kind: run_plainly(digits, attack_of("sign-flip"), extent, aggregator).metric
         for kind, aggregator in baselines(8, 3).items()
     }
     assert metrics["mean"] < 0.3
@@ -141,7 +142,7 @@ def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
 
 @virtually
 async def test_a_step_in_which_most_contributors_are_hostile_goes_no_farther_than_a_few_others() -> None:
-    make, settings = ATTACKS["random-direction"].make(4), SecureSettings(peers_per_validator=2)
+    make, settings = attack_of("random-direction").begin(4), SecureSettings(peers_per_validator=2)
     swarm = SecureSwarm(9, lambda: Flippable(100), dict.fromkeys(("p1", "p2", "p5", "p7"), make), settings=settings)
     await swarm.run(25)
     work = swarm.honest[0].work

@@ -111,6 +111,7 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         for block in blocks(page):
             assert block.language in ("sh", "toml", "python"), f"{page.name}: a block of {block.language!r}"
             if block.language == "toml" or (block.language == "python" and block.how):
+                (tmp_path / block.how).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / block.how).write_text(block.text, "utf-8")
             elif block.language == "python":
                 run_python(block, namespace)

@@ -118,7 +118,7 @@ def test_all_scenarios_are_shipped() -> None:
         (HOME + '[faults]\nscript = "kill home-5"', "'home-5' is neither a role"),
         (
             HOME + '[faults]\nscript = "lie home-1 wrong-aggregate"',
-            "wrong-aggregate is for [[attackers]], with from_step",
+            "'wrong-aggregate' is for [[attackers]], with from_step",
         ),
         (
             HOME + '[[faults.random]]\naction = "stall"\nper_hour = 3',
@@ -128,7 +128,7 @@ def test_all_scenarios_are_shipped() -> None:
         (HOME + '[[faults.random]]\naction = "kill"\nper_hour = 3\nto = "1Mbit"', "belongs to slow_link"),
         (HOME + '[[faults.random]]\naction = "kill"\nper_hour = 3\npeers = "x"', "'x' is no class of [[peers]]"),
         (HOME + '[[attackers]]\npeers = "home"\nbehaviour = "sign-flip"', "only for runs with security.mode"),
-        (HOME + '[[attackers]]\npeers = "home"\nbehaviour = "rude"', "there are: false-rates, false-state"),
+        (HOME + '[[attackers]]\npeers = "home"\nbehaviour = "rude"', "'rude' is none of false-rates, false-state"),
         (HOME + '[[attackers]]\npeers = "home"\ncount = 9\nbehaviour = "false-rates"', "count = 9: there are 4 peers"),
         (GHOST + HOME + '[[attackers]]\npeers = "home"\nbehaviour = "false-state"', "no numbers to falsify"),
     ],

@@ -161,7 +161,7 @@ def test_omniscient_attackers_and_those_with_wrong_labels_are_found() -> None:
         (("peers.home.dialable=0.5",), "number 1: dialable = 0.5: in a byzantine run"),
         (("training.strategy=delayed",), "training.strategy"),
         (("security.mode=open",), "only for runs with security.mode"),
-        (("attackers.1.behaviour=rude",), "nobody can lie like that"),
+        (("attackers.1.behaviour=rude",), r"behaviour.*'rude' is none of"),
         (("attackers.1.behaviour=false-rates",), "from_step: false-rates begins at once"),
         (("peers.evil.count=6", "attackers.1.count=6"), "attackers: 6 of 11 peers attack"),
     ],

@@ -16,7 +16,7 @@ from minga.simulation._simulated_peer import TrainerSettings
 from minga.simulation._swarm import Swarm
 from minga.testing import STRATEGY_CHECKS, StrategyViolation
 from minga.testing._strategy_suite import check_facts, check_take_back
-from minga.training._installed import require_installed
+from minga.training._plugins_of_run import check_plugins
 from minga.training._strategies import Delayed, Strategy, Synchronous
 
 
@@ -58,7 +58,7 @@ def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:
     for section, name in (("training", "strategy"), ("averaging", "codec")):
         spec = RunSpec.from_mapping({"name": "a run", section: {name: "elsewhere"}})
         with pytest.raises(ConfigurationError, match=f"{name}: 'elsewhere' is none of"):
-            require_installed(spec)
+            check_plugins(spec)
 
 
 def test_what_is_no_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

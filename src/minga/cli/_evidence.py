@@ -14,6 +14,7 @@ from minga.security._evidence import Admitted, Entered, Evidence, EvidenceError
 from minga.security._evidence_check import verify
 from minga.security._evidence_log import follow_log, read_log
 from minga.training._genesis import Genesis
+from minga.training._plugins_of_run import check_plugins
 from minga.training._secure_files import evidence_file, genesis_file, witnesses
 from minga.training._way_back import SPEC_FILE
 
@@ -24,6 +25,7 @@ def run_evidence(directory: Path, context: Context) -> int:
     """
     signed = _signed_spec(directory)
     spec = signed.verify(signed.run_id, signed.organiser)
+    check_plugins(spec)  # without its aggregator nothing could be computed again
     logs = [_check(directory, witness, signed, context) for witness in witnesses(directory)]
     if not logs:
         context.output.say("No peer has kept anything here since the run was founded.")

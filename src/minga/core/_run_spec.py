@@ -20,6 +20,7 @@ from blake3 import blake3
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from minga.core._errors import ConfigurationError
+from minga.core._plugins import MAX_PLUGINS, Origin
 from minga.core._run_spec_errors import explain
 from minga.core._run_spec_fields import Printable, Section, described
 from minga.core._run_spec_recipe import read_recipe_tables
@@ -49,6 +50,7 @@ SPEC_VERSION = 3
 MAX_SPEC_BYTES = 256 << 10
 MAX_FILES = 16
 _RUN_ID_CONTEXT = "minga v1 run id"
+_PLUGIN = r"^[a-z]{1,32}:[a-z][a-z0-9_.-]{0,63}$"
 
 
 class RunSpec(Section):
@@ -75,6 +77,12 @@ class RunSpec(Section):
     security: SecuritySection = SecuritySection()
     files: dict[str, FileEntry] = described(
         {}, "files that come with the run", f"at most {MAX_FILES} tables [files.NAME]", max_length=MAX_FILES
+    )
+    plugins: dict[Annotated[str, Field(pattern=_PLUGIN)], Origin] = described(
+        {},
+        "which packages bring what does not come with minga; written by the peer that starts the run",
+        f'at most {MAX_PLUGINS} tables [plugins."codec:NAME"] or the like',
+        max_length=MAX_PLUGINS,
     )
 
     @field_validator("files")
@@ -184,6 +192,8 @@ class RunSpec(Section):
         del values["security"]
         if self.security.mode != "open":  # open runs keep the id, and the peers, that they had without the section
             values["security"] = security
+        if not self.plugins:  # and so do runs that need nothing but minga
+            del values["plugins"]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = text.encode("ascii")
         if len(data) > MAX_SPEC_BYTES:
@@ -209,6 +219,12 @@ class RunSpec(Section):
         if files is not None:
             values["files"] = {name: entry.model_dump(mode="json") for name, entry in files.items()}
         return type(self).from_mapping(values, "published run spec")
+
+    def with_plugins(self, origins: Mapping[str, Origin]) -> RunSpec:
+        """The spec with these origins of its plug-ins, by "what:name", see `minga.core._plugins.recorded`."""
+        values = self.model_dump(mode="json")
+        values["plugins"] = {name: origin.model_dump(mode="json") for name, origin in origins.items()}
+        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
 
     def with_recipe_settings(self, settings: Mapping[str, Any]) -> RunSpec:
         """The spec with these settings of its recipe in place of those it has."""

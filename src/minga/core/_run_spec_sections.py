@@ -18,6 +18,7 @@ MAX_FILE_BYTES = 256 << 20
 MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256
+DEFAULT_AGGREGATOR = "centered_clip"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}){0,3}", re.ASCII)
 
@@ -209,13 +210,25 @@ class SecuritySection(Section):
         "as it takes to find hostile peers",
     )
 
+    aggregator: str = described(
+        DEFAULT_AGGREGATOR,
+        "(byzantine) what makes one gradient of many; others than the default come from other packages, and have to be "
+        "verifiable",
+        "the name of an aggregator that is installed",
+        pattern=NAME_PATTERN,
+    )
+
     def settings_of_mode(self) -> list[str]:
-        """The names of the settings that mean something in this mode; the others are no part of the run."""
+        """The names of the settings that mean something in this mode; the others are no part of the run.
+
+        Nor is the aggregator where it is the usual one: runs keep the id that they had before there was a choice.
+        """
         names = ["mode"]
         if self.mode == "members":
             names += ["organisers", "organisers_needed"]
         if self.mode == "byzantine":
             names += ["founders", "micro_batch_size", "peers_per_validator", "probation_steps"]
+            names += ["aggregator"] if self.aggregator != DEFAULT_AGGREGATOR else []
         return names
 
     @model_validator(mode="after")

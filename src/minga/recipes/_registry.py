@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from minga.core._errors import ConfigurationError
-from minga.core._plugins import Registry
+from minga.core._plugins import Registry, check_recorded, recorded
 from minga.core._run_spec import RunSpec
 from minga.core._run_spec_errors import explain
 from minga.core._run_spec_fields import Section, is_private
@@ -15,7 +15,10 @@ from minga.core._run_spec_toml import render_section
 from minga.recipes._interface import Recipe, RecipeContext
 
 RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
-    "minga.recipes", "recipe", {"albert": "minga.recipes._albert:AlbertRecipe"}
+    "minga.recipes",
+    "recipe",
+    {"albert": "minga.recipes._albert:AlbertRecipe"},
+    base="minga.recipes._interface:Recipe",
 )
 CUSTOM: Final = "custom"
 """The name in run specs whose model, data and loss are in a program of the organiser's."""
@@ -27,11 +30,13 @@ USUAL_MODEL: Final = "albert-base"
 def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
     """The recipe that `spec` names, with the settings that it gives; `source` says in messages where they are from.
 
-    Raises `ConfigurationError` if no installed package brings it or it refuses its settings.
+    Raises `ConfigurationError` if no installed package brings it, or another one than the run recorded, or it refuses
+    its settings.
     """
     name = spec.model.recipe
     if name == CUSTOM:
         raise ConfigurationError(f'{source}: model.recipe = "{CUSTOM}": the model is in the program of the organiser')
+    recorded([(RECIPES, name)], spec.plugins)  # raises if it is known to be of another package
     found = RECIPES.get(name)
     table = found.from_version_2(spec.recipe_settings) if spec.is_old else spec.recipe_settings
     try:
@@ -54,7 +59,8 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
 
 
 def published(spec: RunSpec) -> RunSpec:
-    """The spec with every setting of its recipe spelled out, and without those that name things of this machine.
+    """The spec with every setting of its recipe spelled out, without those that name things of this machine, and with
+    the package that brings the recipe, where it does not come with minga.
 
     Spelled out, since another version of a recipe may have other defaults. Specs of version 2 are so from the start.
     Raises what `load_recipe` raises.
@@ -62,11 +68,16 @@ def published(spec: RunSpec) -> RunSpec:
     if spec.is_old or spec.model.recipe == CUSTOM:
         return spec.published()
     settings = _without_private(load_recipe(spec).settings)
+    spec = spec.with_plugins(recorded([(RECIPES, spec.model.recipe)], spec.plugins))
     return spec.with_recipe_settings(settings.model_dump(mode="json")).published()
 
 
 def check_published(spec: RunSpec) -> None:
-    """Raise `ConfigurationError` unless a received spec has just the settings that `published` gives."""
+    """Raise `ConfigurationError` unless this machine has the recipe of a received spec, in the recorded version, and
+    the spec has just the settings that `published` gives.
+    """
+    if spec.model.recipe != CUSTOM:
+        check_recorded([(RECIPES, spec.model.recipe)], spec.plugins)
     if spec.model.recipe != CUSTOM and published(spec).canonical_bytes() != spec.canonical_bytes():
         raise ConfigurationError(
             f"this run does not spell out the settings of its recipe {spec.model.recipe}, or names files of its "

@@ -17,7 +17,8 @@ import torch
 
 from minga.averaging._codec_interface import InvalidEncodingError
 from minga.network._interface import PeerId
-from minga.security._centered_clip import CenteredClip, ClippedAggregate
+from minga.security._aggregator_interface import VerifiableAggregate
+from minga.security._aggregators import verifiable_aggregator
 from minga.security._checks import PublishedClaims, check_norms, check_senders, largest_sum
 from minga.security._directions import Directions
 from minga.security._findings import Offence
@@ -36,7 +37,7 @@ distances from the aggregate, but it is found from the distances from the geomet
 far from the others, these have nothing to do with each other, so it is then compared with what the parts give."""
 
 AGGREGATE_RESIDUAL = 2.0**-16
-"""Residual, in radii, at which an honest aggregator stops; see `CenteredClip`."""
+"""Residual, in radii, at which an honest aggregator stops; see `VerifiableAggregator`."""
 
 SOLVER_LEEWAY, LEAST_ACCURATE = 2.0, 1e-2
 """How much more residual than the own one is allowed where the solver could do no better, and how much at most."""
@@ -53,7 +54,7 @@ class Arithmetic:
     def __init__(self, settings: SecureSettings, history: DispersionHistory | None = None) -> None:
         self.settings = settings
         self.directions = settings.directions
-        self._aggregator = CenteredClip(radius_factor=settings.clip_factor)
+        self._aggregator = verifiable_aggregator(settings.aggregator)(radius_factor=settings.clip_factor)
         self._accuracy = ResultAccuracy(AGGREGATE_RESIDUAL)
         self.history = history or DispersionHistory()
         """Of the steps before."""
@@ -167,7 +168,7 @@ class Arithmetic:
         return Directions(record.randomness, self.directions, record.terms.division.starts[part])
 
 
-def _attainable(own: ClippedAggregate, total_weight: int) -> ResultAccuracy:
+def _attainable(own: VerifiableAggregate, total_weight: int) -> ResultAccuracy:
     """The accuracy that may be asked of who aggregated the same parts.
 
     Where half of them lie far from the others the fixed point is nearly undetermined, and an honest solver gives up.

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from minga.averaging._codec_interface import is_finite
-from minga.security._aggregator_interface import Aggregate, Aggregator
+from minga.security._aggregator_interface import VerifiableAggregate, VerifiableAggregator
 from minga.security._gram import Gram
 from minga.security._huber_location import Location, Numbers, geometric_median, huber_location, weighted_median
 from minga.security._rows import RowData, Rows
@@ -44,21 +44,17 @@ _MEDIAN_TOLERANCE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class ClippedAggregate(Aggregate):
-    """What CenteredClip gives, and how it came to it."""
+class ClippedAggregate(VerifiableAggregate):
+    """What CenteredClip gives, and how it came to it; tau is the one given or measured."""
 
-    clip_radius: float
-    """tau, the one given or measured."""
     dispersion: float
     """Median distance of the rows to their geometric median."""
     clipped_share: float
     """Share of the weight whose rows are farther than tau from the value."""
     iterations: int
-    residual_norm: float
-    """Bound of ||sum_i w_i D_i|| at the value: what the iteration left, and the rounding of the value to float32."""
 
 
-class CenteredClip(Aggregator[ClippedAggregate]):
+class CenteredClip(VerifiableAggregator[ClippedAggregate]):
     """The fixed point of CenteredClip, with a clipping radius that is given or measured."""
 
     name: ClassVar[str] = "centered_clip"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Self
 
 import torch
 
@@ -42,6 +42,11 @@ class TrimmedMean(Aggregator[Aggregate]):
         if hostile < 0:
             raise ValueError(f"hostile is at least 0, not {hostile}")
         self.hostile = hostile
+
+    @classmethod
+    def made_for(cls, rows: int, hostile: int) -> Self:
+        """Leave at least one row."""
+        return cls(max(0, min(hostile, (rows - 1) // 2)))
 
     @property
     def fewest_rows(self) -> int:

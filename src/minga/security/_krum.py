@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -26,6 +26,11 @@ class MultiKrum(Aggregator[Aggregate]):
         if hostile < 0 or chosen < 1:
             raise ValueError(f"hostile is at least 0 and chosen at least 1, not {hostile} and {chosen}")
         self.hostile, self.chosen = hostile, chosen
+
+    @classmethod
+    def made_for(cls, rows: int, hostile: int) -> Self:
+        """Choose all that are not hostile."""
+        return cls(_bearable(rows, hostile), max(1, rows - hostile))
 
     @property
     def fewest_rows(self) -> int:
@@ -51,3 +56,12 @@ class Krum(MultiKrum):
     def __init__(self, hostile: int) -> None:
         """Be made for `hostile` >= 0 hostile rows."""
         super().__init__(hostile, 1)
+
+    @classmethod
+    def made_for(cls, rows: int, hostile: int) -> Self:
+        """For fewer hostile ones than half of the rows less one."""
+        return cls(_bearable(rows, hostile))
+
+
+def _bearable(rows: int, hostile: int) -> int:
+    return max(0, min(hostile, (rows - 3) // 2))

@@ -10,26 +10,59 @@ from typing import Annotated
 
 import msgspec
 from blake3 import blake3
+from pydantic import ValidationError
 
 from minga.averaging._layout import VectorLayout
 from minga.core._errors import ConfigurationError
+from minga.core._plugins import Origin
+from minga.core._run_spec_sections import DEFAULT_AGGREGATOR
+from minga.security._aggregators import AGGREGATORS
 from minga.security._hysteresis import Hysteresis
 from minga.security._settings import MAX_PROBATION_STEPS, SecureSettings
 
 MAX_TENSORS = 1 << 16
 _LABEL = b"minga secure rules 1"
 
+Factor = Annotated[float, msgspec.Meta(gt=0.0)]
 Numel = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
+class ChosenAggregator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Another aggregator than the usual one, and the package that brings it; empty texts for one of minga's own."""
+
+    clip_factor: Factor
+    name: Annotated[str, msgspec.Meta(max_length=64)]
+    package: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    version: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+    @classmethod
+    def of(cls, settings: SecureSettings) -> ChosenAggregator:
+        """The one that these settings name."""
+        origin = AGGREGATORS.origin(settings.aggregator)
+        package, version = ("", "") if origin is None else (origin.package, origin.version)
+        return cls(float(settings.clip_factor), settings.aggregator, package, version)
+
+    def require(self) -> None:
+        """Raise `ConfigurationError` unless it is installed here in that version."""
+        try:
+            origin = Origin(package=self.package, version=self.version) if self.package else None
+        except ValidationError:
+            raise ConfigurationError("the rules name no package of the aggregator") from None
+        AGGREGATORS.require(self.name, origin)
+
+
 class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """See `VectorLayout` and `SecureSettings`; how long to wait is everybody's own affair."""
+    """See `VectorLayout` and `SecureSettings`; how long to wait is everybody's own affair.
+
+    A `clip_factor` without more is that of the usual aggregator, so that runs with it have the rules that they had
+    before there was a choice.
+    """
 
     codec: Annotated[str, msgspec.Meta(max_length=32)]
     numels: Annotated[tuple[Numel, ...], msgspec.Meta(max_length=MAX_TENSORS)]
     directions: Annotated[int, msgspec.Meta(ge=1, le=64)]
     peers_per_validator: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
-    clip_factor: Annotated[float, msgspec.Meta(gt=0.0)]
+    clipping: Factor | ChosenAggregator
     thresholds: tuple[float, float]
     probation_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROBATION_STEPS)]
 
@@ -42,13 +75,13 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
                     f'security.mode = "byzantine" needs a codec of fixed size whose bytes others can make again, not '
                     f'"{codec.name}": use "float16" or "int8"'
                 )
-        thresholds = settings.thresholds
+        thresholds, is_usual = settings.thresholds, settings.aggregator == DEFAULT_AGGREGATOR
         return cls(
             layout.codec_choice,
             layout.numels,
             settings.directions,
             settings.peers_per_validator,
-            float(settings.clip_factor),
+            float(settings.clip_factor) if is_usual else ChosenAggregator.of(settings),
             (thresholds.convict, thresholds.accuse),
             settings.probation,
         )
@@ -60,13 +93,21 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 
     @property
     def settings(self) -> SecureSettings:
-        """With the usual patience. Raises `ConfigurationError` for thresholds that are none."""
+        """With the usual patience. Raises `ConfigurationError` for thresholds that are none, and for an aggregator that
+        is not installed here as the members had it.
+        """
+        if isinstance(self.clipping, ChosenAggregator):
+            self.clipping.require()
+            factor, name = self.clipping.clip_factor, self.clipping.name
+        else:
+            factor, name = self.clipping, DEFAULT_AGGREGATOR
         return SecureSettings(
             self.directions,
             self.peers_per_validator,
-            self.clip_factor,
+            factor,
             Hysteresis(*self.thresholds),
             probation_steps=self.probation_steps,
+            aggregator=name,
         )
 
     @property

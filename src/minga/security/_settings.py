@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from minga.core._errors import ConfigurationError
+from minga.core._run_spec_sections import DEFAULT_AGGREGATOR
+from minga.security._aggregators import verifiable_aggregator
 from minga.security._ban_time import steps_to_ban_all
 from minga.security._directions import DEFAULT_DIRECTIONS
 from minga.security._draws import PEERS_PER_VALIDATOR
@@ -22,7 +24,10 @@ HONEST_ERROR = 1e-4
 class SecureSettings:
     """Directions of the projections, members for each validator, the clipping radius as a multiple of the median
     distance from the aggregate, from where on two computations of one gradient differ too much, how long to wait
-    for whom, and how many clean steps make a candidate a member (None: see `probation`).
+    for whom, how many clean steps make a candidate a member (None: see `probation`), and the name of the aggregator.
+
+    Raises `ConfigurationError` for a wrong probation, and for an aggregator that is not installed here or that nobody
+    could verify.
     """
 
     directions: int = DEFAULT_DIRECTIONS
@@ -31,8 +36,10 @@ class SecureSettings:
     thresholds: Hysteresis = field(default_factory=lambda: Hysteresis.calibrated([HONEST_ERROR]))
     patience: Patience = field(default_factory=Patience)
     probation_steps: int | None = None
+    aggregator: str = DEFAULT_AGGREGATOR
 
     def __post_init__(self) -> None:
+        verifiable_aggregator(self.aggregator)
         if self.probation_steps is not None and not 1 <= self.probation_steps <= MAX_PROBATION_STEPS:
             raise ConfigurationError(
                 f"a probation of {self.probation_steps} steps: 1 to {MAX_PROBATION_STEPS} are possible"

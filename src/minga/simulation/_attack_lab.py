@@ -9,8 +9,8 @@ import torch
 from minga.averaging._layout import VectorLayout
 from minga.network._interface import PeerId
 from minga.security._conduct import Conduct, Work
-from minga.simulation._attack_table import ATTACKS
 from minga.simulation._attacks import LabelFlip
+from minga.simulation._behaviours import attack
 from minga.simulation._classification import Classification
 from minga.simulation._model import ClassifierReplica
 from minga.simulation._scenario import Scenario
@@ -26,7 +26,7 @@ class AttackLab:
         self._make_conduct = {
             name: make
             for table in tables
-            for make in [ATTACKS[table.behaviour].make(table.from_step)]
+            for make in [attack(table.behaviour).begin(table.from_step)]
             for name in _names(scenario, table)
         }
         self.groups = [(table, list(_names(scenario, table))) for table in tables]

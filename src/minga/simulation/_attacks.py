@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from minga.network._interface import PeerId
-from minga.security._conduct import Conduct, Seeds, Work
+from minga.security._conduct import Seeds, Work
 from minga.security._directions import DEFAULT_DIRECTIONS
 from minga.security._projections import Claim
 from minga.security._record import Record
 from minga.security._wire import Claims
+from minga.simulation._behaviour_interface import Attack
 
 
 @runtime_checkable
@@ -31,43 +32,10 @@ class LabelledWork(Work, Protocol):
         """What `gradient` would give if the labels were wrong in a systematic way."""
 
 
-class Attack(Conduct):
-    """Honest before `from_step`; `allies` (all attackers by id, also those who come later) matter where they act
-    together.
-    """
-
-    def __init__(self, from_step: int = 0, allies: Set[PeerId] = frozenset()) -> None:
-        self.from_step, self.allies = from_step, allies
-        self.step = 0
-        self.me = PeerId("")
-        """Its own id, from the first step on."""
-
-    @property
-    def is_on(self) -> bool:
-        """Whether it attacks in the present step."""
-        return self.step >= self.from_step
-
-    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
-        """Notes the step; hostile from the right one on."""
-        self.step, self.me = step, seeds.me
-        if not self.is_on:
-            return await work.gradient(step, seeds.own)
-        return await self.hostile_gradient(work, step, seeds)
-
-    async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
-        """What it sends while it attacks; the true gradient, if what it changes is something else."""
-        return await work.gradient(step, seeds.own)
-
-    async def honest_gradients(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
-        """What those send who are no allies, float32 [members, numel]."""
-        return torch.stack(
-            [await work.gradient(step, seed) for peer, seed in seeds.of.items() if peer not in self.allies]
-        )
-
-
 class SignFlip(Attack):
     """Sends its own gradient times -`scale`."""
 
+    changes = "gradient"
     scale = 1000.0
 
     async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
@@ -79,6 +47,7 @@ class SignFlip(Attack):
 class RandomDirection(Attack):
     """All attackers send one random direction, `scale` times as long as a gradient."""
 
+    changes = "gradient"
     scale = 1000.0
 
     async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
@@ -90,6 +59,8 @@ class RandomDirection(Attack):
 
 class Delayed(Attack):
     """Sends its gradients of `delay` steps ago."""
+
+    changes = "gradient"
 
     def __init__(self, from_step: int = 0, allies: Set[PeerId] = frozenset(), delay: int = 100) -> None:
         super().__init__(from_step, allies)
@@ -106,6 +77,7 @@ class Delayed(Attack):
 class InnerProduct(Attack):
     """Sends minus `epsilon` times the mean of the honest gradients (IPM)."""
 
+    changes = "gradient"
     epsilon = 0.6
 
     async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
@@ -123,6 +95,8 @@ class InnerProductSmall(InnerProduct):
 class LittleIsEnough(Attack):
     """Sends mean - z * deviation of the honest gradients, z as large as a majority would still believe (ALIE)."""
 
+    changes = "gradient"
+
     async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
         """Within what noise explains."""
         honest = await self.honest_gradients(work, step, seeds)
@@ -135,6 +109,7 @@ class LittleIsEnough(Attack):
 class LabelFlip(Attack):
     """Sends the gradient of wrong labels; `labelled` finds them where the work itself does not offer it."""
 
+    changes = "gradient"
     labelled: Callable[[Work], Work] = staticmethod(lambda work: work)
 
     async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
@@ -148,6 +123,7 @@ class LabelFlip(Attack):
 class WrongAggregate(Attack):
     """Shifts what it reduced by `shift` times the radius of clipping."""
 
+    changes = "aggregate"
     shift = 1.0
 
     def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:

@@ -12,11 +12,12 @@ import msgspec
 import torch
 
 from minga.network._interface import PeerId
+from minga.security._conduct import MakeConduct
 from minga.security._directions import Directions
 from minga.security._projections import claims as true_claims
 from minga.security._record import Record
 from minga.security._wire import Body, Claims, Phase, Slot
-from minga.simulation._attacks import Attack
+from minga.simulation._behaviour_interface import Attack
 from minga.simulation._hostile_words import FalseAccusation, LyingJudge
 
 
@@ -45,11 +46,18 @@ class CoveredAggregate(Attack):
     radii of clipping.
     """
 
+    changes = "aggregate"
     shift = 1.0
 
     def __init__(self, from_step: int, allies: Set[PeerId], conspiracy: Conspiracy) -> None:
         super().__init__(from_step, allies)
         self._conspiracy = conspiracy
+
+    @classmethod
+    def begin(cls, from_step: int) -> MakeConduct:
+        """All conspire."""
+        conspiracy = Conspiracy()
+        return lambda allies: cls(from_step, allies, conspiracy)
 
     def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
         """Shifted, if there is an ally to cover it."""

@@ -9,7 +9,7 @@ A script has one fault a line; `#` begins a comment:
     drop_link peer-1 peer-3 at 8s for 5s
     restore_link peer-1 peer-3 at 30s
     slow_link peer-1 to 100kbit at 5s for 1min        up and down
-    lie peer-2 false-state at 3s                      see `minga.simulation._liars`
+    lie peer-2 false-state at 3s                      see `minga.simulation._behaviours`
 
 `at` counts from the moment when the script starts; a fault without `at` or `when` happens at once. `when` waits for the
 first event of that kind, of anybody or of the named peer or role, whose fields have the given values. Every fault

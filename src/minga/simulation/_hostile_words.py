@@ -14,7 +14,7 @@ from minga.network._interface import PeerId
 from minga.security._conduct import Seeds, Work
 from minga.security._randomness import Reveal
 from minga.security._wire import Accusation, Body, Charge, Claims, Phase, Slot
-from minga.simulation._attacks import Attack
+from minga.simulation._behaviour_interface import Attack
 
 
 class Silent(Attack):

@@ -8,9 +8,9 @@ import msgspec
 import torch
 
 from minga.network._interface import PeerId
-from minga.security._conduct import Conduct, Seeds, Work
+from minga.security._conduct import Conduct, MakeConduct, Seeds, Work
 from minga.security._wire import Candidacy, Place, Slot
-from minga.simulation._attacks import Attack
+from minga.simulation._behaviour_interface import Attack
 
 
 class Machine:
@@ -29,11 +29,22 @@ class Machine:
         return peer == self.user
 
 
-class Sybil(Conduct):
-    """One of many identities with the machine of one; those for which it does not compute commit to garbage."""
+class Sybil(Attack):
+    """One of many identities with the machine of one, that come at the step at which the attack begins; those for which
+    it does not compute commit to garbage.
+    """
+
+    who_comes = "attackers"
 
     def __init__(self, machine: Machine) -> None:
+        super().__init__()
         self._machine = machine
+
+    @classmethod
+    def begin(cls, from_step: int) -> MakeConduct:  # noqa: ARG003
+        """All share one machine."""
+        machine = Machine()
+        return lambda _: cls(machine)
 
     async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
         """Right if the machine computes for this one, else something made up that costs nothing."""
@@ -77,6 +88,8 @@ class EquivocatingCandidate(Conduct):
 
 class PoisonedDonor(Attack):
     """Gives newcomers another state than that of the step they ask for."""
+
+    who_comes = "newcomer"
 
     def gives(self, data: bytes) -> bytes:
         """All numbers of the state moved."""

@@ -3,31 +3,23 @@
     false-rates   claims `BOAST` times what its line carries, to be given a larger part of the vector
     false-state   serves those who fetch the state one with a flipped bit in each chunk, under the true digest
 
-Both are found out by what peers do in any run. What hostile members of a byzantine run do is in `_attack_table`.
+Both are found out by what peers do in any run. What hostile members of a byzantine run do is in `_attacks` and others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from minga.core._errors import ConfigurationError
 from minga.network._lines import LineRates
-from minga.simulation._attack_table import ATTACKS
+from minga.simulation._behaviour_interface import Lie
+from minga.simulation._behaviours import lie
 from minga.training._manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training._session import Session
 from minga.training._snapshot import StateSnapshot
 
 BOAST: Final = 10.0
-
-
-def check_behaviour(behaviour: str) -> None:
-    """Raise `ConfigurationError` unless peers can begin to lie in this way at any time."""
-    if behaviour in ATTACKS:
-        raise ConfigurationError(f"{behaviour} is for [[attackers]], with from_step; here are: {', '.join(LIES)}")
-    if behaviour not in LIES:
-        raise ConfigurationError(f"nobody can lie like that; there are: {', '.join(LIES)}")
 
 
 class Liars:
@@ -39,54 +31,54 @@ class Liars:
 
     def lie(self, peer: str, behaviour: str | None) -> None:
         """Let a peer lie in this way and no other; None makes it honest."""
-        if behaviour is not None:
-            check_behaviour(behaviour)
+        chosen = None if behaviour is None else lie(behaviour)()
         if undo := self._undo.pop(peer, None):
             undo()
-        if behaviour is not None:
-            self._undo[peer] = LIES[behaviour](self._session_of(peer))
+        if chosen is not None:
+            self._undo[peer] = chosen.begin(self._session_of(peer))
 
 
-def _lie_about_rates(session: Session) -> Callable[[], None]:
-    lines = session.node.lines
-    honest = lines.rates
+class FalseRates(Lie):
+    """Claims `BOAST` times what its line carries."""
 
-    def rates() -> LineRates:
-        true = honest()
-        return replace(true, upload=_times(true.upload), download=_times(true.download))
+    def begin(self, session: Session) -> Callable[[], None]:
+        """In all that it tells others of its rates."""
+        lines = session.node.lines
+        honest = lines.rates
 
-    lines.rates = rates  # type: ignore[method-assign]
+        def rates() -> LineRates:
+            true = honest()
+            return replace(true, upload=_times(true.upload), download=_times(true.download))
 
-    def undo() -> None:
-        lines.rates = honest  # type: ignore[method-assign]
+        lines.rates = rates  # type: ignore[method-assign]
 
-    return undo
+        def undo() -> None:
+            lines.rates = honest  # type: ignore[method-assign]
+
+        return undo
 
 
-def _lie_about_state(session: Session) -> Callable[[], None]:
-    server = session.state_server
-    honest = server.publish
+class FalseState(Lie):
+    """Serves a state with a flipped bit in each chunk, under the true digest."""
 
-    def publish(snapshot: StateSnapshot, manifest: Manifest | None = None, *, stays: bool = False) -> None:
-        buffer = snapshot.buffer.clone()
-        buffer[::CHUNK_BYTES] ^= 1
-        honest(replace(snapshot, buffer=buffer), manifest or build_manifest(snapshot), stays=stays)
+    def begin(self, session: Session) -> Callable[[], None]:
+        """From the next state on that it offers."""
+        server = session.state_server
+        honest = server.publish
 
-    server.publish = publish  # type: ignore[method-assign]
+        def publish(snapshot: StateSnapshot, manifest: Manifest | None = None, *, stays: bool = False) -> None:
+            buffer = snapshot.buffer.clone()
+            buffer[::CHUNK_BYTES] ^= 1
+            honest(replace(snapshot, buffer=buffer), manifest or build_manifest(snapshot), stays=stays)
 
-    def undo() -> None:
-        server.publish = honest  # type: ignore[method-assign]
-        server.withdraw()
+        server.publish = publish  # type: ignore[method-assign]
 
-    return undo
+        def undo() -> None:
+            server.publish = honest  # type: ignore[method-assign]
+            server.withdraw()
+
+        return undo
 
 
 def _times(rate: float | None) -> float | None:
     return None if rate is None else BOAST * rate
-
-
-LIES: Final[Mapping[str, Callable[[Session], Callable[[], None]]]] = {
-    "false-rates": _lie_about_rates,
-    "false-state": _lie_about_state,
-}
-"""What each lie replaces in a session; what it returns undoes that."""

@@ -8,11 +8,11 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 
 from minga.core._errors import ConfigurationError
+from minga.core._plugins import NAME_PATTERN
 from minga.core._run_spec_fields import Real, Section, choice, described, real, whole
 from minga.network._virtual_host import MAX_LATENCY_S
-from minga.simulation._attack_table import ATTACKS
+from minga.simulation._behaviours import is_attack, lie
 from minga.simulation._faults import LASTING, parse_faults
-from minga.simulation._liars import LIES, check_behaviour
 from minga.simulation._scenario_fields import (
     NAME,
     NAME_WORDS,
@@ -177,7 +177,7 @@ class FaultsTable(Section):
         try:
             for fault in parse_faults(script):
                 if fault.behaviour is not None:
-                    check_behaviour(fault.behaviour)
+                    lie(fault.behaviour)
         except ConfigurationError as error:
             raise ValueError(str(error)) from error
         return script
@@ -188,24 +188,27 @@ class Attackers(Section):
 
     peers: Name = described(..., "the class to which they belong", NAME_WORDS)
     count: int = whole(1, 1, MAX_PEERS, "how many of them do it")
-    behaviour: str = choice(
+    behaviour: str = described(
         ...,
         "false-rates: claims ten times the rates of its line; false-state: serves newcomers a state with flipped bits; "
-        "all others are for byzantine runs, see minga.simulation._attack_table",
-        *LIES,
-        *ATTACKS,
+        "all others that come with minga are for byzantine runs, see minga.simulation._behaviours",
+        "the name of a behaviour that is installed",
+        pattern=NAME_PATTERN,
     )
     from_step: int = whole(0, 0, 1_000_000, "(byzantine) how many steps they take honestly at first")
 
     @property
     def is_attack(self) -> bool:
         """Whether it is for runs whose members check each other."""
-        return self.behaviour in ATTACKS
+        return is_attack(self.behaviour)
 
     @model_validator(mode="after")
     def _check_behaviour(self) -> Attackers:
-        if self.behaviour not in LIES and not self.is_attack:
-            raise ValueError(f"behaviour: nobody can lie like that; there are: {', '.join([*LIES, *ATTACKS])}")
+        try:
+            if not self.is_attack:
+                lie(self.behaviour)
+        except ConfigurationError as error:
+            raise ValueError(str(error)) from error
         if self.behaviour == "poisoned-donor":
             raise ValueError('behaviour: peers of a scenario who serve a wrong state are "false-state"')
         if not self.is_attack and self.from_step:

@@ -5,7 +5,7 @@
         check(MyAggregator())
 
 Each check raises `AggregatorViolation` with the case that failed. All data come from fixed seeds. An aggregator that is
-made for some number of hostile rows is to be made for 4 of 13, or for more.
+made for some number of hostile rows is to be made for 4 of 13, or for more: `MyAggregator.made_for(13, 4)`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Final
 
 import torch
 
-from minga.security._aggregator_interface import Aggregate, Aggregator
+from minga.security._aggregator_interface import Aggregate, Aggregator, VerifiableAggregate, VerifiableAggregator
+from minga.security._centered_clip import residual
 from minga.security._rows import NonFiniteRowsError, RowData
 
 AnyAggregator = Aggregator[Aggregate]
@@ -25,6 +26,8 @@ COUNT: Final = 13
 HOSTILE: Final = 4
 _SIZES: Final = (1, 2, 3, 127, 4096, 131_075)
 _CLOSE: Final = 1e-5
+_SOLVED: Final = 2.0**-12
+"""Radii that may be left of the equation for each row."""
 
 
 class AggregatorViolation(AssertionError):
@@ -185,6 +188,31 @@ def check_bounded_influence(aggregator: AnyAggregator) -> None:
             _require(away <= 3.0, aggregator, f"{name}, {size} elements: moved {away:.3g} times the honest spread")
 
 
+def check_equation(aggregator: AnyAggregator) -> None:
+    """If it is verifiable: its value solves the equation to within what it says, with a radius that norms confirm."""
+    if not isinstance(aggregator, VerifiableAggregator):
+        return
+    for size in (50, 1000):
+        honest = _normal(COUNT - HOSTILE, size, seed=9) / math.sqrt(size)
+        for name, hostile in [("honest rows", honest[:HOSTILE] + honest[-1]), *hostile_rows(honest, HOSTILE)]:
+            for factor in (0.5, 1.0, 1.5):
+                made = type(aggregator)(radius_factor=factor)
+                _check_equation(made, torch.cat([honest, hostile]), factor, f"{name}, {size} elements, factor {factor}")
+
+
+def _check_equation(
+    aggregator: VerifiableAggregator[VerifiableAggregate], rows: torch.Tensor, factor: float, what: str
+) -> None:
+    found = aggregator.aggregate(rows)
+    radius = found.clip_radius
+    _require(0 < radius < math.inf, aggregator, f"{what}: a radius of {radius}")
+    left = float(residual(rows, found.value, radius).norm())
+    _require(left <= found.residual_norm * (1 + 1e-6), aggregator, f"{what}: {left:.3g} is left of the equation")
+    _require(left <= _SOLVED * COUNT * radius, aggregator, f"{what}: the equation is not solved, {left:.3g} is left")
+    median = float((rows.double() - found.value).norm(dim=1).median())
+    _require(0.5 <= radius / (factor * median) <= 2.0, aggregator, f"{what}: a radius of {radius / median:.3g} medians")
+
+
 def check_non_finite(aggregator: AnyAggregator) -> None:
     """Rows with NaN or infinity are refused by name, wherever it stands."""
     for size in (1, 1000, 131_075):
@@ -243,7 +271,14 @@ AGGREGATOR_CHECKS: Final[tuple[Callable[[AnyAggregator], None], ...]] = (
     check_weights,
     check_memory,
     check_bounded_influence,
+    check_equation,
     check_non_finite,
     check_wrong_input,
 )
 """All checks, each taking the aggregator and raising `AggregatorViolation` if it fails."""
+
+
+def check_aggregator(aggregator: AnyAggregator) -> None:
+    """Run every check in turn. Raises the first failure."""
+    for check in AGGREGATOR_CHECKS:
+        check(aggregator)

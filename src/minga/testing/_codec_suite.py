@@ -135,7 +135,7 @@ def check_sizes(codec: Codec) -> None:
         _require(whole == added, codec, "max_encoded_bytes is not additive over blocks")
     for size in _SIZES:
         exact = codec.max_encoded_bytes(size)
-        _require(codec.max_encoded_bytes(size + 1) > exact, codec, f"{size + 1} elements do not take more than {size}")
+        _require(codec.max_encoded_bytes(size + 1) >= exact, codec, f"{size + 1} elements take less than {size}")
         for wrong in {max(0, exact - 1), exact + 1, exact + 2, 2 * exact + 4} - {exact}:
             vector = torch.zeros(size)
             _refuses(codec, ValueError, f"a target of {wrong} bytes", codec.encode, vector, bytearray(wrong))
@@ -354,3 +354,9 @@ CODEC_CHECKS: Final[tuple[Callable[[Codec], None], ...]] = (
     check_facts,
 )
 """All checks, each taking the codec and raising `CodecViolation` if it fails."""
+
+
+def check_codec(codec: Codec) -> None:
+    """Run every check in turn. Raises the first failure."""
+    for check in CODEC_CHECKS:
+        check(codec)

@@ -172,3 +172,9 @@ STRATEGY_CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = (
     check_interrupted,
 )
 """All checks, each taking the class and raising `StrategyViolation` if it fails."""
+
+
+def check_strategy(kind: type[Strategy]) -> None:
+    """Run every check in turn. Raises the first failure."""
+    for check in STRATEGY_CHECKS:
+        check(kind)

@@ -27,9 +27,9 @@ from minga.training._access_files import AccessFiles
 from minga.training._admission import Admission
 from minga.training._checkpoints import CheckpointStore
 from minga.training._host_claim import HostClaim
-from minga.training._installed import require_installed
 from minga.training._loop_thread import LoopThread
 from minga.training._peer import Peer
+from minga.training._plugins_of_run import check_plugins, with_origins
 from minga.training._run_access import Obtain, RunAccess
 from minga.training._run_files_fetch import fetch_files
 from minga.training._session import Session, SessionSettings
@@ -100,7 +100,7 @@ def join(
     the access token for this peer's key; without it the link admits, or what was shown before.
     A trainer that has a checkpoint of the run goes on alone if nobody answers any more.
     Raises `LinkError` for a damaged link, `RemoteError` if nobody in it answers or lets this peer in, and
-    `ConfigurationError` if this version of minga cannot follow the run spec.
+    `ConfigurationError` if this version of minga cannot follow the run spec, or lacks a package that it names.
     """
     link = Link.parse(link) if isinstance(link, str) else link
     options = options or PeerOptions()
@@ -112,12 +112,17 @@ def join(
 
     directory = options.run_directory(link.run_id)
     known = WayBack.spec(directory, link)
+    needs_plugins = options.role != "monitor"
+    if known is not None and needs_plugins:
+        check_plugins(known[1])
     vouches = options.role == "monitor" and options.ephemeral
     vouchers = _stored(options.voucher) if vouches else []
     access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers, obtain=obtain)
 
     async def find(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
         signed, spec = access.spec()
+        if needs_plugins:
+            check_plugins(spec)
         if not with_files:
             return signed, spec, {}
         peers = list(session.node.connected())
@@ -137,12 +142,11 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
 
     `files` travel with the run. The link stays valid as long as any peer that it names can be reached; so host with
     the same key and port to keep it for good. Raises `LocalError`s only: `ConfigurationError` if the run is hosted
-    from the same folder already, or was begun there with another key.
+    from the same folder already, or was begun there with another key, and if a package that the spec names is missing.
     """
-    require_installed(spec)
     options = options or PeerOptions()
     shipped = dict(files or {})
-    published = spec.published(
+    published = with_origins(spec).published(
         {name: FileEntry(blake3=blake3(b).hexdigest(), size_bytes=len(b)) for name, b in shipped.items()}
     )
     network = NetworkSettings(
@@ -234,7 +238,6 @@ def _enter(
         access.obtain(identity)
         started = thread.call(start())
         signed, spec, files = thread.call(publish(started))
-        require_installed(spec)
         peer = Peer(thread, started, signed, spec, files, directory)
         if way_back is not None:
             way_back.keep_spec(signed)

@@ -99,7 +99,9 @@ class SecureLife:
         """Steps in a row by which this peer came to another state than the members."""
         security, path = spec.security, options.directory
         self._settings = SecureSettings(
-            peers_per_validator=security.peers_per_validator, probation_steps=security.probation_steps
+            peers_per_validator=security.peers_per_validator,
+            probation_steps=security.probation_steps,
+            aggregator=security.aggregator,
         )
         self._evidence = EvidenceLog(None if path is None else evidence_file(path, node.peer_id))
         layout = replica.vector.layout

@@ -1,0 +1,23 @@
+"""Does each plug-in keep what its interface promises?    pip install . && pytest check_extras.py"""
+
+from minga_extras.aggregator import TightClip
+from minga_extras.codec import Int4
+from minga_extras.strategy import Capped
+
+from minga.testing import check_aggregator, check_codec, check_recipe, check_strategy
+
+
+def test_codec():
+    check_codec(Int4())
+
+
+def test_strategy():
+    check_strategy(Capped)
+
+
+def test_recipe(tmp_path):
+    check_recipe("corners", {"hidden": 8}, tmp_path)
+
+
+def test_aggregator():
+    check_aggregator(TightClip.made_for(13, 4))

@@ -1,0 +1,93 @@
+"""A package of another author adds a codec, a strategy, a recipe, an aggregator and an attack, and runs use them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from extension_world import EXTRAS, RecipeReplica, hosted, install_extras, recipe_swarm
+from swarm_tools import virtually
+
+from minga.core._errors import ConfigurationError
+from minga.core._plugins import Origin
+from minga.core._run_spec import RunSpec
+from minga.simulation._simulated_peer import SimulatedPeer
+from minga.simulation._swarm import Swarm
+from minga.training._plugins_of_run import check_plugins
+
+PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+ORIGIN = Origin(package="minga-extras", version="1.0")
+TEXT = PAGE.read_text("utf-8")
+BLOCKS = dict(re.findall(r"^```(?:python|toml) (\S+)\n((?:.*\n)*?)```$", TEXT, re.MULTILINE))
+"""The files that the page shows, by their names."""
+SECURE = tomllib.loads(BLOCKS["secure.toml"])
+
+
+@pytest.fixture(autouse=True)
+def _extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_extras(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("seam", ["codec", "strategy", "recipe", "aggregator"])
+def test_each_plug_in_keeps_what_its_interface_promises(seam: str, tmp_path: Path) -> None:
+    import check_extras
+
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    check = getattr(check_extras, f"test_{seam}")
+    check(folder) if seam == "recipe" else check()
+
+
+@virtually
+async def test_runs_use_them_all() -> None:
+    """Two runs, since a secure one takes no strategy but the usual one, and others have no aggregator to choose."""
+    spec = hosted(SECURE)
+    assert RunSpec.from_toml(BLOCKS["secure.toml"] + BLOCKS["plugins.toml"]).plugins.items() <= spec.plugins.items()
+    assert spec.plugins == dict.fromkeys(("codec:int4", "recipe:corners", "aggregator:tight_clip"), ORIGIN)
+    swarm = recipe_swarm(spec, {"p2": "freeloader"}, from_step=3)
+    peers = [swarm.add(name=f"p{number}") for number in range(5)]
+    await all_end(swarm, [peer for peer in peers if peer.name != "p2"])
+    banned = {str(event.fields["peer"]) for _, event in swarm.log.of("secure.banned")}
+    assert banned == {peers[2].network.peer_id}
+    await swarm.close()
+
+    spec = hosted(tomllib.loads(BLOCKS["open.toml"]))
+    assert spec.plugins == dict.fromkeys(("codec:int4", "recipe:corners", "strategy:capped"), ORIGIN)
+    swarm = recipe_swarm(spec, {}, from_step=0)
+    await all_end(swarm, [swarm.add() for _ in range(3)])
+    await swarm.close()
+
+
+async def all_end(swarm: Swarm, peers: list[SimulatedPeer]) -> None:
+    """Wait until these peers have taken all steps; they are in one state, and it is better than the first."""
+    replica = peers[0].replica
+    assert isinstance(replica, RecipeReplica)
+    before = replica.figures()["heldout_accuracy"]
+    for peer in peers:
+        await peer.ended.wait()
+    assert [(peer.error, peer.replica.step) for peer in peers] == [(None, 16)] * len(peers)
+    assert len(set(swarm.digests([peer.name for peer in peers]).values())) == 1
+    assert replica.figures()["heldout_accuracy"] > max(0.7, before)
+
+
+def test_peers_without_the_package_are_told_to_install_it() -> None:
+    spec = hosted(SECURE)
+    check_plugins(spec)
+    other = spec.with_plugins(dict.fromkeys(spec.plugins, Origin(package="minga-extras", version="1.1")))
+    with pytest.raises(ConfigurationError, match=r"(?s)codec: .*'int4'.*aggregator: .*pip install minga-extras==1\.1"):
+        check_plugins(other)
+
+
+def test_the_page_on_extending_shows_the_package_as_it_is() -> None:
+    shown = {
+        name.removeprefix("minga_extras/"): text for name, text in BLOCKS.items() if name.startswith("minga_extras/")
+    }
+    files = {str(file.relative_to(EXTRAS)): file.read_text("utf-8") for file in EXTRAS.rglob("*.*") if file.is_file()}
+    wanted = {name: text for name, text in files.items() if name.endswith((".py", ".toml")) and "__init__" not in name}
+    assert shown == wanted
+
+
+def test_the_package_is_small() -> None:
+    assert sum(len(file.read_text().splitlines()) for file in (EXTRAS / "minga_extras").glob("*.py")) < 150
