@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from swarm_tools import virtually
 
 from minga.core._errors import ClosedError
+from minga.training._delayed import Delayed
 from minga.training._port import TrainerPort
-from minga.training._strategies import Delayed, Synchronous
+from minga.training._synchronous import Synchronous
 from minga.training._work import WAIT, Wait, Work
 
 

@@ -16,8 +16,10 @@ from minga.simulation._simulated_peer import TrainerSettings
 from minga.simulation._swarm import Swarm
 from minga.testing import STRATEGY_CHECKS, StrategyViolation
 from minga.testing._strategy_suite import check_facts, check_take_back
+from minga.training._delayed import Delayed
 from minga.training._plugins_of_run import check_plugins
-from minga.training._strategies import Delayed, Strategy, Synchronous
+from minga.training._strategy_interface import Strategy
+from minga.training._synchronous import Synchronous
 
 
 class Waiting(Delayed):

@@ -29,9 +29,9 @@ class StrategyFacts:
 STRATEGIES: Final[Registry[Any]] = Registry(
     "minga.strategies",
     "strategy",
-    {"synchronous": "minga.training._strategies:Synchronous", "delayed": "minga.training._strategies:Delayed"},
+    {"synchronous": "minga.training._synchronous:Synchronous", "delayed": "minga.training._delayed:Delayed"},
 )
-"""Subclasses of `minga.training._strategies.Strategy`."""
+"""Subclasses of `minga.training._strategy_interface.Strategy`."""
 
 
 def facts_of(name: str) -> StrategyFacts:

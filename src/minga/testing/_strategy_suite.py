@@ -18,7 +18,7 @@ import torch
 
 from minga.averaging._strategy_choice import StrategyFacts
 from minga.core._errors import NonFiniteError
-from minga.training._strategies import Strategy
+from minga.training._strategy_interface import Strategy
 
 _NUMEL: Final = 5
 

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minga.averaging._strategy_choice import STRATEGIES, StrategyFacts
-    from minga.training._strategies import Delayed, Strategy, Synchronous
+    from minga.training._delayed import Delayed
+    from minga.training._strategy_interface import Strategy
+    from minga.training._synchronous import Synchronous
 
 __all__ = ["STRATEGIES", "Delayed", "Strategy", "StrategyFacts", "Synchronous"]
 
 _LATE = {  # imported when they are first asked for
-    "Delayed": "minga.training._strategies",
+    "Delayed": "minga.training._delayed",
     "STRATEGIES": "minga.averaging._strategy_choice",
-    "Strategy": "minga.training._strategies",
+    "Strategy": "minga.training._strategy_interface",
     "StrategyFacts": "minga.averaging._strategy_choice",
-    "Synchronous": "minga.training._strategies",
+    "Synchronous": "minga.training._synchronous",
 }
 
 

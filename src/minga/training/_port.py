@@ -36,7 +36,8 @@ import torch
 from minga.averaging._messages import Report
 from minga.core._errors import NonFiniteError
 from minga.training._speed import Speed
-from minga.training._strategies import Strategy, Synchronous
+from minga.training._strategy_interface import Strategy
+from minga.training._synchronous import Synchronous
 from minga.training._training_thread import TrainingThread
 from minga.training._work import WAIT, Wait, Work
 
