@@ -9,7 +9,11 @@ endif
 STAMP := $(VENV)/.installed
 MINUTES ?= 3
 SEEDS ?= 2000
-FIRST_SEED ?= 200
+FIRST_SEED ?= 16
+WORKERS ?= 4
+
+# Each process that a test starts would compile the package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup demo test soak lint types bench clean
 
@@ -33,11 +37,16 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-test: lint types
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+# More workers than two cores, because many tests wait; mypy runs beside them.
+test: lint
+	@$(BIN)/mypy & types=$$!; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal; tests=$$?; \
+	wait $$types || { echo "mypy found errors, which stand above; make types shows them alone" >&2; exit 1; }; \
+	exit $$tests
 
-# Random faults in simulated swarms: SEEDS more seeds than `make test` tries, from FIRST_SEED on.
+# More seeds and sizes of what `make test` tries, and SEEDS more swarms with random faults, from FIRST_SEED on.
 soak: setup
+	$(BIN)/python -m pytest -n auto --dist worksteal -m soak
 	$(BIN)/python -m pytest -n auto --dist worksteal tests/test_seeded_faults.py --fault-seeds $(FIRST_SEED):$$(($(FIRST_SEED) + $(SEEDS)))
 
 bench: setup

@@ -8,12 +8,14 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+import torch
 
 import minga.cli
 
@@ -45,31 +47,53 @@ digest_every = 1
 """
 
 
-def run(*arguments: str, timeout_s: float = 45.0) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end."""
+def run_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end in a process of its own, which takes seconds to import torch."""
     return subprocess.run(
         [sys.executable, GUARDED_MINGA, *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",
-        timeout=timeout_s,
+        timeout=45.0,
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONWARNINGS": "default", "COLUMNS": "200"},
     )
 
 
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run one command to its end in this process, as `call` does, and keep what it says."""
+    with contextlib.ExitStack() as files, pytest.MonkeyPatch.context() as patch:
+        # Files, because commands write their JSON below Python's buffers; by lines, to keep it all in order.
+        output, errors = (
+            files.enter_context(tempfile.TemporaryFile("w+", buffering=1, encoding="utf-8")) for _ in range(2)
+        )
+        patch.setenv("COLUMNS", "200")
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            code = call(*arguments)
+        return subprocess.CompletedProcess(arguments, code, _content(output), _content(errors))
+
+
+def _content(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
+
+
 def call(*arguments: str) -> int:
     """Run one command in this process, which has imported torch already; its exit code.
 
-    Ending a command freezes the garbage collector, and signals are redirected; neither is for the test process.
+    Ending a command freezes the garbage collector or ends the process, and signals are redirected; none of that is for
+    the test process.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("minga.cli.gc.freeze", lambda: None)
+        patch.setattr("minga.cli.os._exit", sys.exit)
         patch.setattr("minga.cli._context.gc.disable", lambda: None)
         patch.setattr("minga.cli._interrupt.Interruption.__init__", lambda self: None)
         patch.setattr("minga.cli._interrupt.Interruption.on_interrupt", lambda self, goodbye: None)
+        threads = torch.get_num_threads()
         with pytest.raises(SystemExit) as end:
             minga.cli.main(list(arguments))
+        torch.set_num_threads(threads)
     assert isinstance(end.value.code, int)
     return end.value.code
 

@@ -10,8 +10,7 @@ from minga.testing import guard_threads
 REFUSED = guard_threads()
 torch.set_num_threads(1)  # small tensors, and several test processes on one machine
 
-FAULT_SEEDS = "0:200"
-SEEDS_A_TEST = 2
+FAULT_SEEDS = "0:16"
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "fault_seeds" in metafunc.fixturenames:
+    if "fault_seed" in metafunc.fixturenames:
         given = metafunc.config.getoption("--fault-seeds")
         first, colon, end = given.partition(":")
         if not (first.isdecimal() and colon and end.isdecimal() and int(first) < int(end)):
             raise pytest.UsageError(f"--fault-seeds {given}: FROM:TO with two numbers is wanted, such as {FAULT_SEEDS}")
-        seeds = range(int(first), int(end))
-        blocks = [seeds[k : k + SEEDS_A_TEST] for k in range(0, len(seeds), SEEDS_A_TEST)]
-        metafunc.parametrize("fault_seeds", blocks, ids=[f"{block.start}:{block.stop}" for block in blocks])
+        metafunc.parametrize("fault_seed", range(int(first), int(end)))

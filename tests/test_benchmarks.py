@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from seeds import soaked
 
 from benchmarks import _machine, _report
 from benchmarks._albert_model import MATCHMAKING_S, PAPER_TIME_VARYING_PERCENT, SETUPS, Setup, Strategy
@@ -75,7 +76,7 @@ def test_btard_cost_counts_bytes_and_times_steps() -> None:
     assert figures["step_ratio"] > 0.0
 
 
-@pytest.mark.parametrize("codec", ["float32", "int8"])
+@pytest.mark.parametrize("codec", [soaked("float32"), "int8"])
 def test_allreduce_is_correct(codec: str) -> None:
     _, figures = summary(
         "allreduce", "--peers", "2", "--mib", "1", "--rounds", "1", "--codec", codec, "--quiet-wait", "0"

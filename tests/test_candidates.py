@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 from secure_world import Quadratic
+from seeds import seeds
 from swarm_tools import later, virtually
 
 from minga.averaging._messages import Done
@@ -222,7 +223,7 @@ async def test_members_who_lie_to_newcomers_lead_nobody_astray() -> None:
     assert_alike(swarm, 25, [*swarm.peers])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_a_member_that_was_killed_comes_back(seed: int) -> None:
     @virtually
     async def run() -> None:
@@ -276,7 +277,7 @@ async def test_a_newcomer_enters_while_steps_are_repeated_and_members_go() -> No
     assert_alike(swarm, 30, names)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(2, of=6))
 def test_a_newcomer_enters_while_members_die(seed: int) -> None:
     @virtually
     async def run() -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_run import GENESIS, call, last_json, run
+from cli_run import GENESIS, call, last_json, run_process
 
 from minga.cli import _exit
 from minga.cli._session import peer_options
@@ -31,7 +31,7 @@ COMMANDS = ["authority", "bench-device", "demo", "doctor", "export", "host", "jo
 
 
 def test_help_is_quick_and_names_all_commands_and_exit_codes() -> None:
-    result = run("--help")
+    result = run_process("--help")
     assert result.returncode == 0
     assert not result.stderr
     for word in [*COMMANDS, "Exit codes", "130"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import copy
 import itertools
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -723,6 +724,15 @@ def minga_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("minga")}
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process that a shell started in the background ignores interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_waiting_loses_nothing(host: MakePeer) -> None:
     model, others = small_model(), minga_threads()
     peer = host()

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from secure_world import Quadratic, stall_fetches
+from seeds import seeds, soaked
 from swarm_tools import later, virtually
 
 from minga.network._interface import PeerId
@@ -41,7 +42,7 @@ async def survive(swarm: SecureSwarm, failing: str, steps: int = STEPS) -> None:
         assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4, of=12))
 def test_a_death_at_any_moment_bans_no_third_peer(seed: int) -> None:
     @virtually
     async def run() -> None:
@@ -54,7 +55,7 @@ def test_a_death_at_any_moment_bans_no_third_peer(seed: int) -> None:
     run()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(3, of=6))
 def test_a_peer_that_stands_still_harms_only_itself(seed: int) -> None:
     @virtually
     async def run() -> None:
@@ -85,7 +86,7 @@ def test_whoever_listens_late_asks_for_what_it_missed() -> None:
 
 
 @pytest.mark.parametrize("one_way", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, of=4))
 def test_a_broken_line_between_two_members_costs_nobody_its_place(seed: int, one_way: bool) -> None:
     @virtually
     async def run() -> None:
@@ -98,7 +99,7 @@ def test_a_broken_line_between_two_members_costs_nobody_its_place(seed: int, one
     run()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(2, of=4))
 def test_two_deaths_at_once(seed: int) -> None:
     @virtually
     async def run() -> None:
@@ -159,7 +160,7 @@ async def bans_of(swarm: SecureSwarm) -> dict[str, str]:
     return bans
 
 
-@pytest.mark.parametrize("late_s", [2.6, 3.5, 6.0])
+@pytest.mark.parametrize("late_s", [2.6, soaked(3.5), 6.0])
 def test_a_member_whose_parts_come_too_late_goes_and_nobody_with_it(late_s: float) -> None:
     @virtually
     async def run() -> None:
@@ -170,7 +171,7 @@ def test_a_member_whose_parts_come_too_late_goes_and_nobody_with_it(late_s: floa
     run()
 
 
-@pytest.mark.parametrize("late_for", [1, 2, 3])
+@pytest.mark.parametrize("late_for", [1, soaked(2), 3])
 def test_a_member_whose_parts_come_too_late_to_some_goes_with_one_of_them_at_most(late_for: int) -> None:
     """Nobody can tell whether such an owner was late or its aggregators lie."""
 

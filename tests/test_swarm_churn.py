@@ -8,6 +8,7 @@ import math
 import random
 
 import pytest
+from seeds import seeds
 from swarm_tools import (
     assert_equal_states,
     grow,
@@ -80,7 +81,7 @@ async def churned(
     return swarm, live
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
     swarm, live = virtually(churned)(seed, 45.0)
     assert longest_gap_s(swarm, live[0][0]) < STALL_BOUND_S
@@ -142,7 +143,7 @@ def test_a_late_peer_downloads_the_state_and_drops_its_gradient() -> None:
     main()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_a_newcomer_gets_in_however_short_the_steps_are(seed: int) -> None:
     @virtually
     async def main() -> None:
@@ -165,7 +166,7 @@ def test_a_newcomer_gets_in_however_short_the_steps_are(seed: int) -> None:
     main()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_the_smaller_side_of_a_split_waits_and_comes_back(seed: int) -> None:
     @virtually
     async def main() -> None:
@@ -194,7 +195,7 @@ def test_the_smaller_side_of_a_split_waits_and_comes_back(seed: int) -> None:
     main()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_of_two_equal_halves_at_most_one_goes_on(seed: int) -> None:
     @virtually
     async def main() -> None:
@@ -265,7 +266,7 @@ def test_scripted_faults_find_the_peers_by_their_roles() -> None:
     main()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, of=5))
 def test_a_peer_that_was_killed_and_comes_back_at_once_takes_part_at_once(seed: int) -> None:
     """The others' connections to its former self seem open for 30 s yet."""
 
