@@ -47,7 +47,7 @@ test: lint
 # More seeds and sizes of what `make test` tries, and SEEDS more swarms with random faults, from FIRST_SEED on.
 soak: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal -m soak
-	$(BIN)/python -m pytest -n auto --dist worksteal tests/test_seeded_faults.py --fault-seeds $(FIRST_SEED):$$(($(FIRST_SEED) + $(SEEDS)))
+	$(BIN)/python -m pytest -n auto --dist worksteal tests/simulation/test_seeded_faults.py --fault-seeds $(FIRST_SEED):$$(($(FIRST_SEED) + $(SEEDS)))
 
 bench: setup
 	$(BIN)/python -m benchmarks.equivalence --json

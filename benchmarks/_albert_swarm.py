@@ -20,15 +20,15 @@ from benchmarks._albert_model import (
     Setup,
     Strategy,
 )
-from minga.averaging._baselines import divide_equally
-from minga.averaging._planner import divide
-from minga.core._run_spec import RunSpec
-from minga.network._virtual import HostSettings
-from minga.simulation._classification import SAMPLES, Classification
-from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
-from minga.simulation._swarm import Swarm
-from minga.simulation._virtual_time import run_virtual
-from minga.training._replica import Replica
+from minga.averaging.solver.baselines import divide_equally
+from minga.averaging.solver.planner import divide
+from minga.core.spec.run_spec import RunSpec
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.classification import SAMPLES, Classification
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.simulation.virtual_time import run_virtual
+from minga.training.replica.replica import Replica
 
 MICRO_BATCH = 4
 LATENCY_S = 0.01

@@ -14,18 +14,18 @@ import torch
 
 from benchmarks._entering import enter, tell_address
 from benchmarks._worker import Channel
-from minga.averaging._all_reduce import AllReduce
-from minga.averaging._formation import GroupFormation
-from minga.averaging._group import GroupSettings
-from minga.averaging._layout import VectorLayout
-from minga.averaging._messages import Report
-from minga.core._schedule import RateCap
-from minga.core._signal import Signal
-from minga.identity._keys import Identity
-from minga.network._iroh_settings import NetworkSettings
-from minga.network._records import Progress
-from minga.training._session import Session, SessionSettings
-from minga.training._surveyor import BoardSurveyor
+from minga.averaging.allreduce.service import AllReduce
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.group import GroupSettings
+from minga.averaging.matchmaking.former import GroupFormation
+from minga.averaging.messages import Report
+from minga.core.aio.signal import Signal
+from minga.core.rate_cap import RateCap
+from minga.identity.keys.keys import Identity
+from minga.network.gossip.records import Progress
+from minga.network.iroh.settings import NetworkSettings
+from minga.training.life.board_view import BoardSurveyor
+from minga.training.session import Session, SessionSettings
 
 SAMPLES = 1000
 

@@ -17,10 +17,10 @@ import torch
 from blake3 import blake3
 from torch.nn import functional
 
-from minga.averaging._layout import VectorLayout
-from minga.security._conduct import KEPT_STEPS
-from minga.security._data_seeds import batch_indices
-from minga.simulation._donated_work import DonatedWork
+from minga.averaging.codecs.layout import VectorLayout
+from minga.security.protocol.behaviour import KEPT_STEPS
+from minga.security.randomness.public_batch import batch_indices
+from minga.simulation.swarm.toy_backend import DonatedWork
 
 PIXELS, HIDDEN, CLASSES = 64, 32, 10
 BATCH = 32

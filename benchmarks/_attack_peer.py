@@ -9,10 +9,10 @@ import torch
 
 from benchmarks._worker import Channel
 from minga import Event, MingaError, Peer, PeerOptions, RunSpec, host, join
-from minga.network._interface import PeerId
+from minga.network.interface import PeerId
 from minga.recipes import load_recipe, published
-from minga.recipes._run import RecipeRun
-from minga.simulation._behaviours import attack
+from minga.recipes.running.run import RecipeRun
+from minga.simulation.attacks.registry import attack
 
 EVALUATE_EVERY = 5
 TOLD = ("secure.banned", "secure.member_away", "step.applied", "member.failed")

@@ -12,23 +12,23 @@ from typing import cast
 import torch
 
 from benchmarks._attack_digits import Digits, DigitsWork
-from minga.core._events import Event
-from minga.network._interface import PeerId
-from minga.security._aggregator_interface import Aggregate, Aggregator
-from minga.security._cargo import Cargo
-from minga.security._conduct import Conduct, Seeds
-from minga.security._data_seeds import data_seed
-from minga.security._division import Division
-from minga.security._mean import Mean
-from minga.security._randomness import derive
-from minga.security._record import Record, Terms
-from minga.security._rows import NonFiniteRowsError
-from minga.security._rules import Rules
-from minga.security._secure_member import ExcludedError
-from minga.security._settings import SecureSettings
+from minga.core.events import Event
+from minga.network.interface import PeerId
+from minga.security.parts.equal_parts import Division
+from minga.security.parts.part_store import Cargo
+from minga.security.protocol.attempt_record import Record, Terms
+from minga.security.protocol.behaviour import Conduct, Seeds
+from minga.security.protocol.rules import Rules
+from minga.security.protocol.settings import SecureSettings
+from minga.security.randomness.coin import derive
+from minga.security.randomness.public_batch import data_seed
+from minga.security.robust.interface import Aggregate, Aggregator
+from minga.security.robust.mean import Mean
+from minga.security.robust.rows import NonFiniteRowsError
+from minga.security.step.member import ExcludedError
 from minga.simulation import run_virtual
-from minga.simulation._behaviour_interface import Attack
-from minga.simulation._secure_swarm import SecureSwarm
+from minga.simulation.attacks.interface import Attack
+from minga.simulation.swarm.secure_swarm import SecureSwarm
 
 COMPUTE_S = 0.3
 """Seconds of a gradient where somebody comes later: without them a step would be as short as it takes to follow it."""

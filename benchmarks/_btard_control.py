@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from minga.averaging._layout import VectorLayout
-from minga.network._interface import Connection, PeerId, Stream
-from minga.network._messages import MessageStream
-from minga.network._node import Node
-from minga.security._delivery import Errand, Fetch, Found
-from minga.security._mesh import Answer
-from minga.security._slots import Equivocation
-from minga.security._wire import Told
+from minga.averaging.codecs.layout import VectorLayout
+from minga.network.interface import Connection, PeerId, Stream
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+from minga.security.messaging.delivery import Errand, Fetch, Found
+from minga.security.messaging.spread import Answer
+from minga.security.protocol.statement_store import Equivocation
+from minga.security.protocol.statements import Told
 from minga.simulation import run_virtual
-from minga.simulation._secure_swarm import SecureSwarm
+from minga.simulation.swarm.secure_swarm import SecureSwarm
 
 FRAME_BYTES = 5
 STATEMENTS = (Told, Answer, Equivocation)

@@ -15,13 +15,13 @@ from blake3 import blake3
 from benchmarks._allreduce_peer import AveragingPeer, vector_of
 from benchmarks._entering import RUN_ID, enter, tell_address
 from benchmarks._worker import Channel
-from minga.averaging._layout import VectorLayout
-from minga.identity._keys import Identity
-from minga.network._interface import PeerId
-from minga.network._iroh_settings import NetworkSettings
-from minga.security._secure_member import SecureMember
-from minga.security._standing import Standing
-from minga.training._session import Session, SessionSettings
+from minga.averaging.codecs.layout import VectorLayout
+from minga.identity.keys.keys import Identity
+from minga.network.interface import PeerId
+from minga.network.iroh.settings import NetworkSettings
+from minga.security.protocol.protocol_state import Standing
+from minga.security.step.member import SecureMember
+from minga.training.session import Session, SessionSettings
 
 
 class FixedWork:

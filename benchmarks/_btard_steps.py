@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks import _machine
 from benchmarks._processes import Worker, Workers
 from benchmarks._report import emit, spread
-from minga.security._conduct import KEPT_STEPS
+from minga.security.protocol.behaviour import KEPT_STEPS
 
 WARMUP = KEPT_STEPS + 2
 """Rounds until the memory that a run uses again and again is there."""

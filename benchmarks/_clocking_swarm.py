@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks._clocking_steps import SLOWER, Step
-from minga.core._run_spec import RunSpec
-from minga.network._virtual import HostSettings
-from minga.simulation._swarm import SimulatedPeer, Swarm, TrainerSettings
-from minga.simulation._virtual_time import run_virtual
-from minga.training._replica import Replica
+from minga.core.spec.run_spec import RunSpec
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.swarm import SimulatedPeer, Swarm, TrainerSettings
+from minga.simulation.virtual_time import run_virtual
+from minga.training.replica.replica import Replica
 
 SLOWEST, FASTEST = 4.0, 32.0
 UNIT = 256

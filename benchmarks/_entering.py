@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks._worker import Channel
-from minga.identity._keys import Identity
-from minga.network._interface import Address, PeerId
-from minga.network._iroh import IrohNetwork
-from minga.network._iroh_settings import NetworkSettings
-from minga.training._session import Session, SessionSettings
+from minga.identity.keys.keys import Identity
+from minga.network.interface import Address, PeerId
+from minga.network.iroh.network import IrohNetwork
+from minga.network.iroh.settings import NetworkSettings
+from minga.training.session import Session, SessionSettings
 
 RUN_ID = "0" * 64
 

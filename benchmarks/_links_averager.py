@@ -18,36 +18,38 @@ import msgspec
 import torch
 
 from benchmarks._allreduce_peer import FixedContributor
-from minga.averaging import _patience
-from minga.averaging._all_reduce import AllReduce, RoundAbortedError
-from minga.averaging._formation import GroupFormation
-from minga.averaging._group import GroupSettings
-from minga.averaging._layout import VectorLayout
-from minga.averaging._messages import Part, Plan, Report
-from minga.averaging._parts import allocate
-from minga.averaging._seat import Seat
-from minga.core._errors import RemoteError
-from minga.core._events import Event
-from minga.identity._keys import Identity
-from minga.network import _gossip, _link_report, _messages, _pulse, _tcp_lane
-from minga.network._interface import PeerId
-from minga.network._link_report import LinkReporter
-from minga.network._probe import Prober
-from minga.network._records import Progress
-from minga.training._session import Session
-from minga.training._surveyor import BoardSurveyor
+from minga.averaging.allreduce import waiting
+from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
+from minga.averaging.apportionment import allocate
+from minga.averaging.clocking.registration import Seat
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.group import GroupSettings
+from minga.averaging.matchmaking.former import GroupFormation
+from minga.averaging.messages import Part, Plan, Report
+from minga.core.errors import RemoteError
+from minga.core.events import Event
+from minga.identity.keys.keys import Identity
+from minga.network.gossip import gossip, link_record
+from minga.network.gossip.link_record import LinkReporter
+from minga.network.gossip.records import Progress
+from minga.network.interface import PeerId
+from minga.network.probing.prober import Prober
+from minga.network.rpc import framing, keepalive
+from minga.network.tcp import bulk_lane
+from minga.training.life.board_view import BoardSurveyor
+from minga.training.session import Session
 
 SAMPLES: Final = 1000
 SAMPLES_PER_SECOND: Final = 1.0
 """So slow that no plan asks anybody to rest: everybody contributes in all rounds."""
 
 CROWDED: Final[dict[ModuleType, dict[str, float]]] = {
-    _gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 5.0},
-    _link_report: {"FIRST_PERIOD_S": 10.0, "PERIOD_S": 10.0},
-    _pulse: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
-    _messages: {"PULSE_S": 1.0},
-    _patience: {"APPEAR_S": 10.0},
-    _tcp_lane: {"PATIENCE_S": 5.0},
+    gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 5.0},
+    link_record: {"FIRST_PERIOD_S": 10.0, "PERIOD_S": 10.0},
+    keepalive: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
+    framing: {"PULSE_S": 1.0},
+    waiting: {"APPEAR_S": 10.0},
+    bulk_lane: {"PATIENCE_S": 5.0},
 }
 """Up to 25 peers share one machine here, which costs it more than what they move: so they give signs of life less
 often than usual, and bear with each other for longer. What their links carry they tell more often: rounds follow each

@@ -22,8 +22,8 @@ from subprocess import PIPE
 from typing import Any
 
 from benchmarks._report import emit, note
-from tests.cli_run import SPEC
 from tests.netlab import Host, Lab
+from tests.worlds.cli_run import SPEC
 
 STEPS = 5
 PATIENCE_S = 120.0

@@ -15,10 +15,10 @@ from benchmarks._allreduce_peer import vector_of
 from benchmarks._entering import enter, tell_address
 from benchmarks._links_averager import Averager, Company, crowded, describe
 from benchmarks._worker import Channel
-from minga.averaging._layout import VectorLayout
-from minga.network._hello import Role
-from minga.network._iroh_settings import NetworkSettings
-from minga.training._session import SessionSettings
+from minga.averaging.codecs.layout import VectorLayout
+from minga.network.iroh.settings import NetworkSettings
+from minga.network.rpc.handshake import Role
+from minga.training.session import SessionSettings
 from tests import netlab
 
 

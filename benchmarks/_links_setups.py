@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from minga.averaging._division import PeerRates, SwarmRates
-from minga.averaging._linear_programme import shortest_round
-from minga.averaging._usable_rates import usable
+from minga.averaging.solver.clean_rates import usable
+from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.averaging.solver.lower_bound import shortest_round
 from tests.netlab import Host
 
 SCALE, CROWD_SCALE, HOME_SCALE = 0.02, 0.01, 0.2

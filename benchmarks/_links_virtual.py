@@ -18,13 +18,13 @@ from benchmarks._entering import RUN_ID
 from benchmarks._links_averager import Averager, Company, crowded
 from benchmarks._links_rounds import REST_S, are_stable
 from benchmarks._links_setups import Setup
-from minga.averaging._messages import Plan
-from minga.identity._keys import Identity
-from minga.network._interface import Address
-from minga.network._virtual import HostSettings, VirtualInternet, VirtualNetwork
+from minga.averaging.messages import Plan
+from minga.identity.keys.keys import Identity
+from minga.network.interface import Address
+from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.simulation import run_virtual
-from minga.simulation._ghost import GhostLayout
-from minga.training._session import Session, SessionSettings
+from minga.simulation.swarm.size_only_model import GhostLayout
+from minga.training.session import Session, SessionSettings
 
 LATENCY_S: Final = 0.0005
 """One way from a host to the middle of the network: namespaces on one machine are a few tenths of that apart."""

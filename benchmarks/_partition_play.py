@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from minga.core._errors import LocalError
-from minga.core._events import Event
-from minga.core._run_spec import RunSpec
-from minga.network._virtual import HostSettings
+from minga.core.errors import LocalError
+from minga.core.events import Event
+from minga.core.spec.run_spec import RunSpec
+from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
-from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
-from minga.simulation._swarm import Swarm
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
 
 SHAPES = ("halves", "thirds", "one-way", "link by link")
 MOMENTS = ("step.applied", "round.begun", "round.reduced")

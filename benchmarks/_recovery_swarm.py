@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from benchmarks._processes import Message, Worker, WorkerError, Workers
 from minga import RunSpec
-from minga.averaging._ranking import ranking
+from minga.averaging.election import ranking
 
 REMOVALS = ("round.member_lost", "round.sender_dropped", "group.leader_lost", "member.lost")
 """Events by which a peer says that it gave up another one, named in the field `peer`."""

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks._worker import Channel
 from minga import Event, Optimizer, Peer, PeerOptions, RunSpec, host, join
-from minga.simulation._classification import SAMPLES, Classification
+from minga.simulation.swarm.classification import SAMPLES, Classification
 
 MICRO_BATCH = 32
 VITALS_EVERY_S = 0.25

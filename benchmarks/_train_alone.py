@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from minga.core._run_spec import RunSpec
-from minga.simulation._classification import Classification
+from minga.core.spec.run_spec import RunSpec
+from minga.simulation.swarm.classification import Classification
 
 
 def train_alone(spec: RunSpec, steps: Mapping[int, Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor, list[float]]:

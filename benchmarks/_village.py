@@ -17,15 +17,15 @@ from benchmarks._clocking_steps import Step
 from benchmarks._clocking_swarm import steps_of
 from benchmarks._links_virtual import LATENCY_S, TURN_S
 from benchmarks._processes import Workers
-from minga.core._run_spec import RunSpec
-from minga.network._virtual import HostSettings
+from minga.core.spec.run_spec import RunSpec
+from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
-from minga.simulation._forecast import Forecast, forecast
-from minga.simulation._ghost import GhostModel, GhostReplica, no_gradient
-from minga.simulation._model_facts import ModelFacts
-from minga.simulation._peers_text import PeerClass, Role
-from minga.simulation._setting import Setting, Volunteers
-from minga.simulation._swarm import Swarm, TrainerSettings
+from minga.simulation.forecast.forecast import Forecast, forecast
+from minga.simulation.forecast.model_facts import ModelFacts
+from minga.simulation.forecast.peer_text import PeerClass, Role
+from minga.simulation.forecast.planned_run import Setting, Volunteers
+from minga.simulation.swarm.size_only_model import GhostModel, GhostReplica, no_gradient
+from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from tests.netlab import Host, Lab
 
 FAST, SLOW = 20e6, 8e6

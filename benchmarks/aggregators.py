@@ -35,9 +35,9 @@ import torch
 
 from benchmarks import _machine
 from benchmarks._report import emit, finish, parser, spread
-from minga.security._aggregator_interface import Aggregate, Aggregator
-from minga.security._aggregators import AGGREGATORS
-from minga.security._centered_clip import CenteredClip, residual
+from minga.security.robust.centered_clip import CenteredClip, residual
+from minga.security.robust.interface import Aggregate, Aggregator
+from minga.security.robust.registry import AGGREGATORS
 
 RATIO_LIMIT = 3.0
 HOSTILE_SHARE = 7 / 16

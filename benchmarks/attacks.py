@@ -1,6 +1,6 @@
 """What hostile members of a secure run can do, how soon they are gone, and what it would be like without defence.
 
-    python -m benchmarks.attacks --all --json           # every attack, see `minga.simulation._behaviours`
+    python -m benchmarks.attacks --all --json           # every attack, see `minga.simulation.attacks.registry`
     python -m benchmarks.attacks --attack alie --json   # single ones
     python -m benchmarks.attacks --table --json         # attacks by gradients against other aggregators, too
     python -m benchmarks.attacks --real --json          # real processes over iroh, see below
@@ -12,7 +12,8 @@ the last ten steps. For each attack:
 
     attackers_banned, honest_banned, attackers_left (members to the end)
     steps_to_ban_all    from the first hostile step to the one that ended with the last ban, both counted
-    predicted_steps     mean of `minga.security._ban_time`, for attackers who cheat in every step and are caught by
+    predicted_steps     mean of `minga.security.randomness.detection_time`, for attackers who cheat in every step and
+    are caught by
                         validators alone
     metric, metric_no_attack (the same run without hostile members)
     metric_undefended   the same attack in a plain loop without network, bans and validators, where everybody takes
@@ -32,7 +33,8 @@ peer does, which has to end in the same state as the rest.
 
 The aggregators of the table work at a server that everybody trusts, on whole gradients; nobody is banned. They are
 made for `--hostile` hostile rows, or for as many as they can bear. Attacks and aggregators (`--against`) are named as
-in `minga.simulation._behaviours` and `minga.security._aggregators`; those of other packages that are installed count.
+in `minga.simulation.attacks.registry` and `minga.security.robust.registry`; those of other packages that are
+installed count.
 """
 
 from __future__ import annotations
@@ -51,13 +53,13 @@ from benchmarks._attack_digits import Digits
 from benchmarks._attack_real import RealExtent, RealTold, run_real
 from benchmarks._attack_runs import Extent, Told, hostile_names, run_plainly, run_swarm
 from benchmarks._report import emit, finish, note, parser
-from minga.monitor._picture import blank, write
-from minga.security._aggregator_interface import Aggregate, Aggregator, VerifiableAggregator
-from minga.security._aggregators import AGGREGATORS
-from minga.security._ban_time import mean_steps_to_ban_all
-from minga.security._settings import SecureSettings
-from minga.simulation._attack_picture import Curve, draw_attack
-from minga.simulation._behaviours import attack, attacks
+from minga.monitor.png import blank, write
+from minga.security.protocol.settings import SecureSettings
+from minga.security.randomness.detection_time import mean_steps_to_ban_all
+from minga.security.robust.interface import Aggregate, Aggregator, VerifiableAggregator
+from minga.security.robust.registry import AGGREGATORS
+from minga.simulation.attack_plot import Curve, draw_attack
+from minga.simulation.attacks.registry import attack, attacks
 
 HARMLESS = 0.01
 VERDICT_STEPS = 2

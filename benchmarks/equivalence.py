@@ -37,13 +37,13 @@ from benchmarks._report import emit, finish, parser, spread
 from benchmarks._train_alone import train_alone
 from benchmarks._worker import Channel
 from minga import Optimizer, PeerOptions, RunSpec, host, join
-from minga.network._virtual import HostSettings
-from minga.simulation._classification import SAMPLES, Classification
-from minga.simulation._model import ClassifierReplica
-from minga.simulation._simulated_peer import SimulatedPeer, TrainerSettings
-from minga.simulation._swarm import Swarm
-from minga.simulation._virtual_time import run_virtual
-from minga.training._snapshot import StateSnapshot
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.models import ClassifierReplica
+from minga.simulation.swarm.classification import SAMPLES, Classification
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.simulation.virtual_time import run_virtual
+from minga.training.state.snapshot import StateSnapshot
 
 TARGET = 256
 REL_ERR_LIMIT, LOSS_GAP_LIMIT = 1e-5, 0.01

@@ -41,21 +41,21 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks._report import emit, finish, note, parser
-from minga.averaging._division import Division, PeerRates, SwarmRates
-from minga.averaging._flat_division import flat_shares
-from minga.averaging._messages import MAX_MEMBERS, Member
-from minga.averaging._planner import divide
-from minga.averaging._plans import PlanNeeds, accept_plan, make_plan, sign_plan
-from minga.averaging._prediction import predict
-from minga.averaging._usable_rates import usable
-from minga.core._run_spec import RunSpec
-from minga.identity._keys import Identity
-from minga.network._interface import Address, PeerId
-from minga.network._virtual import HostSettings
+from minga.averaging.messages import MAX_MEMBERS, Member
+from minga.averaging.planning.signed_plan import PlanNeeds, accept_plan, make_plan, sign_plan
+from minga.averaging.solver.clean_rates import usable
+from minga.averaging.solver.division import Division, PeerRates, SwarmRates
+from minga.averaging.solver.flat import flat_shares
+from minga.averaging.solver.planner import divide
+from minga.averaging.solver.prediction import predict
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.keys.keys import Identity
+from minga.network.interface import Address, PeerId
+from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
-from minga.simulation._ghost import GhostModel, GhostReplica, no_gradient
-from minga.simulation._swarm import Swarm, TrainerSettings
-from tests.board_swarm import Swarm as Gossipers
+from minga.simulation.swarm.size_only_model import GhostModel, GhostReplica, no_gradient
+from minga.simulation.swarm.swarm import Swarm, TrainerSettings
+from tests.worlds.board_swarm import Swarm as Gossipers
 
 SIZES = (10, 30, 64, 100, 300, 1000, 2000)
 PARAMETERS = 17_850_000

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from cli_run import run
 
 import minga
+from tests.worlds.cli_run import run
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -7,15 +7,15 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from extension_world import EXTRAS, RecipeReplica, hosted, install_extras, recipe_swarm
-from swarm_tools import virtually
 
-from minga.core._errors import ConfigurationError
-from minga.core._plugins import Origin
-from minga.core._run_spec import RunSpec
-from minga.simulation._simulated_peer import SimulatedPeer
-from minga.simulation._swarm import Swarm
-from minga.training._plugins_of_run import check_plugins
+from minga.core.errors import ConfigurationError
+from minga.core.spec.plugins import Origin
+from minga.core.spec.run_spec import RunSpec
+from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.plugins_of_run import check_plugins
+from tests.worlds.extension_world import EXTRAS, RecipeReplica, hosted, install_extras, recipe_swarm
+from tests.worlds.swarm_tools import virtually
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 ORIGIN = Origin(package="minga-extras", version="1.0")

@@ -7,7 +7,7 @@ optimizer = minga.Optimizer(torch.optim.AdamW(model.parameters()), peer)
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from minga.core._errors import (
+from minga.core.errors import (
     ClosedError,
     ConfigurationError,
     IdentityError,
@@ -25,14 +25,14 @@ from minga.core._errors import (
     StorageError,
     UnreachableError,
 )
-from minga.core._events import Event
+from minga.core.events import Event
 
 if TYPE_CHECKING:
-    from minga.core._run_spec import RunSpec
-    from minga.identity._links import Link
-    from minga.training._entrance import PeerOptions, host, join
-    from minga.training._optimizer import Optimizer
-    from minga.training._peer import Peer
+    from minga.core.spec.run_spec import RunSpec
+    from minga.identity.links.links import Link
+    from minga.training.join import PeerOptions, host, join
+    from minga.training.optimizer import Optimizer
+    from minga.training.peer import Peer
 
 __all__ = [
     "ClosedError",
@@ -62,13 +62,13 @@ __all__ = [
 ]
 
 _LATE = {  # what takes long to import, torch above all, is imported when it is first asked for
-    "Link": "minga.identity._links",
-    "Optimizer": "minga.training._optimizer",
-    "Peer": "minga.training._peer",
-    "PeerOptions": "minga.training._entrance",
-    "RunSpec": "minga.core._run_spec",
-    "host": "minga.training._entrance",
-    "join": "minga.training._entrance",
+    "Link": "minga.identity.links.links",
+    "Optimizer": "minga.training.optimizer",
+    "Peer": "minga.training.peer",
+    "PeerOptions": "minga.training.join",
+    "RunSpec": "minga.core.spec.run_spec",
+    "host": "minga.training.join",
+    "join": "minga.training.join",
 }
 
 

@@ -2,7 +2,7 @@
 
 Theory of operation. An organiser makes an invitation for many peers (`minga admit LINK --uses 500`) and gives it to
 whoever runs the authority. The authority keeps the invitation's secret to itself and signs with it: for the key of a
-peer, under the name of the person, until a date that is hours away (`minga.identity._access_token.Login`). So no
+peer, under the name of the person, until a date that is hours away (`minga.identity.access.token.Login`). So no
 organiser's key lies on a web server, members verify everything offline, and the worst that a stolen invitation can do
 is to admit as many peers as it is for, until the organisers bar it.
 
@@ -13,9 +13,9 @@ is to admit as many peers as it is for, until the organisers bar it.
 
 A request is signed by the peer's key and holds the run's id and a nonce that counts once and for a minute: so a token
 is only ever given to whoever has the key, and a recorded request is worth nothing. Nobody's clock matters for that.
-Who is on the list, and how many peers each may have, stands in a file (`_allow_list.py`); who got what is kept in
-another (`_roster.py`). Before a token expires its peer gets the next one by its key alone, without another login, as
-long as its person is on the list, and for some weeks at most.
+Who is on the list, and how many peers each may have, stands in a file (`authority/server/allow_list.py`); who got
+what is kept in another (`authority/server/roster.py`). Before a token expires its peer gets the next one by its key
+alone, without another login, as long as its person is on the list, and for some weeks at most.
 
 `join` is `minga.join` for links that name an authority; `minga join` uses it, and programs with their own loop can.
 """
@@ -24,12 +24,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minga.authority._joining import join
-    from minga.authority._login import Credentials
+    from minga.authority.client.join import join
+    from minga.authority.client.login import Credentials
 
 __all__ = ["Credentials", "join"]
 
-_LATE = {"Credentials": "minga.authority._login", "join": "minga.authority._joining"}  # these import torch and more
+_LATE = {
+    "Credentials": "minga.authority.client.login",
+    "join": "minga.authority.client.join",
+}  # these import torch and more
 
 
 def __getattr__(name: str) -> object:

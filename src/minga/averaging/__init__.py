@@ -1,12 +1,13 @@
-"""Who reduces what, with whom, and how: groups, parts, codecs and the all-reduce.
+"""Who reduces what, with whom, and how: groups, plans, codecs and the all-reduce of ordinary steps.
 
-    class Int4(Codec): ...                          a package's module
+    matchmaking/ ── a full step ──▶ planning/ (solver/) ── signed plan ──▶ allreduce/ (codecs/) ──▶ the mean
+        clocking/: how many samples each member stops at, who stands by
 
-    [project.entry-points."minga.codecs"]           its pyproject.toml
-    int4 = "my_codecs:Int4"
+Read: messages (what peers say to each other), contracts (the seam to whatever produces the vectors), group (what
+group formation is told), election (who leads), apportionment (fractions to whole elements). Then codecs, solver,
+clocking, planning, allreduce, matchmaking: each uses only those before it.
 
-What is listed here is public: the interface of codecs, and what they may use. `minga.testing.check_codec` says whether
-a codec keeps what the interface promises.
+Called by training/life. It knows vectors and samples, but no models, data or optimizers.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minga.averaging._codec_choice import CODECS
-    from minga.averaging._codec_interface import (
+    from minga.averaging.codecs.interface import (
         FLOAT32_MAX,
         Codec,
         InvalidEncodingError,
         largest_magnitude,
         require_magnitude,
     )
+    from minga.averaging.codecs.registry import CODECS
 
 __all__ = [
     "CODECS",
@@ -34,12 +35,12 @@ __all__ = [
 ]
 
 _LATE = {  # imported when they are first asked for
-    "CODECS": "minga.averaging._codec_choice",
-    "Codec": "minga.averaging._codec_interface",
-    "FLOAT32_MAX": "minga.averaging._codec_interface",
-    "InvalidEncodingError": "minga.averaging._codec_interface",
-    "largest_magnitude": "minga.averaging._codec_interface",
-    "require_magnitude": "minga.averaging._codec_interface",
+    "CODECS": "minga.averaging.codecs.registry",
+    "Codec": "minga.averaging.codecs.interface",
+    "FLOAT32_MAX": "minga.averaging.codecs.interface",
+    "InvalidEncodingError": "minga.averaging.codecs.interface",
+    "largest_magnitude": "minga.averaging.codecs.interface",
+    "require_magnitude": "minga.averaging.codecs.interface",
 }
 
 

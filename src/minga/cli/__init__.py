@@ -1,4 +1,13 @@
-"""The command `minga`: options, displays and exit codes around the library; no logic of its own."""
+"""The command `minga`: options, displays and exit codes around the library; no logic of its own.
+
+    minga ARGUMENTS ─▶ app ─▶ one command's module ─▶ library ─▶ terminal/output ─▶ exit code
+
+Read: app (all commands and their options). Then terminal (shared by all), taking_part, planning, simulating,
+diagnosing, access, demo: one folder for each group of commands. Everything heavy is imported by the command that
+needs it.
+
+Called by the user's shell; nothing in the library imports it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +18,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from minga.cli import _exit
-from minga.core._errors import StorageError
+from minga.cli.terminal import exit_codes
+from minga.core.errors import StorageError
 
 __all__ = ["main"]
 
@@ -22,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and end the process with its exit code; see `minga --help` for the codes."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     code = _run(given)
-    if code in (_exit.INTERRUPTED, _exit.TERMINATED):
+    if code in (exit_codes.INTERRUPTED, exit_codes.TERMINATED):
         # All goodbyes are said by now. An interpreter that is torn down in the middle of an import takes seconds.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
@@ -38,29 +47,31 @@ def _run(arguments: list[str]) -> int:
     try:
         return _invoke(arguments)
     except KeyboardInterrupt:
-        return _exit.report_interrupt(json_output=json_output)
+        return exit_codes.report_interrupt(json_output=json_output)
     except BrokenPipeError:
         # Whoever read the output is gone; keep the interpreter from complaining when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _exit.OK
+        return exit_codes.OK
     except OSError as error:
         if error.errno not in FULL:
             raise
-        return _exit.report(StorageError(f"the output cannot be written: {error.strerror}"), json_output=json_output)
+        return exit_codes.report(
+            StorageError(f"the output cannot be written: {error.strerror}"), json_output=json_output
+        )
     except BaseException as error:
-        if _exit.interrupts:  # in the middle of an import, say, which makes an error of its own of it
-            return _exit.report_interrupt(json_output=json_output)
+        if exit_codes.interrupts:  # in the middle of an import, say, which makes an error of its own of it
+            return exit_codes.report_interrupt(json_output=json_output)
         if type(error).__name__ == "Terminated":
-            return _exit.TERMINATED
-        if _exit.is_expected(error):
-            return _exit.report(error, json_output=json_output)
+            return exit_codes.TERMINATED
+        if exit_codes.is_expected(error):
+            return exit_codes.report(error, json_output=json_output)
         raise
 
 
 def _invoke(arguments: list[str]) -> int:
     import typer
 
-    from minga.cli._app import app
+    from minga.cli.app import app
 
     try:
         result = app(arguments, standalone_mode=False, prog_name="minga")
@@ -69,9 +80,9 @@ def _invoke(arguments: list[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:
-        if _exit.is_usage_error(error):
-            return _exit.report_usage(error, json_output="--json" in arguments)
+        if exit_codes.is_usage_error(error):
+            return exit_codes.report_usage(error, json_output="--json" in arguments)
         raise
-    if result == _exit.INTERRUPTED:  # how the parser passes a KeyboardInterrupt on
+    if result == exit_codes.INTERRUPTED:  # how the parser passes a KeyboardInterrupt on
         raise KeyboardInterrupt
-    return result if isinstance(result, int) else _exit.OK
+    return result if isinstance(result, int) else exit_codes.OK

@@ -1,21 +1,20 @@
 """Models, data and losses that runs can name.
 
-    class Digits(Recipe[DigitsSettings]): ...       a package's module
+    run spec ─▶ running/registry ─▶ recipe (interface) ─▶ running/run: model, data, optimizer, training loop
+                                       └─ albert/ (uses text/)
 
-    [project.entry-points."minga.recipes"]          its pyproject.toml
-    digits = "my_recipes:Digits"
+Read: interface (the recipe seam). Then text (text as training data), albert (the recipe that comes with minga),
+running (what is the same for all recipes).
 
-What is listed here is public: the interface, how settings are declared, and what recipes may use. It imports neither
-torch nor the libraries of any recipe; those come with the recipe that a run names. `minga.testing.check_recipe` says
-whether a recipe keeps what the interface promises.
+Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from minga.core._run_spec_fields import choice, described, real, whole
-from minga.recipes._interface import (
+from minga.core.spec.fields import choice, described, real, whole
+from minga.recipes.interface import (
     Batch,
     Files,
     Metric,
@@ -25,7 +24,7 @@ from minga.recipes._interface import (
     Settings,
     StreamPosition,
 )
-from minga.recipes._registry import RECIPES, load_recipe, published
+from minga.recipes.registry import RECIPES, load_recipe, published
 
 __all__ = [
     "RECIPES",
@@ -47,7 +46,7 @@ __all__ = [
     "whole",
 ]
 
-_LATE = {"new_model": "minga.recipes._initial", "shuffled": "minga.recipes._order"}
+_LATE = {"new_model": "minga.recipes.initial", "shuffled": "minga.recipes.order"}
 
 
 def __getattr__(name: str) -> object:

@@ -1,12 +1,13 @@
-"""Secure training: robust aggregation, verification and bans.
+"""Secure training: members check each other's work and ban cheaters, by proofs that any peer can verify.
 
-    class TightClip(VerifiableAggregator): ...      a package's module
+    parts, randomness, robust ─▶ verification ─▶ protocol ─▶ messaging ─▶ accountability ─▶ rechecking ─▶ step
+    bytes, chance, aggregation   checks          state       statements   bans              doubts        one step
 
-    [project.entry-points."minga.aggregators"]      its pyproject.toml
-    tight_clip = "my_aggregators:TightClip"
+Read the folders in that order, or step first and the others as they come up. There are no files in this room but
+theirs: parts, randomness, robust, verification, protocol, messaging, accountability, rechecking, step.
 
-What is listed here is public: the interface of aggregators, and CenteredClip to build upon.
-`minga.testing.check_aggregator` says whether an aggregator keeps what the interface promises.
+Called by training/life/verified_member. It knows vectors and public batches; what they mean for a model is behind
+the training backend that protocol/behaviour declares.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minga.security._aggregator_interface import (
+    from minga.security.robust.centered_clip import CenteredClip, ClippedAggregate
+    from minga.security.robust.interface import (
         Aggregate,
         Aggregator,
         VerifiableAggregate,
         VerifiableAggregator,
     )
-    from minga.security._aggregators import AGGREGATORS
-    from minga.security._centered_clip import CenteredClip, ClippedAggregate
-    from minga.security._rows import Rows
+    from minga.security.robust.registry import AGGREGATORS
+    from minga.security.robust.rows import Rows
 
 __all__ = [
     "AGGREGATORS",
@@ -37,14 +38,14 @@ __all__ = [
 ]
 
 _LATE = {  # imported when they are first asked for
-    "AGGREGATORS": "minga.security._aggregators",
-    "Aggregate": "minga.security._aggregator_interface",
-    "Aggregator": "minga.security._aggregator_interface",
-    "CenteredClip": "minga.security._centered_clip",
-    "ClippedAggregate": "minga.security._centered_clip",
-    "Rows": "minga.security._rows",
-    "VerifiableAggregate": "minga.security._aggregator_interface",
-    "VerifiableAggregator": "minga.security._aggregator_interface",
+    "AGGREGATORS": "minga.security.robust.registry",
+    "Aggregate": "minga.security.robust.interface",
+    "Aggregator": "minga.security.robust.interface",
+    "CenteredClip": "minga.security.robust.centered_clip",
+    "ClippedAggregate": "minga.security.robust.centered_clip",
+    "Rows": "minga.security.robust.rows",
+    "VerifiableAggregate": "minga.security.robust.interface",
+    "VerifiableAggregator": "minga.security.robust.interface",
 }
 
 

@@ -1,16 +1,28 @@
-"""The simulated world: scenarios, virtual time, scripted faults, and all that drives many peers in one process."""
+"""The simulated world: scenarios, virtual time and scripted faults, with the code of production in one process.
+
+    scenario/ ─▶ runner ─▶ population ─▶ lifecycle ─▶ swarm/ (faults/, attacks/, attackers) on virtual_time
+                   └─▶ recorder ─▶ event_log ─▶ timeline ─▶ outcome ─▶ plots, attack_plot
+
+Read: virtual_time (the event loop), runner (entry), population (who takes part, drawn from the seed), lifecycle
+(peers join, leave, crash, come back), models (what is trained), attackers (who attacks, and how), recorder (writes
+down what happens), event_log (the same bytes for equal seeds), timeline (what became of each step), outcome (in
+figures), plots and attack_plot (pictures). Then swarm, faults, attacks, scenario; forecast and advice plan runs
+without simulating.
+
+Called by cli, tests and benchmarks. It is one thread: faults of threads cannot be seen here.
+"""
 
 from __future__ import annotations
 
-from minga.security._conduct import Seeds, Work
-from minga.simulation._behaviour_interface import Attack, Lie
-from minga.simulation._behaviours import BEHAVIOURS
-from minga.simulation._fault_driver import FaultDriver, FaultRecord, FaultTarget, VirtualFaults
-from minga.simulation._faults import AtEvent, AtTime, Fault, parse_faults
-from minga.simulation._outcome import Outcome
-from minga.simulation._runner import Simulation
-from minga.simulation._scenario import Scenario, read_scenario
-from minga.simulation._virtual_time import DeadlockError, VirtualTimeLimitError, VirtualTimeLoop, run_virtual
+from minga.security.protocol.behaviour import Seeds, Work
+from minga.simulation.attacks.interface import Attack, Lie
+from minga.simulation.attacks.registry import BEHAVIOURS
+from minga.simulation.faults.driver import FaultDriver, FaultRecord, FaultTarget, VirtualFaults
+from minga.simulation.faults.script import AtEvent, AtTime, Fault, parse_faults
+from minga.simulation.outcome import Outcome
+from minga.simulation.runner import Simulation
+from minga.simulation.scenario.scenario import Scenario, read_scenario
+from minga.simulation.virtual_time import DeadlockError, VirtualTimeLimitError, VirtualTimeLoop, run_virtual
 
 __all__ = [
     "BEHAVIOURS",

@@ -1,17 +1,23 @@
 """Conformance suites that every implementation of one of minga's seams must pass, and a check for programs' tests.
 
-`guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
+    your network, stream, codec or aggregator ─▶ suite: one check after the other
+
+Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), bulk_suite (streams
+for bulk), codec_suite (Codec), aggregator_suite (Aggregator). `guard_threads()` makes what belongs to a peer's
+event loop raise where it is used on another thread.
+
+Called by tests, also those of other packages; nothing in minga imports it.
 """
 
 from __future__ import annotations
 
-from minga.core._thread_guard import guard_threads
-from minga.testing._aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolation, check_aggregator
-from minga.testing._codec_suite import CODEC_CHECKS, CodecViolation, check_codec
-from minga.testing._network_suite import NETWORK_CHECKS, check_network
-from minga.testing._recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
-from minga.testing._strategy_suite import STRATEGY_CHECKS, StrategyViolation, check_strategy
-from minga.testing._suite import MakeNetwork
+from minga.core.thread_guard import guard_threads
+from minga.testing.aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolation, check_aggregator
+from minga.testing.codec_suite import CODEC_CHECKS, CodecViolation, check_codec
+from minga.testing.network_suite import NETWORK_CHECKS, check_network
+from minga.testing.recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
+from minga.testing.strategy_suite import STRATEGY_CHECKS, StrategyViolation, check_strategy
+from minga.testing.suite import MakeNetwork
 
 __all__ = [
     "AGGREGATOR_CHECKS",

@@ -1,12 +1,15 @@
-"""Training together: the optimizer, steps, state and checkpoints.
+"""Training together: what a program holds (optimizer, peer), and one peer's presence in one run.
 
-    class Capped(Synchronous): ...                  a package's module
+    program ─▶ join ─▶ peer ─▶ session ─▶ network, board, servers
+                │        ▲         └─▶ life/ (steps) ◀── bridge/ ──▶ optimizer on the training thread
+                └ rejoin ┘
 
-    [project.entry-points."minga.strategies"]       its pyproject.toml
-    capped = "my_strategies:Capped"
+Read: optimizer (`minga.Optimizer`), peer (`minga.Peer`), join (`minga.join` and `minga.host`), session (assembles
+the rooms below), rejoin (how a peer finds back), host_lock (a run is hosted once from its folder), own_access (what
+a peer learns and shows about access), organiser (invite, admit, bar). Then the folders: state, replica, bridge,
+strategy, transfer, access, life.
 
-What is listed here is public: the interface of strategies, and those of minga to build upon.
-`minga.testing.check_strategy` says whether a strategy keeps what the interface promises.
+Called by programs, recipes, monitor, authority and cli. It knows any torch model, and no recipe.
 """
 
 from __future__ import annotations
@@ -15,19 +18,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minga.averaging._strategy_choice import STRATEGIES, StrategyFacts
-    from minga.training._delayed import Delayed
-    from minga.training._strategy_interface import Strategy
-    from minga.training._synchronous import Synchronous
+    from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
+    from minga.training.strategy.delayed import Delayed
+    from minga.training.strategy.interface import Strategy
+    from minga.training.strategy.synchronous import Synchronous
 
 __all__ = ["STRATEGIES", "Delayed", "Strategy", "StrategyFacts", "Synchronous"]
 
 _LATE = {  # imported when they are first asked for
-    "Delayed": "minga.training._delayed",
-    "STRATEGIES": "minga.averaging._strategy_choice",
-    "Strategy": "minga.training._strategy_interface",
-    "StrategyFacts": "minga.averaging._strategy_choice",
-    "Synchronous": "minga.training._synchronous",
+    "Delayed": "minga.training.strategy.delayed",
+    "STRATEGIES": "minga.averaging.strategy_choice",
+    "Strategy": "minga.training.strategy.interface",
+    "StrategyFacts": "minga.averaging.strategy_choice",
+    "Synchronous": "minga.training.strategy.synchronous",
 }
 
 

@@ -1,0 +1,133 @@
+"""Runs an authority: its files, its web server, and the watch over its list."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from minga.authority.server.allow_list import AllowFile
+from minga.authority.server.issuer import Issuer
+from minga.authority.server.oauth import make_provider
+from minga.authority.server.revocation import Bar, watch_list
+from minga.authority.server.roster import RosterFile
+from minga.authority.server.service import Authority, Tell
+from minga.core.errors import ConfigurationError
+from minga.core.urls import is_safe_url
+from minga.identity.links.links import Link
+
+MAX_CONNECTIONS = 200
+KEEP_ALIVE_S = 5
+GOODBYE_S = 1
+
+
+@dataclass(frozen=True)
+class AuthoritySettings:
+    """What an authority needs.
+
+    link: an invitation for many peers. allow: the file of those who may come. roster: the file in which it keeps who
+    has which peers. host, port: where to listen; port 0 is any. url: where clients reach it, if not there (behind a
+    proxy). certificate, key: PEM files for TLS.
+    """
+
+    link: Link
+    allow: Path
+    roster: Path
+    host: str = "127.0.0.1"
+    port: int = 8470
+    url: str | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+class AuthorityServer:
+    """An authority that listens from its making on. Raises `LocalError`s; `close` it at the end."""
+
+    def __init__(self, settings: AuthoritySettings, bar: Bar | None, tell: Tell) -> None:
+        self._settings, self._bar, self._tell = settings, bar, tell
+        self._allowed = AllowFile(settings.allow)
+        self._roster = RosterFile(settings.roster, settings.link.run_id, time.time)
+        try:
+            self.issuer = Issuer(settings.link, self._allowed, self._roster, time.time)
+            self._roster.forget(self.issuer.invitation)
+            _check_certificate(settings)
+            self._socket = _listen(settings.host, settings.port)
+        except BaseException:
+            self._roster.close()
+            raise
+        self.url = settings.url or self._own_url()
+        if not is_safe_url(self.url):
+            self.close()
+            raise ConfigurationError(
+                f"{self.url[:60]!r}: people send secrets there, so it has to be https:// (http:// is for this machine "
+                "only); give --cert and --key, or put a proxy with TLS in front and name its address with --url"
+            )
+
+    @property
+    def link(self) -> Link:
+        """What may be published: whoever has it may try to log in."""
+        return replace(self._settings.link, access=None, authority=self.url)
+
+    def close(self) -> None:
+        """Let the files and the port go."""
+        self._roster.close()
+        self._socket.close()
+
+    async def run(self) -> None:
+        """Serve until Ctrl-C or SIGTERM, or until cancelled."""
+        provider = make_provider(self._allowed)
+        authority = Authority(self.issuer, provider, self._tell)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(watch_list(self.issuer, self._roster, self._bar, self._tell))
+                await uvicorn.Server(self._configuration(authority.app)).serve(sockets=[self._socket])
+                watching.cancel()
+        finally:
+            await provider.close()
+
+    def _configuration(self, app: ASGIApp) -> uvicorn.Config:
+        certificate, key = self._settings.certificate, self._settings.key
+        return uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            # Behind a proxy on this machine the proxy knows whom it speaks for; nobody else is believed.
+            proxy_headers=True,
+            forwarded_allow_ips="127.0.0.1,::1",
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GOODBYE_S,
+            ssl_certfile=None if certificate is None else str(certificate),
+            ssl_keyfile=None if key is None else str(key),
+        )
+
+    def _own_url(self) -> str:
+        host, port = self._socket.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'http' if self._settings.certificate is None else 'https'}://{shown}:{port}"
+
+
+def _check_certificate(settings: AuthoritySettings) -> None:
+    if settings.certificate is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(settings.certificate, settings.key)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ConfigurationError(f"--cert {settings.certificate} and --key cannot be used: {error}") from error
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise ConfigurationError(f"--listen {host}:{port}: {error.strerror or error}") from error

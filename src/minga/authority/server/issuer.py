@@ -1,0 +1,102 @@
+"""Decides who gets a token, and signs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from minga.authority.messages import Issued
+from minga.authority.server.allow_list import AllowFile, AllowList
+from minga.authority.server.providers import Somebody
+from minga.authority.server.refusals import login_needed, not_allowed
+from minga.authority.server.roster import RosterFile, Seat
+from minga.core.errors import ConfigurationError
+from minga.identity.access.ledger import CLOCK_SKEW_S
+from minga.identity.access.token import Login, Token
+from minga.identity.keys.keys import Identity
+from minga.identity.links.links import Link
+
+
+class Issuer:
+    """Signs with the invitation of `link`; nothing here waits, so of two who want the last place one is first.
+
+    Raises `ConfigurationError` for a link that is no invitation.
+    """
+
+    def __init__(self, link: Link, allowed: AllowFile, roster: RosterFile, wall_time: Callable[[], float]) -> None:
+        access = link.access
+        if access is None or not access.secret:
+            raise ConfigurationError(
+                "an authority needs an invitation for many peers; the organiser makes one by "
+                "`minga admit LINK --uses 500 --valid 90d`"
+            )
+        self.run_id = link.run_id
+        self._grant, self._key = access.grant, Identity.from_seed(access.secret)
+        self._allowed, self._roster, self._wall_time = allowed, roster, wall_time
+
+    @property
+    def expires(self) -> int:
+        """When the invitation ends, in Unix seconds."""
+        return self._grant.expires
+
+    @property
+    def uses(self) -> int:
+        """How many peers the invitation is for."""
+        return self._grant.uses
+
+    @property
+    def invitation(self) -> str:
+        """Its key."""
+        return self._key.peer_id
+
+    def issue(self, peer: str, somebody: Somebody) -> Issued:
+        """A token for a peer of somebody who has just logged in. Raises `Refused` and `StorageError`."""
+        allowed = self._allowed.current()
+        organisation = allowed.provider.organisation
+        if organisation not in somebody.organisations:
+            organisation = None
+        now_s = self._wall_time()
+        seat = Seat(somebody.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
+        return self._sign(peer, seat, allowed)
+
+    def renew(self, peer: str) -> Issued:
+        """The next token for a peer that had one. Raises `Refused` and `StorageError`."""
+        seat, allowed = self._roster.seat(peer), self._allowed.current()
+        if seat is None or seat.provider != allowed.provider.source:
+            raise login_needed("this key has no access yet: log in")
+        if self._wall_time() > seat.logged_in + allowed.login_s:
+            raise login_needed(f"the last login of {seat.name} was too long ago: log in again")
+        return self._sign(peer, seat, allowed)
+
+    def _sign(self, peer: str, seat: Seat, allowed: AllowList) -> Issued:
+        now_s = self._wall_time()
+        allowance = allowed.allowance(seat.name, seat.organisation, now_s)
+        if allowance is None:
+            raise not_allowed(f"{seat.name} is not on the list of those who may take part; ask the organiser")
+        before = self._roster.seat(peer)
+        if before is not None and before.barred:
+            raise not_allowed("the organisers barred this peer's key; ask them")
+        ends = [now_s + allowed.token_s, float(self._grant.expires)]
+        ends += [allowance.until_s] if allowance.until_s is not None else []
+        expires = int(min(ends))
+        if expires <= now_s:
+            raise not_allowed("the authority's invitation has ended; its organiser has to give it a new one")
+        taken = msgspec.structs.replace(seat, invitation=self.invitation, expires=float(expires))
+        self._roster.take(peer, taken, most_peers=allowance.peers, uses=self._grant.uses)
+        token = Token.by_login(self._grant, self._key, peer, Login(seat.name, expires))
+        return Issued(token.encode(), seat.name, int(seat.logged_in + allowed.login_s))
+
+    def overdue(self) -> list[tuple[str, str]]:
+        """The peers, and their people, whose last token still counts though they were taken off the list.
+
+        Whose time is over is not among them: it ended as announced, and they may be given more of it.
+        """
+        now_s, allowed = self._wall_time(), self._allowed.current()
+        return [
+            (peer, seat.name)
+            for peer, seat in self._roster.seats()
+            if not seat.barred
+            and seat.expires + CLOCK_SKEW_S > now_s
+            and not allowed.is_listed(seat.name, seat.organisation)
+        ]

@@ -1,0 +1,151 @@
+"""Who has which peers: what the authority remembers, on disk before any token leaves.
+
+One JSON file, `name` by the peer's key, so that an operator can read in it who is who. One process at a time owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from minga.authority.server.refusals import Refused, not_allowed
+from minga.core.decoding import DECODING_ERRORS
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
+from minga.identity.access.ledger import CLOCK_SKEW_S
+from minga.identity.access.orders import MAX_USES
+from minga.identity.keys.file_lock import FileLock
+
+FORMAT: Final = "minga-authority-1"
+MAX_FILE_BYTES = 16 << 20
+_KEY = r"\A[0-9a-f]{64}\Z"
+
+KeyText = Annotated[str, msgspec.Meta(pattern=_KEY)]
+
+
+class Seat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One peer's place: whose it is (`name` at that `Provider.source`), since which login, until when (Unix seconds).
+
+    With an `organisation` it is for being a member of that. `invitation` is the key that signed its last token; who is
+    `barred` does not get another.
+    """
+
+    name: str
+    provider: str
+    invitation: KeyText
+    logged_in: float
+    expires: float
+    organisation: str | None = None
+    barred: bool = False
+
+
+class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file."""
+
+    format: Literal["minga-authority-1"]
+    run: KeyText
+    seats: Annotated[dict[KeyText, Seat], msgspec.Meta(max_length=4 * MAX_USES)]
+
+
+class RosterFile:
+    """The file of one run, locked for this process. Raises `StorageError` or `ConfigurationError` if it cannot be."""
+
+    def __init__(self, path: Path, run_id: str, wall_time: Callable[[], float]) -> None:
+        self._path, self._run_id, self._wall_time = path, run_id, wall_time
+        self._lock = _lock(path)
+        try:
+            self._seats = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process have the file."""
+        self._lock.release()
+
+    def seat(self, peer: str) -> Seat | None:
+        """The place of a peer, if it ever had one."""
+        return self._seats.get(peer)
+
+    def seats(self) -> Iterator[tuple[str, Seat]]:
+        """All places, each with its peer's key."""
+        yield from list(self._seats.items())
+
+    def take(self, peer: str, seat: Seat, *, most_peers: int, uses: int) -> None:
+        """Give a peer its place, durably, or say that there is none: more than `most_peers` at a time for one person,
+        or `uses` peers in all by one invitation. Raises `Refused` and `StorageError`, and changes nothing then.
+        """
+        others = [(key, other) for key, other in self._seats.items() if key != peer]
+        now_s = self._wall_time()
+        living = [key for key, other in others if other.name == seat.name and _lives(other, now_s)]
+        if len(living) >= most_peers:
+            raise Refused(
+                403,
+                "full",
+                f"{seat.name} may have {most_peers} {'peer' if most_peers == 1 else 'peers'} at a time, and has them: "
+                f"{', '.join(key[:10] for key in living[:5])}. A place is free some hours after its peer has left",
+            )
+        if sum(other.invitation == seat.invitation for _, other in others) >= uses:
+            raise not_allowed("the authority's invitation is used up; its organiser has to give it a new one")
+        self._keep({**self._seats, peer: seat})
+
+    def bar(self, peer: str) -> None:
+        """Note that the organisers barred a peer. Raises `StorageError`."""
+        self._keep({**self._seats, peer: msgspec.structs.replace(self._seats[peer], barred=True)})
+
+    def forget(self, invitation: str) -> None:
+        """Drop places that have ended and that `invitation` does not count. Raises `StorageError`."""
+        now_s = self._wall_time()
+        kept = {p: s for p, s in self._seats.items() if s.invitation == invitation or s.barred or _lives(s, now_s)}
+        if len(kept) < len(self._seats):
+            self._keep(kept)
+
+    def _keep(self, seats: dict[str, Seat]) -> None:
+        body = msgspec.json.format(msgspec.json.encode(Roster(FORMAT, self._run_id, seats)), indent=1)
+        if not self._lock.is_held:
+            raise StorageError(f"{self._path} was closed")
+        try:
+            write_atomically(self._path, body)
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
+        self._seats = seats
+
+    def _read(self) -> dict[str, Seat]:
+        try:
+            with self._path.open("rb") as file:
+                body = file.read(MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be read: {error.strerror}") from error
+        try:
+            roster = msgspec.json.decode(body, type=Roster)
+        except DECODING_ERRORS as error:
+            raise ConfigurationError(
+                f"{self._path}: not the file in which an authority keeps its peers, or damaged: {error}"
+            ) from error
+        if roster.run != self._run_id:
+            raise ConfigurationError(f"{self._path} belongs to another run; name another file with --roster")
+        return dict(roster.seats)
+
+
+def _lives(seat: Seat, now_s: float) -> bool:
+    """Whether members may still accept the last token."""
+    return not seat.barred and seat.expires + CLOCK_SKEW_S > now_s
+
+
+def _lock(path: Path) -> FileLock:
+    """Lock a file beside `path`, which itself is replaced at each write."""
+    beside = path.with_name(f"{path.name}.lock")
+    try:
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        beside.touch()
+        lock = FileLock.try_acquire(beside)
+    except OSError as error:
+        raise StorageError(f"{beside} cannot be locked: {error.strerror}") from error
+    if lock is None:
+        raise ConfigurationError(f"another authority uses {path}; stop it, or name another file with --roster")
+    return lock

@@ -1,0 +1,11 @@
+"""Reduce one vector among the members of a signed plan, and mend the round when a reducer is lost.
+
+    service ─▶ round ─▶ sender ──chunks──▶ reducer ──results──▶ sender ─▶ round complete
+                 └─ lost or slow: repair ─▶ coordinator ─▶ repair (term + 1)
+
+Read: service (entry), round (state), sender, reducer, routes (the way over the relays of sites), send_order (which
+chunk goes next), waiting (deadlines), then repair, coordinator, stragglers (when a slow aggregator's work is
+moved).
+
+Called by training/life/member; it knows nothing of samples, models or leaders.
+"""

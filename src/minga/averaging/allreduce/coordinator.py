@@ -1,0 +1,213 @@
+"""The member that mends a round: it finds out what is lost, and spreads the work among the others; see `_repair`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from weakref import WeakMethod
+
+from msgspec.structs import replace
+
+from minga.averaging.allreduce.round import Round, unpack_bitmap
+from minga.averaging.allreduce.sender import fetch
+from minga.averaging.allreduce.stragglers import Slowness
+from minga.averaging.election import has_quorum
+from minga.averaging.messages import MAX_TERM, Alive, Assignment, Done, Freeze, Holding, Lost, Repair
+from minga.core.errors import RejectedError, RemoteError
+from minga.core.thread_guard import loop_bound
+
+LOST, ALIVE, FREEZE, REPAIR = "round.lost", "round.alive", "round.freeze", "round.repair"
+ALIVE_PATIENCE_S = 0.5
+
+
+@loop_bound
+class Coordinator:
+    """What a member does when it is the first of the living in the order of the plan, and others report to it.
+
+    `apply` is how a member takes on a repair. It is held weakly: what repairs a round holds this coordinator, and with
+    the round tensors as large as the vector, which must not wait for the garbage collector when the round is over.
+    """
+
+    def __init__(self, round: Round, slowness: Slowness, apply: WeakMethod[Callable[[int, Repair], None]]) -> None:
+        self._round, self._slowness, self._apply = round, slowness, apply
+        self._lock = asyncio.Lock()
+        self._repaired: set[int] = set()
+
+    async def hear(self, sender: int, request: Lost) -> None:
+        """A member reports. If it should have told another one, which it may not reach, that one is told."""
+        round = self._round
+        coordinator = round.alive()[0]
+        if coordinator in request.lost and coordinator != round.me and await self._gone({coordinator}):
+            round.bury(coordinator, "it does not answer here either")
+            coordinator = round.alive()[0]
+        if coordinator == round.me:
+            await self.coordinate(sender, request)
+        elif request.by is None:
+            try:
+                await round.node.call(round.members[coordinator], LOST, replace(request, by=sender), Done)
+            except RemoteError as error:  # if it is gone, this member's own work finds out
+                if isinstance(error, RejectedError) and error.code == "given_up":
+                    raise  # the sender is to know
+
+    async def coordinate(self, sender: int, request: Lost) -> None:
+        """Find out what is left of the work of lost and slow members and spread it among the others.
+
+        What `sender` tells for another member is looked into; but nobody's work is taken away for it, unless this
+        member, or more than half of all, find the same.
+        """
+        async with self._lock:
+            round = self._round
+            if (sender if request.by is None else request.by) in round.dead:
+                raise RejectedError("it was given up in this round", code="given_up")
+            known = set(range(len(round.members)))
+            accused = (set(request.lost) & known) - self._repaired
+            lost = await self._gone(accused - {round.me})
+            slow = set(request.slow) & known
+            if request.by is None:
+                revoked = self._to_revoke(sender, accused - lost, slow)
+            else:
+                revoked = {member for member in slow - round.revoked if self._slowness.agrees(sender, member)}
+            if round.aborted or not (lost or revoked):
+                return
+            for member in sorted(lost):
+                round.bury(member, "it does not answer the coordinator either")
+            for member in sorted(revoked):
+                round.revoke(member, round.next_term)
+            await self._repair()
+            self._repaired |= lost
+            round.settled |= lost | revoked
+
+    async def _repair(self) -> None:
+        round = self._round
+        while not round.aborted:
+            term = round.next_term
+            if term > MAX_TERM:
+                round.abort("it took too many repairs")
+                return
+            given_up = round.dead.keys() | round.revoked  # if more are lost meanwhile, all have to freeze for these too
+            holdings = await self._freeze_everyone(term)
+            if not has_quorum({round.members[i] for i in holdings}, round.members):
+                round.abort("too few members of the group are left")
+            elif set(holdings) == set(round.alive()) and given_up == round.dead.keys() | round.revoked:
+                await self._announce(self._decide(term, holdings), holdings)
+                return
+
+    def _to_revoke(self, sender: int, answering: set[int], slow: set[int]) -> set[int]:
+        """Whose work others must take over although they live: between root and relay there is no way around a broken
+        link; those that are slow in the eyes of this member, or of more than half, hold all up; and some ask for it.
+        """
+        round = self._round
+        revoked = {member for member in slow if member == sender or self._slowness.agrees(sender, member)}
+        own = [a for a in round.assignments.values() if a.aggregator == sender]
+        revoked |= {member for member in slow if any(member in assignment.relays for assignment in own)}
+        for assignment in round.assignments.values():
+            if sender == assignment.aggregator:
+                revoked |= answering & set(assignment.relays)
+            elif sender in assignment.relays and assignment.aggregator in answering:
+                revoked.add(sender)
+        return revoked - round.revoked
+
+    async def _gone(self, lost: set[int]) -> set[int]:
+        """Those of `lost` that this member regards as gone, too, or that do not answer it at once.
+
+        To the others only a link between others is broken; who lacks it fetches what it needs from here.
+        """
+        round, question = self._round, Alive(self._round.plan.round_id)
+
+        async def answers(member: int) -> bool:
+            try:
+                async with asyncio.timeout(ALIVE_PATIENCE_S):
+                    await round.node.call(round.members[member], ALIVE, question, Done)
+            except (RemoteError, TimeoutError):
+                return False
+            return True
+
+        asked = sorted(lost - set(round.dead))
+        answers_of = await asyncio.gather(*(answers(member) for member in asked))
+        return lost - {member for member, answer in zip(asked, answers_of, strict=True) if answer}
+
+    async def _freeze_everyone(self, term: int) -> dict[int, Holding]:
+        round = self._round
+        request = Freeze(round.plan.round_id, term, tuple(sorted(round.dead)), tuple(sorted(round.revoked)))
+        added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
+        holdings = {round.me: Holding(round.bitmap(), round.term, added)}
+        round.promised = term
+        for member in sorted(round.revoked):  # as all others do: whatever was given to them before is given anew
+            round.revoke(member, term)
+
+        async def ask(member: int) -> None:
+            try:
+                holdings[member] = await round.node.call(round.members[member], FREEZE, request, Holding)
+            except RemoteError as error:
+                if isinstance(error, RejectedError) and error.code == "term":
+                    await asyncio.sleep(0.05)  # another coordinator is at work; ask again with a higher term
+                    return
+                round.bury(member, error.message)
+
+        await asyncio.gather(*(ask(i) for i in round.alive() if i != round.me))
+        return holdings
+
+    def _decide(self, term: int, holdings: dict[int, Holding]) -> Repair:
+        """Who fetches what from whom, and who reduces what no living member has or is about to have."""
+        round = self._round
+        known = dict(round.assignments)
+        for holding in holdings.values():
+            for assignment in holding.assignments:
+                if is_valid(round, assignment, term - 1):
+                    known.setdefault(assignment.key, assignment)
+        maps = {i: unpack_bitmap(h.bitmap, len(round.chunks)) for i, h in sorted(holdings.items())}
+        bringing = responsible(known)
+        held: dict[int, list[int]] = {}
+        orphans: list[int] = []
+        for index in range(len(round.chunks)):
+            if round.routes.hops(bringing[index]) <= holdings.keys() and not round.is_broken(bringing[index]):
+                continue
+            holders_of = [i for i, have in maps.items() if have[index]]
+            if not holders_of:
+                orphans.append(index)
+            else:
+                held.setdefault(min(holders_of, key=lambda i: (i in round.revoked, i)), []).append(index)
+        aggregators = [i for i in sorted(holdings) if round.plan.members[i].aggregates]
+        workers = [i for i in aggregators if i not in round.revoked] or aggregators or [round.me]
+        shares = [(worker, tuple(orphans[k :: len(workers)])) for k, worker in enumerate(workers)]
+        fresh = [Assignment((term, k), worker, share) for k, (worker, share) in enumerate(shares) if share]
+        added = [known[key] for key in sorted(known) if key[0] > 0] + fresh
+        holders = tuple((holder, tuple(chunks)) for holder, chunks in sorted(held.items()))
+        for holder, chunks in holders:
+            if holder in round.revoked and holder != round.me:  # it is slow: once is enough, the others ask here
+                round.spawn(fetch(round, holder, chunks), frozenset({holder}))
+        holders = tuple((round.me if holder in round.revoked else holder, chunks) for holder, chunks in holders)
+        dead, revoked = tuple(sorted(round.dead)), tuple(sorted(round.revoked))
+        return Repair(round.plan.round_id, term, dead, revoked, tuple(added), holders)
+
+    async def _announce(self, repair: Repair, holdings: dict[int, Holding]) -> None:
+        round = self._round
+        round.node.events.emit("round.repaired", step=round.plan.step, term=repair.term, lost=len(repair.dead))
+
+        async def tell(member: int) -> None:
+            try:
+                await round.node.call(round.members[member], REPAIR, repair, Done)
+            except RemoteError as error:
+                round.bury(member, error.message)
+
+        if (apply := self._apply()) is not None:
+            apply(round.me, repair)
+        await asyncio.gather(*(tell(i) for i in holdings if i != round.me))
+
+
+def responsible(assignments: Mapping[tuple[int, int], Assignment]) -> dict[int, Assignment]:
+    """For each chunk the assignment that is to bring it: later terms overrule earlier ones."""
+    return {index: assignments[key] for key in sorted(assignments) for index in assignments[key].chunks}
+
+
+def is_valid(round: Round, assignment: Assignment, last_term: int) -> bool:
+    """Whether an assignment can come out of a repair of at most that term: the plan's own ones are never replaced."""
+    worker = assignment.aggregator
+    if not 0 < assignment.key[0] <= last_term or worker >= len(round.members) or assignment.relays:
+        return False
+    return (worker == round.me or round.plan.members[worker].aggregates) and exist(round, assignment.chunks)
+
+
+def exist(round: Round, chunks: tuple[int, ...]) -> bool:
+    """Whether the round has these chunks, and none is named twice."""
+    return len(set(chunks)) == len(chunks) and all(index < len(round.chunks) for index in chunks)

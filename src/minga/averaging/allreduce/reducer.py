@@ -1,0 +1,303 @@
+"""The receiving side of an assignment, at its root or at a relay: take the children's chunks, send the result to all.
+
+A chunk is finished when every child that is still with us delivered it: result = sum(w x) / sum(w), weights being
+samples. It is accumulated directly in the result vector. The root's children are those members that send to it
+directly, relays of sites among them; the root encodes the result once and sends the same bytes to all of them. A
+relay's children are the other members of its site: it sends their mean on to the root, with the samples behind it, as
+if one member had accumulated it all, and passes the root's bytes on unchanged.
+
+No child can make a chunk that it already delivered undone; who is waited for and how long, see `_patience`.
+
+What a root has finished is final for it only when a quorum of the members have taken it over. Whoever decides that
+others take over a root's work asks a quorum first what they have, so it hears of what any quorum took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import torch
+
+from minga.averaging.allreduce.round import Round
+from minga.averaging.allreduce.waiting import Patience
+from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, is_finite
+from minga.averaging.codecs.encoded_chunks import receive_encoded
+from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.averaging.election import has_quorum
+from minga.averaging.messages import Assignment, ChunkWeight, PartHello
+from minga.core.errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import Buffer
+from minga.network.rpc.framing import MessageStream
+
+LOOK_S, LOOK_SHARE, LONGEST_LOOK_S = 0.1, 0.02, 0.5
+"""Whom to give up is asked every `LOOK_S`, or this share of the round, if that is longer."""
+
+EXPLAINED_S = 2.0
+"""Seconds within which a member from which relays, or most others, turn away hears why, if others take over."""
+
+
+@loop_bound
+class Reducer:
+    """Reduces one assignment at its root or relay."""
+
+    def __init__(self, round: Round, assignment: Assignment) -> None:
+        self._round, self._assignment = round, assignment
+        self._is_relay = assignment.aggregator != round.me
+        children = round.routes.children(assignment, round.me, range(len(round.members)))
+        # Who was given up here in this round is not waited for again in a repair.
+        self._away = {child for child in children if child in round.dead or child in round.unheard}
+        self._absent = children - self._away
+        self._streams: dict[int, MessageStream] = {}
+        self._pending = {index: set(self._absent) for index in assignment.chunks}
+        self._weights: dict[int, float] = {}
+        self._contributions: dict[int, tuple[int, Buffer]] = {}
+        self._encoded: dict[int, Buffer] = {}
+        self._cut_off_s: float | None = None  # since when too few are heard
+        self._taken = {round.me}  # who has all results of this assignment
+        self._left: dict[int, float] = {}  # relays that ended their streams, and when
+        self.useless_relays: set[int] = set()
+        """Relays from which nothing more comes although they may live; the coordinator should hear of them."""
+        self._fan_in = len(self._absent) + 1
+        self._ready = round.signal()
+        self._notice_cut_off()
+        round.spawn(self._watch(), round.routes.hops(assignment) - {round.me})
+        for index in assignment.chunks:  # alone, or with nothing to wait for
+            self._finish_if_ready(index)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nobody can decide any more that others make these results."""
+        round = self._round
+        if self._is_relay or not round.settled.isdisjoint(round.routes.hops(self._assignment)):
+            return True
+        return has_quorum({round.members[i] for i in self._taken}, round.members)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether only the coordinator can help: a relay is lost, or too few can take what was made here."""
+        if self.is_final or self._cut_off_s is not None:
+            return False
+        waiting = self._absent or self._streams.keys() - self._taken - self._away
+        return self._round.is_broken(self._assignment) or not (waiting or any(self._pending.values()))
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether somebody is still taking over what was made here."""
+        return not self._round.aborted and bool(self._streams.keys() - self._taken - self._away)
+
+    async def attend(self, child: int, hello: PartHello, stream: MessageStream) -> None:
+        """Serve one child's stream to its end."""
+        if child in self._streams:
+            raise ProtocolError("a second stream for the same part", peer=stream.peer, phase="reduce")
+        if self._round.routes.parent(self._assignment, child) != self._round.me:
+            raise ProtocolError("it sends a part to another member than the plan says", peer=stream.peer)
+        if child not in self._absent:
+            raise RejectedError("too late, this part goes on without it", code="late")
+        if (hello.weight is None) != self._round.routes.is_relay(self._assignment, child):
+            raise ProtocolError("it takes itself for a relay, or does not", peer=stream.peer, phase="reduce")
+        self._streams[child] = stream
+        self._absent.discard(child)
+        await self._round.run(self._converse(child, hello, stream))
+
+    # ---- for the exchange of a relay with the root
+
+    async def contribution(self, index: int) -> tuple[int, Buffer]:
+        """See `Relay`."""
+        while index not in self._contributions:
+            await self._ready.wait()
+        return self._contributions.pop(index)
+
+    def pass_on(self, index: int, body: Buffer) -> None:
+        """See `Relay`."""
+        self._encoded[index] = body
+        self._pending[index].clear()  # the root went on without us: nothing more is added to what is the result now
+        self._ready.fire()
+
+    # ---- receiving
+
+    async def _converse(self, child: int, hello: PartHello, stream: MessageStream) -> None:
+        sending = asyncio.get_running_loop().create_task(self._send_results(stream))
+        try:
+            if hello.weight == 0:
+                self._drop(child)
+            else:
+                await self._receive(child, hello.weight, stream)
+            await sending
+            if not self._round.aborted:
+                await stream.finish()
+                await stream.receive_end()
+                self._taken |= self._round.routes.behind(self._assignment, child)
+                self._round.changed.fire()
+        except (ProtocolError, SilentError) as error:
+            self._drop(child, error.message)
+            if isinstance(error, ProtocolError):
+                raise
+        except RemoteError as error:
+            if self._round.routes.is_relay(self._assignment, child):  # it may know already that others take over
+                self._left[child] = asyncio.get_running_loop().time()
+            else:
+                self._drop(child, error.message)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+        if self._round.aborted:
+            raise RejectedError(self._round.aborted, code="aborted")
+
+    async def _receive(self, child: int, weight: int | None, stream: MessageStream) -> None:
+        """Take the child's chunks; one without a weight of its own is a relay and tells it with each chunk."""
+        round = self._round
+        buffer = round.buffer(max(round.chunks[index].upload_bytes for index in self._assignment.chunks))
+        for index in self._assignment.chunks:
+            chunk = round.chunks[index]
+            samples = weight if weight is not None else (await stream.receive(ChunkWeight)).weight
+            self._check_weight(samples, stream)
+            upload = chunk.codecs.upload
+            body = buffer[: chunk.upload_bytes]
+            if samples:
+                body = await receive_encoded(stream, upload, body)
+                round.bytes_received += len(body)
+            if round.aborted:
+                return
+            if child not in self._pending[index] or round.is_broken(self._assignment):
+                continue  # given up, but it gets the result; or others reduce it now, perhaps in the same memory
+            if samples:
+                try:
+                    upload.decode_add(body, self._open(index), float(samples))
+                except ValueError as error:
+                    raise ProtocolError(f"chunk refused: {error}", peer=stream.peer, phase="reduce") from error
+                self._weights[index] += samples
+            self._pending[index].discard(child)
+            self._finish_if_ready(index)
+
+    def _check_weight(self, samples: int, stream: MessageStream) -> None:
+        if samples * self._fan_in > WEIGHT_LIMIT:  # the sum of the weighted values could overflow
+            raise ProtocolError(f"a weight of {samples} samples is too large", peer=stream.peer, phase="reduce")
+
+    def _open(self, index: int) -> torch.Tensor:
+        """The accumulator of a chunk, which begins with this member's own contribution."""
+        round = self._round
+        accumulator = round.reduced[index]
+        if index not in self._weights:
+            if round.own is None:
+                accumulator.zero_()
+                self._weights[index] = 0.0
+            else:
+                torch.mul(round.own[index], float(round.weight), out=accumulator)
+                self._weights[index] = float(round.weight)
+        return accumulator
+
+    # ---- finishing
+
+    def _finish_if_ready(self, index: int) -> None:
+        round, done = self._round, self._contributions if self._is_relay else self._encoded
+        if self._pending[index] or round.have[index] or index in done or self._is_over():
+            return
+        values = self._open(index)
+        if self._weights[index] == 0.0 and not self._is_relay:
+            round.abort("nobody's samples reached this aggregator")
+            return
+        if round.own is not None and self._weights[index] == round.weight:
+            values.copy_(round.own[index])  # alone: else it would be rounded twice
+        elif self._weights[index]:
+            values.div_(self._weights[index])
+        try:
+            body = self._encode(index, values)
+        except NonFiniteError:  # no other member's numbers can do that, see `CONTRIBUTION_LIMIT`
+            round.abort("the own vector holds NaN, infinity or numbers that are too large")
+            return
+        if self._is_relay:
+            self._contributions[index] = (int(self._weights[index]), body)
+        else:
+            self._encoded[index] = body
+            round.got(index)
+        self._ready.fire()
+
+    def _is_over(self) -> bool:
+        """Whether nothing more is finished here: others take over, or this member hears too few to speak for all."""
+        return self._cut_off_s is not None or self._round.is_broken(self._assignment)
+
+    def _encode(self, index: int, values: torch.Tensor) -> Buffer:
+        """The bytes to send; a root takes over what they decode to, as all others will."""
+        chunk, limit = self._round.chunks[index], CONTRIBUTION_LIMIT if self._is_relay else FLOAT32_MAX
+        codec = chunk.codecs.upload if self._is_relay else chunk.codecs.download
+        if codec.is_identity:
+            if not is_finite(values, limit):
+                raise NonFiniteError("the chunk cannot be sent")
+            return as_bytes(values)
+        room = self._round.buffer(codec.max_encoded_bytes(chunk.numel))
+        body = room[: codec.encode(values, room, limit=limit)]
+        if not self._is_relay:
+            codec.decode(body, values)
+        return body
+
+    def _drop(self, child: int, why: str | None = None) -> None:
+        """Go on without a child from the first chunk that it has not delivered.
+
+        Without a reason it had nothing to send. If too few are heard, or take what was made here, it is this member
+        that is cut off: a mean over what arrived would stand for the whole group's. A relay is not gone on without:
+        its site would be lost.
+        """
+        round = self._round
+        self._absent.discard(child)
+        if round.is_broken(self._assignment):
+            return
+        if why is not None:
+            if any(child in waiting for waiting in self._pending.values()):
+                if round.routes.is_relay(self._assignment, child):
+                    round.bury(child, why)  # what is heard of it later is of no use
+                    return
+                round.node.events.emit("round.sender_dropped", step=round.plan.step, peer=round.members[child], why=why)
+                round.unheard[child] = why
+            self._away.add(child)
+            self._notice_cut_off()
+        for index, waiting in self._pending.items():
+            if child in waiting:
+                waiting.discard(child)
+                self._finish_if_ready(index)
+
+    def _notice_cut_off(self) -> None:
+        away = self._away | self._round.unheard.keys()
+        with_us = {peer for i, peer in enumerate(self._round.members) if i not in away}
+        if not has_quorum(with_us, self._round.members):
+            self._cut_off_s = self._cut_off_s or asyncio.get_running_loop().time()
+
+    # ---- sending
+
+    async def _send_results(self, stream: MessageStream) -> None:
+        round = self._round
+        for index in self._assignment.chunks:
+            while index not in self._encoded:
+                if round.aborted:
+                    return
+                await self._ready.wait()
+            await stream.send_bulk(self._encoded[index])
+            round.bytes_sent += memoryview(self._encoded[index]).nbytes
+
+    # ---- waiting
+
+    async def _watch(self) -> None:
+        """Give up on children that never appear, that are known to be gone, or that lag far behind the others."""
+        round, patience = self._round, Patience(self._round, self._assignment, frozenset(self._absent))
+        while not (round.aborted or round.is_broken(self._assignment)):
+            await asyncio.sleep(min(max(LOOK_S, LOOK_SHARE * round.expected_s), LONGEST_LOOK_S))
+            if self.is_final and not any(self._pending.values()):
+                return
+            before_s = asyncio.get_running_loop().time() - EXPLAINED_S
+            if self._cut_off_s and self._cut_off_s < before_s:
+                round.abort("too few members of the group could be heard to the end")
+            self.useless_relays.update(relay for relay, since_s in self._left.items() if since_s < before_s)
+            laggards = set().union(*self._pending.values())
+            for child, why in patience.given_up(self._absent, self._awaited(), laggards).items():
+                if round.routes.is_relay(self._assignment, child) and child not in round.dead:
+                    self.useless_relays.add(child)
+                else:
+                    self._drop(child, why)
+
+    def _awaited(self) -> dict[int, MessageStream]:
+        """The streams of those whose turn it is; see `_patience`."""
+        owing = next((waiting for waiting in self._pending.values() if waiting), None)
+        if owing is None and len(self._encoded) < len(self._assignment.chunks):
+            return {}  # a relay waits for the root
+        waited_for = self._streams.keys() - self._taken - self._away if owing is None else owing
+        return {child: self._streams[child] for child in waited_for if child in self._streams}

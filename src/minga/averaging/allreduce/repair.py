@@ -1,0 +1,202 @@
+"""What happens when an aggregator or a relay is lost in the middle of a round, or turns out to be far too slow.
+
+Its part is not lost with it: every member still holds its local vector, and some members may already have some of the
+reduced chunks. One living member coordinates, the first in the order of the plan (the leader, as a rule):
+
+    member       ── Lost{who} ──▶ coordinator       I hear nothing more from this one, or it holds all others up
+    coordinator  ── alive? ─────▶ the accused       still in this round? If it answers, only a link is broken
+    coordinator  ── Freeze ─────▶ every member      take no more from it; which chunks do you have?
+    coordinator  ── Repair ─────▶ every member      chunks that someone has are fetched from there,
+                                                    the others are reduced again by other members, without relays
+
+Freezing before deciding makes it impossible that one member applies a chunk of the lost aggregator while the others
+reduce it anew. Repairs add up: each carries all assignments made so far and a higher term, so a coordinator that dies
+as well is replaced by the next in order, who asks again and keeps what was already assigned to living members.
+Without a quorum of the plan's members the round is aborted instead: then this is the smaller side of a split.
+
+The work of a member that lives can be *revoked*: it stays in the round with its samples, but all that goes through it
+and is not finished is done by others. So it is with those that are too slow (`_slowness` says when), and where only
+the link between a root and a relay is broken, for then nobody else can help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from weakref import WeakMethod
+
+from minga.averaging.allreduce.coordinator import LOST, Coordinator, exist, is_valid, responsible
+from minga.averaging.allreduce.reducer import Reducer
+from minga.averaging.allreduce.round import Round
+from minga.averaging.allreduce.sender import exchange, fetch
+from minga.averaging.allreduce.stragglers import Slowness
+from minga.averaging.messages import Assignment, Done, Freeze, Holding, Lost, Repair
+from minga.core.aio.hedging import racing
+from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.thread_guard import loop_bound
+from minga.network.rpc.node import CALL_TIMEOUT_S
+
+REPAIR_TIMEOUT_S = 4.0 * CALL_TIMEOUT_S
+"""Seconds for a coordinator to mend the round: it asks and tells all members, some of whom may not answer in time."""
+REPORT_PAUSE_S = 0.25
+COORDINATORS = 3
+"""Of so many members, the first in the order of the plan, each may soon have to mend the round. A client connects to
+them when it begins: they could not dial it, and it may notice later than they do that it should report to them."""
+
+TERMS_AHEAD = 64
+"""By how much a coordinator's term may exceed what a member has seen: it asks again after each refusal."""
+
+
+@loop_bound
+class Repairer:
+    """Starts the work of a round at one member and mends it when aggregators are lost."""
+
+    def __init__(self, round: Round) -> None:
+        self._round = round
+        self._reducers: dict[tuple[int, int], Reducer] = {}
+        self._slowness = Slowness(round)
+        self.coordinator = Coordinator(round, self._slowness, WeakMethod(self.apply))
+
+    def start(self) -> None:
+        """Begin with the plan's own parts."""
+        round = self._round
+        self._begin(round.assignments.values())
+        if not round.plan.members[round.me].aggregates:
+            for member in range(min(COORDINATORS, round.me)):
+                round.spawn(self._be_reachable(member), frozenset({member}))
+
+    def reducer(self, key: tuple[int, int]) -> Reducer | None:
+        """This member's reducer of an assignment, if it has that assignment."""
+        return self._reducers.get(key)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this member has the whole vector, and nobody can make it undone."""
+        return self._round.is_complete and all(reducer.is_final for reducer in self._reducers.values())
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether others are still taking over what this member made."""
+        return any(reducer.is_serving for reducer in self._reducers.values())
+
+    async def run(self) -> None:
+        """Work until this member has the whole vector, or the round is aborted."""
+        round = self._round
+        while not self.is_done and not round.aborted:
+            if slow := self._slowness.news():
+                round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
+            useless = self._useless()
+            if useless or self._orphans():
+                async with racing([self._report(tuple(sorted(useless))), round.over.wait()]) as ends:
+                    await next(ends)
+                if self._orphans():  # nobody can help at present
+                    await round.changed.wait(REPORT_PAUSE_S)
+                    round.bury_idle()
+            else:
+                await round.changed.wait(1.0)
+                round.bury_idle()
+
+    # ---- any member
+
+    async def _be_reachable(self, member: int) -> None:
+        await self._round.node.connection(self._round.members[member])
+
+    def _orphans(self) -> tuple[int, ...]:
+        """Chunks that this member lacks, from aggregators that are gone, and that nobody is bringing."""
+        round = self._round
+        if not round.dead and not round.revoked:
+            return ()
+        bringing = responsible(round.assignments)
+        return tuple(
+            index
+            for index, assignment in sorted(bringing.items())
+            if not round.have[index] and index not in round.fetching and round.is_broken(assignment)
+        )
+
+    def _useless(self) -> set[int]:
+        """Whose work others should take over, from the point of view of a root: relays', or its own."""
+        round, useless = self._round, set[int]()
+        for key, reducer in self._reducers.items():
+            if not round.is_broken(round.assignments[key]):
+                useless |= reducer.useless_relays
+            if reducer.is_stuck:
+                useless.add(round.me)
+        return useless - round.revoked
+
+    def _begin(self, assignments: Iterable[Assignment]) -> None:
+        round = self._round
+        for assignment in list(assignments):
+            relays = round.routes.is_relay(assignment, round.me)
+            if relays or assignment.aggregator == round.me:
+                self._reducers[assignment.key] = Reducer(round, assignment)
+            if assignment.aggregator != round.me and not round.is_broken(assignment):
+                relay = self._reducers[assignment.key] if relays else None
+                round.spawn(exchange(round, assignment, relay), round.routes.hops(assignment))
+        round.changed.fire()
+
+    async def _report(self, slow: tuple[int, ...] = ()) -> None:
+        """Tell the coordinator, whoever that is by now, who is lost or slow; coordinate if it is this member.
+
+        What the coordinator's repair did not cover (only our own link is broken) is then fetched from it.
+        """
+        round = self._round
+        coordinator = round.alive()[0]
+        request = Lost(round.plan.round_id, tuple(sorted(round.dead)), slow)
+        if coordinator == round.me:
+            await self.coordinator.coordinate(round.me, request)
+            return
+        try:
+            await round.node.call(round.members[coordinator], LOST, request, Done, timeout_s=REPAIR_TIMEOUT_S)
+        except RemoteError as error:
+            if isinstance(error, RejectedError) and error.code == "given_up":
+                round.abort(error.message)
+            else:  # it cannot be reached, never got the plan, or gave the round up for itself: the next in order can
+                round.bury(coordinator, error.message)
+        else:
+            if orphans := self._orphans():
+                await fetch(round, coordinator, orphans)
+
+    def freeze(self, sender: int, request: Freeze) -> Holding:
+        """Take no more from the dead, and say what is here.
+
+        Raises `ProtocolError` if the sender cannot be the coordinator, and `RejectedError` if there is a newer one.
+        """
+        round = self._round
+        self._check_order(sender, request.term, request.dead)
+        if request.term <= round.promised:
+            raise RejectedError(f"a repair of term {round.promised} is under way", code="term")
+        round.promised = request.term
+        self._give_up(request.dead, request.revoked, request.term)
+        added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
+        return Holding(round.bitmap(), round.term, added)
+
+    def apply(self, sender: int, repair: Repair) -> None:
+        """Take on what a coordinator decided. Raises `ProtocolError` if the sender cannot be the coordinator."""
+        round = self._round
+        if sender != round.me:
+            self._check_order(sender, repair.term, repair.dead)
+        if repair.term <= round.term or repair.term < round.promised:
+            return
+        round.term = round.promised = repair.term
+        self._give_up(repair.dead, repair.revoked, repair.term)
+        fresh = [a for a in repair.assignments if a.key not in round.assignments and is_valid(round, a, repair.term)]
+        round.assignments.update({a.key: a for a in fresh})
+        self._begin(fresh)
+        for holder, chunks in repair.holders:
+            if holder != round.me and holder < len(round.members) and exist(round, chunks):
+                round.spawn(fetch(round, holder, chunks), frozenset({holder}))
+
+    def _give_up(self, dead: Iterable[int], revoked: Iterable[int], term: int) -> None:
+        known = range(len(self._round.members))
+        self._round.settled.update(set(dead).intersection(known), set(revoked).intersection(known))
+        for member in dead:
+            if member in known:
+                self._round.bury(member, "given up by the coordinator")
+        for member in revoked:
+            if member in known:
+                self._round.revoke(member, term)
+
+    def _check_order(self, sender: int, term: int, dead: Iterable[int]) -> None:
+        """The coordinator is the first of the living in the order of the plan, and counts its repairs one by one."""
+        round = self._round
+        if sender > round.me or round.me in dead or term >= round.next_term + TERMS_AHEAD:
+            raise ProtocolError("it is not for it to repair this round", peer=round.members[sender], phase="repair")

@@ -1,0 +1,264 @@
+"""One round as one member sees it: which chunks of the reduced vector it has, and who is gone.
+
+Theory of operation. The plan cuts the vector into parts and each part into chunks with global numbers. An *assignment*
+is a list of chunks and the member that makes their result, its *root* or aggregator; the plan's parts are the
+assignments of term 0, repairs add more. For every assignment each member opens one stream to the root, sends its
+chunks in order and reads the reduced chunks back in the same order, both at once:
+
+    member ── PartHello, local chunk 0, 1, 2 … ──▶ root   (`_exchange`)
+    member ◀── reduced chunk 0, 1, 2 … ─────────── root   (`_reducer`)
+
+Members of a site have a *relay* between them and the root, which reduces what its site sends, sends the mean on to
+the root as any member does, and passes the result on as any root does. See `_routes`.
+
+The round is complete for a member when it has every chunk. A member that dies is dropped by each root or relay from
+the first chunk that lacks it. A root or relay that dies, or whose work others take over because it is too slow, breaks
+the assignments that go through it: these are replaced, see `_repair`. Result bytes are encoded once, sent alike to
+everybody and decoded by the root too, so all members end with bitwise equal vectors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from minga.averaging.allreduce.routes import Routes
+from minga.averaging.allreduce.send_order import Turns
+from minga.averaging.codecs.layout import Chunk, VectorLayout
+from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.averaging.messages import Assignment, Plan
+from minga.averaging.planning.signed_plan import chunk_bytes_of
+from minga.core.aio.signal import Signal
+from minga.core.errors import UnreachableError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+
+IDLE_S = 300.0
+"""A 1 Mbit/s link with 64 aggregators takes that long for the first chunk to each of them, if all get on alike."""
+
+LATE, LATE_S = 1.3, 0.25
+"""A round is late if it takes so many times as long as predicted, and so many seconds longer: predictions leave round
+trips and arithmetic out."""
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What came of a round: `lost` names the members that were given up, with the reason (those that this member as an
+    aggregator did not hear to the end, too), `seconds` its duration, and
+    `bytes_sent` / `bytes_received` the encoded tensor bytes that this member moved.
+    """
+
+    plan: Plan
+    lost: dict[PeerId, str]
+    seconds: float
+    bytes_sent: int
+    bytes_received: int
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it took much longer than the plan predicted, if it predicted anything."""
+        expected_s = self.plan.predicted_s
+        return expected_s is not None and self.seconds > max(LATE * expected_s, expected_s + LATE_S)
+
+
+@loop_bound
+class Round:
+    """Shared state of one round at one member; `_exchange`, `_reducer` and `_repair` work on it."""
+
+    def __init__(
+        self,
+        node: Node,
+        plan: Plan,
+        layout: VectorLayout,
+        local: torch.Tensor | None,
+        weight: int,
+        result: torch.Tensor,
+    ) -> None:
+        self.node, self.plan = node, plan
+        self.weight, self.result = weight, result
+        self.members = [member.peer_id for member in plan.members]
+        self.me = self.members.index(node.peer_id)
+        self.chunks, assignments = chunk_table(layout, plan)
+        self.assignments: dict[tuple[int, int], Assignment] = {a.key: a for a in assignments}
+        self.routes = Routes(plan.sites)
+        sizes = [chunk.numel for chunk in self.chunks]
+        self.own = torch.split(local, sizes) if local is not None and weight > 0 else None
+        """This member's contribution, chunk by chunk; None if it has none."""
+        self.reduced = torch.split(result, sizes)
+        """The chunks of `result`, in which roots and relays also accumulate."""
+        self.term = 0
+        self.promised = 0
+        """The highest term of a repair that this member heard of; it takes no orders of lower ones."""
+        self.have = [False] * len(self.chunks)
+        self.missing = len(self.chunks)
+        self.dead: dict[int, str] = {}
+        self.revoked: set[int] = set()
+        """Members that are with us, but whose work as root or relay others take over."""
+        self._revoked_before: dict[int, int] = {}
+        self.settled: set[int] = set()
+        """Those of the dead and revoked of whom the coordinator has told, or found out, what becomes of their work."""
+        self.unheard: dict[int, str] = {}
+        self.aborted: str | None = None
+        self.over = asyncio.Event()
+        """Set when the round is given up."""
+        self.fetching: set[int] = set()
+        self.came, self.changed = Signal(), Signal()
+        """Fire with each chunk, and with anything else that tasks may wait for."""
+        self._signals = [self.came, self.changed]
+        self.bytes_sent = self.bytes_received = 0
+        self.expected_s = min(plan.predicted_s or 0.0, IDLE_S)
+        """How long the plan may make this member wait for what is slow, whatever its leader says."""
+        self.turns = Turns(asyncio.get_running_loop().time, self.expected_s)
+        self.started_s = asyncio.get_running_loop().time()
+        self._tasks: dict[asyncio.Task[None], frozenset[int]] = {}
+        self._streams: dict[MessageStream, int] = {}
+
+    @property
+    def next_term(self) -> int:
+        """The lowest term that no repair has had, as far as this member heard."""
+        return max(self.term, self.promised) + 1
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether this member has the whole reduced vector."""
+        return self.missing == 0
+
+    def got(self, index: int) -> None:
+        """Note that the reduced values of a chunk stand in `result`."""
+        if not self.have[index]:
+            self.have[index] = True
+            self.missing -= 1
+            self.came.fire()
+            if not self.missing:
+                self.changed.fire()
+
+    def buffer(self, size: int) -> memoryview:
+        """New memory for `size` encoded bytes; hollow where the vectors have no numbers."""
+        return as_bytes(torch.empty(size, dtype=torch.uint8, device=self.result.device))
+
+    def bury(self, member: int, why: str) -> None:
+        """Regard a member as gone for the rest of the round; tasks that need it end."""
+        if member not in self.dead and member != self.me:
+            self.dead[member] = why
+            self.node.events.emit(
+                "round.member_lost", step=self.plan.step, peer=self.members[member], why=why, round=self.plan.round_id
+            )
+            self._end_tasks_of(member)
+
+    def revoke(self, member: int, term: int) -> None:
+        """Take no more from the assignments of earlier terms that go through a member; it may be this one."""
+        if member not in self.revoked:
+            self.revoked.add(member)
+            self.node.events.emit(
+                "round.work_taken_over", step=self.plan.step, peer=self.members[member], round=self.plan.round_id
+            )
+        if term > self._revoked_before.get(member, 0):
+            self._revoked_before[member] = term
+            self._end_tasks_of(member)
+
+    def is_broken(self, assignment: Assignment) -> bool:
+        """Whether a member that the assignment goes through is gone or revoked: no more of its chunks get finished."""
+        hops, term = self.routes.hops(assignment), assignment.key[0]
+        return any(hop in self.dead or term < self._revoked_before.get(hop, 0) for hop in hops)
+
+    def abort(self, why: str) -> None:
+        """Give the round up, unless it already is."""
+        self.aborted = self.aborted or why
+        self.over.set()
+        for signal in self._signals:
+            signal.fire()
+
+    def signal(self) -> Signal:
+        """A signal of a part of the round; it fires also when the round is given up."""
+        self._signals.append(Signal())
+        return self._signals[-1]
+
+    def alive(self) -> list[int]:
+        """Members not known to be gone, in the order of the plan."""
+        return [i for i in range(len(self.members)) if i not in self.dead]
+
+    @contextlib.contextmanager
+    def expecting(self, member: int, stream: MessageStream) -> Iterator[None]:
+        """Something is to come from `member` over this stream: see `bury_idle`."""
+        self._streams[stream] = member
+        try:
+            yield
+        finally:
+            del self._streams[stream]
+
+    def bury_idle(self) -> None:
+        """Regard those as gone who give signs of life, but nothing that is expected of them."""
+        for stream, member in list(self._streams.items()):
+            if stream.idle_s > IDLE_S:
+                self.bury(member, f"it is alive, but nothing came from it for {IDLE_S:.0f} s")
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], needs: frozenset[int]) -> None:
+        """Run a task that ends with the round, or when one of the members that it `needs` is buried or revoked."""
+        task = self.node.spawn(coroutine)
+        self._tasks[task] = needs
+        task.add_done_callback(lambda t: self._tasks.pop(t, None))
+
+    async def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Do something that uses this round's buffers; raises `UnreachableError` if the round is retired meanwhile."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks[task] = frozenset()
+        try:
+            await asyncio.wait([task])
+            if task.cancelled():
+                raise UnreachableError("the round is over", round=self.plan.step)
+            task.result()
+        finally:
+            task.cancel()
+            self._tasks.pop(task, None)
+
+    def bitmap(self) -> bytes:
+        """Which chunks this member has, one bit each, lowest bit first."""
+        return np.packbits(self.have, bitorder="little").tobytes()
+
+    def retire(self) -> None:
+        """End everything that still works for this round; its result buffer is about to be reused."""
+        self.abort("the round is over")
+        for task in list(self._tasks):
+            task.cancel()
+
+    def _end_tasks_of(self, member: int) -> None:
+        for task, needs in list(self._tasks.items()):
+            if member in needs:
+                task.cancel()
+        self.changed.fire()
+
+    def outcome(self) -> RoundOutcome:
+        """The summary of a finished round."""
+        lost = {self.members[i]: why for i, why in (self.unheard | self.dead).items()}
+        seconds = asyncio.get_running_loop().time() - self.started_s
+        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received)
+
+
+def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[Assignment]]:
+    """All chunks of a plan in order, and its parts as assignments."""
+    chunks: list[Chunk] = []
+    assignments: list[Assignment] = []
+    start = 0
+    for number, part in enumerate(plan.parts):
+        size = chunk_bytes_of(plan, layout.encoded_bytes(start, part.stop))
+        pieces = layout.chunks(start, part.stop, size)
+        numbers = tuple(range(len(chunks), len(chunks) + len(pieces)))
+        assignments.append(Assignment((0, number), part.root, numbers, part.relays))
+        chunks.extend(pieces)
+        start = part.stop
+    return chunks, assignments
+
+
+def unpack_bitmap(bitmap: bytes, count: int) -> list[bool]:
+    """Undo `Round.bitmap`; surplus bits are ignored, missing ones are False."""
+    padded = bitmap.ljust(-(-count // 8), b"\0")
+    bits = np.unpackbits(np.frombuffer(padded, np.uint8), count=count, bitorder="little")
+    return [bool(bit) for bit in bits]

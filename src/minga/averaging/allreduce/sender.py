@@ -1,0 +1,201 @@
+"""The sender's side of an assignment: send chunks to the root or the own relay, read the reduced ones back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import torch
+
+from minga.averaging.allreduce.round import Round
+from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, Codec, is_finite
+from minga.averaging.codecs.encoded_chunks import receive_encoded
+from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.averaging.messages import Assignment, ChunkWeight, Fetch, PartHello
+from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.network.interface import Buffer
+from minga.network.rpc.framing import MessageStream
+
+PART, FETCH = "round.part", "round.fetch"
+LAST_WORDS_S = 1.0
+"""Seconds that a send may still take to return when the result of what it sent has already come."""
+
+
+class Relay(Protocol):
+    """What a relay's own reducer does for the relay's exchange with the root."""
+
+    async def contribution(self, index: int) -> tuple[int, Buffer]:
+        """The samples behind a chunk of the own site, and their encoded mean (nothing if there are none)."""
+
+    def pass_on(self, index: int, body: Buffer) -> None:
+        """Send the encoded result of a chunk to the own site. The bytes must not change any more."""
+
+
+async def exchange(round: Round, assignment: Assignment, relay: Relay | None = None) -> None:
+    """Move one assignment in both directions; a failure buries the member on the other side.
+
+    With a `relay`, this member sends for its site and passes on what comes back.
+    """
+    parent = round.routes.parent(assignment, round.me)
+    if parent is None:
+        return
+    if relay is None and round.own is not None:  # before the stream is open, so that small parts know of large ones
+        size = sum(round.chunks[index].upload_bytes for index in assignment.chunks)
+        round.turns.begin(assignment.key, len(assignment.chunks), size)
+    try:
+        async with round.node.open(round.members[parent], PART, bulk=True) as stream:
+            with round.expecting(parent, stream):
+                await _converse(round, assignment, stream, relay)
+    except RemoteError as error:
+        if any(not round.have[i] for i in assignment.chunks):
+            round.bury(parent, error.message)
+    finally:
+        round.turns.end(assignment.key)
+
+
+async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay | None) -> None:
+    weight = None if relay is not None else round.weight if round.own is not None else 0
+    await stream.send(PartHello(round.plan.round_id, assignment.key, weight))
+    sending = _send_site(round, assignment, stream, relay) if relay else _send_local(round, assignment, stream)
+    task = asyncio.get_running_loop().create_task(sending)
+    task.add_done_callback(lambda _: _abort_if_local(round, task))
+    try:
+        await _receive_reduced(round, assignment, stream, relay)
+        await asyncio.wait([task], timeout=LAST_WORDS_S)
+        if task.done():  # else this member was given up, and nobody waits for what is not sent by now
+            await stream.finish()
+            await stream.receive_end()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def _abort_if_local(round: Round, sending: asyncio.Task[None]) -> None:
+    """What went wrong on this side, such as numbers that cannot be encoded, is no fault of the other's: end the round.
+
+    The loss of the stream is noticed by who reads from it.
+    """
+    error = None if sending.cancelled() else sending.exception()
+    if error is not None and not isinstance(error, RemoteError):
+        round.abort(f"this member's part cannot be sent: {error}")
+
+
+async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
+    """Fetch reduced chunks from a member that has or will have them, as float32; a failure buries the holder."""
+    wanted = tuple(i for i in chunks if not round.have[i] and i not in round.fetching)
+    if not wanted:
+        return
+    round.fetching.update(wanted)
+    try:
+        async with round.node.open(round.members[holder], FETCH, bulk=True) as stream:
+            with round.expecting(holder, stream):
+                await _receive_fetched(round, wanted, stream)
+    except RemoteError as error:
+        if any(not round.have[i] for i in wanted):
+            round.bury(holder, error.message)
+    finally:
+        round.fetching.difference_update(wanted)
+        round.changed.fire()
+
+
+async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: MessageStream) -> None:
+    await stream.send(Fetch(round.plan.round_id, wanted))
+    for index in wanted:
+        values = torch.empty_like(round.reduced[index])
+        view = as_bytes(values)
+        await stream.receive_bulk_into(view)
+        round.bytes_received += view.nbytes
+        _require_finite(values, stream)
+        if not round.have[index]:
+            round.reduced[index].copy_(values)
+            round.got(index)
+    await stream.finish()
+    await stream.receive_end()
+
+
+async def serve_fetch(round: Round, stream: MessageStream, request: Fetch) -> None:
+    """Answer a `Fetch`: each chunk as soon as it is here."""
+    if any(i >= len(round.chunks) for i in request.chunks) or len(set(request.chunks)) != len(request.chunks):
+        raise ProtocolError("it asks for chunks that the plan does not have, or twice", peer=stream.peer)
+    for index in request.chunks:
+        while not round.have[index]:
+            if round.aborted:
+                raise RejectedError(round.aborted, code="aborted")
+            await round.came.wait()
+        view = as_bytes(round.reduced[index])
+        await stream.send_bulk(view)
+        round.bytes_sent += view.nbytes
+
+
+# ---- sending
+
+
+async def _send_local(round: Round, assignment: Assignment, stream: MessageStream) -> None:
+    if (own := round.own) is None:
+        return
+    chunks = [round.chunks[i] for i in assignment.chunks]
+    sizes = (chunk.upload_bytes for chunk in chunks if not chunk.codecs.upload.is_identity)
+    buffer = round.buffer(max(sizes, default=0))  # for one encoded chunk after the other
+    for index in assignment.chunks:
+        await round.turns.wait(assignment.key)
+        await _send_own(round, own, index, buffer, stream)
+        round.turns.sent(assignment.key)
+    round.turns.end(assignment.key)
+
+
+async def _send_own(
+    round: Round, own: tuple[torch.Tensor, ...], index: int, buffer: memoryview, stream: MessageStream
+) -> None:
+    chunk, source = round.chunks[index], own[index]
+    codec = chunk.codecs.upload
+    if codec.is_identity:
+        body = as_bytes(source)
+    else:
+        body = buffer[: codec.encode(source, buffer[: chunk.upload_bytes], limit=CONTRIBUTION_LIMIT)]
+    await stream.send_bulk(body)
+    round.bytes_sent += body.nbytes
+
+
+async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay) -> None:
+    for index in assignment.chunks:
+        weight, body = await relay.contribution(index)
+        await stream.send(ChunkWeight(weight))
+        if weight:
+            await stream.send_bulk(body)
+            round.bytes_sent += memoryview(body).nbytes
+
+
+# ---- receiving
+
+
+async def _receive_reduced(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay | None) -> None:
+    chunks = [round.chunks[i] for i in assignment.chunks]
+    sizes = (chunk.download_bytes for chunk in chunks if not chunk.codecs.download.is_identity)
+    buffer = round.buffer(max(sizes, default=0))  # for one encoded chunk after the other
+    for index, chunk in zip(assignment.chunks, chunks, strict=True):
+        target, codec = round.reduced[index], chunk.codecs.download
+        if codec.is_identity:
+            body = as_bytes(target)
+            await stream.receive_bulk_into(body)
+            _require_finite(target, stream)
+        else:
+            room = buffer[: chunk.download_bytes] if relay is None else round.buffer(chunk.download_bytes)
+            body = await receive_encoded(stream, codec, room)
+            _decode(codec, body, target, stream)
+        round.bytes_received += body.nbytes
+        if relay is not None:
+            relay.pass_on(index, body)
+        round.got(index)
+        round.turns.returned(assignment.key)
+
+
+def _decode(codec: Codec, body: memoryview, target: torch.Tensor, stream: MessageStream) -> None:
+    try:
+        codec.decode(body, target)
+    except ValueError as error:
+        raise ProtocolError(f"a reduced chunk is refused: {error}", peer=stream.peer, phase="reduce") from error
+
+
+def _require_finite(values: torch.Tensor, stream: MessageStream) -> None:
+    if not is_finite(values):
+        raise ProtocolError("a reduced chunk holds NaN or infinity", peer=stream.peer, phase="reduce")

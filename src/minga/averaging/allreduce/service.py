@@ -1,0 +1,162 @@
+"""All-reduce as a service of one peer: runs its rounds and answers other members about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+
+import torch
+
+from minga.averaging.allreduce.coordinator import ALIVE, FREEZE, LOST, REPAIR
+from minga.averaging.allreduce.repair import Repairer
+from minga.averaging.allreduce.round import Round, RoundOutcome
+from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.messages import Alive, Done, Fetch, Freeze, Lost, PartHello, Plan, Repair
+from minga.core.aio.signal import Signal
+from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+
+EXPECT_S = 5.0
+"""Seconds that a message about a round waits for the plan of that round, which comes over another stream."""
+
+MAX_EXPECTING = 16
+"""Requests of one peer that may wait so at a time."""
+
+
+class RoundAbortedError(RemoteError):
+    """The round came to nothing; the local vector is untouched and may go into the next one."""
+
+
+@loop_bound
+class AllReduce:
+    """Reduces one vector after the other with the groups that the plans name."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._rounds: dict[str, tuple[Round, Repairer]] = {}
+        self._past: deque[str] = deque(maxlen=64)
+        self._changed = Signal()
+        self._expecting: Counter[PeerId] = Counter()
+        node.serve(PART, self._serve_part)
+        node.serve(FETCH, self._serve_fetch)
+        node.serve(LOST, self._serve_lost)
+        node.serve(ALIVE, self._serve_alive)
+        node.serve(FREEZE, self._serve_freeze)
+        node.serve(REPAIR, self._serve_repair)
+
+    async def reduce(
+        self, plan: Plan, layout: VectorLayout, local: torch.Tensor | None, weight: int, result: torch.Tensor
+    ) -> RoundOutcome:
+        """Run one round over a vector of the given layout.
+
+        `local` (flat float32, CPU; None to only aggregate and receive) counts with `weight` samples and must not
+        change until this returns. `result` (same shape) receives the weighted mean over all members, bitwise the same
+        for all; it is served to others until a round uses the same tensor again, and must not be changed by the caller.
+        Raises `RoundAbortedError` if too many members were lost.
+        """
+        self.retire(result)
+        round = Round(self._node, plan, layout, local, weight, result)
+        repairer = Repairer(round)
+        self._rounds[plan.round_id] = (round, repairer)
+        repairer.start()
+        self._changed.fire()
+        try:
+            await repairer.run()
+        except BaseException:  # cancelled, or a bug: nothing may go on writing to the caller's tensors
+            round.retire()
+            raise
+        if not repairer.is_done:
+            round.retire()
+            raise RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
+        return round.outcome()
+
+    def give_up(self, plan: Plan, why: str) -> None:
+        """End the round of this plan with `RoundAbortedError` if it is under way here."""
+        if plan.round_id in self._rounds:
+            self._rounds[plan.round_id][0].abort(why)
+
+    def retire(self, result: torch.Tensor | None = None) -> None:
+        """End the round that holds its result in this tensor for good; without one, end all."""
+        for round_id, (round, _) in list(self._rounds.items()):
+            if result is None or round.result is result:
+                round.retire()
+                del self._rounds[round_id]
+                self._past.append(round_id)
+
+    async def drain(self, limit_s: float) -> None:
+        """Wait, for at most `limit_s` seconds, until nobody takes over results from here any more."""
+        deadline = asyncio.get_running_loop().time() + limit_s
+        while any(repairer.is_serving for _, repairer in self._rounds.values()):
+            if asyncio.get_running_loop().time() >= deadline:
+                return
+            await asyncio.sleep(0.02)
+
+    # ---- answering others
+
+    async def _expect(self, peer: PeerId, round_id: str) -> tuple[Round, Repairer, int]:
+        """The round with this id and the caller's index in it; waits a little for the plan to arrive."""
+        if round_id not in self._rounds:
+            if self._expecting[peer] >= MAX_EXPECTING:
+                raise RejectedError("too many of its requests wait for a plan already", code="round")
+            self._expecting[peer] += 1
+            try:
+                await self._wait_for(round_id)
+            finally:
+                self._expecting[peer] -= 1
+                self._expecting += Counter()  # forgets those at zero
+        round, repairer = self._rounds[round_id]
+        if peer not in round.members:
+            raise ProtocolError("it is no member of that round", peer=peer, round=round.plan.step)
+        return round, repairer, round.members.index(peer)
+
+    async def _wait_for(self, round_id: str) -> None:
+        deadline = asyncio.get_running_loop().time() + EXPECT_S
+        while round_id not in self._rounds:
+            if round_id in self._past:
+                raise RejectedError("that round is over here", code="round")
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                raise RejectedError("that round is unknown here", code="round")
+            await self._changed.wait(left)
+
+    async def _serve_part(self, peer: PeerId, stream: MessageStream) -> None:
+        hello = await stream.receive(PartHello)
+        round, repairer, sender = await self._expect(peer, hello.round_id)
+        deadline = asyncio.get_running_loop().time() + EXPECT_S
+        while (reducer := repairer.reducer(hello.assignment)) is None:  # the repair may still be on its way to us
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0 or round.aborted:
+                raise RejectedError("that part is not reduced here", code="part")
+            await round.changed.wait(left)
+        await reducer.attend(sender, hello, stream)
+
+    async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Fetch)
+        round, _, _ = await self._expect(peer, request.round_id)
+        await round.run(serve_fetch(round, stream, request))
+
+    async def _serve_lost(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Lost)
+        _, repairer, sender = await self._expect(peer, request.round_id)
+        await repairer.coordinator.hear(sender, request)
+        await stream.send(Done())
+
+    async def _serve_alive(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Alive)
+        await self._expect(peer, request.round_id)
+        await stream.send(Done())
+
+    async def _serve_freeze(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Freeze)
+        _, repairer, sender = await self._expect(peer, request.round_id)
+        await stream.send(repairer.freeze(sender, request))
+
+    async def _serve_repair(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Repair)
+        _, repairer, sender = await self._expect(peer, request.round_id)
+        repairer.apply(sender, request)
+        await stream.send(Done())

@@ -1,0 +1,10 @@
+"""How slices of a float32 vector travel, and where the vector is cut.
+
+    tensor ─▶ layout (segments, chunks) ─▶ interface: encode ─▶ bytes ─▶ interface: decode_add ─▶ tensor
+                                              └─ dense: float32, float16, int8 …
+
+Read: interface (the codec seam), dense (the codecs that come with minga, their bytes and error bounds), layout
+(which codec each element takes, and the chunks), tensor_bytes (bytes as tensors without copies).
+
+Called by allreduce, security/parts and training/replica. Bytes of others are checked before an element is written.
+"""

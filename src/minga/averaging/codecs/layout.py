@@ -1,0 +1,189 @@
+"""Which codec each element of the flat vector takes, and where the vector is cut into chunks.
+
+The vector is the concatenation of a run's tensors. A run names one codec for all of them or says "adaptive": int8 for
+tensors of at least 65 537 elements and float16 for smaller ones, where a few bytes saved are worth less than the
+precision. The choice depends on the whole tensor, never on the part of it that an aggregator holds.
+The mean may travel by another codec than what it is made from: a `CodecPair` names both.
+Neighbours with one pair form a *segment*. A *chunk* is what is sent and reduced at once: it lies in one part and
+one segment and takes at most `target_bytes` encoded (or one codec block, where that is larger).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import blake3
+
+from minga.averaging.codecs.dense import Codec, CodecPair, codec
+from minga.averaging.codecs.registry import ADAPTIVE, check_codec_choice
+from minga.core.errors import ConfigurationError
+
+ADAPTIVE_INT8_MIN_ELEMENTS: Final = 65_537
+FINGERPRINT_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Elements `start` to `stop` of the flat vector, all with one pair of codecs."""
+
+    start: int
+    stop: int
+    codecs: CodecPair
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Elements `start` to `stop` of the flat vector, encoded at once; `index` counts the chunks of one range."""
+
+    index: int
+    start: int
+    stop: int
+    codecs: CodecPair
+    upload_bytes: int
+    """What it takes at most on its way to its aggregator."""
+    download_bytes: int
+    """What its mean takes at most on the way back."""
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class VectorLayout:
+    """The tensors of a vector by their numbers of elements, and the run's choice of codecs.
+
+    The mean travels by `download_choice`; None is as all the rest. Raises `ConfigurationError` for an unknown codec, a
+    negative size, or no elements at all.
+    """
+
+    numels: tuple[int, ...]
+    codec_choice: str
+    download_choice: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numels", tuple(self.numels))
+        check_codec_choice(self.codec_choice)
+        if self.download_choice is not None:
+            check_codec_choice(self.download_choice)
+        if any(isinstance(numel, bool) or not isinstance(numel, int) or numel < 0 for numel in self.numels):
+            raise ConfigurationError("the sizes of a vector's tensors must be integers and not negative")
+        if not any(self.numels):
+            raise ConfigurationError("the vector is empty: there is nothing to average")
+
+    @cached_property
+    def total(self) -> int:
+        """Elements of the flat vector."""
+        return sum(self.numels)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """Maximal runs of elements with one pair of codecs, in order; they tile the vector."""
+        segments: list[Segment] = []
+        stop = 0
+        for numel in self.numels:
+            if numel == 0:
+                continue
+            start, stop = stop, stop + numel
+            chosen = self._codecs_of(numel)
+            if segments and segments[-1].codecs == chosen:
+                start = segments.pop().start
+            segments.append(Segment(start, stop, chosen))
+        return tuple(segments)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that differ between layouts whose vectors cannot be averaged with one another."""
+        sizes = ",".join(str(numel) for numel in self.numels)
+        text = f"minga vector layout 1\n{_identity(self.codec_choice)}\n{sizes}\n"
+        if self.download_choice not in (None, self.codec_choice):
+            text += f"download {_identity(str(self.download_choice))}\n"
+        return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
+
+    def chunks(self, start: int, stop: int, target_bytes: int) -> tuple[Chunk, ...]:
+        """Cut elements `start` to `stop` into chunks, in order and without gaps; none for an empty range.
+
+        Cuts fall on segment boundaries and, within a segment, on whole codec blocks counted from the first element,
+        so that at most the last block of a segment is short.
+        Raises `ValueError` for a range outside the vector or a `target_bytes` below 1.
+        """
+        pieces = self._pieces(start, stop)
+        if target_bytes < 1:
+            raise ValueError(f"target_bytes {target_bytes} must be at least 1")
+        cuts = ((left, right, piece.codecs) for piece in pieces for left, right in _cut(piece, target_bytes))
+        return tuple(
+            Chunk(
+                index,
+                left,
+                right,
+                chosen,
+                chosen.upload.max_encoded_bytes(right - left),
+                chosen.download.max_encoded_bytes(right - left),
+            )
+            for index, (left, right, chosen) in enumerate(cuts)
+        )
+
+    def encoded_bytes(self, start: int, stop: int) -> int:
+        """Bytes that elements `start` to `stop` take on the wire at most, in the direction in which they take more;
+        raises as `chunks` does.
+        """
+        return max(self.upload_bytes(start, stop), self._download_bytes(start, stop))
+
+    def upload_bytes(self, start: int, stop: int) -> int:
+        """Bytes that elements `start` to `stop` take at most on their way to an aggregator; raises as `chunks` does."""
+        pieces = self._pieces(start, stop)
+        return sum(piece.codecs.upload.max_encoded_bytes(piece.stop - piece.start) for piece in pieces)
+
+    def _download_bytes(self, start: int, stop: int) -> int:
+        pieces = self._pieces(start, stop)
+        return sum(piece.codecs.download.max_encoded_bytes(piece.stop - piece.start) for piece in pieces)
+
+    def _codecs_of(self, numel: int) -> CodecPair:
+        upload = _codec_of(self.codec_choice, numel)
+        return CodecPair(upload, upload if self.download_choice is None else _codec_of(self.download_choice, numel))
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return tuple(segment.start for segment in self.segments)
+
+    def _pieces(self, start: int, stop: int) -> tuple[Segment, ...]:
+        """The segments, cut to the range."""
+        if not 0 <= start <= stop <= self.total:
+            raise ValueError(f"elements {start} to {stop} are not a range of a vector of {self.total}")
+        first = max(0, bisect_right(self._starts, start) - 1)
+        return tuple(_overlaps(self.segments[first:], start, stop))
+
+
+def _codec_of(choice: str, numel: int) -> Codec:
+    if choice != ADAPTIVE:
+        return codec(choice)
+    return codec("int8" if numel >= ADAPTIVE_INT8_MIN_ELEMENTS else "float16")
+
+
+def _identity(choice: str) -> str:
+    """What peers have to agree on: a later version of a codec is another one."""
+    version = 1 if choice == ADAPTIVE else codec(choice).version
+    return choice if version == 1 else f"{choice} {version}"
+
+
+def _overlaps(segments: Iterable[Segment], start: int, stop: int) -> Iterator[Segment]:
+    for segment in segments:
+        if segment.start >= stop:
+            return
+        if start < segment.stop:
+            yield Segment(max(start, segment.start), min(stop, segment.stop), segment.codecs)
+
+
+def _cut(piece: Segment, target_bytes: int) -> Iterator[tuple[int, int]]:
+    codecs = piece.codecs
+    block = math.lcm(codecs.upload.block_elements, codecs.download.block_elements)
+    largest = max(codecs.upload.max_encoded_bytes(block), codecs.download.max_encoded_bytes(block))
+    step = block * max(1, target_bytes // largest)
+    for start in range(piece.start, piece.stop, step):
+        yield start, min(start + step, piece.stop)

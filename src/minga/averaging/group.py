@@ -1,0 +1,70 @@
+"""What group formation is told: the run's settings, and what the board knows of the other peers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from minga.network.bandwidth.access_link import LineRates
+from minga.network.gossip.records import Links
+from minga.network.interface import Address, PeerId
+
+
+class Surveyor(Protocol):
+    """What group formation reads from the board."""
+
+    def alive(self) -> Collection[PeerId]:
+        """Trainers and auxiliaries that are alive, this peer included."""
+
+    def active(self) -> Collection[PeerId]:
+        """Other living members that take part in rounds at present, at whatever step."""
+
+    def at(self, step: int) -> Collection[PeerId]:
+        """Other living members, not syncing, that are at `step`."""
+
+    def averaging(self, step: int) -> Collection[PeerId]:
+        """Other living members whose round of `step` still runs."""
+
+    def current(self, step: int) -> Collection[PeerId]:
+        """Those of them that could lead: they can be dialled, or are connected anyway."""
+
+    def ahead(self, step: int) -> Collection[PeerId]:
+        """Other living members with a state of their own that are past `step`."""
+
+    def is_behind(self, step: int) -> bool:
+        """Whether at least half of those alive are at a later step, so that `step` is over."""
+
+    def syncing(self) -> Mapping[PeerId, float]:
+        """Living newcomers that are fetching state, and for how many seconds each has done so by now."""
+
+    def address(self, peer: PeerId) -> Address | None:
+        """Where a peer can be dialled, if known."""
+
+    def links(self) -> Mapping[PeerId, Links]:
+        """What each living peer publishes of its links, this one included."""
+
+    def rates(self) -> LineRates:
+        """This peer's own present rates."""
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """What stays the same in all groups of a run.
+
+    Of the vector: the fingerprint of its `layout`, its elements, and the bytes they take as encoded. Of this peer:
+    whether it can be dialled by all and so `aggregates` for them, and whether it `computes` (an auxiliary does not).
+    `overlapped`: rounds go on beside the next step's computing. With a `largest_batch_size` the target batch size is
+    only the smallest one, and chosen so that communication takes no more than the share `most_communication`.
+    """
+
+    target_batch_size: int
+    layout: str
+    numel: int
+    encoded_bytes: int
+    aggregates: bool
+    computes: bool = True
+    wait_in_minority: bool = True
+    overlapped: bool = False
+    largest_batch_size: int | None = None
+    most_communication: float = 0.1

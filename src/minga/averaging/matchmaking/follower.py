@@ -1,0 +1,117 @@
+"""The member's side of group formation: stay with a leader until its plan comes, or it says who leads instead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from minga.averaging.clocking.registration import UPDATE_PERIOD_S
+from minga.averaging.contracts import Contributor
+from minga.averaging.matchmaking.leader import DIVERGED, OutOfSyncError
+from minga.averaging.messages import FromLeader, Join, Limit, Plan, Redirect, Report, SignedPlan, Update
+from minga.averaging.planning.signed_plan import accept_plan
+from minga.core.aio.hedging import racing
+from minga.core.errors import RejectedError, RemoteError, SilentError
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.keepalive import LEAST_TICKS, PULSE_S
+from minga.network.rpc.node import Node
+
+JOIN, PROBE = "group.join", "group.probe"
+LEAST_PAUSE_S = LEAST_TICKS * PULSE_S
+WATCH_PERIOD_S = 1.0
+LATE_S = 30.0
+"""Seconds after which a plan that is due is overdue, and twice the time of the step so far: a leader may hold a full
+step for newcomers as long as the step took, before and after it waited for the permission to close."""
+
+
+async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address | None:
+    """Whom `peers` follow, asked by a newcomer; None if they do not know either, or follow it.
+
+    All are asked at once: some may just have died, and that takes seconds to find out.
+    """
+
+    async def ask(peer: PeerId) -> Address | None:
+        with contextlib.suppress(RemoteError):
+            found = await node.call(peer, PROBE, join, Redirect)
+            return found.leader if found.leader.peer_id != node.peer_id else None
+        return None
+
+    async with racing(map(ask, peers)) as answers:
+        for answer in answers:
+            if (leader := await answer) is not None:
+                return leader
+    return None
+
+
+async def follow(
+    node: Node, contributor: Contributor, leader: Address, join: Join, numel: int, is_due: Callable[[Report], bool]
+) -> Plan | Address:
+    """Join `leader`, stop the trainer where it says, and return its plan over `numel` elements.
+
+    Returns an address instead if it says that somebody else leads. A leader that gives signs of life but no plan
+    although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`. Raises
+    `OutOfSyncError` if the leader is at a later step or in another state, and other `RemoteError`s if it cannot be
+    reached, falls silent, or breaks the protocol.
+    """
+    peer = leader.peer_id
+    if not node.is_connected(peer) and leader.dialable:
+        await node.dial(leader)
+    async with node.open(peer, JOIN) as stream:
+        await stream.send(join)
+        loop = asyncio.get_running_loop()
+        updates = loop.create_task(_send_updates(stream, contributor))
+        listening = loop.create_task(_listen(stream, contributor))
+        watching = loop.create_task(_watch(stream, contributor, is_due))
+        try:
+            await asyncio.wait({listening, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if not listening.done():
+                await watching
+            answer = await listening
+            if isinstance(answer, Redirect):
+                return answer.leader
+            return accept_plan(answer, leader=peer, step=join.step, numel=numel, me=node.peer_id)
+        except RejectedError as error:
+            if error.code in ("behind", DIVERGED):
+                raise OutOfSyncError(error.message, code=error.code, peer=peer, round=join.step) from error
+            raise
+        finally:
+            for task in (updates, listening, watching):
+                task.cancel()
+            await asyncio.gather(updates, listening, watching, return_exceptions=True)
+
+
+async def _listen(stream: MessageStream, contributor: Contributor) -> Redirect | SignedPlan:
+    while True:
+        message: Limit | Redirect | SignedPlan = await stream.receive_one_of(FromLeader)
+        if isinstance(message, Limit):
+            contributor.limit(message.samples)
+        else:
+            return message
+
+
+async def _watch(stream: MessageStream, contributor: Contributor, is_due: Callable[[Report], bool]) -> None:
+    worked_s = due_s = 0.0
+    while due_s < LATE_S + 2.0 * worked_s:
+        await asyncio.sleep(WATCH_PERIOD_S)
+        if is_due(contributor.report()):
+            due_s += WATCH_PERIOD_S
+        else:
+            worked_s, due_s = worked_s + due_s + WATCH_PERIOD_S, 0.0
+    raise SilentError("it leads, but does not close its group", peer=stream.peer)
+
+
+async def _send_updates(stream: MessageStream, contributor: Contributor) -> None:
+    """Tell the leader of each change: at once if this peer parked or paused, else every `UPDATE_PERIOD_S`, or as often
+    as it would send signs of life, which is more rarely in a large group.
+    """
+    loop, sent, due_s = asyncio.get_running_loop(), Report(), -1.0
+    while True:
+        report = contributor.report()
+        urgent = due_s < 0 or (report.parked, not report.micro_batch) != (sent.parked, not sent.micro_batch)
+        if urgent or (report.samples != sent.samples and loop.time() >= due_s - 1e-3):
+            await stream.send(Update(report))
+            sent, due_s = report, loop.time() + max(UPDATE_PERIOD_S, stream.pause_s - LEAST_PAUSE_S)
+        else:
+            await contributor.changed.wait(None if report.samples == sent.samples else due_s - loop.time())

@@ -1,0 +1,327 @@
+"""Group formation: from "step 7 begins" to a signed plan that every member has.
+
+Theory of operation. The members of the last round, their *view*, are known to all of them alike, so `ranking` gives
+all of them the same order of possible leaders for the next step without a word being said. Each peer joins the first
+of them that it can hear, at the very start of the step, and stays on that stream until the plan comes over it:
+
+    member                                    leader
+      ── Join{step, report, address} ─────────▶   takes a seat in the `Gathering`
+      ── Update{report} after each micro-batch ▶
+      ◀───────────────────── Limit{samples} ─     where to stop, if that is not what the last plan said
+      ── Update{report: parked} ──────────────▶
+      ◀─────────────────── SignedPlan ──────      the step is full
+
+A peer that was asked but does not lead answers `Redirect`. A leader that falls silent is suspected and the next in
+rank is asked; the join names the suspects, so that the next one knows why it is asked. Newcomers, who have no view,
+first ask the peers of that step whom they follow. Two leaders of one step (two groups started at once, or a network
+was split and healed) find each other through the board: the one with fewer members redirects them to the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Collection
+
+import msgspec
+
+from minga.averaging.clocking.batch_size import BatchSize
+from minga.averaging.clocking.registration import Seat
+from minga.averaging.clocking.standby import Resting
+from minga.averaging.contracts import Contributor
+from minga.averaging.election import has_quorum
+from minga.averaging.group import GroupSettings, Surveyor
+from minga.averaging.matchmaking.follower import JOIN, PROBE, ask_around, follow
+from minga.averaging.matchmaking.leader import Gathering, OutOfSyncError, Surroundings
+from minga.averaging.matchmaking.quorum import Permission
+from minga.averaging.matchmaking.view import Company
+from minga.averaging.messages import Join, Plan, Redirect, Report
+from minga.averaging.planning.plan_maker import UNFAIR, Divide, PlanDesk
+from minga.averaging.planning.signed_plan import sign_plan
+from minga.averaging.solver.planner import divide
+from minga.core.aio.signal import Signal
+from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError
+from minga.core.thread_guard import loop_bound
+from minga.identity.keys.keys import Identity
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+
+AHEAD_PATIENCE_S = 5.0
+"""Seconds that a join for a later step waits for this peer to get there before it is refused."""
+STAND_BY_S = 0.25
+PROBE_PERIOD_S = 1.0
+PREPARE_PERIOD_S = 1.0
+PATIENT_TRIES = 20
+"""Whoever should lead and neither takes us nor refuses us for good so many times in a step is no leader."""
+
+
+@loop_bound
+class GroupFormation:
+    """Forms the group of one step after the other for one peer."""
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        settings: GroupSettings,
+        surveyor: Surveyor,
+        contributor: Contributor,
+        divide: Divide = divide,
+    ) -> None:
+        self.previous = ""
+        """Fingerprint of the reduced vector that led to the present state; empty if that came in another way."""
+        self.batch = BatchSize(settings)
+        """The target batch size, as far as this peer knows it."""
+        self._node, self._identity, self._settings = node, identity, settings
+        self._surveyor, self._contributor = surveyor, contributor
+        self._step = -1
+        self._gathering: Gathering | None = None
+        self._following: PeerId | None = None
+        self._company = Company(node, settings, surveyor)
+        self._changed = Signal()
+        self._merge_into: Address | None = None
+        self._resting = Resting(node, contributor)
+        self._desk = PlanDesk(node, settings, surveyor, divide)
+        self._permission = Permission(node, surveyor, wait_in_minority=settings.wait_in_minority)
+        node.serve(JOIN, self._serve_join)
+        node.serve(PROBE, self._serve_probe)
+
+    @property
+    def view(self) -> tuple[PeerId, ...]:
+        """Members of the last round that this peer took part in, its leader first; empty before the first."""
+        return self._company.view
+
+    def others_are_past(self, step: int) -> bool:
+        """Whether most of the other members of the view are past `step`."""
+        return self._company.are_past(step)
+
+    def come_back(self, others: Collection[PeerId]) -> None:
+        """The state was taken over from `others`; see `Company.come_back`."""
+        self._company.come_back(others)
+        self.previous = ""
+        self.batch.forget()
+
+    async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
+        """Find the group of `step` and return its plan; `avoid` went silent in the last round and is not asked first.
+
+        Raises `OutOfSyncError` if the swarm is ahead, and `MinorityError` if the view's majority is out of sight and
+        the run spec says to stop then.
+        """
+        self._step = step
+        self._company.begin_step(step, avoid)
+        self._permission.begin_step(self._company.everyone)
+        self._resting.begin_step(step)
+        self._desk.expect(self.batch.present)
+        self._changed.fire()
+        invited, tries = None, Counter[PeerId]()
+        try:
+            if not self.view:
+                invited = await ask_around(self._node, self._company.guides(), self._join_message(seats=-1))
+            while True:
+                if self._company.is_behind():
+                    raise OutOfSyncError("the swarm went on without us", code="behind", round=step)
+                leader, invited = invited, None
+                try:
+                    leader = leader or self._company.choose_leader()
+                    self._try(leader, tries)
+                    outcome = await (self._lead() if leader is None else self._follow(leader))
+                except OutOfSyncError:
+                    raise
+                except RejectedError as error:  # it cannot take us right now: ask again a little later
+                    if error.code in ("ahead", "layout", "full", UNFAIR) and error.peer:
+                        self._company.suspects.add(PeerId(error.peer))
+                    await self._changed.wait(STAND_BY_S)
+                    continue
+                except RemoteError as error:
+                    peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else self._node.peer_id
+                    self._company.suspects.add(peer)
+                    self._node.events.emit("group.leader_lost", peer=peer, step=step, why=error.message)
+                    continue
+                if isinstance(outcome, Plan):
+                    self._desk.remember(outcome)
+                    me = [member.peer_id for member in outcome.members].index(self._node.peer_id)
+                    self._resting.ask(rest=me in outcome.resting)
+                    self._company.take_part(outcome)
+                    return outcome
+                invited = outcome
+        finally:
+            self._gathering, self._following = None, None
+            self._resting.end()
+            self._changed.fire()
+
+    def _try(self, leader: Address | None, tries: Counter[PeerId]) -> None:
+        """Count that a leader is asked; raises `SilentError` if that was in vain too often."""
+        if leader is not None:
+            tries[leader.peer_id] += 1
+            if tries[leader.peer_id] > PATIENT_TRIES:
+                tries[leader.peer_id] = 0
+                raise SilentError("it neither leads nor says who does", peer=leader.peer_id)
+
+    def _is_due(self, report: Report) -> bool:
+        """Whether a leader should have closed its group: by one's own samples alone, or because one waits parked.
+
+        Who has to wait with nothing, because its micro-batches are too long for the step, is not in a hurry.
+        """
+        if report.samples > 2 * self.batch.present + report.micro_batch:
+            return True
+        waits = report.parked and (report.samples > 0 or self._resting.is_far_longer)
+        return waits and has_quorum(set(self._surveyor.alive()), self._company.everyone)
+
+    # ---- following
+
+    async def _follow(self, leader: Address) -> Plan | Address:
+        self._following = leader.peer_id
+        try:
+            join, numel = self._join_message(), self._settings.numel
+            outcome = await follow(self._node, self._contributor, leader, join, numel, self._is_due)
+        finally:
+            self._following = None
+        if isinstance(outcome, Plan):
+            self.batch.check(outcome)
+            self._desk.check(outcome)
+        elif outcome.peer_id in (*self._company.suspects.now(), self._node.peer_id):
+            why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
+            raise RejectedError(why, code="stand_by", peer=leader.peer_id)
+        return outcome
+
+    def _join_message(self, seats: int = 0) -> Join:
+        rates = self._surveyor.rates()
+        return Join(
+            step=self._step,
+            layout=self._settings.layout,
+            address=self._node.address,
+            aggregates=self._settings.aggregates,
+            computes=self._settings.computes,
+            upload=rates.upload,
+            download=rates.download,
+            report=self._contributor.report(),
+            upload_shown=rates.upload_shown,
+            download_shown=rates.download_shown,
+            suspects=tuple(sorted(self._company.suspects.now()))[:64],
+            seats=seats,
+            previous=self.previous,
+            batch=self.batch.told,
+        )
+
+    # ---- leading
+
+    async def _lead(self) -> Plan | Address:
+        me = self._node.peer_id
+        own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
+        step, view = self._step, self._company.everyone
+        around = Surroundings(
+            self._company.expected,
+            self._surveyor.syncing,
+            lambda group: self._permission.may_close(step, view, group),
+            self._abdicate,
+            self._company.at_work,
+        )
+        gathering = Gathering(self._step, me, own, self._contributor, self.batch, around)
+        self._gathering, self._merge_into = gathering, None
+        self._changed.fire()
+        loop = asyncio.get_running_loop()
+        aside = [loop.create_task(self._probe_other_leaders(gathering)), loop.create_task(self._prepare(gathering))]
+        try:
+            leader = await gathering.run()
+            if leader is not None:
+                return leader
+            self._company.gave_up_waiting(gathering.everyone())
+            plan = await self._desk.plan(self._step, gathering.everyone())
+            next_batch = self.batch.next(gathering.everyone().values())
+            limits = gathering.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
+            plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
+            await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
+            return plan
+        except BaseException:
+            await gathering.dismiss()
+            raise
+        finally:
+            for task in aside:
+                task.cancel()
+            self._gathering = None
+            self._changed.fire()
+
+    async def _prepare(self, gathering: Gathering) -> None:
+        """While the step is under way: have a division at hand for those who are there."""
+        while True:
+            await asyncio.sleep(PREPARE_PERIOD_S)
+            await self._desk.prepare(gathering.everyone())
+            if not any(seat.goes_on or seat.report.samples for seat in gathering.seats.values()):
+                self._resting.break_off()  # nobody else computes: those for whom it rested are gone
+
+    def _abdicate(self) -> Address | None:
+        """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
+        if self._company.is_behind():
+            raise OutOfSyncError("the swarm went on without us", code="behind", round=self._step)
+        if self._merge_into is not None and self._merge_into.peer_id not in self._company.suspects.now():
+            return self._merge_into
+        # Newcomers have no view, so two of them may both lead for a moment: the worse in rank steps down.
+        return None if self.view else self._company.choose_leader()
+
+    async def _probe_other_leaders(self, gathering: Gathering) -> None:
+        """Look for groups of this step that formed without us; the smaller one joins the larger."""
+        while True:
+            await asyncio.sleep(PROBE_PERIOD_S)
+            for peer in self._company.strangers(gathering.everyone())[:3]:
+                with contextlib.suppress(RemoteError):
+                    found = await self._node.call(peer, PROBE, self._join_message(len(gathering.seats)), Redirect)
+                    if found.leader.peer_id not in (peer, self._node.peer_id):
+                        leader = found.leader.peer_id
+                        found = await self._node.call(leader, PROBE, self._join_message(len(gathering.seats)), Redirect)
+                    if found.leader.peer_id != self._node.peer_id:
+                        self._merge_into = found.leader
+                        gathering.changed.fire()
+
+    async def _serve_probe(self, peer: PeerId, stream: MessageStream) -> None:
+        join = await stream.receive(Join)
+        self._check_join(peer, join)
+        await self._reach(join.step)
+        gathering = self._gathering
+        if gathering is None or gathering.closed:
+            leader = self._surveyor.address(self._following) if self._following is not None else None
+            if leader is None:
+                raise RejectedError("not leading and not following at the moment", code="stand_by")
+            await stream.send(Redirect(leader))
+        elif (len(gathering.seats), self._node.peer_id) > (join.seats, peer):
+            await stream.send(Redirect(self._node.address))
+        else:
+            self._merge_into = join.address
+            gathering.changed.fire()
+            await stream.send(Redirect(join.address))
+
+    # ---- being asked
+
+    async def _serve_join(self, peer: PeerId, stream: MessageStream) -> None:
+        join = await stream.receive(Join)
+        self._check_join(peer, join)
+        await self._reach(join.step)
+        gathering = self._gathering
+        if gathering is not None and not gathering.closed:
+            await gathering.attend(peer, join, stream)
+            return
+        leader = self._following
+        address = self._surveyor.address(leader) if leader is not None else None
+        if leader is None or address is None or leader in join.suspects or leader == peer:
+            raise RejectedError("not leading and not following at the moment", code="stand_by")
+        await stream.send(Redirect(address))
+        await stream.finish()
+        await stream.drain()  # it may have sent updates meanwhile
+
+    def _check_join(self, peer: PeerId, join: Join) -> None:
+        if join.layout != self._settings.layout:
+            raise RejectedError("its parameters have other shapes or another codec than this run's", code="layout")
+        if join.address.peer_id != peer:
+            raise ProtocolError("it joins with the address of somebody else", peer=peer)
+
+    async def _reach(self, step: int) -> None:
+        """Wait until this peer is at `step`, for a while."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + AHEAD_PATIENCE_S
+        while self._step < step:
+            if (left := deadline - loop.time()) <= 0:
+                raise RejectedError(f"still at step {self._step}", code="ahead")
+            await self._changed.wait(left)
+        if step < self._step:
+            raise RejectedError(f"step {step} is over, this is step {self._step}", code="behind")

@@ -1,0 +1,298 @@
+"""The leader's side of group formation: collect members, decide when the step is full, close the group.
+
+Theory of operation. Members join as soon as their step begins and report their samples after each micro-batch, so
+the leader knows the swarm's progress with the delay of one link, not of gossip. Every member has a *limit* of samples
+at which it stops by itself: at first the one that the plan of the last round gave it. `_limits` says how they are
+chosen. The leader goes on comparing: if the step would be full clearly sooner with other limits (somebody is slower
+than it was, or left, or came), it tells the members new ones.
+
+The step is full when the samples that were reported reach the target batch size B. Who is in the middle of a
+micro-batch then takes part with what it has; the others wait for it only if it is about to end. So the realised batch
+is B and less than one micro-batch where the members are as fast as they were, and a slow machine costs the others
+nothing: what it would give too late is left to those who are sooner ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from minga.averaging.clocking.batch_size import BatchSize
+from minga.averaging.clocking.registration import Seat
+from minga.averaging.clocking.sample_quota import SURPLUS, Pace, seconds_as_is, share_out
+from minga.averaging.contracts import Contributor
+from minga.averaging.matchmaking.join_window import hold_s, waited_for
+from minga.averaging.messages import FromLeader, Join, Limit, Redirect, SignedPlan, Update
+from minga.core.aio.signal import Signal
+from minga.core.errors import RejectedError, RemoteError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.framing import MessageStream
+
+JOIN_GRACE_S = 1.5
+"""Seconds that a full step waits for members of the last round that are alive but have not joined yet, counted from
+the end of that round where they are still at it."""
+
+CLOSE_CHECK_S, HOLD_CHECK_S = 0.25, 0.1
+DIVERGED = "diverged"
+MAX_FOLLOWERS = 999
+"""So that a plan fits into a message, whatever addresses its members tell."""
+
+GRACE_S, GRACE_SHARE = 0.02, 0.03
+"""Who stops within so many seconds, or this share of the step, is waited for though the step is full."""
+
+GAIN_S, GAIN_SHARE = 0.02, 0.05
+"""New limits are told if the step is full sooner by so much, or by this share of the step."""
+
+SOONEST_LOOK_S, LATEST_LOOK_S = 0.02, 1.0
+LOOKED_AT_ONCE = 64
+"""Seconds between two comparisons of the limits with better ones; with so many members twice as long, and so on."""
+
+
+class OutOfSyncError(RejectedError):
+    """The swarm is at a later step than this peer, or in another state: it has to fetch the state first."""
+
+
+@dataclass
+class Surroundings:
+    """What the leader reads from the rest of the peer while it gathers."""
+
+    expected: Callable[[], Collection[PeerId]]
+    """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those who have not joined."""
+    syncing: Callable[[], Mapping[PeerId, float]]
+    """Newcomers that are fetching state, and for how many seconds each has done so by now."""
+    may_close: Callable[[Collection[PeerId]], bool]
+    """Whether these members may take the step without the others, as far as one can see."""
+    abdicate: Callable[[], Address | None]
+    """Somebody else who leads this step after all, or None."""
+    at_work: Callable[[], Collection[PeerId]] = tuple
+    """Those of the expected whose last round still runs: they are waited for as long as that was foreseen."""
+
+
+@loop_bound
+@dataclass
+class Gathering:
+    """One group in the making. `run` returns when it is closed; `outcome` tells waiting members."""
+
+    step: int
+    me: PeerId
+    own: Seat
+    contributor: Contributor
+    batch: BatchSize
+    around: Surroundings
+    seats: dict[PeerId, Seat] = field(default_factory=dict)
+    changed: Signal = field(default_factory=Signal)
+    closed: bool = False
+    _begun_s: float = 0.0
+    _full_s: float | None = None
+    _held_s: float = 0.0
+    _look_s: float = 0.0
+
+    # ---- members
+
+    async def attend(self, peer: PeerId, join: Join, stream: MessageStream) -> None:
+        """Give `peer` a seat and listen to it until the stream ends, which raises; or `RejectedError` if it is full."""
+        if len(self.seats) >= MAX_FOLLOWERS and peer not in self.seats:
+            raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code="full")
+        seat = Seat(join, join.report, _now(), stream)
+        self.seats[peer] = seat
+        self.changed.fire()
+        try:
+            while True:
+                seat.report, seat.reported_at_s = (await stream.receive(Update)).report, _now()
+                self.changed.fire()
+        finally:
+            if self.seats.get(peer) is seat:
+                del self.seats[peer]
+                self.changed.fire()
+
+    # ---- the leader's own task
+
+    async def run(self) -> Address | None:
+        """Gather until the step is full; then the group is `closed` and None is returned.
+
+        Returns an address instead if another leader was found: the members were redirected there.
+        """
+        self._begun_s = _now()
+        listener = asyncio.get_running_loop().create_task(self._listen_to_own_trainer())
+        try:
+            while True:
+                if (leader := self.around.abdicate()) is not None:
+                    await self._tell_all(Redirect(leader))
+                    return leader
+                if self._is_full() and await self._everyone_present() and await self._close():
+                    self.closed = True
+                    return None
+                await self._direct()
+                await self.changed.wait(max(SOONEST_LOOK_S, self._look_s - _now()))
+        finally:
+            listener.cancel()
+
+    async def send_plan(self, plan: SignedPlan, members: Collection[PeerId]) -> None:
+        """Send the plan to all members; who cannot be reached is found missing by the aggregators."""
+        await self._tell_all(plan, members)
+
+    async def dismiss(self) -> None:
+        """Let the members go without a plan: this peer cannot lead after all."""
+        for seat in list(self.seats.values()):
+            if seat.stream is not None:
+                await seat.stream.close()
+
+    def everyone(self) -> dict[PeerId, Seat]:
+        """All seats, the leader's included."""
+        return {self.me: self.own, **self.seats}
+
+    def limits_of_the_next(self, members: Sequence[PeerId], batch: int) -> tuple[int, ...]:
+        """The samples at which these members should stop in the next step, of `batch` samples; before anything is known
+        of one, after its first micro-batch.
+        """
+        seats = self.everyone()
+        paces = [seats[peer].pace_of_the_next() for peer in members]
+        best = share_out(batch, paces).samples
+        return tuple(limit if seats[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
+
+    # ---- inner workings
+
+    async def _listen_to_own_trainer(self) -> None:
+        while True:
+            await self.contributor.changed.wait()
+            self.changed.fire()
+
+    def _refresh(self) -> None:
+        self.batch.learn(self.everyone().values())
+        self.own.report, self.own.reported_at_s = self.contributor.report(), _now()
+
+    def _samples(self) -> int:
+        return sum(seat.report.samples for seat in self.everyone().values())
+
+    def _is_full(self) -> bool:
+        self._refresh()
+        return self._samples() >= self.batch.present
+
+    async def _direct(self) -> None:
+        """Tell the members where to stop, if that is not what they know and makes the step shorter."""
+        everyone, now = self.everyone(), _now()
+        if now < self._begun_s + JOIN_GRACE_S and set(self.around.expected()) - set(everyone):
+            return  # they are about to come, and the limits that all have count on them
+        strangers = [peer for peer, seat in everyone.items() if seat.limit is None or not seat.report.rate]
+        if now < self._look_s and all(everyone[peer].ordered is not None for peer in strangers):
+            return
+        paces = {peer: seat.pace(now) for peer, seat in everyone.items()}
+        best = share_out(self.batch.present, list(paces.values()))
+        as_is_s = seconds_as_is(self.batch.present, list(paces.values()))
+        step_s = now - self._begun_s + best.seconds
+        limits = dict(zip(paces, best.samples, strict=True))
+        for peer in strangers:  # nothing is known of it before its first micro-batch
+            if not everyone[peer].report.rate:
+                limits[peer] = paces[peer].samples + 1
+        is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
+        is_much = sum(seat.limit or 0 for seat in everyone.values()) > (1.0 + SURPLUS) * self.batch.present
+        told = list(limits) if is_late or is_much else strangers
+        await self._tell_limits({peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit})
+        soonest_s = SOONEST_LOOK_S * (1.0 + len(everyone) / LOOKED_AT_ONCE)
+        self._look_s = now + min(LATEST_LOOK_S, max(soonest_s, 0.2 * best.seconds))
+
+    async def _tell_limits(self, limits: dict[PeerId, int]) -> None:
+        everyone = self.everyone()
+        for peer, samples in limits.items():
+            everyone[peer].order(samples, _now())
+            if peer == self.me:
+                self.contributor.limit(samples)
+        await asyncio.gather(*(self._tell(everyone[peer], Limit(samples)) for peer, samples in limits.items()))
+
+    async def _everyone_present(self) -> bool:
+        """Wait a little for members of the last round that live but have not joined; False if the step emptied."""
+        deadline = _now() + JOIN_GRACE_S
+        while (missing := set(self.around.expected()) - set(self.everyone())) and _now() < deadline:
+            if missing.intersection(self.around.at_work()):
+                deadline = _now() + JOIN_GRACE_S
+            await self.changed.wait(min(0.1, deadline - _now()))
+        return self._is_full()
+
+    async def _close(self) -> bool:
+        """Settle who is in the group; False if it cannot close after all.
+
+        Raises `OutOfSyncError` if the state of this peer cannot be the same as that of most.
+        """
+        await self._send_the_unlike_away()
+        if not self._is_full():
+            return False
+        self._full_s = self._full_s or _now()
+        await self._wait_for_those_about_to_stop()
+        await self._hold_for_newcomers(self._full_s)
+        while not self.around.may_close(self.everyone()):
+            if self.around.abdicate() is not None:
+                return False
+            await self.changed.wait(CLOSE_CHECK_S)
+        else:
+            await self._hold_for_newcomers(self._full_s)
+        await self._hear_from_everybody()
+        return self.around.may_close(self.everyone()) and self._is_full()
+
+    async def _send_the_unlike_away(self) -> None:
+        pasts = Counter(past for seat in self.everyone().values() if (past := seat.join.previous))
+        right = max(pasts, key=lambda past: (pasts[past], past == self.own.join.previous, past), default="")
+        if self.own.join.previous not in ("", right):
+            raise OutOfSyncError("the others applied another result than this peer", code=DIVERGED, round=self.step)
+        for peer, seat in list(self.seats.items()):
+            if seat.join.previous not in ("", right) and seat.stream is not None:
+                del self.seats[peer]
+                with contextlib.suppress(RemoteError):
+                    await seat.stream.refuse(DIVERGED, "it applied another result in the last round than most others")
+
+    async def _wait_for_those_about_to_stop(self) -> None:
+        begun, now = self._begun_s, _now()
+        cap_s = max(GRACE_S, GRACE_SHARE * (now - begun))
+
+        def is_about_to_stop(seat: Seat) -> bool:
+            pace, limit = seat.pace(now), seat.limit
+            return seat.goes_on and limit is not None and pace.samples < limit and _last_s(pace, limit) <= cap_s
+
+        late = {peer for peer, seat in self.everyone().items() if is_about_to_stop(seat)}
+        deadline = now + 1.5 * cap_s
+        while any(s.goes_on for p, s in self.everyone().items() if p in late) and _now() < deadline:
+            await self.changed.wait(deadline - _now())
+            self._refresh()
+
+    async def _hold_for_newcomers(self, full_s: float) -> None:
+        """Wait for those who are fetching the present state, and then a little for each of them to join."""
+        step_s, since_s = full_s - self._begun_s, _now() - self._held_s
+        until: dict[PeerId, float] = {}
+        most_s = 0.0
+        while True:
+            syncing, self._held_s = self.around.syncing(), _now() - since_s
+            most_s = max(most_s, hold_s(syncing, step_s, _now() - full_s))
+            if self._held_s < most_s:
+                until.update(dict.fromkeys(waited_for(syncing, step_s), _now() + JOIN_GRACE_S))
+            else:  # only for those who have it by now
+                until = {peer: each_s for peer, each_s in until.items() if peer not in syncing}
+            if all(peer in self.seats or _now() >= until[peer] for peer in until):
+                return
+            await self.changed.wait(HOLD_CHECK_S)
+
+    async def _hear_from_everybody(self) -> None:
+        """Wait until those that fell quiet are heard again or given up: found out in a round it costs more time."""
+        while any(seat.is_quiet for seat in self.seats.values()):
+            await self.changed.wait(0.05)
+
+    async def _tell_all(self, message: FromLeader, members: Collection[PeerId] | None = None) -> None:
+        seats = [seat for peer, seat in self.seats.items() if members is None or peer in members]
+        await asyncio.gather(*(self._tell(seat, message) for seat in seats))
+
+    async def _tell(self, seat: Seat, message: FromLeader) -> None:
+        if seat.stream is not None:
+            with contextlib.suppress(RemoteError):  # its listener notices too and gives the seat away
+                await seat.stream.send(message)
+
+
+def _last_s(pace: Pace, limit: int) -> float:
+    """In how many seconds a member that goes on reaches its limit."""
+    return pace.next_s + (math.ceil((limit - pace.samples) / max(1, pace.micro_batch)) - 1) * pace.micro_batch_s
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

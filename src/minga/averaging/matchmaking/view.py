@@ -1,0 +1,134 @@
+"""Whom a peer goes with from step to step, and whom it would ask to lead the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection
+
+from minga.averaging.allreduce.round import IDLE_S, LATE
+from minga.averaging.election import has_quorum, ranking
+from minga.averaging.group import GroupSettings, Surveyor
+from minga.averaging.matchmaking.suspects import Suspects
+from minga.averaging.messages import Plan
+from minga.core.errors import RejectedError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.node import Node
+
+RECENT_S = 60.0
+"""Seconds after a round for which its members count for a peer that had to fetch the state."""
+
+MOST_ASKED = 5
+UNFORESEEN_S = 60.0
+"""How long those who are still at work are waited for in a round of which nothing was foreseen."""
+
+
+@loop_bound
+class Company:
+    """The members of the last round, those who are suspected, and what both mean for the step that is formed now."""
+
+    def __init__(self, node: Node, settings: GroupSettings, surveyor: Surveyor) -> None:
+        self.view: tuple[PeerId, ...] = ()
+        """Members of the last round that this peer took part in, its leader first; empty before the first."""
+        self._node, self._settings, self._surveyor = node, settings, surveyor
+        self._step = -1
+        self._clients: set[PeerId] = set()
+        self._origin: tuple[PeerId, ...] = ()  # who was there when this peer took over the state
+        self._viewed_s, self._foreseen_s = -math.inf, 0.0
+        self._tardy: set[PeerId] = set()
+        self.suspects = Suspects(_now)
+
+    @property
+    def everyone(self) -> tuple[PeerId, ...]:
+        """The view, or before the first round those that this peer got its state from."""
+        return self.view or self._origin
+
+    # ---- what happens to this peer
+
+    def begin_step(self, step: int, avoid: Collection[PeerId]) -> None:
+        """A group is to be formed for `step`; `avoid` are suspected from the start, nobody else is."""
+        self._step, self.suspects = step, Suspects(_now, avoid)
+
+    def take_part(self, plan: Plan) -> None:
+        """This peer has a plan, whose members are the next view."""
+        self.view = tuple(member.peer_id for member in plan.members)
+        self._viewed_s = _now()
+        self._foreseen_s = UNFORESEEN_S if plan.predicted_s is None else LATE * min(plan.predicted_s, IDLE_S)
+        self._clients = {member.peer_id for member in plan.members if not member.aggregates}
+
+    def come_back(self, others: Collection[PeerId]) -> None:
+        """The state was taken over from `others`: what this peer knew of the group is out of date.
+
+        Until it takes part in a round it goes with them, and with those whom it saw in the last minute: else the
+        smaller side of a split could forget that there is a larger one.
+        """
+        recent = self.everyone if _now() - self._viewed_s < RECENT_S else ()
+        self._origin = tuple(sorted({*others, *recent, self._node.peer_id}))
+        self.view = ()
+
+    def gave_up_waiting(self, came: Collection[PeerId]) -> None:
+        """Who was waited for in vain (it may not reach us) is not waited for again before it joined once."""
+        self._tardy = (self._tardy | self.expected()) - set(came)
+
+    # ---- what it concludes
+
+    def is_behind(self) -> bool:
+        """Whether most of the swarm, or most of the others whom this peer goes with, are past the step."""
+        return self._surveyor.is_behind(self._step) or self.are_past(self._step)
+
+    def are_past(self, step: int) -> bool:
+        """Whether most of the others whom this peer goes with are past `step`."""
+        known = [peer for peer in self.everyone if peer != self._node.peer_id]
+        return bool(known) and has_quorum(set(self._surveyor.ahead(step)), known)
+
+    def expected(self) -> set[PeerId]:
+        """Who should come to a group that this peer leads."""
+        known = (set(self.view) & set(self._surveyor.alive())) | set(self._surveyor.at(self._step))
+        return known - self.suspects.now() - self._tardy - {self._node.peer_id}
+
+    def at_work(self) -> set[PeerId]:
+        """Those of them whose last round still runs, as it may for long after it ended for who reduces; but not longer
+        than was foreseen, whatever its leader foresaw.
+        """
+        if _now() > self._viewed_s + self._foreseen_s:
+            return set()
+        return self.expected() & set(self.view) & set(self._surveyor.averaging(self._step - 1))
+
+    def strangers(self, present: Collection[PeerId]) -> list[PeerId]:
+        """Others at this step, not suspected, who could lead a group without those who are `present` here."""
+        return sorted(set(self._surveyor.current(self._step)) - set(present) - self.suspects.now())
+
+    def guides(self) -> list[PeerId]:
+        """Whom a newcomer asks where to go."""
+        return sorted(self._surveyor.current(self._step))[:MOST_ASKED]
+
+    def choose_leader(self) -> Address | None:
+        """The address of the best leader that is not suspected, or None if that is this peer.
+
+        Raises `RejectedError` if a client finds nobody.
+        """
+        me = self._node.peer_id
+        candidates = set(self.view) - self._clients or set(self._surveyor.current(self._step))
+        candidates = candidates & set(self._surveyor.alive()) or candidates
+        if self._settings.aggregates:
+            candidates.add(me)
+        for peer in ranking(self._node.run_id, self._step, candidates - self.suspects.now()):
+            if peer == me:
+                if self._settings.aggregates:
+                    return None
+                continue
+            address = self._surveyor.address(peer)
+            if (address is not None and address.dialable) or self._node.is_connected(peer):
+                return address or Address(peer)
+        if self._settings.aggregates:
+            return None
+        self.suspects.clear()  # a client cannot lead: ask everybody again
+        others = [peer for peer in self._surveyor.current(self._step) if peer != me]
+        if others:
+            return self._surveyor.address(others[0]) or Address(others[0])
+        raise RejectedError("nobody can be reached who could lead", code="stand_by")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

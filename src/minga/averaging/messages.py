@@ -1,0 +1,246 @@
+"""What peers say to each other to form a group and to reduce a vector.
+
+Every number that arrives is bounded by its type; whatever relates two messages (a part that overlaps another, a
+member that is listed twice) is checked where the message is used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from minga.network.interface import Address, PeerId
+
+MAX_MEMBERS = 1000
+"""So that a plan fits into a message, whatever addresses its members tell."""
+MAX_PARTS = 4096
+MAX_SITES = 256
+MAX_SAMPLES = 1 << 40
+MAX_CHUNKS = 1 << 17
+MAX_TERM = 1000
+LONGEST_S = 1e9
+
+Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+Samples = Annotated[int, msgspec.Meta(ge=0, le=MAX_SAMPLES)]
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=LONGEST_S)]
+Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
+Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
+Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+AssignmentKey = tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)], Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]]
+RoundId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Fingerprint = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Members = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far one peer is within the step.
+
+    `samples` accumulated so far; `rate` in samples per second; the micro-batch under way has `micro_batch` samples
+    (0 when none is, or nothing is known of them), began `busy_s` seconds ago and takes `micro_batch_s` seconds as a
+    rule. `parked`: this peer stopped at a boundary because it has as many samples as its `limit` (None: it has none)
+    says; its next micro-batch would have `micro_batch` samples.
+    """
+
+    samples: Samples = 0
+    rate: Rate = 0.0
+    micro_batch: Samples = 0
+    busy_s: Seconds = 0.0
+    micro_batch_s: Seconds = 0.0
+    parked: bool = False
+    limit: Samples | None = None
+
+
+class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A peer asks to be in the group of `step`.
+
+    `layout` is the fingerprint of its vector, `aggregates` whether all can reach it, `computes` whether it has samples
+    to give at all, `upload` and `download` its own estimate of its link in bytes per second (None: unknown), which it
+    carries at least if that was not `shown`. `suspects` are the peers before this leader in the ranking from which it
+    hears nothing, `seats` how many members have joined the sender itself (two leaders of one step settle by this who
+    goes on), -1 for a newcomer that looks around, `previous` the fingerprint of the reduced vector that led to `step`,
+    empty if its state came in another way, `batch` the target batch size that the last plan named for `step`, 0 if the
+    sender has not had that plan.
+    """
+
+    step: Step
+    layout: Fingerprint
+    address: Address
+    aggregates: bool
+    computes: bool
+    upload: Rate | None
+    download: Rate | None
+    report: Report
+    upload_shown: bool = True
+    download_shown: bool = True
+    suspects: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=64)] = ()
+    seats: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_MEMBERS)] = 0
+    previous: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+    batch: Samples = 0
+
+
+class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Member to leader: a newer report."""
+
+    report: Report
+
+
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="limit"):
+    """Leader to member: stop at the end of the first micro-batch with which you have at least so many `samples`, and
+    report; go on up to there if you stopped before.
+    """
+
+    samples: Samples
+
+
+class Redirect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="redirect"):
+    """Leader to member: `leader` leads this step, not I."""
+
+    leader: Address
+
+
+class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One member of a closed group: how to reach it, and whether it can aggregate for all others."""
+
+    address: Address
+    aggregates: bool
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The member's id."""
+        return self.address.peer_id
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A slice of the vector, from where the part before it ends to `stop`, which member `root` makes the result of.
+
+    `relays` has one member of each of the plan's sites: see `minga.averaging.solver.division`.
+    """
+
+    stop: Offset
+    root: Index
+    relays: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_SITES)] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
+    """Who reduces what in one round.
+
+    `members` starts with the leader, the others follow in the order in which they take over from it. `parts` cover the
+    vector from element 0 on and go in chunks of about `chunk_bytes` encoded bytes; small parts go in smaller chunks
+    (none below 16 KiB), so that each has about `part_chunks` of them at least. `sites` are the groups of members that
+    reduce among themselves first. `resting` members are asked not to compute until a later plan does not name them:
+    their uploads would cost the others more time than their samples save. `predicted_s` is what the leader expects the
+    round to take, None if it knows no rates. `limits` (one for each member, or none at all) are the samples at which
+    the members stop in the next step, until its leader says something else, `next_batch` is its target batch size.
+    """
+
+    round_id: RoundId
+    step: Step
+    members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)]
+    part_chunks: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    sites: Annotated[
+        tuple[Annotated[tuple[Index, ...], msgspec.Meta(min_length=2, max_length=MAX_MEMBERS)], ...],
+        msgspec.Meta(max_length=MAX_SITES),
+    ] = ()
+    resting: Members = ()
+    predicted_s: Seconds | None = None
+    limits: Annotated[tuple[Samples, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    next_batch: Samples = 0
+
+
+class SignedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="signed_plan"):
+    """Leader to member: the group is closed. `plan` is the msgpack of a `Plan`, `signature` the leader's."""
+
+    plan: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+FromLeader = Limit | Redirect | SignedPlan
+
+
+class PartHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Opens the stream between a member and the root or relay that it sends an assignment to: which assignment of
+    which round, and the sender's weight (samples behind its vector; 0 sends nothing and only receives).
+
+    A relay has no weight here: it tells with each chunk how many samples of its site are behind that.
+    """
+
+    round_id: RoundId
+    assignment: AssignmentKey
+    weight: Samples | None
+
+
+class ChunkWeight(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Relay to root, before each chunk: the samples behind its mean; with 0 there is no chunk to follow."""
+
+    weight: Samples
+
+
+class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Member to coordinator: nothing more comes from the `lost` (indices into the plan), and others should take over
+    what the `slow` have left. `by`: it was member `by` who said so, and who does not reach the coordinator.
+    """
+
+    round_id: RoundId
+    lost: Members
+    slow: Members = ()
+    by: Index | None = None
+
+
+class Alive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Coordinator to member: are you still in this round? Who was restarted meanwhile lives, but is not."""
+
+    round_id: RoundId
+
+
+class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Chunks (global numbers) of which member `aggregator` makes the result; `key` = (repair term, position) is unique
+    in it. `relays` are those of the plan's part, repairs have none.
+    """
+
+    key: AssignmentKey
+    aggregator: Index
+    chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
+    relays: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_SITES)] = ()
+
+
+class Freeze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Coordinator to member: take no more from `dead`, nor what went through the `revoked`; tell me what you hold."""
+
+    round_id: RoundId
+    term: Annotated[int, msgspec.Meta(ge=1, le=MAX_TERM)]
+    dead: Members
+    revoked: Members
+
+
+class Holding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Member to coordinator: bitmap of the chunks whose reduced values it has, and the repairs it knows of."""
+
+    bitmap: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS // 8)]
+    term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
+    assignments: tuple[Assignment, ...]
+
+
+class Repair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Coordinator to member: all assignments added so far, and who holds which chunk that need not be reduced again."""
+
+    round_id: RoundId
+    term: Annotated[int, msgspec.Meta(ge=1, le=MAX_TERM)]
+    dead: Members
+    revoked: Members
+    assignments: tuple[Assignment, ...]
+    holders: Annotated[tuple[tuple[Index, tuple[Offset, ...]], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+
+
+class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask a member for reduced chunks, as float32; it answers each as soon as it has it."""
+
+    round_id: RoundId
+    chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
+
+
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An empty, friendly answer."""

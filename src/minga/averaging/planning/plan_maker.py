@@ -1,0 +1,183 @@
+"""A peer's desk for plans: as a leader it makes them, and has them at hand in time; as a member it checks them.
+
+What is known of the peers moves all the time by a little. A division stays good until the group has other members, or
+a rate differs by more than `MOVED` from what it was made of; only then a new one is solved, on another thread and as
+a rule while the step is still under way. Who should rest takes longer to find out and changes less often: it is asked
+every `RESTING_PERIOD_S`, about all who could compute, and counts for the group that it was asked for. A leader that has
+not asked yet leaves it as the last plan of the same group had it, so that nobody rests and works by turns.
+
+A member refuses a plan that is unfair to it, see `_fairness`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+from minga.averaging.clocking.registration import Seat
+from minga.averaging.election import ranking
+from minga.averaging.group import GroupSettings, Surveyor
+from minga.averaging.messages import Plan
+from minga.averaging.planning.believed_rates import Claim, swarm_rates
+from minga.averaging.planning.contributor_choice import Work, resting
+from minga.averaging.planning.plan_check import unfairness
+from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of
+from minga.averaging.solver.division import Division, SwarmRates, renumbered
+from minga.core.errors import RejectedError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import PeerId
+from minga.network.rpc.node import Node
+
+MOVED: Final = 0.1
+RESTING_PERIOD_S: Final = 120.0
+REGROUPED_S: Final = 10.0
+"""Seconds after which that is asked anew for a group that has other members."""
+UNFAIR: Final = "unfair"
+
+Result = TypeVar("Result")
+Divide = Callable[[SwarmRates, float], Division]
+"""From the rates of a group, and the bytes of the vector as encoded, to who reduces what."""
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """A division of the peers `order`, and the rates that it was made of."""
+
+    order: tuple[PeerId, ...]
+    rates: SwarmRates
+    division: Division
+
+
+@dataclass(frozen=True)
+class _Resting:
+    """Who rests in the group `order`."""
+
+    order: tuple[PeerId, ...] = ()
+    peers: frozenset[PeerId] = frozenset()
+
+
+@loop_bound
+class PlanDesk:
+    """Makes and checks the plans of one peer."""
+
+    def __init__(self, node: Node, settings: GroupSettings, surveyor: Surveyor, divide: Divide) -> None:
+        self._node, self._settings, self._surveyor, self._divide = node, settings, surveyor, divide
+        self._work = Work(settings.encoded_bytes, settings.target_batch_size, settings.overlapped)
+        self._solved: _Solved | None = None
+        self._asked = _Resting()
+        self._agreed = _Resting()
+        self._rested_s = float("-inf")
+        self._plans = 0
+
+    def expect(self, batch: int) -> None:
+        """The step that is planned for has so many samples."""
+        self._work = replace(self._work, batch=batch)
+
+    # ---- the leader
+
+    async def plan(self, step: int, seats: Mapping[PeerId, Seat]) -> Plan:
+        """The plan of a round of those who have seats: this peer first, then whoever all can reach, the clients last.
+
+        Whoever is first of the living mends the round: a client could not reach other clients, and would lose them.
+        """
+        run_id, me = self._node.run_id, self._node.peer_id
+        ranked = sorted(ranking(run_id, step, seats), key=lambda peer: not seats[peer].join.aggregates)
+        order = [me] + [peer for peer in ranked if peer != me]
+        solved = await self._solve(seats)
+        division = renumbered(solved.division, [order.index(peer) for peer in solved.order])
+        self._plans += 1
+        now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
+        name = f"{run_id}\n{step}\n{self._plans}\n{now}\n" + "\n".join(order)
+        needs = PlanNeeds(step, self._settings.numel, self._settings.encoded_bytes)
+        rests = next((r.peers for r in (self._asked, self._agreed) if r.order == solved.order), frozenset())
+        members = [member_of(seats[peer].join) for peer in order]
+        return make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
+
+    async def prepare(self, seats: Mapping[PeerId, Seat]) -> None:
+        """Have what `plan` needs at hand for those who have seats now."""
+        solved = await self._solve(seats)
+        age_s = asyncio.get_running_loop().time() - self._rested_s
+        if age_s > RESTING_PERIOD_S or (solved.order != self._asked.order and age_s > REGROUPED_S):
+            rates = await self._rates(solved.order, seats, able=True)
+            self._rested_s = asyncio.get_running_loop().time()
+            self._node.spawn(self._ask_who_rests(solved.order, rates))  # it goes on if the group closes meanwhile
+
+    async def _ask_who_rests(self, order: tuple[PeerId, ...], rates: SwarmRates) -> None:
+        rests = await _aside(_who_rests, rates, self._work)
+        self._asked = _Resting(order, frozenset(order[index] for index in rests))
+
+    def remember(self, plan: Plan) -> None:
+        """Take note of a plan that was agreed on, as a leader or as a member."""
+        ids = [member.peer_id for member in plan.members]
+        self._agreed = _Resting(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
+
+    async def _solve(self, seats: Mapping[PeerId, Seat]) -> _Solved:
+        order = tuple(sorted(seats))
+        rates = await self._rates(order, seats)
+        solved = self._solved
+        if solved is None or solved.order != order or _has_moved(solved.rates, rates):
+            division = await _aside(self._divide, rates, self._work.vector_bytes)
+            solved = self._solved = _Solved(order, rates, division)
+        return solved
+
+    async def _rates(self, order: Sequence[PeerId], seats: Mapping[PeerId, Seat], *, able: bool = False) -> SwarmRates:
+        claims = [_claim(seats[peer], able=able) for peer in order]
+        return await _aside(swarm_rates, order, claims, dict(self._surveyor.links()))
+
+    # ---- the member
+
+    def check(self, plan: Plan) -> None:
+        """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows."""
+        links, own = dict(self._surveyor.links()), self._surveyor.rates()
+        me = [member.peer_id for member in plan.members].index(self._node.peer_id)
+        why = unfairness(plan, links, own, me, self._work.vector_bytes)
+        if why is not None:
+            leader = plan.members[0].peer_id
+            self._node.events.emit("plan.refused", peer=leader, step=plan.step, why=why)
+            raise RejectedError(why, code=UNFAIR, peer=leader, round=plan.step, phase="group")
+
+
+async def _aside(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Do it on another thread: with many members it takes tens of milliseconds, in which no packet would be read."""
+    return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+
+
+def _who_rests(rates: SwarmRates, work: Work) -> tuple[int, ...]:
+    """Who rests; nobody as long as no rate is known."""
+    known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
+    return resting(rates, work) if known else ()
+
+
+def _claim(seat: Seat, *, able: bool) -> Claim:
+    """What a member says of itself. It sends what it accumulates, or if only that counts, what it is `able` to."""
+    join, report = seat.join, seat.report
+    going_on = bool(report.micro_batch) and not report.parked
+    computes = bool(report.samples or going_on or (able and report.rate))
+    return Claim(
+        upload=join.upload,
+        download=join.download,
+        samples_per_second=report.rate,
+        sends=join.computes and computes,
+        aggregates=join.aggregates,
+        upload_shown=join.upload_shown,
+        download_shown=join.download_shown,
+    )
+
+
+def _has_moved(before: SwarmRates, after: SwarmRates) -> bool:
+    for one, other in zip(before.peers, after.peers, strict=True):
+        if (one.sends, one.receives, one.aggregates) != (other.sends, other.receives, other.aggregates):
+            return True
+        if _differ(one.upload, other.upload) or _differ(one.download, other.download):
+            return True
+    if before.pairs.keys() != after.pairs.keys():
+        return True
+    return any(_differ(before.pairs[pair], after.pairs[pair]) for pair in before.pairs)
+
+
+def _differ(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is not other
+    return abs(one - other) > MOVED * max(one, other)

@@ -1,0 +1,175 @@
+"""Plans: made by a leader from a division, signed, and checked by everybody who gets one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+from blake3 import blake3
+
+from minga.averaging.apportionment import allocate
+from minga.averaging.messages import LONGEST_S, MAX_CHUNKS, Join, Member, Part, Plan, SignedPlan
+from minga.averaging.solver.division import Division
+from minga.averaging.solver.large_groups import LARGE
+from minga.averaging.solver.two_level import most_ways
+from minga.core.decoding import DECODING_ERRORS
+from minga.core.errors import ProtocolError
+from minga.identity.keys.keys import Identity, verify
+from minga.network.interface import PeerId
+
+CONTEXT = b"minga plan"
+PLANNED_ENDPOINTS = 8
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 16 << 10, 1 << 20
+CHUNKS_PER_MEMBER, CHUNKS_IF_QUICK = 16, 8
+"""A vector goes in so many chunks for each member, or of two levels for each half part if these are fewer: until the
+first is reduced everywhere nothing comes back, and that takes one chunk to each of the others, so about one 16th of the
+way there is lost to it. In a quick round, or one of which nothing is known, what is done for each chunk costs more than
+that; so it does in a large group, whose parts go in so many chunks each.
+
+A part goes in at least this number of chunks itself, none of which gets smaller than `MIN_CHUNK_BYTES` for that. A root
+sends each result to everybody at once; with chunks as large as those of large parts that would fill its line for so
+long that its own chunks would come late everywhere else."""
+
+QUICK_S = 2.0
+"""A round is quick if it is predicted to take less."""
+
+LONGEST_CHUNKS = MAX_CHUNKS // 2
+"""Chunks of a plan at most, leaving room for those that the borders of parts and codecs cut off."""
+
+
+@dataclass(frozen=True)
+class PlanNeeds:
+    """What a plan is for: the round's step, the elements of the vector and the bytes that they take encoded."""
+
+    step: int
+    numel: int
+    encoded_bytes: int
+
+
+def make_plan(
+    name: str, needs: PlanNeeds, members: Sequence[Member], division: Division, resting: Sequence[int] = ()
+) -> Plan:
+    """The plan of a round; `members` in their order, the leader first, are what the division's numbers stand for.
+
+    `name` is a text that no other round of the run has.
+    """
+    is_large = len(members) > LARGE
+    is_quick = is_large or division.predicted_s is None or division.predicted_s < QUICK_S
+    chunks = CHUNKS_IF_QUICK if is_quick else CHUNKS_PER_MEMBER
+    sizes = allocate(needs.numel, [part.share for part in division.parts])
+    parts, stop = [], 0
+    for size, share in zip(sizes, division.parts, strict=True):
+        if size:
+            stop += size
+            parts.append(Part(stop, share.root, share.relays))
+    return Plan(
+        round_id=blake3(name.encode()).hexdigest(length=16),
+        step=needs.step,
+        members=tuple(members),
+        parts=tuple(parts),
+        chunk_bytes=_chunk_bytes(needs, chunks * _lanes(len(members), division)),
+        part_chunks=max(1, min(chunks, LONGEST_CHUNKS // (2 * len(parts)))),
+        sites=division.sites,
+        resting=tuple(resting),
+        predicted_s=None if division.predicted_s is None else min(division.predicted_s, LONGEST_S),
+    )
+
+
+def _lanes(members: int, division: Division) -> int:
+    """To how many others a member sends, about."""
+    if not division.sites:
+        return members
+    return len(division.parts) if members > LARGE else min(members, 2 * len(division.parts))
+
+
+def _chunk_bytes(needs: PlanNeeds, chunks: int) -> int:
+    fewest = 4 * needs.numel // LONGEST_CHUNKS + 1
+    return max(MIN_CHUNK_BYTES, min(MAX_CHUNK_BYTES, needs.encoded_bytes // chunks), fewest)
+
+
+def chunk_bytes_of(plan: Plan, part_bytes: int) -> int:
+    """How many encoded bytes a chunk has, about, in a part of `part_bytes`."""
+    return min(plan.chunk_bytes, max(MIN_CHUNK_BYTES, part_bytes // plan.part_chunks))
+
+
+def member_of(join: Join) -> Member:
+    """The member that a join asks for."""
+    return Member(
+        msgspec.structs.replace(join.address, direct=join.address.direct[:PLANNED_ENDPOINTS]), join.aggregates
+    )
+
+
+def sign_plan(plan: Plan, identity: Identity) -> SignedPlan:
+    """Encode and sign a plan."""
+    encoded = msgspec.msgpack.encode(plan)
+    return SignedPlan(encoded, identity.sign(encoded, context=CONTEXT))
+
+
+def accept_plan(signed: SignedPlan, *, leader: PeerId, step: int, numel: int, me: PeerId) -> Plan:
+    """The plan, if its leader signed it and it holds together.
+
+    Raises `ProtocolError` naming the leader and the flaw.
+    """
+    if not verify(leader, signed.signature, signed.plan, context=CONTEXT):
+        raise ProtocolError("the plan is not signed by its leader", peer=leader, round=step, phase="group")
+    try:
+        plan = _decoded(signed.plan)
+    except DECODING_ERRORS as error:
+        raise ProtocolError(f"malformed plan: {error}", peer=leader, round=step, phase="group") from error
+    if (flaw := next(_flaws(plan, leader, step, numel, me), None)) is not None:
+        raise ProtocolError(f"plan refused: {flaw}", peer=leader, round=step, phase="group")
+    return plan
+
+
+@functools.lru_cache(maxsize=8)
+def _decoded(encoded: bytes) -> Plan:
+    """The plan, which cannot change; remembered because a simulation has many members of the same round."""
+    return msgspec.msgpack.decode(encoded, type=Plan)
+
+
+def _flaws(plan: Plan, leader: PeerId, step: int, numel: int, me: PeerId) -> Iterator[str]:
+    ids = [member.peer_id for member in plan.members]
+    if plan.step != step:
+        yield f"it is for step {plan.step}"
+    if ids[0] != leader:
+        yield "its first member is not the leader"
+    if len(set(ids)) != len(ids):
+        yield "a member is listed twice"
+    if me not in ids:
+        yield "it leaves out the peer that it was sent to"
+    if plan.parts[-1].stop != numel:
+        yield "its parts do not cover the vector"
+    if plan.parts[0].stop <= 0 or any(after.stop <= before.stop for before, after in pairwise(plan.parts)):
+        yield "its parts overlap or are empty"
+    if 4 * numel > plan.chunk_bytes * (MAX_CHUNKS - len(plan.parts) * (1 + plan.part_chunks)):
+        yield "its chunks are too many"
+    if plan.chunk_bytes > max(MAX_CHUNK_BYTES, 4 * numel // LONGEST_CHUNKS + 1):
+        yield "its chunks are too large"
+    yield from _flaws_of_roles(plan)
+
+
+def _flaws_of_roles(plan: Plan) -> Iterator[str]:
+    known = range(len(plan.members))
+    on_sites = [index for site in plan.sites for index in site]
+    if any(index not in known for index in (*on_sites, *plan.resting)):
+        yield "it names a member that it does not have"
+    if len(plan.limits) not in (0, len(plan.members)):
+        yield "it has not one limit for each member"
+    if plan.sites and len(plan.parts) > most_ways(len(plan.members)):
+        yield "it has too many parts for two levels"
+    if len(set(on_sites)) != len(on_sites):
+        yield "a member is on two sites, or twice on one"
+    for part in plan.parts:
+        if part.root not in known or not plan.members[part.root].aggregates:
+            yield "a client is to aggregate, or a member that it does not have"
+            return
+        if len(part.relays) != len(plan.sites):
+            yield "a part has not one relay for each site"
+            return
+        for site, relay in zip(plan.sites, part.relays, strict=True):
+            if relay not in site or not plan.members[relay].aggregates or (part.root in site and relay != part.root):
+                yield "a relay is not of its site, cannot aggregate, or stands beside the root"
+                return

@@ -1,0 +1,109 @@
+"""The flat division: everybody sends to the root of each part, and the roots send the results to everybody.
+
+With N members that send and R that receive, member i with the fraction x_i of the vector has to carry
+
+    up:   s_i (1 - x_i) + x_i (R - r_i)          down:   r_i (1 - x_i) + x_i (N - s_i)
+
+vectors (s_i, r_i: 1 if it sends, receives), and the path from i to j s_i x_j + r_j x_i. So in a time of L vectors per
+rate, member i can root at most cap_i(L) = min( (L u_i - s_i) / (R - r_i - s_i), (L d_i - r_i) / (N - s_i - r_i) ).
+Without slow paths the shortest round follows in closed form, by water filling: the level L with sum_i cap_i(L) = 1
+(caps cut to 0..1), or the time that the slowest member needs for its own vector, if that is longer; the others then
+still finish at L. With b_i = u_i = d_i, n members that all send and receive, n_s of which can be roots, T is
+max( (n - 2 + n_s) / sum b_i, 1 / min b_i ), the sum and the minimum over those that can be roots.
+Slow paths need the linear programme of `_share_programme`, in which every way is a root alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from minga.averaging.solver.clean_rates import BoolArray, FloatArray, UsableRates
+from minga.averaging.solver.loads import Way, loads
+
+LARGEST_PROGRAMME: Final = 128
+"""Groups with more members do not pay for a linear programme: slow paths limit both their ends instead."""
+
+TURNS: Final = 200
+
+
+def flat_shares(rates: UsableRates) -> FloatArray:
+    """The share of each peer; one of them at least must aggregate."""
+    roots = possible_roots(rates)
+    limited = rates.limited & (rates.limits > 0.0)
+    shares = _water_filled(rates, roots, None)
+    if not limited.any() or not _paths_bind(shares, rates, limited):
+        return shares
+    if rates.count <= LARGEST_PROGRAMME:
+        from minga.averaging.solver.share_lp import best_shares
+
+        ways = [Way(int(root)) for root in np.flatnonzero(roots)]
+        found = best_shares(loads(ways, (), rates.sends, rates.receives, limited), rates, limited)
+        if found is not None:
+            shares = np.zeros(rates.count)
+            shares[roots] = found
+            return shares
+    return _water_filled(rates, roots, limited)
+
+
+def possible_roots(rates: UsableRates) -> BoolArray:
+    """Who can be a root: an aggregator with a way from all that send and to all that receive.
+
+    If nobody is, those who can do with the fewest of the others: a round goes on without those it cannot reach.
+    """
+    apart = (rates.limits <= 0.0) & ~np.eye(rates.count, dtype=np.bool_)
+    missing = (apart & rates.sends[:, None]).sum(axis=0) + (apart & rates.receives[None, :]).sum(axis=1)
+    fewest = missing[rates.aggregates].min()
+    return np.asarray(rates.aggregates & (missing == fewest))
+
+
+def _paths_bind(shares: FloatArray, rates: UsableRates, limited: BoolArray) -> bool:
+    sending, receiving = rates.sends.astype(np.float64), rates.receives.astype(np.float64)
+    up = sending * (1.0 - shares) + shares * (receiving.sum() - receiving)
+    down = receiving * (1.0 - shares) + shares * (sending.sum() - sending)
+    # The slowest sender may take much longer than the roots; a slow path should not make the others wait as long.
+    seconds = np.maximum(up / rates.upload, down / rates.download)[shares > 0.0].max()
+    carried = sending[:, None] * shares[None, :] + shares[:, None] * receiving[None, :]
+    return bool((carried[limited] > rates.limits[limited] * seconds * (1.0 + 1e-9)).any())
+
+
+def _water_filled(rates: UsableRates, roots: BoolArray, limited: BoolArray | None) -> FloatArray:
+    """Closed form; of `limited` paths, each is taken to carry twice the larger share of its ends (never less)."""
+    sending, receiving = rates.sends.astype(np.float64), rates.receives.astype(np.float64)
+    per_up, per_down = receiving.sum() - receiving - sending, sending.sum() - sending - receiving
+    slopes = np.stack((_per(rates.upload, per_up), _per(rates.download, per_down)))
+    starts = np.stack((_per(sending, per_up), _per(receiving, per_down)))
+    if limited is not None:
+        slow = np.where(limited, rates.limits, np.inf)
+        slopes = np.concatenate((slopes, np.minimum(slow.min(axis=0), slow.min(axis=1))[None, :] / 2.0))
+        starts = np.concatenate((starts, np.zeros((1, rates.count))))
+    bounded = np.isfinite(slopes)
+    free = roots & ~bounded.any(axis=0)
+    if free.any():  # rooting costs these nothing
+        return np.where(free, 1.0 / free.sum(), 0.0)
+    starts, slopes = np.where(bounded, starts, 0.0), np.where(bounded, slopes, np.inf)
+
+    def caps(level: float) -> FloatArray:
+        room = np.where(bounded, level * np.where(bounded, slopes, 0.0) - starts, np.inf).min(axis=0)
+        return np.where(roots, np.clip(room, 0.0, 1.0), 0.0)
+
+    alone = np.where(bounded, (1.0 + starts) / slopes, 0.0).max(axis=0)
+    low, high = 0.0, float(alone[roots].min()) * (1.0 + 1e-12)
+    for _ in range(TURNS):
+        middle = (low + high) / 2.0
+        if not low < middle < high:
+            break
+        if caps(middle).sum() >= 1.0:
+            high = middle
+        else:
+            low = middle
+    filled = caps(high)
+    return np.asarray(filled / filled.sum())
+
+
+def _per(amount: FloatArray, each: FloatArray) -> FloatArray:
+    """`amount / each`, infinite where nothing is asked for each share."""
+    result = np.full(len(each), np.inf)
+    np.divide(amount, each, out=result, where=each > 0.0)
+    return result

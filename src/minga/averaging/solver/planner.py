@@ -1,0 +1,128 @@
+"""The plan of a round: who reduces how much, by which way.
+
+The flat division (`_flat_division`) is always there; where paths between peers are slower than their ends, divisions of
+two levels (`_two_level`) are tried, and one is taken if it is predicted to be faster by `TWO_LEVEL_GAIN`: it costs one
+more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels (`_large_groups`).
+
+The same rates give the same division, whatever the order of the peers is (ties aside): they are sorted first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from minga.averaging.apportionment import NoAggregatorError
+from minga.averaging.solver.clean_rates import FloatArray, UsableRates, usable
+from minga.averaging.solver.division import Division, PartShare, SwarmRates, renumbered
+from minga.averaging.solver.flat import LARGEST_PROGRAMME, flat_shares
+from minga.averaging.solver.large_groups import LARGE, large_group_ways
+from minga.averaging.solver.loads import Indices, Way
+from minga.averaging.solver.prediction import predict_usable
+from minga.averaging.solver.sites import Partition, partitions
+
+TWO_LEVEL_GAIN: Final = 0.1
+"""By which fraction of the flat time two levels have to be faster."""
+
+MIN_PART_BYTES: Final = 16 << 10
+LEAST_SHARE: Final = 1e-3
+"""A part smaller than these is not worth its streams; its share goes to the others."""
+
+DIGITS: Final = 13
+
+
+def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MIN_PART_BYTES) -> Division:
+    """The division of a vector of `vector_bytes` (as encoded) with the shortest round by `rates`.
+
+    Whatever the rates are, there is an answer (see `usable`); parts are sorted by root and relays. A group of one
+    keeps the whole vector. Raises `NoAggregatorError` if all of several peers are clients, and `ValueError` for an
+    empty group or a vector of negative size.
+    """
+    if not rates.peers:
+        raise ValueError("a group has at least one peer")
+    if not (vector_bytes >= 0.0 and min_part_bytes >= 0.0):
+        raise ValueError(f"vector_bytes {vector_bytes} and min_part_bytes {min_part_bytes} must not be negative")
+    if len(rates.peers) == 1:
+        return Division((PartShare(1.0, 0),), predicted_s=0.0)
+    if not any(peer.aggregates for peer in rates.peers):
+        raise NoAggregatorError("nobody in the group can be reached by the others: at least one peer must be no client")
+    given = usable(rates)
+    order = _canonical_order(given)
+    ordered = _reordered(given, order)
+    least = max(LEAST_SHARE, min_part_bytes / vector_bytes if vector_bytes else 1.0)
+    best = _best(ordered, vector_bytes, least)
+    named = renumbered(best, order.tolist())
+    return named if given.known else replace(named, predicted_s=None, binding=None)
+
+
+def _best(rates: UsableRates, vector_bytes: float, least: float) -> Division:
+    if rates.count > LARGE and (large := _large(rates, vector_bytes)) is not None:
+        return large
+    flat = [Way(root) for root in range(rates.count)]
+    best = _timed(Division(_parts(flat, flat_shares(rates), least)), rates, vector_bytes)
+    slow = rates.limited & (rates.limits > 0.0)
+    if rates.count > LARGEST_PROGRAMME or not (slow.any() or best.predicted_s == math.inf):
+        return best
+    allowed_s = (best.predicted_s or 0.0) * (1.0 - TWO_LEVEL_GAIN)
+    for sites in partitions(rates):
+        tried = _two_level(rates, sites, vector_bytes, least)
+        if tried is not None and tried.predicted_s is not None and tried.predicted_s <= allowed_s:
+            best, allowed_s = tried, tried.predicted_s * (1.0 - 1e-6)
+    return best
+
+
+def _large(rates: UsableRates, vector_bytes: float) -> Division | None:
+    """The division of a large group, with as few relays as will do."""
+    best: Division | None = None
+    for sites, ways, shares in large_group_ways(rates):
+        tried = _timed(Division(_parts(ways, shares, 0.0), sites), rates, vector_bytes)
+        if best is None or (tried.predicted_s or 0.0) < (best.predicted_s or 0.0) * (1.0 - TWO_LEVEL_GAIN):
+            best = tried
+    return best
+
+
+def _two_level(rates: UsableRates, sites: Partition, vector_bytes: float, least: float) -> Division | None:
+    from minga.averaging.solver.two_level import two_level_shares
+
+    found = two_level_shares(rates, sites)
+    if found is None:
+        return None
+    return _timed(Division(_parts(*found, least), sites), rates, vector_bytes)
+
+
+def _parts(ways: Sequence[Way], shares: FloatArray, least: float) -> tuple[PartShare, ...]:
+    """The parts that are large enough (all of them if none is), their shares summing to 1."""
+    kept = np.where(shares >= least, shares, 0.0) if shares.max() >= least else shares
+    kept = np.round(kept / kept.sum(), DIGITS)
+    return tuple(PartShare(float(share), *way) for way, share in zip(ways, kept, strict=True) if share > 0.0)
+
+
+def _timed(division: Division, rates: UsableRates, vector_bytes: float) -> Division:
+    foreseen = predict_usable(division, rates, vector_bytes)
+    return replace(division, predicted_s=foreseen.seconds, binding=foreseen.binding)
+
+
+def _canonical_order(rates: UsableRates) -> Indices:
+    """An order of the peers (the fastest first) that does not depend on how they are numbered, ties aside."""
+    keys = (
+        rates.limits.sum(axis=0), rates.limits.sum(axis=1), rates.samples_per_second, rates.receives, rates.sends,
+        rates.aggregates, -rates.download, -rates.upload, -np.minimum(rates.upload, rates.download),
+    )  # fmt: skip
+    return np.lexsort(keys)
+
+
+def _reordered(rates: UsableRates, order: Indices) -> UsableRates:
+    return replace(
+        rates,
+        upload=rates.upload[order],
+        download=rates.download[order],
+        samples_per_second=rates.samples_per_second[order],
+        sends=rates.sends[order],
+        receives=rates.receives[order],
+        aggregates=rates.aggregates[order],
+        limits=rates.limits[np.ix_(order, order)],
+    )

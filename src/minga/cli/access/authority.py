@@ -1,0 +1,104 @@
+"""`minga authority`: gives people who log in access to a run for members."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minga.authority.server.codes import hashed, new_code
+from minga.cli.terminal.context import Context
+from minga.core.errors import ConfigurationError
+from minga.identity.access.token import LOGIN_NAME
+from minga.identity.links.links import Link
+from minga.training.join import PeerOptions
+
+_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):([0-9]{1,5})", re.ASCII)
+
+MAX_INPUT_CHARACTERS = 100_000
+
+
+@dataclass(frozen=True)
+class AuthorityOptions:
+    """Options of the command; `identity` is an organiser's key file, with which it can bar, or None."""
+
+    allow: Path
+    roster: Path | None
+    listen: str
+    url: str | None
+    certificate: Path | None
+    key: Path | None
+    identity: Path | None
+
+
+def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, context: Context) -> None:
+    """Serve until Ctrl-C."""
+    try:
+        from minga.authority.server.app import AuthorityServer, AuthoritySettings
+        from minga.authority.server.revocation import barring
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the authority needs the package {error.name}: pip install 'minga[authority]'"
+        ) from error
+    output = context.output
+    parsed = Link.parse(sys.stdin.read(MAX_INPUT_CHARACTERS) if link == "-" else link)
+    host, port = _parse_listen(options.listen)
+    if (options.certificate is None) != (options.key is None):
+        raise ConfigurationError("--cert and --key belong together")
+    settings = AuthoritySettings(
+        parsed,
+        options.allow,
+        options.roster or options.allow.with_suffix(".roster.json"),
+        host,
+        port,
+        options.url,
+        options.certificate,
+        options.key,
+    )
+    logging.basicConfig(format="minga: %(message)s", level=logging.WARNING)
+    bar = None if options.identity is None else barring(parsed, peer, options.identity)
+
+    def tell(kind: str, **fields: Any) -> None:
+        output.event(kind, **fields)
+        if kind == "authority.issued" and not fields["renewed"]:
+            output.say(f"{fields['name']} logged in with the peer {fields['peer'][:10]}.")
+        elif kind == "authority.removed":
+            what = "is barred" if fields["barred"] else "gets no further access"
+            output.say(f"{fields['name']} is no longer on the list; the peer {fields['peer'][:10]} {what}.")
+
+    server = AuthorityServer(settings, bar, tell)
+    try:
+        output.event("authority", url=server.url, link=str(server.link), roster=str(settings.roster))
+        output.say("Anyone who has this link can try to log in; who is on the list joins by\n")
+        if not output.json_output:
+            output.console.print(f"minga join {server.link}", markup=False, soft_wrap=True)
+        output.say(f"\nWho has which peers: {settings.roster}")
+        if bar is None:
+            output.say("Whoever is taken off the list gets no further token; with --identity they are barred at once.")
+        asyncio.run(server.run())
+    finally:
+        server.close()
+    output.summary(ok=True)
+
+
+def run_new_code(name: str, context: Context) -> None:
+    """Print a code, and the lines for the list."""
+    if not re.match(LOGIN_NAME, name):
+        raise ConfigurationError(f"{name[:70]!r}: a name has letters, digits and . _ @ + -, at most 64 of them")
+    code = new_code()
+    lines = f'[people."{name}"]\ncode = "{hashed(code)}"'
+    context.output.say(f"Give this code to {name}; it is shown only now:\n\n  {code}\n\nAdd these lines to the list:\n")
+    if not context.output.json_output:
+        context.output.console.print(lines, markup=False, soft_wrap=True)
+    context.output.summary(ok=True, name=name, code=code, lines=lines)
+
+
+def _parse_listen(text: str) -> tuple[str, int]:
+    match = _LISTEN.fullmatch(text)
+    if match is None or int(match[3]) > 65535:
+        raise ConfigurationError(f"--listen {text[:60]!r}: write an address and a port, such as 127.0.0.1:8470")
+    return match[1] or match[2] or "127.0.0.1", int(match[3])

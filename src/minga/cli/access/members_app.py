@@ -1,0 +1,92 @@
+"""The commands of organisers of runs for members, and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from minga.cli.terminal.context import make_context
+from minga.cli.terminal.options import Bind, Directory, Json, LinkArgument
+
+if TYPE_CHECKING:
+    from minga.cli.access.members import DeskOptions
+
+Key = Annotated[
+    Path | None, typer.Option("--identity", help="The organiser's key file (default: in the user's data folder).")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add them to the command `minga`."""
+    for command in (admit, ban, members):
+        app.command()(command)
+
+
+def admit(
+    link: LinkArgument,
+    peer: Annotated[
+        str | None, typer.Argument(metavar="[PEER]", help="Admit this peer id only.", show_default=False)
+    ] = None,
+    uses: Annotated[int, typer.Option(help="How many peers may come by the invitation.")] = 1,
+    valid: Annotated[str, typer.Option(help="How long it and what comes of it lasts, such as 12h or 30d.")] = "30d",
+    identity: Key = None,
+    directory: Directory = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """For organisers: print a link that admits whoever holds it, or with PEER only that peer.
+
+    Given a link that other organisers have signed, add a signature to it.
+    """
+    ready = make_context(json_output=json_output)
+    from minga.cli.access.members import run_admit
+
+    run_admit(link, peer, uses, valid, _desk(identity, directory, bind), ready)
+
+
+def ban(
+    link: LinkArgument,
+    who: Annotated[str, typer.Argument(metavar="WHO", help="A peer id, or an invitation link: all who came by it.")],
+    reason: Annotated[str, typer.Option(help="Why, in a few words that everybody can read.")] = "",
+    identity: Key = None,
+    directory: Directory = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """For organisers: end somebody's access to a run for members, for good."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.access.members import run_ban
+
+    run_ban(link, who, reason, _desk(identity, directory, bind), ready)
+
+
+def members(
+    link: LinkArgument,
+    transfer: Annotated[
+        list[str] | None,
+        typer.Option(help="Instead: hand the organisers' role over to this key; may be repeated."),
+    ] = None,
+    needed: Annotated[int, typer.Option(min=1, max=7, help="(--transfer) How many of them have to sign.")] = 1,
+    order: Annotated[
+        Path | None, typer.Option(help="(--transfer) A file that several organisers pass around to sign.")
+    ] = None,
+    identity: Key = None,
+    directory: Directory = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """For organisers: who is in, by which invitation and until when, and who is barred."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.access.members import TransferOptions, run_members
+
+    transferred = TransferOptions(tuple(transfer or ()), needed, order)
+    run_members(link, transferred, _desk(identity, directory, bind), ready)
+
+
+def _desk(identity: Path | None, directory: Path | None, bind: str | None) -> DeskOptions:
+    from minga.cli.access.members import DeskOptions
+    from minga.cli.terminal.peer_options import peer_options
+
+    return DeskOptions(peer_options("monitor", identity=None, ephemeral=True, directory=directory, host=bind), identity)

@@ -1,0 +1,372 @@
+"""The commands and their options. Everything heavy is imported by the command that needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minga.cli.access import authority_app, members_app
+from minga.cli.terminal.context import collect_again, make_context
+from minga.cli.terminal.exit_codes import EXPLANATION
+from minga.cli.terminal.options import Bind, Directory, Json, LinkArgument
+from minga.recipes.registry import USUAL_MODEL
+
+app = typer.Typer(
+    name="minga",
+    help="Train one neural network together with people you do not know, over the internet.",
+    epilog=EXPLANATION,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+IdentityFile = Annotated[Path | None, typer.Option("--identity", help="Key file (default: in the user's data folder).")]
+Voucher = Annotated[
+    Path | None,
+    typer.Option("--identity", help="In a run for members: the key file of a member (default: in the data folder)."),
+]
+Ephemeral = Annotated[bool, typer.Option("--ephemeral", help="Use a new key that is forgotten at the end.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, …")]
+MicroBatch = Annotated[
+    int | None, typer.Option("--micro-batch", min=1, help="Samples per backward pass (default: by device).")
+]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to compute with (default: all cores).")]
+Upload = Annotated[
+    str | None,
+    typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
+]
+Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
+LeashFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("minga"))
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    minutes: Annotated[float, typer.Option(min=0.1, max=600.0, help="How long to train.")] = 3.0,
+    peers: Annotated[int, typer.Option(min=2, max=16, help="Trainers at the start.")] = 3,
+    directory: Annotated[
+        Path | None, typer.Option(help="Where the results go (default: ./minga-demo, numbered).")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Train a small model on bundled text with several peers on this machine; kill one, let one join late."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.demo.demo import DemoOptions, run_demo
+
+    raise typer.Exit(run_demo(DemoOptions(minutes, peers, directory), ready.output, ready.interruption))
+
+
+@app.command()
+def host(
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="RUN.TOML", help="The run spec; --example shows one.", show_default=False)
+    ] = None,
+    role: Annotated[
+        str, typer.Option(help="auxiliary (no gradients; in byzantine runs trainer), trainer, or monitor.")
+    ] = "auxiliary",
+    device: Device = "auto",
+    micro_batch: MicroBatch = None,
+    threads: Threads = None,
+    max_upload: Upload = None,
+    max_download: Download = None,
+    bind: Bind = None,
+    port: Port = 0,
+    directory: Directory = None,
+    identity: IdentityFile = None,
+    ephemeral: Ephemeral = False,
+    qr: Annotated[bool, typer.Option(help="Show the link as a QR code, too.")] = True,
+    example: Annotated[bool, typer.Option("--example", help="Print a commented run spec and exit.")] = False,
+    leash: LeashFlag = False,
+    json_output: Json = False,
+) -> None:
+    """Start a run, or go on with it: prints ONE link, and stays as monitor, seed and auxiliary."""
+    if example:
+        from minga.core.spec.sections import ModelSection
+        from minga.recipes.registry import example_toml
+
+        typer.echo(example_toml(ModelSection().recipe), nl=False)
+        return
+    if spec is None:
+        raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
+    ready = make_context(json_output=json_output, leash=leash, slow_imports=True)
+    from minga.cli.taking_part.host import run_host
+    from minga.cli.terminal.peer_options import WorkOptions, peer_options
+
+    peer = peer_options(
+        role,
+        identity=identity,
+        ephemeral=ephemeral,
+        directory=directory,
+        max_upload=max_upload,
+        max_download=max_download,
+        host=bind,
+        port=port,
+    )
+    run_host(spec, peer, WorkOptions(device, micro_batch, threads), ready, show_qr=qr)
+
+
+@app.command()
+def join(
+    link: LinkArgument,
+    role: Annotated[str, typer.Option(help="trainer, client (never dialled), auxiliary or monitor.")] = "trainer",
+    device: Device = "auto",
+    micro_batch: MicroBatch = None,
+    threads: Threads = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(help="Own .txt or .jsonl files to train on instead of the run's; may be repeated."),
+    ] = None,
+    evaluate: Annotated[
+        bool, typer.Option("--evaluate", help="Measure the loss on held-out text beside training, as the host does.")
+    ] = False,
+    max_upload: Upload = None,
+    max_download: Download = None,
+    bind: Bind = None,
+    port: Port = 0,
+    directory: Directory = None,
+    identity: IdentityFile = None,
+    ephemeral: Ephemeral = False,
+    login: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Log in as this person, where the run asks for it.")
+    ] = None,
+    secret: Annotated[
+        Path | None, typer.Option(help="File with the code or access token to log in with (default: ask).")
+    ] = None,
+    leash: LeashFlag = False,
+    json_output: Json = False,
+) -> None:
+    """Take part in a run with this machine; everything else comes with the link. Ctrl-C leaves at any time."""
+    ready = make_context(json_output=json_output, leash=leash, slow_imports=True)
+    from minga.cli.taking_part.join import JoinOptions, run_join
+    from minga.cli.taking_part.login import LoginOptions
+    from minga.cli.terminal.peer_options import WorkOptions, peer_options
+
+    peer = peer_options(
+        role,
+        identity=identity,
+        ephemeral=ephemeral,
+        directory=directory,
+        max_upload=max_upload,
+        max_download=max_download,
+        host=bind,
+        port=port,
+    )
+    options = JoinOptions(LoginOptions(login, secret), evaluate)
+    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), options, ready)
+
+
+@app.command()
+def status(
+    link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Stay and update until Ctrl-C.")] = False,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, help="How long to look (default: 3, with --plot 60).")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw loss against time and samples into this PNG.")] = None,
+    history: Annotated[
+        Path | None, typer.Option(help="Instead of a LINK: the history.jsonl that `minga host` keeps in its folder.")
+    ] = None,
+    identity: Voucher = None,
+    bind: Bind = None,
+    directory: Directory = None,
+    json_output: Json = False,
+) -> None:
+    """Look at a run without taking part: step, loss, peers by role and state, speed."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.taking_part.status import StatusOptions, run_status
+    from minga.cli.terminal.peer_options import peer_options
+
+    peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=directory, host=bind)
+    run_status(link, peer, StatusOptions(watch, seconds, plot, history), ready)
+
+
+@app.command()
+def plan(
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE|LINK]", help="A TOML file of peers, or a run's link.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead, with --peers: a model (gpt2, …), 18M (parameters), a run spec or .safetensors file"
+        ),
+    ] = None,
+    peers: Annotated[
+        str | None, typer.Option(help='Such as "20x(t4, up=50Mbit, down=200Mbit); 4x(a100, 1Gbit); (aux, 1Gbit)".')
+    ] = None,
+    target_batch: Annotated[
+        int | None, typer.Option(min=1, max=2**24, help="Samples of a step (default: 4096).")
+    ] = None,
+    codec: Annotated[
+        str | None, typer.Option(help="adaptive, float32, float16, bfloat16, int8 (default: the best).")
+    ] = None,
+    strategy: Annotated[str | None, typer.Option(help="synchronous or delayed (default: the best).")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="lamb, adamw or sgd, for memory (default: lamb).")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, max=1 << 20, help="Tokens of a sample (default: by model).")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="single, as recipes train, or half; for estimated speeds.")] = "single",
+    identity: Voucher = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """What a run will reach with given machines, before it exists; or who reduces how much and why, in a live one."""
+    ready = make_context(json_output=json_output)
+    if (source is None) == (model is None or peers is None) or (source is not None and (model or peers)):
+        raise typer.BadParameter("give either a FILE or LINK, or both --model and --peers")
+    given = {
+        "target-batch": target_batch,
+        "codec": codec,
+        "strategy": strategy,
+        "optimizer": optimizer,
+        "tokens": tokens,
+    }
+    if source is not None and (idle := [f"--{name}" for name, value in given.items() if value is not None]):
+        raise typer.BadParameter(f"{', '.join(idle)}: only with --model; the FILE or LINK says what its run does")
+    if source is None:
+        from minga.cli.planning.forecast import ForecastOptions, run_forecast
+
+        wanted = ForecastOptions(str(model), str(peers), target_batch, codec, strategy, optimizer, tokens, precision)
+        run_forecast(wanted, ready)
+        return
+    from minga.cli.planning.plan import run_plan
+    from minga.cli.terminal.peer_options import peer_options
+
+    run_plan(
+        source,
+        peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind),
+        ready,
+    )
+
+
+@app.command(name="bench-device")
+def bench_device(
+    model: Annotated[str, typer.Option(help="A recipe and its size, or a run spec.")] = USUAL_MODEL,
+    device: Annotated[list[str] | None, typer.Option(help="Only this device; may be repeated (default: all).")] = None,
+    tokens: Annotated[int | None, typer.Option(min=16, max=8192, help="Tokens of a sample (default: 512).")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600.0, help="How long to measure each micro-batch.")] = 5.0,
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """Measure how fast this machine trains a model; `minga plan` calls it `this` from then on."""
+    ready = make_context(json_output=json_output, slow_imports=True)
+    from minga.cli.planning.bench_device import run_bench_device
+
+    run_bench_device(model, device, tokens, seconds, threads, ready)
+
+
+@app.command()
+def sim(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE|NAME", help="A scenario in TOML, or one that comes with minga.", show_default=False
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Another value, such as peers.home.count=20; may be repeated."),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option("--sweep", metavar="KEY=A,B,C", help="One run for each value; several: for each combination."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw loss, round anatomy, peers and traffic into this folder.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Write the event log, for `minga replay`.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Name the scenarios that come with minga, and exit.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Run a swarm on virtual time: the code that runs in the wild, with simulated lines, churn and faults."""
+    if source is None and not listed:
+        raise typer.BadParameter(
+            "name a scenario, such as home-150; `minga sim --list` names those that come with minga"
+        )
+    ready = make_context(json_output=json_output, slow_imports=True)
+    from minga.cli.simulating.sim import SimOptions, list_scenarios, run_sim
+
+    collect_again()
+    if source is None or listed:
+        list_scenarios(ready)
+        return
+    raise typer.Exit(run_sim(source, SimOptions(tuple(changes or ()), tuple(sweep or ()), plot, log), ready))
+
+
+@app.command()
+def replay(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="What `minga sim --log` wrote.", show_default=False)],
+    step: Annotated[int | None, typer.Option(min=1, help="Only this step, with all that happened in it.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Show a simulation step by step: who led, who took part, where the time went, faults and recoveries."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.simulating.replay import run_replay
+
+    run_replay(log, step, ready)
+
+
+@app.command()
+def evidence(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="The folder of a run, as told by events.", show_default=False)
+    ],
+    json_output: Json = False,
+) -> None:
+    """Check why members of a run with strangers were banned, from the evidence in the run's folder."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.diagnosing.evidence import run_evidence
+
+    raise typer.Exit(run_evidence(directory, ready))
+
+
+@app.command()
+def doctor(
+    link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
+    identity: IdentityFile = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """Check this machine, and with a LINK the way into its run; names the hop that fails and what to do."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.diagnosing.doctor import run_doctor
+
+    raise typer.Exit(run_doctor(link, identity, bind, ready.output))
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="New or empty directory for the model.", show_default=False)],
+    link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Instead of a LINK: the folder of a run on this machine.")
+    ] = None,
+    identity: Voucher = None,
+    bind: Bind = None,
+    json_output: Json = False,
+) -> None:
+    """Write the model as transformers loads it, from a live run or from the newest checkpoint of a run's folder."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.taking_part.export import run_export
+    from minga.cli.terminal.peer_options import peer_options
+
+    peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)
+    run_export(link, directory, out, peer, ready)
+
+
+members_app.add_commands(app)
+authority_app.add_commands(app)

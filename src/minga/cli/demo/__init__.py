@@ -1,0 +1,8 @@
+"""`minga demo`: an organiser and several trainers as processes on this machine, with a death and a late arrival.
+
+    demo ─▶ child (one process each, JSON lines) ─▶ report: figures, bounds, plain words
+
+Read: demo (entry), child (a peer as a child process), report (what came out).
+
+Called by app. It sees the peers only by what they print.
+"""

@@ -1,0 +1,8 @@
+"""Commands that find out what is wrong: with this machine's way into a run, or with a ban.
+
+    doctor ─▶ hops (authority, entries, clock, version, run spec) ─▶ udp: a firewall, or nobody there?
+
+Read: doctor (`minga doctor`), hops (one after the other), udp (plain probes), evidence (`minga evidence`).
+
+Called by app.
+"""

@@ -1,0 +1,149 @@
+"""`minga doctor`: check hop by hop what a run needs, and name the first hop that fails and what to do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import platformdirs
+
+from minga.cli.diagnosing.hops import check_authority, check_entries
+from minga.cli.diagnosing.udp import udp_loopback
+from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
+from minga.cli.terminal.output import Output
+from minga.core.errors import IdentityError, LinkError, MingaError
+from minga.core.units import format_size
+from minga.identity.keys import key_file
+from minga.identity.keys.keys import Identity, default_path
+from minga.identity.links.links import Link
+from minga.network.interface import Address
+from minga.network.iroh.network import IrohNetwork
+from minga.network.iroh.settings import NetworkSettings
+
+LOW_DISK_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Check:
+    """One hop: `ok` False with what to do in `advice`; `ok` True with an `advice` is a warning."""
+
+    name: str
+    ok: bool
+    detail: str
+    advice: str = ""
+
+
+def run_doctor(link: str | None, identity: Path | None, host: str | None, output: Output) -> int:
+    """Print every check; the exit code is 1 if one failed."""
+    checks: list[Check] = []
+
+    async def run() -> None:
+        async for check in _all_checks(link, identity, host):
+            checks.append(check)
+            mark = "[red]FAILED[/]" if not check.ok else "[yellow]note[/]  " if check.advice else "[green]ok[/]    "
+            output.event("check", **asdict(check))
+            output.say(f"{mark} {check.name}: {check.detail.replace('[', chr(92) + '[')}")
+            if check.advice:
+                output.say(f"       → {check.advice.replace('[', chr(92) + '[')}")
+
+    asyncio.run(run())
+    failed = next((check for check in checks if not check.ok), None)
+    if failed is None:
+        output.say("\nEverything that was checked works." + ("" if link else " Give a LINK to check the way to a run."))
+    else:
+        output.say(f"\nThe hop that fails: {failed.name}. {failed.advice}")
+    output.summary(
+        ok=failed is None,
+        failed=failed.name if failed else None,
+        detail=failed.detail if failed else None,
+        advice=failed.advice if failed else None,
+        checks=len(checks),
+    )
+    return OK if failed is None else CHECK_FAILED
+
+
+async def _all_checks(link: str | None, identity: Path | None, host: str | None) -> AsyncIterator[Check]:
+    for check in _machine(identity):
+        yield check
+    problem = await asyncio.to_thread(udp_loopback)
+    yield Check(
+        "UDP on this machine",
+        problem is None,
+        problem or "a datagram came back over loopback",
+        "" if problem is None else "let this program use UDP: look at the firewall or sandbox of this machine",
+    )
+    network = await _network(host)
+    yield network
+    if link is None:
+        return
+    try:
+        parsed = Link.parse(link)
+    except LinkError as error:
+        yield Check("link", False, str(error), "copy the whole link once more from where it was published")
+        return
+    yield Check("link", True, f"run {parsed.run_id[:10]}, {len(parsed.entries)} peers to enter by")
+    async for name, ok, detail, advice in check_authority(parsed):
+        yield Check(name, ok, detail, advice)
+    if network.ok:
+        async for name, ok, detail, advice in check_entries(parsed, host):
+            yield Check(name, ok, detail, advice)
+
+
+def _machine(identity: Path | None) -> Iterator[Check]:
+    """Versions, key file and disk."""
+    versions = {"python": sys.version.split()[0], "minga": "?", "torch": "?", "iroh": "?"}
+    missing = []
+    for name in ("minga", "torch", "iroh"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    yield Check(
+        "versions",
+        not missing,
+        ", ".join(f"{name} {number}" for name, number in versions.items()),
+        f"install {', '.join(missing)} with pip, in the environment of {sys.executable}" if missing else "",
+    )
+    path = identity or default_path()
+    try:
+        stored = key_file.read(path)
+        yield Check("key file", True, f"{path}" if stored else f"{path} will be made at the first start")
+    except IdentityError as error:
+        yield Check("key file", False, str(error), "follow the hint, or use --ephemeral")
+    folder = platformdirs.user_data_path("minga")
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    low = free < LOW_DISK_BYTES
+    yield Check(
+        "disk",
+        True,
+        f"{format_size(free)} free in {folder}",
+        "that is little for checkpoints: free some space or use --directory on another disk" if low else "",
+    )
+
+
+async def _network(host: str | None) -> Check:
+    """Whether two endpoints of the real network find each other on this machine."""
+    name, settings = "encrypted connection on this machine", NetworkSettings(host=host)
+    one = two = None
+    try:
+        one = await IrohNetwork.open(Identity.ephemeral().seed, settings)
+        two = await IrohNetwork.open(Identity.ephemeral().seed, replace(settings, dialable=False))
+        address = one.address
+        local = tuple(a for a in address.direct if a.startswith(("127.", "[::1]"))) or address.direct
+        await two.connect(Address(address.peer_id, local))
+        return Check(name, True, f"bound to {', '.join(address.direct[:4])}")
+    except MingaError as error:
+        return Check(
+            name, False, str(error), "look at the firewall of this machine: it has to let this program use UDP"
+        )
+    finally:
+        for network in (two, one):
+            if network is not None:
+                await network.close()

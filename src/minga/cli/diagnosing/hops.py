@@ -1,0 +1,118 @@
+"""The hops from this machine into a run: authority and entries of the link, clock, version, run spec."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from minga.cli.diagnosing.udp import probe
+from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError
+from minga.core.events import EventBus
+from minga.identity.keys.keys import Identity
+from minga.identity.links.encoding import Entry
+from minga.identity.links.links import Link
+from minga.network.interface import Address, PeerId
+from minga.network.iroh.network import IrohNetwork
+from minga.network.iroh.settings import NetworkSettings
+from minga.network.rpc.node import Node
+from minga.training.transfer.run_files_fetch import fetch_run_spec
+
+MAX_CLOCK_OFFSET_S = 60.0
+
+Hop = tuple[str, bool, str, str]
+"""Name, whether it works, detail, advice."""
+
+_REFUSALS = {
+    "run": "the peer takes part in another run by now: ask the organiser for a fresh link",
+    "version": "update minga on the older side, and start it again",
+    "cut_off": "the peer has cut this machine off for a while: wait a minute and try again",
+    "access": "the peer answers; whether you may take part says `minga join`, or the organiser, who can admit you",
+    "full": "the peer has as many connections as it takes: try again later, or ask the organiser for another link",
+}
+
+
+async def check_entries(link: Link, host: str | None) -> AsyncIterator[Hop]:
+    """Try every entry at once, then say what that means for joining."""
+    relays = tuple(dict.fromkeys(entry.relay for entry in link.entries if entry.relay is not None))
+    network = await IrohNetwork.open(
+        Identity.ephemeral().seed, NetworkSettings(relay=relays or "none", host=host, dialable=False)
+    )
+    node = Node(
+        network,
+        run_id=link.run_id,
+        role="monitor",
+        lookup=lambda _: None,
+        events=EventBus(asyncio.get_running_loop().time),
+    )
+    node.start()
+    try:
+        outcomes = await asyncio.gather(*(_try_entry(node, entry) for entry in link.entries))
+        reached = [PeerId(entry.peer_id) for entry, (ok, _, _) in zip(link.entries, outcomes, strict=True) if ok]
+        for entry, (ok, detail, advice) in zip(link.entries, outcomes, strict=True):
+            who = "organiser" if entry.peer_id == link.organiser else f"peer {entry.peer_id[:10]}"
+            yield f"entry by {who}", ok or bool(reached), detail, advice
+        if not reached:
+            return
+        if all(peer != link.organiser for peer in reached):
+            yield "organiser", True, "does not answer, but the run goes on without", "nothing needs to be done"
+        yield _clock(node)
+        yield await _run_spec(node, link, reached)
+    finally:
+        with contextlib.suppress(MingaError):
+            await node.close()
+
+
+async def check_authority(link: Link) -> AsyncIterator[Hop]:
+    """Ask the authority that the link names, if it names one, how people log in there."""
+    if link.authority is None:
+        return
+    from minga.authority.client.client import AuthorityClient
+
+    client = AuthorityClient(link.authority, link.run_id, attempts=1)
+    try:
+        offer = await client.offer()
+    except RemoteError as error:
+        yield "authority", False, error.message, "nobody can log in at present: try again later, or tell the organiser"
+    else:
+        yield "authority", True, f"{link.authority} answers; people log in by {offer.provider}", ""
+    finally:
+        await client.close()
+
+
+async def _try_entry(node: Node, entry: Entry) -> tuple[bool, str, str]:
+    address = Address(PeerId(entry.peer_id), entry.direct, entry.relay)
+    try:
+        connection = await node.dial(address)
+    except RejectedError as error:
+        return False, error.message, _REFUSALS.get(error.code, "ask the organiser why")
+    except RemoteError as error:
+        if not entry.direct:
+            return False, error.message, "the relay or the peer behind it does not answer: ask for a fresh link"
+        detail, advice = await asyncio.to_thread(probe, entry.direct[0])
+        return False, f"nobody answers at {', '.join(entry.direct[:3])}: {detail}", advice
+    facts = connection.facts()
+    trip = f", {facts.round_trip_s * 1000:.1f} ms there and back" if facts.round_trip_s is not None else ""
+    return True, f"answers, {facts.path} path{trip}", ""
+
+
+def _clock(node: Node) -> Hop:
+    offsets = sorted(node.clock_offsets_s.values())
+    offset = offsets[len(offsets) // 2]
+    right = abs(offset) <= MAX_CLOCK_OFFSET_S
+    direction = "behind" if offset > 0 else "ahead of"
+    detail = f"{abs(offset):.0f} s {direction} the others'" if abs(offset) >= 1.0 else "agrees with the others'"
+    return "clock", right, detail, "" if right else "set the clock of this machine; let it follow a time server"
+
+
+async def _run_spec(node: Node, link: Link, reached: list[PeerId]) -> Hop:
+    try:
+        found = []
+        await fetch_run_spec(
+            node, reached, lambda signed, peer: found.append(signed.verify(link.run_id, link.organiser, peer=peer))
+        )
+    except ConfigurationError as error:
+        return "run spec", False, str(error), "update minga here, and start it again"
+    except RemoteError as error:
+        return "run spec", False, str(error), "ask the organiser for a fresh link"
+    return "run spec", True, f"{found[-1].name}, readable by this version", ""

@@ -1,0 +1,9 @@
+"""Commands that plan: what a run does, or would do.
+
+    plan (live run, file) ─▶ plan_view          forecast (--model, --peers) ─▶ forecast_view          bench_device
+
+Read: plan (`minga plan` of a live run or a file), plan_view (how plans look), forecast (`minga plan --model`),
+forecast_view (how forecasts look), bench_device (`minga bench-device`).
+
+Called by app; the arithmetic is in averaging/solver and simulation/forecast.
+"""

@@ -1,0 +1,104 @@
+"""`minga plan --model … --peers …`: what a run would reach that does not exist yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from rich.markup import escape
+
+from minga.cli.terminal.context import Context
+from minga.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from minga.core.spec.run_spec import RunSpec
+    from minga.simulation.advice.advised_batch import BatchLimits
+    from minga.simulation.forecast.devices import Precision
+    from minga.simulation.forecast.model_facts import OptimizerName
+    from minga.simulation.forecast.planned_run import Setting
+
+USUAL_TARGET_BATCH_SIZE = 4096
+PRECISIONS = ("single", "half")
+
+
+@dataclass(frozen=True)
+class ForecastOptions:
+    """What was asked for; None where the model's run spec, or else the planner, decides."""
+
+    model: str
+    peers: str
+    target_batch_size: int | None = None
+    codec: str | None = None
+    strategy: str | None = None
+    optimizer: str | None = None
+    tokens: int | None = None
+    precision: str = "single"
+
+
+def run_forecast(options: ForecastOptions, context: Context) -> None:
+    """Say what the swarm would reach, and what to look out for. Raises `ConfigurationError` for what makes no sense."""
+    from minga.cli.planning.forecast_view import forecast_json, forecast_table, forecast_text
+    from minga.simulation.advice.advice import warnings
+    from minga.simulation.advice.comparison import best_of, compare
+
+    setting, strategies, codecs, auto = _asked(options)
+    context.output.say("Planning …")
+    forecasts = compare(setting, strategies, codecs, auto)
+    best = best_of(forecasts)
+    found = warnings(best)
+    for table in forecast_table(best, forecasts):
+        context.output.say(table)
+    for line in forecast_text(best, found, options.precision):
+        context.output.say(escape(line))
+    context.output.summary(ok=True, **forecast_json(best, forecasts, found))
+
+
+def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[str], Sequence[str], BatchLimits | None]:
+    """The setting with the first strategy and codec, all of either that are to be compared, and how the target batch
+    size is chosen if the leaders do that.
+    """
+    from minga.averaging.codecs.registry import codec_choices
+    from minga.averaging.strategy_choice import STRATEGIES
+    from minga.simulation.advice.comparison import compared_codecs
+    from minga.simulation.forecast.devices import THIS, read_measurements
+    from minga.simulation.forecast.model_facts import STATE_BYTES, model_facts, recipe_spec
+    from minga.simulation.forecast.peer_text import parse_peers
+    from minga.simulation.forecast.planned_run import Setting
+    from minga.simulation.forecast.volunteers import resolve
+
+    spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
+    precision = cast("Precision", _one_of("--precision", options.precision, PRECISIONS))
+    strategy = _one_of("--strategy", options.strategy or _of(spec, "training", "strategy"), STRATEGIES.names())
+    codec = _one_of("--codec", options.codec or _of(spec, "averaging", "codec"), codec_choices())
+    wanted = options.optimizer or _of(spec, "optimizer", "name") or "lamb"
+    optimizer = cast("OptimizerName", _one_of("--optimizer", wanted, tuple(STATE_BYTES)))
+    auto = _limits_of(spec) if spec and options.target_batch_size is None else None
+    batch = options.target_batch_size or (spec.training.batch_range[0] if spec else USUAL_TARGET_BATCH_SIZE)
+    classes = parse_peers(options.peers)  # before the model, which takes seconds to import
+    model = model_facts(options.model, options.tokens)
+    measured = read_measurements() if any(each.device == THIS for each in classes) else ()
+    peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
+    strategies = STRATEGIES.names() if strategy is None else (strategy,)
+    codecs = compared_codecs() if codec is None else (codec,)
+    setting = Setting(peers, model, optimizer, batch, strategies[0], codecs[0])
+    return setting, strategies, codecs, auto
+
+
+def _limits_of(spec: RunSpec) -> BatchLimits | None:
+    """Between which target batch sizes the leaders choose; None if there is only one."""
+    from minga.simulation.advice.advised_batch import BatchLimits
+
+    training = spec.training
+    least, most = training.batch_range
+    return None if training.target_batch_size != "auto" else BatchLimits(least, most, training.most_communication)
+
+
+def _of(spec: RunSpec | None, section: str, key: str) -> str | None:
+    return None if spec is None else str(getattr(getattr(spec, section), key))
+
+
+def _one_of(option: str, value: str | None, allowed: Sequence[str]) -> str | None:
+    if value is not None and value not in allowed:
+        raise ConfigurationError(f"{option} {value!r}: it must be one of {', '.join(allowed)}")
+    return value

@@ -1,0 +1,69 @@
+"""`minga plan`: who would reduce what, how long it takes and why, for a live run or a file of peers."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from rich.markup import escape
+
+from minga.averaging.planning.contributor_choice import Work
+from minga.averaging.strategy_choice import facts_of
+from minga.cli.planning.plan_view import plan_json, plan_table, plan_text
+from minga.cli.terminal.context import Context
+from minga.cli.terminal.peer_options import wire
+from minga.core.errors import ConfigurationError, UnreachableError
+from minga.identity.links.links import PREFIX
+from minga.simulation.forecast.explanation import alternatives, explain
+from minga.simulation.forecast.swarm_file import SwarmFile, read_swarm_file
+from minga.training.join import PeerOptions, join
+
+LOOK_S = 5.0
+POLL_S = 0.2
+
+
+def run_plan(source: str, peer: PeerOptions, context: Context) -> None:
+    """Explain the plan of a run that a link names, or of peers that a TOML file describes."""
+    swarm = _live(source, peer, context) if _is_link(source) else read_swarm_file(Path(source))
+    if not any(one.aggregates for one in swarm.rates.peers) and len(swarm.rates.peers) > 1:
+        raise ConfigurationError(
+            f"{source}: all peers are clients, so nobody can reduce; at least one must be reachable"
+        )
+    explanation, others = explain(swarm.rates, swarm.work), alternatives(swarm.rates, swarm.work)
+    context.output.say(plan_table(explanation, swarm.names))
+    for line in plan_text(explanation, others, swarm.names, swarm.work):
+        context.output.say(escape(line))
+    context.output.summary(ok=True, **plan_json(explanation, others, swarm.names, swarm.work))
+
+
+def _is_link(source: str) -> bool:
+    """Whether it begins like a link, and has nothing that only a path has."""
+    return re.match(rf"\s*{PREFIX}[0-9]", source, re.IGNORECASE) is not None and not set(source) & set("./\\")
+
+
+def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
+    """The peers of a live run, as their board describes them."""
+    from minga.monitor.live_rates import live_rates
+    from minga.monitor.status import target_batch_size
+
+    context.output.say("Looking for the run …")
+    with join(link, options) as joined:
+        wire(context, joined)
+        session, spec = joined.session, joined.spec
+        if spec.security.mode == "byzantine":
+            raise ConfigurationError(
+                "in this run members do not trust each other, so all reduce equal parts and there is no plan to "
+                "explain; `minga status` shows who takes part"
+            )
+        until, live = time.monotonic() + LOOK_S, joined.on_loop(lambda: live_rates(session.board))
+        while time.monotonic() < until:
+            time.sleep(POLL_S)
+            live = joined.on_loop(lambda: live_rates(session.board))
+        batch = joined.on_loop(lambda: target_batch_size(session.board, spec))
+    if not live.vector_bytes:
+        raise UnreachableError("nobody takes part in this run at present")
+    names = tuple(one[:10] for one in live.peers)
+    overlapped = facts_of(spec.training.strategy).overlaps
+    work = Work(live.vector_bytes, batch, overlapped=overlapped)
+    return SwarmFile(names, live.rates, work)

@@ -1,0 +1,154 @@
+"""How plans look: a table and lines for people, values for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from minga.averaging.planning.contributor_choice import Work
+from minga.averaging.solver.division import Binding
+from minga.core.units import format_duration, format_size
+from minga.simulation.forecast.explanation import Alternatives, Explanation, PeerTask
+
+MAX_ROWS = 40
+MAX_REMARKS = 20
+COUNTS = 0.02
+"""By which fraction something has to become shorter to be called a gain."""
+
+
+def plan_table(explanation: Explanation, names: Sequence[str]) -> Table:
+    """One row for each peer (or several that do the same), those that do most first."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("peer", "reduces", "relays", "sends", "receives", "busy", "a day", "why"):
+        table.add_column(column, justify="left" if column in ("peer", "why") else "right", no_wrap=column != "why")
+    tasks = sorted(explanation.tasks, key=lambda task: (-task.reduces - task.relays, task.peer))
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for task in tasks:
+        rows.setdefault(_cells(task), []).append(names[task.peer].replace("[", "\\["))
+    for cells, alike in list(rows.items())[:MAX_ROWS]:
+        table.add_row(alike[0] if len(alike) == 1 else f"{alike[0]} and {len(alike) - 1} more", *cells)
+    if len(rows) > MAX_ROWS:
+        table.add_row("…", *("" for _ in range(6)), f"and {len(rows) - MAX_ROWS} more")
+    return table
+
+
+def _cells(task: PeerTask) -> tuple[str, ...]:
+    return (
+        f"{task.reduces:.1%}" if task.reduces else "-",
+        f"{task.relays:.1%}" if task.relays else "-",
+        format_size(task.upload_bytes),
+        format_size(task.download_bytes),
+        format_duration(task.busy_s),
+        f"{format_size(task.upload_bytes_per_day)} up, {format_size(task.download_bytes_per_day)} down",
+        task.reason,
+    )
+
+
+def plan_text(explanation: Explanation, others: Alternatives, names: Sequence[str], work: Work) -> Iterator[str]:
+    """What the table does not say, in sentences."""
+    levels = "two levels" if explanation.division.sites else "one level"
+    yield (
+        f"A round of {format_size(work.vector_bytes)} takes {format_duration(explanation.round_s)}, in {levels}; "
+        f"it waits for {binding_text(explanation.binding, names)}."
+    )
+    for site in explanation.division.sites:
+        yield f"A site: {', '.join(names[peer] for peer in site)}."
+    how = "while the round runs" if work.overlapped else "and then waits for the round"
+    computing = format_duration(explanation.computing_s)
+    yield f"A step takes {format_duration(explanation.step_s)}: computing takes {computing} {how}."
+    bound = f"{format_duration(others.bound_s)} at best in one level, " if others.bound_s is not None else ""
+    yield (
+        f"A round would take {bound}{format_duration(others.equal_parts_s)} with equal parts, "
+        f"{format_duration(others.parameter_server_s)} with one server."
+    )
+    yield _auxiliary_text(explanation, others)
+    if others.resting:
+        yield (
+            f"If {', '.join(names[peer] for peer in others.resting[:10])}"
+            f"{' and others' if len(others.resting) > 10 else ''} computed no gradients, a step would take "
+            f"{format_duration(others.resting_step_s)}."
+        )
+    for remark in explanation.remarks[:MAX_REMARKS]:
+        to = f" to {names[remark.other]}" if remark.other is not None else ""
+        yield f"{names[remark.peer]}{to}: {remark.text}."
+
+
+def _auxiliary_text(explanation: Explanation, others: Alternatives) -> str:
+    times = (
+        f"rounds of {format_duration(others.auxiliary_round_s)}, steps of {format_duration(others.auxiliary_step_s)}"
+    )
+    if others.auxiliary_step_s <= explanation.step_s * (1.0 - COUNTS):
+        return f"One more auxiliary of 1 Gbit/s: {times}."
+    return f"One more auxiliary of 1 Gbit/s would not make steps shorter ({times})."
+
+
+def binding_text(binding: Binding | None, names: Sequence[str]) -> str:
+    """The link that a round waits for, in words."""
+    if binding is None:
+        return "nothing that is known"
+    if binding.other is None:
+        return f"the {binding.kind} of {names[binding.peer]}"
+    return f"the path from {names[binding.peer]} to {names[binding.other]}"
+
+
+def plan_json(explanation: Explanation, others: Alternatives, names: Sequence[str], work: Work) -> dict[str, Any]:
+    """The same as JSON values; times that are infinite are null."""
+    division, binding = explanation.division, explanation.binding
+    return {
+        "vector_bytes": round(work.vector_bytes),
+        "round_s": _seconds(explanation.round_s),
+        "computing_s": _seconds(explanation.computing_s),
+        "step_s": _seconds(explanation.step_s),
+        "binding": None if binding is None else binding_json(binding, names),
+        "two_level": bool(division.sites),
+        "sites": [[names[peer] for peer in site] for site in division.sites],
+        "parts": [
+            {"share": part.share, "root": names[part.root], "relays": [names[peer] for peer in part.relays]}
+            for part in division.parts
+        ],
+        "peers": [_task_json(task, names) for task in explanation.tasks],
+        "bound_s": _seconds(others.bound_s),
+        "equal_parts_s": _seconds(others.equal_parts_s),
+        "parameter_server_s": _seconds(others.parameter_server_s),
+        "one_more_auxiliary": {
+            "round_s": _seconds(others.auxiliary_round_s),
+            "step_s": _seconds(others.auxiliary_step_s),
+        },
+        "resting": [names[peer] for peer in others.resting],
+        "resting_step_s": _seconds(others.resting_step_s),
+        "remarks": [
+            {
+                "peer": names[remark.peer],
+                "other": None if remark.other is None else names[remark.other],
+                "text": remark.text,
+            }
+            for remark in explanation.remarks
+        ],
+    }
+
+
+def binding_json(binding: Binding, names: Sequence[str]) -> dict[str, str | None]:
+    """A link as JSON values."""
+    other = None if binding.other is None else names[binding.other]
+    return {"kind": binding.kind, "peer": names[binding.peer], "other": other}
+
+
+def _task_json(task: PeerTask, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "name": names[task.peer],
+        "reduces": round(task.reduces, 6),
+        "relays": round(task.relays, 6),
+        "upload_bytes": round(task.upload_bytes),
+        "download_bytes": round(task.download_bytes),
+        "busy_s": _seconds(task.busy_s),
+        "upload_bytes_per_day": round(task.upload_bytes_per_day),
+        "download_bytes_per_day": round(task.download_bytes_per_day),
+        "reason": task.reason,
+    }
+
+
+def _seconds(value: float | None) -> float | None:
+    return round(value, 4) if value is not None and math.isfinite(value) else None

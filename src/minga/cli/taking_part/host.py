@@ -1,0 +1,151 @@
+"""`minga host`: start a run, or go on with it, and stay as its monitor, seed and auxiliary."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minga.cli.taking_part.graceful_leave import Leaving
+from minga.cli.taking_part.prepared_files import prepared_files
+from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view
+from minga.cli.terminal.context import Context, collect_again
+from minga.cli.terminal.exit_codes import done_so_far
+from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.training.join import PeerOptions, host
+from minga.training.peer import Peer
+
+if TYPE_CHECKING:
+    from minga.cli.taking_part.held_out import HeldOut
+    from minga.cli.terminal.output import Output
+
+
+def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, context: Context, *, show_qr: bool) -> None:
+    """Prepare, host, and stay until the run ends or Ctrl-C comes."""
+    from minga.recipes.registry import CUSTOM, published
+
+    spec = RunSpec.from_file(spec_path)
+    output = context.output
+    if spec.model.recipe == CUSTOM:
+        if peer.role not in ("monitor", "auxiliary"):
+            raise ConfigurationError(
+                'model.recipe = "custom" has no model that this command could train; host it with --role monitor'
+            )
+        peer = replace(peer, role="monitor")
+    elif spec.security.mode == "byzantine" and peer.role == "auxiliary":
+        peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
+    apply_threads(work.threads)
+    output.say(f"Preparing [bold]{spec.name}[/] …")
+    files = prepared_files(spec, peer.directory)
+    with host(published(spec), peer, files=files) as hosted:
+        wire(context, hosted)
+        _Hosting(hosted, work, context, show_qr=show_qr).run()
+
+
+class _Hosting:
+    """One `minga host`."""
+
+    def __init__(self, peer: Peer, work: WorkOptions, context: Context, *, show_qr: bool) -> None:
+        from minga.monitor.history import FILE_NAME, History
+        from minga.monitor.watcher import Watcher
+
+        self.peer, self.work, self.show_qr, self.output, self.leash = peer, work, show_qr, context.output, context.leash
+        self._leaving = Leaving(peer, context)
+        self.history = History(peer.directory / FILE_NAME)
+        self.watcher = Watcher(peer, self.history, from_start=True)
+        self.held_out: HeldOut | None = None
+        self._trouble = PlainTrouble()
+
+    def run(self) -> None:
+        """Show the link and stay."""
+        from minga.cli.terminal.output import Ticker
+
+        if self.peer.role == "monitor":
+            collect_again()
+            announce(self.peer, self.output, show_qr=self.show_qr)
+            with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
+                while not self._is_over(0):
+                    ticker.check()
+                    time.sleep(0.2)
+            return
+        self._run_replica()
+
+    def _run_replica(self) -> None:
+        from minga.cli.taking_part.held_out import HeldOut
+        from minga.cli.terminal.output import Ticker
+        from minga.recipes.running.run import RecipeRun
+
+        run = RecipeRun(self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch)
+        done_so_far.append(lambda: {"step": run.step})
+        held_out = self.held_out = HeldOut(run, self.output, self.history)
+        held_out.now()
+        collect_again()
+        announce(self.peer, self.output, show_qr=self.show_qr)
+        with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
+
+            def between() -> None:
+                ticker.check()
+                held_out.if_due()
+
+            if self.peer.role == "auxiliary":
+                run.follow(self._is_over, between)
+            else:
+                run.train(self._is_over, lambda *_: between())
+            held_out.now()
+            run.optimizer.save_checkpoint()
+            self._summarise(run, held_out)
+            if run.finished:
+                self.output.say(
+                    f"The run is complete after {run.step} steps. Its state stays available until Ctrl-C, which is "
+                    "safe now."
+                )
+                while not (self.leash and self.leash.end_step < math.inf):
+                    ticker.check()
+                    time.sleep(0.2)
+
+    def _is_over(self, step: int) -> bool:
+        return self._leaving.is_over(step) or (self.leash is not None and self.leash.is_over(step))
+
+    def _summarise(self, run: Any, held_out: HeldOut) -> None:
+        self.output.summary(
+            ok=True,
+            step=run.step,
+            finished=run.finished,
+            digest=run.optimizer.digest(),
+            headline=run.recipe.headline.name,
+            first=held_out.first,
+            last=held_out.latest,
+            directory=str(self.peer.directory),
+        )
+
+    def _view(self, status: Any) -> Any:
+        return organiser_view(status, self._figures())
+
+    def _lines(self, status: Any) -> Any:
+        return [*organiser_lines(status, self._figures()), *self._trouble.lines(status)]
+
+    def _figures(self) -> dict[str, float]:
+        return self.held_out.latest if self.held_out else {}
+
+
+def announce(peer: Peer, output: Output, *, show_qr: bool) -> None:
+    """Print the link, and what to do with it."""
+    link = peer.link
+    output.event("link", link=str(link), run_id=peer.run_id, directory=str(peer.directory))
+    if others := peer.on_loop(peer.session.node.connected):
+        output.event("under_way", peers=len(others))
+        output.say("This run is under way: this machine takes part in it again.")
+    for_members = peer.spec.security.mode == "members"
+    if show_qr and output.interactive and not for_members:
+        output.console.file.write(link.qr() + "\n")
+    if for_members:
+        output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
+    else:
+        output.say("Anyone who has this link can join the run:\n")
+    if not output.json_output:
+        output.console.print(f"minga {'admit' if for_members else 'join'} {link}", markup=False, soft_wrap=True)
+    output.say(f"\nFiles, checkpoints and history: {peer.directory}")

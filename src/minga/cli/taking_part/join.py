@@ -1,0 +1,216 @@
+"""`minga join`: take part in a run with this machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from minga.cli.taking_part.graceful_leave import Leaving
+from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
+from minga.cli.taking_part.status_view import OwnPart, PlainTrouble, volunteer_lines, volunteer_view
+from minga.cli.terminal.context import Context, collect_again
+from minga.cli.terminal.exit_codes import done_so_far
+from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
+from minga.core.errors import ConfigurationError
+from minga.core.events import Event
+from minga.training.join import PeerOptions
+from minga.training.peer import Peer
+
+if TYPE_CHECKING:
+    from minga.cli.taking_part.held_out import HeldOut
+    from minga.cli.terminal.output import Ticker
+    from minga.recipes.running.run import RecipeRun
+
+SHARE_STEPS = 20
+"""How many of the last steps the shown share is taken over."""
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """How to log in, where the run asks for it, and whether to measure the loss on held-out text."""
+
+    login: LoginOptions
+    evaluate: bool = False
+
+
+def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
+    """Join, fetch the state, and train until the run ends or Ctrl-C comes."""
+    from minga.authority import join
+    from minga.identity.links.links import Link
+    from minga.recipes.registry import CUSTOM
+
+    if options.evaluate and peer.role == "monitor":
+        raise ConfigurationError("--evaluate needs a model, which --role monitor does not have; try --role auxiliary")
+    parsed = Link.parse(link)
+    apply_threads(work.threads)
+    context.output.say("Looking for the run …")
+    person = PersonAtTerminal(options.login, context.output)
+    with join(parsed, peer, person) as joined:
+        wire(context, joined)
+        if joined.spec.model.recipe == CUSTOM and joined.role != "monitor":
+            raise ConfigurationError(
+                "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
+                "use the program that the organiser gave you: it calls minga.join with this link"
+            )
+        _Joining(joined, work, context, evaluate=options.evaluate).run()
+
+
+class _Joining:
+    """One `minga join`."""
+
+    def __init__(self, peer: Peer, work: WorkOptions, context: Context, *, evaluate: bool) -> None:
+        from minga.monitor.history import History
+        from minga.monitor.watcher import Watcher
+
+        self.peer, self.work, self.output, self.leash = peer, work, context.output, context.leash
+        self.evaluate = evaluate
+        self._leaving = Leaving(peer, context)
+        self.held_out: HeldOut | None = None
+        self.watcher = Watcher(peer, History(None))
+        self._trouble = PlainTrouble()
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._samples, self._step, self._phase = 0, 0, "joining"
+        self._losses: deque[float] = deque(maxlen=50)
+        self._shares: deque[float] = deque(maxlen=SHARE_STEPS)
+        self._contributed = 0
+        self._sync = (0, 0)
+        peer.subscribe(self._on_event)
+        done_so_far.append(
+            lambda: {"step": self._step, "steps_contributed": self._contributed, "samples": self._samples}
+        )
+
+    def run(self) -> None:
+        """Take part, with a display beside."""
+        from minga.cli.terminal.output import Ticker
+        from minga.recipes.running.run import RecipeRun
+
+        self.output.event("joined", run=self.peer.spec.name, run_id=self.peer.run_id, peer=self.peer.peer_id)
+        self.output.say(f"Joined [bold]{self.peer.spec.name}[/] as {self.peer.peer_id[:10]}, {self.peer.role}.")
+        if not self.peer.on_loop(self.peer.session.node.connected):
+            link = self.peer.link
+            self.output.event("alone", link=str(link))
+            self.output.say(
+                "Nobody of this run answers: going on alone from the checkpoint that is here. Others join by"
+            )
+            if not self.output.json_output:
+                self.output.console.print(f"minga join {link}", markup=False, soft_wrap=True)
+        with Ticker(self.output, self._look, volunteer_view, self._lines) as ticker:
+            if self.peer.role == "monitor":
+                collect_again()
+                while not (self.leash and self.leash.is_over(self.watcher.look().step)):
+                    ticker.check()
+                    time.sleep(0.5)
+                return
+            run = RecipeRun(
+                self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch, data=self.work.data
+            )
+            collect_again()
+            self._step, self._phase = run.step, "training"
+            self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
+            self._take_part(run, ticker)
+            self._phase = "finished" if run.finished else "leaving"
+        self._summarise(run)
+
+    def _take_part(self, run: RecipeRun, ticker: Ticker) -> None:
+        from minga.cli.taking_part.held_out import HeldOut
+
+        held_out = self.held_out = HeldOut(run, self.output, self.watcher.history) if self.evaluate else None
+
+        def is_over(step: int) -> bool:
+            ticker.check()
+            return self._leaving.is_over(step) or (self.leash is not None and self.leash.is_over(step))
+
+        def between() -> None:
+            if held_out is not None:
+                held_out.if_due()
+
+        def on_batch(step: int, samples: int, loss: float) -> None:
+            self._on_batch(step, samples, loss)
+            between()
+
+        if self.peer.role == "auxiliary":
+            run.follow(is_over, between)
+        else:
+            run.train(is_over, on_batch)
+        if held_out is not None:
+            held_out.now()
+
+    def _summarise(self, run: Any) -> None:
+        seconds = time.monotonic() - self._begun
+        self.output.say(
+            f"{'The run is complete' if run.finished else 'Stopped'} at step {run.step}. This machine took part in "
+            f"{self._contributed} steps with {self._samples} samples. Thank you!"
+        )
+        self.output.summary(
+            ok=True,
+            step=run.step,
+            finished=run.finished,
+            digest=run.optimizer.digest(),
+            steps_contributed=self._contributed,
+            samples=self._samples,
+            dropped_micro_batches=run.optimizer.dropped_micro_batches,
+            seconds=round(seconds, 3),
+            **({"first": self.held_out.first, "last": self.held_out.latest} if self.held_out else {}),
+        )
+
+    def _on_batch(self, step: int, samples: int, loss: float) -> None:
+        with self._lock:
+            self._step, self._samples = step, self._samples + samples
+            self._losses.append(loss)
+
+    def _on_event(self, event: Event) -> None:
+        with self._lock:
+            if event.kind == "step.applied":
+                samples = int(event.fields["samples"])  # type: ignore[arg-type]  # see the member
+                self._shares.append(min(1.0, samples / int(event.fields["batch"])))  # type: ignore[arg-type]
+                self._contributed += samples > 0
+                self._step = int(event.fields["step"])  # type: ignore[arg-type]
+            elif event.kind == "sync.progress":
+                self._sync = (int(event.fields["done_bytes"]), int(event.fields["total_bytes"]))  # type: ignore[arg-type]
+                self._phase = "downloading the state"
+            elif event.kind == "sync.finished":
+                self._phase = "training"
+            elif event.kind == "secure.waiting":
+                self._phase = "waiting"
+            elif event.kind in ("secure.founded", "secure.admitted", "secure.candidate", "secure.dropped"):
+                self._on_standing(event)
+            elif event.kind == "access.not_renewed":
+                self.output.say(f"The access to this run was not renewed: {escape(str(event.fields['why']))}")
+
+    def _on_standing(self, event: Event) -> None:
+        """What this peer is in a run with strangers."""
+        if event.kind == "secure.founded":
+            self._phase = "training"
+        elif event.fields["peer"] == self.peer.peer_id:
+            phases = {"secure.candidate": "on probation", "secure.dropped": "starting over"}
+            self._phase = phases.get(event.kind, "training")
+
+    def _look(self) -> OwnPart:
+        status = self.watcher.look()
+        me = next((peer for peer in status.peers if peer.is_self), None)
+        paths = tuple(sorted({peer.path for peer in status.peers if peer.path is not None and not peer.is_self}))
+        with self._lock:
+            return OwnPart(
+                run=status,
+                step=self._step,
+                loss=sum(self._losses) / len(self._losses) if self._losses else None,
+                samples=self._samples,
+                samples_per_second=me.samples_per_second if me else 0.0,
+                share=sum(self._shares) / len(self._shares) if self._shares else None,
+                bytes_sent=me.bytes_sent if me else 0,
+                bytes_received=me.bytes_received if me else 0,
+                paths=paths,
+                sync_done=self._sync[0],
+                sync_total=self._sync[1],
+                phase="resting" if status.resting and self._phase == "training" else self._phase,
+                figures=self.held_out.latest if self.held_out else {},
+            )
+
+    def _lines(self, part: OwnPart) -> list[str]:
+        return [*volunteer_lines(part), *self._trouble.lines(part.run)]

@@ -1,0 +1,89 @@
+"""The person at the machine, while `minga join` logs in at an authority."""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.markup import escape
+
+from minga.cli.terminal.output import Output
+from minga.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from minga.authority.messages import DeviceCode
+
+MAX_SECRET_CHARACTERS = 1000
+
+
+@dataclass(frozen=True)
+class LoginOptions:
+    """The name to log in with, and a file with the code or access token; what is missing is asked for."""
+
+    name: str | None = None
+    secret: Path | None = None
+
+
+class PersonAtTerminal:
+    """Asks on the terminal for what the options do not say."""
+
+    def __init__(self, options: LoginOptions, output: Output) -> None:
+        self._options, self._output = options, output
+
+    def has_secret(self) -> bool:
+        """See `Person`."""
+        return self._options.secret is not None
+
+    def name(self, provider: str) -> str:
+        """See `Person`."""
+        if self._options.name is not None:
+            return self._options.name
+        _check_terminal("log in: give your name with --login and your code with --secret FILE")
+        return str(typer.prompt(f"This run is for members ({provider}). Your name", err=True)).strip()
+
+    def secret(self, what: str, url: str) -> str:
+        """See `Person`."""
+        if self._options.secret is not None:
+            return _read_secret(self._options.secret)
+        _check_terminal(f"log in: give your {what} with --secret FILE")
+        return getpass.getpass(f"Your {what}, which is sent to {url} and not shown: ").strip()
+
+    def open_browser(self, device: DeviceCode) -> None:
+        """See `Person`."""
+        self._output.event("login.browser", url=device.url, code=device.code)
+        self._output.say("To take part, open this page in a browser, on any machine, and enter the code:\n")
+        if not self._output.json_output:
+            self._output.console.print(f"  {device.url}    {device.code}\n", markup=False, soft_wrap=True)
+
+    def wait(self, why: str, seconds: float) -> None:
+        """See `Person`."""
+        self._output.event("login.waits", why=why, seconds=seconds)
+        said = f"The authority at which to log in does not answer ({why}); trying again in {seconds:.0f} s …"
+        self._output.say(escape(said))
+
+    def welcome(self, name: str, until_s: int) -> None:
+        """See `Person`."""
+        until = dt.datetime.fromtimestamp(until_s, dt.UTC).strftime("%Y-%m-%d")
+        self._output.event("login", name=name, until=until_s)
+        self._output.say(f"Logged in as {escape(name)}; this machine does not ask again before {until}.")
+
+
+def _check_terminal(otherwise: str) -> None:
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"nobody can be asked here. To {otherwise}")
+
+
+def _read_secret(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            secret = file.read(MAX_SECRET_CHARACTERS + 2).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--secret {path}: cannot be read as text: {type(error).__name__}") from error
+    if not 0 < len(secret) <= MAX_SECRET_CHARACTERS:
+        raise ConfigurationError(f"--secret {path}: it holds one line of 1 to {MAX_SECRET_CHARACTERS} characters")
+    return secret

@@ -1,0 +1,77 @@
+"""The files of a run on the organiser's disk, so that a restart gives the same run.
+
+Training a tokenizer twice need not give the same bytes twice, and other bytes are another run id. So what a recipe
+prepared is kept, under a hash of the run spec and of the sizes and dates of the organiser's own files that the recipe
+reads.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from blake3 import blake3
+
+from minga.core.errors import StorageError
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes.interface import Recipe
+from minga.recipes.registry import CUSTOM, load_recipe
+
+_INDEX = "index.json"
+
+
+def prepared_files(spec: RunSpec, directory: Path | None) -> dict[str, bytes]:
+    """The files that ship with the run, from the cache below `directory` (None: the user's data folder) or made now.
+
+    Raises `ConfigurationError` where the recipe's data cannot be used, `StorageError` if the cache cannot be written.
+    """
+    if spec.model.recipe == CUSTOM:
+        return {}
+    recipe = load_recipe(spec)
+    folder = (directory or platformdirs.user_data_path("minga") / "runs") / "prepared" / _key(spec, recipe)[:16]
+    stored = _read(folder)
+    if stored is None:
+        stored = recipe.prepare()
+        _write(folder, stored)
+    return stored
+
+
+def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
+    facts: list[object] = [spec.canonical_bytes().hex()]
+    for path in recipe.inputs():
+        status = path.stat()
+        facts.append([str(path), status.st_size, status.st_mtime_ns])
+    return blake3(json.dumps(facts).encode()).hexdigest()
+
+
+def _read(folder: Path) -> dict[str, bytes] | None:
+    """What was kept, if it is complete and undamaged."""
+    try:
+        index = json.loads((folder / _INDEX).read_bytes())
+        files = {str(name): (folder / f"{number}.bin").read_bytes() for number, name in enumerate(index)}
+        intact = all(blake3(body).hexdigest() == index[name] for name, body in files.items())
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return files if intact else None
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    unfinished: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+        for number, body in enumerate(files.values()):
+            (unfinished / f"{number}.bin").write_bytes(body)
+        index = {name: blake3(body).hexdigest() for name, body in files.items()}
+        (unfinished / _INDEX).write_text(json.dumps(index))
+        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.rename(folder)
+    except OSError as error:
+        raise StorageError(f"the run's files cannot be kept in {folder}: {error}") from error
+    finally:
+        if unfinished is not None:
+            shutil.rmtree(unfinished, ignore_errors=True)

@@ -1,0 +1,113 @@
+"""`minga status`: look at a run without taking part."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minga.cli.taking_part.status_view import PlainTrouble, headline, organiser_view, peers_by_kind
+from minga.cli.terminal.context import Context
+from minga.cli.terminal.output import Output, Ticker
+from minga.cli.terminal.peer_options import wire
+from minga.core.errors import ConfigurationError
+from minga.monitor.history import FILE_NAME, History, read_history
+from minga.monitor.plot import plot_history
+from minga.monitor.status import RunStatus
+from minga.monitor.watcher import Watcher
+from minga.training.join import PeerOptions, join
+
+LOOK_S = 3.0
+PLOT_LOOK_S = 60.0
+JSON_PERIOD_S = 1.0
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    """`seconds`: how long to look; None is until there is something to see, with `watch` until Ctrl-C."""
+
+    watch: bool = False
+    seconds: float | None = None
+    plot: Path | None = None
+    history: Path | None = None
+
+
+def run_status(link: str | None, peer: PeerOptions, options: StatusOptions, context: Context) -> None:
+    """Show a run that a link names, or one that a history file tells of."""
+    if (link is None) == (options.history is None):
+        raise ConfigurationError("name either a LINK or a --history file")
+    if link is None:
+        _show_history(options, context.output)
+        return
+    context.output.say("Looking for the run …")
+    with join(link, peer, with_files=False) as joined:
+        wire(context, joined)
+        watcher = Watcher(joined, History(None))
+        try:
+            status = _watch(watcher, options, context.output)
+        finally:  # also after Ctrl-C, the ordinary end of watching
+            if options.plot is not None and watcher.history.entries:
+                plot_history(watcher.history.entries, options.plot, title=joined.spec.name)
+    context.output.summary(ok=True, **status.to_json())
+
+
+def _watch(watcher: Watcher, options: StatusOptions, output: Output) -> RunStatus:
+    seconds = options.seconds or (PLOT_LOOK_S if options.plot is not None else LOOK_S)
+    endless = options.watch and options.seconds is None
+    begun = time.monotonic()
+    is_over = _until_seen(watcher) if options.seconds is None and options.plot is None else lambda: False
+    if options.watch and not output.json_output:
+        trouble = PlainTrouble()
+
+        def lines(status: RunStatus) -> Iterator[str]:
+            yield f"{headline(status)} · {peers_by_kind(status)}"
+            yield from trouble.lines(status)
+
+        with Ticker(output, watcher.look, lambda status: organiser_view(status, {}), lines) as ticker:
+            while endless or time.monotonic() - begun < seconds:
+                ticker.check()
+                time.sleep(0.1)
+        return watcher.look()
+    next_line = begun
+    while endless or (time.monotonic() - begun < seconds and (options.watch or not is_over())):
+        if options.watch and time.monotonic() >= next_line:
+            next_line = time.monotonic() + JSON_PERIOD_S
+            output.event("status", **watcher.look().to_json())
+        watcher.look()
+        time.sleep(0.1)
+    status = watcher.look()
+    output.say(organiser_view(status, {}))
+    if not status.averages:
+        output.say("Fewer than two peers are training: a healthy run averages with at least one other.")
+    return status
+
+
+def _until_seen(watcher: Watcher) -> Callable[[], bool]:
+    """Whether the loss is known by now: that takes two reports of one trainer."""
+    return lambda: watcher.look().loss is not None
+
+
+def _show_history(options: StatusOptions, output: Output) -> None:
+    path = options.history or Path()
+    path = path / FILE_NAME if path.is_dir() else path
+    entries = read_history(path)
+    steps = [entry for entry in entries if entry["event"] == "step"]
+    held_out = [entry for entry in entries if entry["event"] == "evaluation"]
+    facts: dict[str, Any] = {
+        "step": steps[-1].get("step") if steps else 0,
+        "loss": steps[-1].get("loss") if steps else None,
+        "total_samples": steps[-1].get("total_samples") if steps else 0,
+        "seconds": round(entries[-1]["t"] - entries[0]["t"], 3),
+        "joined": sum(entry["event"] == "joined" for entry in entries),
+        "left": sum(entry["event"] == "left" for entry in entries),
+        "lost": sum(entry["event"] == "lost" for entry in entries),
+        "evaluation": held_out[-1] if held_out else None,
+    }
+    if options.plot is not None:
+        plot_history(entries, options.plot)
+        facts["plot"] = str(options.plot)
+    for name, value in facts.items():
+        output.say(f"{name.replace('_', ' ')}: {value}")
+    output.summary(ok=True, **facts)

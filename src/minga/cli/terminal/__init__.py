@@ -1,0 +1,11 @@
+"""What all commands share: options, output, interrupts and exit codes.
+
+    command ─▶ context ─┬─ output (JSON lines, plain lines, live display)
+                        ├─ interrupt (Ctrl-C within a second)
+                        └─ parent_watch (ends with its parent)
+
+Read: context (made first), options (that several commands have), peer_options (those of a peer), output (what is
+shown), exit_codes (and what is said when a command fails), interrupt, parent_watch.
+
+Called by every command. It knows no run.
+"""

@@ -1,0 +1,119 @@
+"""Exit codes of all commands, and what is said when one fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from minga.core.errors import (
+    ConfigurationError,
+    IdentityError,
+    LinkError,
+    LocalError,
+    MingaError,
+    RejectedError,
+    RemoteError,
+    StorageError,
+)
+
+OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
+
+EXPLANATION = (
+    "Exit codes: 0 done · 1 a check did not hold (demo, doctor, evidence), or a defect of minga · 2 a wrong option, "
+    "run spec or link · 3 another peer, or nobody, answered · 4 the disk refused · 5 another trouble of this machine · "
+    "130 ended by Ctrl-C · 143 told to end."
+)
+
+before_last_line: list[Callable[[], None]] = []
+"""Called before the summary of a failure is printed, so that it is the last line of the output."""
+
+interrupts: list[int] = []
+"""The numbers of the signals by which this process was interrupted."""
+
+interrupts_told: list[int] = []
+"""Not empty once a command has itself said that it was interrupted, and printed its last line."""
+
+done_so_far: list[Callable[[], dict[str, int]]] = []
+"""Asked for what the command has done when it is interrupted: the `step` it got to, its own `samples`."""
+
+
+def code_of(error: BaseException) -> int:
+    """The exit code that belongs to an error."""
+    if isinstance(error, ConfigurationError | LinkError):
+        return USAGE
+    if isinstance(error, RemoteError):
+        return REMOTE
+    if isinstance(error, StorageError | IdentityError):
+        return STORAGE
+    return LOCAL if isinstance(error, LocalError) else CHECK_FAILED
+
+
+def advice(error: BaseException) -> str:
+    """What to do now, where the message does not say so itself."""
+    if (isinstance(error, RejectedError) and error.code == "access") or (
+        isinstance(error, RemoteError) and error.phase in ("login", "banned")
+    ):
+        return ""  # the message says what to do, and nothing is wrong with the way to the run
+    if isinstance(error, RemoteError):
+        return "Run `minga doctor LINK` to see which hop fails."
+    return ""
+
+
+def report(error: BaseException, *, json_output: bool) -> int:
+    """Say on stderr what failed (with `json_output` also as the last line of stdout); the exit code.
+
+    Each line of the error's text is one mistake, and stays a line.
+    """
+    code = code_of(error)
+    lines = (" ".join(line.split()) for line in str(error).splitlines())
+    message = "\n".join(filter(None, lines)) or type(error).__name__
+    hint = advice(error)
+    stop = "" if not hint else " " if message.endswith((".", "!", "?")) else ". "
+    print("\n".join(f"minga: {line}" for line in f"{message}{stop}{hint}".split("\n")), file=sys.stderr, flush=True)
+    if json_output:
+        fields: dict[str, object] = {"summary": True, "ok": False, "error": type(error).__name__, "message": message}
+        if isinstance(error, RemoteError):
+            fields |= {"peer": error.peer, "round": error.round, "phase": error.phase}
+        _print_last_line({**fields, "exit_code": code})
+    return code
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether an error is one of minga's own, which is told in words, without a traceback."""
+    return isinstance(error, MingaError)
+
+
+def is_usage_error(error: Any) -> bool:
+    """Whether the command line's parser raised it; its classes have no stable public name."""
+    return callable(getattr(error, "show", None)) and callable(getattr(error, "format_message", None))
+
+
+def report_usage(error: Any, *, json_output: bool) -> int:
+    """Say what is wrong with the command line."""
+    error.show()
+    if json_output:
+        fields = {"summary": True, "ok": False, "error": "UsageError", "message": error.format_message()}
+        _print_last_line({**fields, "exit_code": USAGE})
+    return USAGE
+
+
+def report_interrupt(*, json_output: bool) -> int:
+    """Say that Ctrl-C ended the command, and what it had done, unless the command has said so itself."""
+    if interrupts_told:
+        return INTERRUPTED
+    done = {name: value for tell in done_so_far for name, value in tell().items()}
+    where = f" at step {done['step']}" if "step" in done else ""
+    what = f", with {done['samples']} samples of this machine" if "samples" in done else ""
+    print(f"minga: interrupted{where}{what}", file=sys.stderr)
+    if json_output:
+        fields = {"summary": True, "ok": False, "error": "KeyboardInterrupt", "message": "interrupted", **done}
+        _print_last_line({**fields, "exit_code": INTERRUPTED})
+    return INTERRUPTED
+
+
+def _print_last_line(fields: dict[str, object]) -> None:
+    for prepare in before_last_line:
+        prepare()
+    print(json.dumps(fields), flush=True)

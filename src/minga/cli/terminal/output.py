@@ -1,0 +1,155 @@
+"""What a command shows while it runs: JSON lines, plain lines, or a live display on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from minga.cli.terminal import exit_codes
+
+QUIET_EVENTS = frozenset({"sync.progress", "member.status", "record.ignored", "state.published"})
+"""Events that come too often to be lines of the JSON output."""
+
+MAX_WAITING_LINES = 10_000
+STOP_S = 0.2
+REFRESH_S = 0.25
+PLAIN_WIDTH = 120
+PLAIN_PERIOD_S = 5.0
+"""Seconds between two plain lines of progress where there is no terminal."""
+
+
+class Output:
+    """Where a command writes. Any thread may use it.
+
+    `json_output`: one JSON object per line on stdout; `event` names it, `t` is Unix time, the last has "summary": true.
+    Lines are written by a thread of their own, since nothing in a peer may wait for whoever reads a pipe; if that
+    reader is slower than events come, events are left out and `left_out` in the summary counts them.
+    """
+
+    def __init__(self, *, json_output: bool) -> None:
+        self.json_output = json_output
+        self.console = Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console = Console(highlight=False, width=PLAIN_WIDTH)
+        self.interactive = self.console.is_terminal and not json_output
+        self._lock = threading.Lock()
+        self._ended = False
+        self._left_out = 0
+        self._lines: queue.Queue[str] = queue.Queue(MAX_WAITING_LINES)
+        if json_output:
+            threading.Thread(target=self._write_forever, name="minga-output", daemon=True).start()
+            exit_codes.before_last_line.append(self.stop)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """A line of JSON; nothing for people."""
+        if self.json_output and not self._ended and kind not in QUIET_EVENTS:
+            try:
+                self._lines.put_nowait(_line({"t": round(time.time(), 3), "event": kind, **fields}))
+            except queue.Full:
+                self._left_out += 1
+
+    def say(self, text: RenderableType) -> None:
+        """A line for people; nothing in JSON."""
+        if not self.json_output:
+            with self._lock:
+                self.console.print(text, soft_wrap=isinstance(text, str))
+
+    def summary(self, **fields: Any) -> None:
+        """The last line of JSON: what comes after it is dropped."""
+        if self.json_output:
+            self._ended = True
+            self._lines.put(_line({"summary": True, **fields, "left_out": self._left_out}))
+            self._lines.join()
+
+    def stop(self) -> None:
+        """Drop further events, and wait a moment for those that were not written yet."""
+        self._ended = True
+        deadline = time.monotonic() + STOP_S
+        while self._lines.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _write_forever(self) -> None:
+        while True:
+            line = self._lines.get()
+            # Below Python's buffered stdout: a thread inside it would hold its lock while the interpreter ends.
+            data = line.encode()
+            with contextlib.suppress(OSError, AttributeError):  # whoever read the pipe is gone, or there is no stdout
+                while data:
+                    data = data[os.write(sys.stdout.fileno(), data) :]
+            self._lines.task_done()
+
+
+def _line(fields: dict[str, Any]) -> str:
+    return json.dumps(fields, default=str) + "\n"
+
+
+class Ticker:
+    """Calls `tick` every `REFRESH_S` seconds on a thread of its own, and draws its result as the live display.
+
+    Without a terminal, `plain` gives lines instead: those it returns are printed. An error in a tick is kept in
+    `error` and ends the ticker. Use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        tick: Callable[[], Any],
+        draw: Callable[[Any], RenderableType],
+        plain: Callable[[Any], Iterable[str]],
+    ) -> None:
+        self.error: BaseException | None = None
+        self._output, self._tick, self._draw, self._plain = output, tick, draw, plain
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="minga-display", daemon=True)
+
+    def __enter__(self) -> Ticker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(1.0)
+
+    def check(self) -> None:
+        """Raise the error that ended the ticker, if any."""
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            if self._output.interactive:
+                with Live(console=self._output.console, refresh_per_second=1.0 / REFRESH_S, transient=False) as live:
+                    self._loop(live)
+            else:
+                self._loop(None)
+        except Exception as error:  # it must reach the main thread, whatever it is
+            self.error = error
+
+    def _loop(self, live: Live | None) -> None:
+        last_plain = 0.0
+        while True:
+            stopping = self._stop.wait(REFRESH_S)
+            try:
+                value = self._tick()
+            except Exception:
+                if stopping or self._stop.is_set():
+                    return  # the peer may be closed by now
+                raise
+            if live is not None:
+                live.update(self._draw(value))
+            elif not self._output.json_output and (stopping or time.monotonic() - last_plain > PLAIN_PERIOD_S):
+                last_plain = time.monotonic()
+                for line in self._plain(value):
+                    self._output.say(line)
+            if stopping:
+                return

@@ -1,0 +1,43 @@
+"""Asking several peers for one thing that any of them may have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from minga.core.errors import RemoteError
+
+FIRST_PAUSE_S = 0.5
+
+T = TypeVar("T")
+
+
+async def first_in_turn(asks: Iterable[Callable[[], Coroutine[Any, Any, T]]]) -> T | None:
+    """The first answer; None if all failed with `RemoteError` or a timeout.
+
+    One is asked after the other, the next one when the last failed or takes long. The pauses double: whoever never
+    answers costs little time, and on a slow line only few send the same.
+    """
+    loop, left, pause_s = asyncio.get_running_loop(), deque(asks), FIRST_PAUSE_S
+    asked = set[asyncio.Task[T]]()
+    try:
+        while left or asked:
+            if left:
+                asked.add(loop.create_task(left.popleft()()))
+            done, asked = await asyncio.wait(
+                asked, timeout=pause_s if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            pause_s = pause_s if done else 2 * pause_s
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    return task.result()
+                if not isinstance(error, RemoteError | TimeoutError):
+                    raise error
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    return None

@@ -1,0 +1,264 @@
+"""The run spec: everything that all peers of a run must agree on, in one file.
+
+An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no blanks, every field present (of the
+section `security` those of its mode, none if that is "open") and every float in Python's shortest exact spelling, so
+equal specs have equal bytes on every machine; the run id is the BLAKE3 digest of those bytes in key derivation mode.
+
+The settings of the recipe, `[recipe.NAME]`, are hashed as they stand and understood by the recipe alone
+(`minga.recipes`). Specs of version 2 had them elsewhere and are read, hashed and written as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from blake3 import blake3
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Printable, Section, described
+from minga.core.spec.plugins import MAX_PLUGINS, Origin
+from minga.core.spec.problems import explain
+from minga.core.spec.recipe_section import read_recipe_tables
+from minga.core.spec.run_spec_version_2 import (
+    LAST_OLD_VERSION,
+    is_old,
+    local_paths,
+    to_past,
+    to_present,
+    without_local_paths,
+)
+from minga.core.spec.sections import (
+    AveragingSection,
+    CheckpointsSection,
+    FileEntry,
+    ModelSection,
+    NetworkSection,
+    OptimizerSection,
+    SecuritySection,
+    StateSection,
+    TrainingSection,
+    check_file_names,
+)
+from minga.core.spec.toml import render
+
+SPEC_VERSION = 3
+MAX_SPEC_BYTES = 256 << 10
+MAX_FILES = 16
+_RUN_ID_CONTEXT = "minga v1 run id"
+_PLUGIN = r"^[a-z]{1,32}:[a-z][a-z0-9_.-]{0,63}$"
+
+
+class RunSpec(Section):
+    """A run: read with `from_toml` or `from_file`, passed on as `canonical_bytes`, named by `run_id`."""
+
+    spec_version: int = described(
+        SPEC_VERSION, "format of this file", f"a version from 1 to {SPEC_VERSION}", ge=1, le=SPEC_VERSION
+    )
+    name: Annotated[Printable, Field(min_length=1, max_length=64)] = described(
+        ...,
+        "name of the run, for people",
+        "a text of 1 to 64 printable characters on one line, without blanks at its ends",
+    )
+    model: ModelSection = ModelSection()
+    recipe: dict[str, dict[str, Any]] = described(
+        {}, "settings of the recipe", "one table [recipe.NAME] of the recipe that model.recipe names"
+    )
+    optimizer: OptimizerSection = OptimizerSection()
+    training: TrainingSection = TrainingSection()
+    averaging: AveragingSection = AveragingSection()
+    state: StateSection = StateSection()
+    checkpoints: CheckpointsSection = CheckpointsSection()
+    network: NetworkSection = NetworkSection()
+    security: SecuritySection = SecuritySection()
+    files: dict[str, FileEntry] = described(
+        {}, "files that come with the run", f"at most {MAX_FILES} tables [files.NAME]", max_length=MAX_FILES
+    )
+    plugins: dict[Annotated[str, Field(pattern=_PLUGIN)], Origin] = described(
+        {},
+        "which packages bring what does not come with minga; written by the peer that starts the run",
+        f'at most {MAX_PLUGINS} tables [plugins."codec:NAME"] or the like',
+        max_length=MAX_PLUGINS,
+    )
+
+    @field_validator("files")
+    @classmethod
+    def _check_files(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
+        check_file_names(list(files))
+        return files
+
+    @model_validator(mode="after")
+    def _check_recipe(self) -> RunSpec:
+        found = read_recipe_tables(self.recipe, self.model.recipe, is_old=self.is_old)
+        self.recipe.clear()
+        self.recipe.update(found)
+        return self
+
+    @model_validator(mode="after")
+    def _check_byzantine(self) -> RunSpec:
+        """A member that checks others computes what they computed: nothing may depend on one machine alone."""
+        if self.security.mode != "byzantine":
+            return self
+        training, prefix = self.training, 'security.mode = "byzantine" needs '
+        if training.target_batch_size == "auto":
+            raise ValueError(prefix + "a number as training.target_batch_size, since all compute equally much")
+        if training.strategy != "synchronous":
+            raise ValueError(prefix + 'training.strategy = "synchronous"')
+        if self.averaging.average_parameters_every:
+            raise ValueError(prefix + "averaging.average_parameters_every = 0")
+        return self
+
+    @property
+    def is_old(self) -> bool:
+        """Whether this is a spec of version 2 or before, which has the settings of its recipe in other places."""
+        return self.spec_version <= LAST_OLD_VERSION
+
+    @property
+    def recipe_settings(self) -> dict[str, Any]:
+        """What the spec says to its recipe, as `[recipe.NAME]`; what it leaves out the recipe knows."""
+        return self.recipe.get(self.model.recipe, {})
+
+    @property
+    def names_local_files(self) -> bool:
+        """(version 2) Whether the spec names files of the machine on which it was written."""
+        return self.is_old and local_paths(self.recipe_settings)
+
+    @property
+    def micro_batches_per_member(self) -> int:
+        """(byzantine) Micro-batches that each member computes in a step: with as many members as began the run they
+        come to at least the target batch size.
+        """
+        target, _ = self.training.batch_range
+        return -(-target // (self.security.founders * self.security.micro_batch_size))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "run spec") -> RunSpec:
+        """A spec from nested mappings; `source` names them in the `ConfigurationError` that lists all problems."""
+        _check_version(values, source)
+        if is_old(values):
+            values = to_present(values, source)
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigurationError(explain(error, cls, source)) from error
+
+    @classmethod
+    def from_toml(cls, text: str, source: str = "run spec") -> RunSpec:
+        """A spec from TOML; `source` names the text in the `ConfigurationError` that lists all problems."""
+        if len(text) > MAX_SPEC_BYTES:
+            raise ConfigurationError(f"{source}: {len(text)} characters; a run spec has at most {MAX_SPEC_BYTES}")
+        try:
+            values = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{source}: not valid TOML: {str(error)[:200]}") from error
+        return cls.from_mapping(values, source)
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> RunSpec:
+        """A spec from a TOML file. Raises `ConfigurationError`, which names the file."""
+        try:
+            with open(path, "rb") as file:
+                text = file.read(MAX_SPEC_BYTES + 1).decode("utf-8-sig")
+        except OSError as error:
+            raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path}: not a text file in UTF-8 (byte {error.start})") from error
+        return cls.from_toml(text, str(path))
+
+    @classmethod
+    def from_canonical(cls, data: bytes, source: str = "run spec") -> RunSpec:
+        """The spec whose `canonical_bytes` are `data`; any other bytes are a `ConfigurationError`."""
+        if len(data) > MAX_SPEC_BYTES:
+            raise ConfigurationError(f"{source}: {len(data)} bytes; a run spec has at most {MAX_SPEC_BYTES}")
+        try:
+            values = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{source}: not in canonical form: {str(error)[:200]}") from error
+        if not isinstance(values, dict):
+            raise ConfigurationError(f"{source}: not in canonical form: no object")
+        spec = cls.from_mapping(values, source)
+        if spec.canonical_bytes() != data:
+            raise ConfigurationError(f"{source}: not in canonical form")
+        return spec
+
+    def canonical_bytes(self) -> bytes:
+        """The one encoding of this spec. Raises `ConfigurationError` if it exceeds 256 KiB."""
+        values = self._as_written()
+        security = {name: values["security"][name] for name in self.security.settings_of_mode()}
+        del values["security"]
+        if self.security.mode != "open":  # open runs keep the id, and the peers, that they had without the section
+            values["security"] = security
+        if not self.plugins:  # and so do runs that need nothing but minga
+            del values["plugins"]
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        data = text.encode("ascii")
+        if len(data) > MAX_SPEC_BYTES:
+            raise ConfigurationError(f"the run spec takes {len(data)} bytes; the limit is {MAX_SPEC_BYTES}")
+        return data
+
+    @property
+    def run_id(self) -> str:
+        """64 hexadecimal digits: BLAKE3 of the canonical bytes, in key derivation mode."""
+        return run_id_of(self.canonical_bytes())
+
+    def published(self, files: Mapping[str, FileEntry] | None = None) -> RunSpec:
+        """The spec as others get it: with the run's `files`, and (version 2) without paths of this machine.
+
+        This, not the spec on the organiser's disk, is what peers agree on and what the run id is taken from. Recipes
+        blank paths in their settings themselves: `minga.recipes.published`. Raises `ConfigurationError` for unsafe
+        file names.
+        """
+        values = self.model_dump(mode="json")
+        if self.is_old:
+            values["recipe"] = {self.model.recipe: without_local_paths(self.recipe_settings)}
+            values = to_past(values)
+        if files is not None:
+            values["files"] = {name: entry.model_dump(mode="json") for name, entry in files.items()}
+        return type(self).from_mapping(values, "published run spec")
+
+    def with_plugins(self, origins: Mapping[str, Origin]) -> RunSpec:
+        """The spec with these origins of its plug-ins, by "what:name", see `minga.core.spec.plugins.recorded`."""
+        values = self.model_dump(mode="json")
+        values["plugins"] = {name: origin.model_dump(mode="json") for name, origin in origins.items()}
+        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+
+    def with_recipe_settings(self, settings: Mapping[str, Any]) -> RunSpec:
+        """The spec with these settings of its recipe in place of those it has."""
+        values = {**self.model_dump(mode="json"), "recipe": {self.model.recipe: dict(settings)}}
+        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+
+    def to_toml(self) -> str:
+        """TOML from which `from_toml` makes an equal spec."""
+        if self.is_old:
+            written = self._as_written()
+            return render(self, comments=False, plain={name: written[name] for name in ("model", "data")})
+        return render(self, comments=False, plain={f"recipe.{name}": table for name, table in self.recipe.items()})
+
+    @classmethod
+    def example_toml(cls, spec: RunSpec | None = None) -> str:
+        """`spec` (a new one) as a commented TOML file, but for the settings of the recipe."""
+        return render(spec or cls(name="my first run"), comments=True)
+
+    def _as_written(self) -> dict[str, Any]:
+        """All tables, in the places of the spec's version."""
+        values = self.model_dump(mode="json")
+        return to_past(values) if self.is_old else values
+
+
+def run_id_of(canonical: bytes) -> str:
+    """The run id that belongs to canonical bytes, whether this version can read them or not."""
+    return blake3(canonical, derive_key_context=_RUN_ID_CONTEXT).hexdigest()
+
+
+def _check_version(values: Mapping[str, Any], source: str) -> None:
+    """Refuse specs of the future in words, before their unknown keys are complained about."""
+    version = values.get("spec_version", SPEC_VERSION)
+    if isinstance(version, int) and not isinstance(version, bool) and version > SPEC_VERSION:
+        shown = version if version < 10**9 else "of the far future"
+        raise ConfigurationError(
+            f"{source}: spec_version {shown} is newer than what this minga reads ({SPEC_VERSION}); update minga"
+        )

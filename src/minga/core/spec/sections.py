@@ -1,0 +1,269 @@
+"""The sections of a run spec.
+
+Every value has bounds and a meaning; a new field raises `SPEC_VERSION` in `run_spec.py`, since it changes the hash.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, StrictInt, field_validator, model_validator
+
+from minga.core.spec.fields import MAX_STEPS, Real, Section, choice, described, real, whole
+from minga.core.spec.plugins import NAME_PATTERN
+from minga.core.urls import MAX_URL_CHARACTERS, is_https_url
+
+MAX_FILE_BYTES = 256 << 20
+MAX_BATCH = 2**24
+MAX_ORGANISERS = 7
+MAX_FOUNDERS = 256
+DEFAULT_AGGREGATOR = "centered_clip"
+_RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}){0,3}", re.ASCII)
+
+
+class ModelSection(Section):
+    """What is trained."""
+
+    recipe: str = described(
+        "albert",
+        "model, data and loss, with settings of their own in [recipe.NAME]; custom: your own training loop brings them",
+        'the name of a recipe, such as "albert" or "custom"',
+        pattern=NAME_PATTERN,
+    )
+
+
+class OptimizerSection(Section):
+    """How the averaged gradient becomes an update."""
+
+    name: Literal["lamb", "adamw", "sgd"] = choice("lamb", "algorithm", "lamb", "adamw", "sgd")
+    learning_rate: Real = real(0.00176, 0.0, 1000.0, "peak learning rate", above_low=True)
+    betas: Annotated[
+        tuple[Annotated[Real, Field(ge=0.0, lt=1.0)], Annotated[Real, Field(ge=0.0, lt=1.0)]], Field(strict=False)
+    ] = described(
+        (0.9, 0.999), "(lamb, adamw) decay of the two moments", "two numbers from 0 to below 1, such as [0.9, 0.999]"
+    )
+    epsilon: Real = real(1e-6, 0.0, 1.0, "(lamb, adamw) added to the root of the second moment", above_low=True)
+    weight_decay: Real = real(0.01, 0.0, 10.0, "pull towards zero (none on biases and norms)")
+    momentum: Real = real(0.9, 0.0, 1.0, "(sgd) momentum", below_high=True)
+    clamp_value: Real = real(10_000.0, 0.0, 1e9, "(lamb) largest norm of a tensor in its trust ratio", above_low=True)
+    max_grad_norm: Real | None = real(
+        1.0, 0.0, 1e9, "the averaged gradient is scaled down to this norm", above_low=True, special=', or "off"'
+    )
+    schedule: Literal["linear", "cosine", "constant"] = choice(
+        "linear", "course of the learning rate after the warm-up", "linear", "cosine", "constant"
+    )
+    warmup_steps: int = whole(5000, 0, MAX_STEPS, "steps in which the learning rate rises from 0 to its peak")
+    total_steps: int = whole(125_000, 1, MAX_STEPS, "steps after which the schedule has reached its end")
+
+    @field_validator("max_grad_norm", mode="before")
+    @classmethod
+    def _off_is_none(cls, value: object) -> object:
+        return None if value == "off" else value
+
+    @model_validator(mode="after")
+    def _check_steps(self) -> OptimizerSection:
+        if self.warmup_steps > self.total_steps:
+            raise ValueError(f"warmup_steps = {self.warmup_steps} exceeds total_steps = {self.total_steps}")
+        return self
+
+
+PluginName = Annotated[str, Field(pattern=NAME_PATTERN)]
+"""What a registry can be asked for. Whether it is installed is asked where it is used."""
+
+
+class TrainingSection(Section):
+    """When a step happens."""
+
+    target_batch_size: Literal["auto"] | Annotated[StrictInt, Field(ge=1, le=MAX_BATCH)] = described(
+        4096,
+        "samples that all peers together accumulate for one step; auto measures how many it takes until communication "
+        "costs little",
+        f'a whole number from 1 to {MAX_BATCH:_}, or "auto"',
+    )
+    target_batch_size_min: int = whole(256, 1, MAX_BATCH, "(auto) never fewer samples, and as many in the first step")
+    target_batch_size_max: int = whole(32_768, 1, MAX_BATCH, "(auto) never more samples")
+    most_communication: Real = real(
+        0.1,
+        0.0,
+        1.0,
+        "(auto) share of the time in which nobody computes because peers communicate",
+        above_low=True,
+        below_high=True,
+    )
+    strategy: PluginName = described(
+        "synchronous",
+        "delayed averages while the next batch is computed, one step behind",
+        'the name of a strategy: "synchronous", "delayed" or an installed one',
+    )
+    seed: int = whole(0, 0, 2**63 - 1, "seed of the initial parameters and of each peer's order of the data")
+    stop_after_steps: int | None = whole(None, 1, MAX_STEPS, "end the run after this many steps")
+    buffers: Literal["average", "local"] = choice(
+        "average",
+        "what happens to buffers such as BatchNorm's (averaged like the gradients, or left alone)",
+        "average",
+        "local",
+    )
+
+    @property
+    def batch_range(self) -> tuple[int, int]:
+        """The smallest and the largest target batch size that a step of this run may have; a run begins with the
+        smallest, and falls back to it where nobody knows what it was.
+        """
+        if self.target_batch_size == "auto":
+            return self.target_batch_size_min, self.target_batch_size_max
+        return self.target_batch_size, self.target_batch_size
+
+    @model_validator(mode="after")
+    def _check_batch_range(self) -> TrainingSection:
+        if self.target_batch_size_min > self.target_batch_size_max:
+            raise ValueError(
+                f"target_batch_size_min = {self.target_batch_size_min} exceeds "
+                f"target_batch_size_max = {self.target_batch_size_max}"
+            )
+        return self
+
+
+_A_CODEC: Final = 'the name of a codec: "adaptive", "float32", "float16", "bfloat16", "int8" or an installed one'
+
+
+class AveragingSection(Section):
+    """How vectors travel."""
+
+    codec: PluginName = described("adaptive", "wire format; adaptive chooses by the size of a tensor", _A_CODEC)
+    average_parameters_every: int = whole(
+        0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is never"
+    )
+
+
+class StateSection(Section):
+    """How peers make sure that they hold the same state."""
+
+    digest_every: int = whole(10, 1, 1_000_000, "steps between two comparisons of the state's digest")
+
+
+class CheckpointsSection(Section):
+    """What is kept on disk."""
+
+    every_steps: int = whole(
+        100, 0, 1_000_000, "steps between two checkpoints", special="; 0 is only after the run's last step"
+    )
+    keep: int = whole(3, 1, 1000, "newest checkpoints to keep")
+
+
+class NetworkSection(Section):
+    """How peers find a way to each other."""
+
+    relay: Literal["none", "public"] | Annotated[tuple[str, ...], Field(strict=False, min_length=1, max_length=8)] = (
+        described(
+            "none",
+            "relays that help peers behind NAT to meet; public ones are outside servers, which see no content",
+            '"none", "public" or a list of 1 to 8 https:// URLs',
+        )
+    )
+    minority: Literal["wait", "stop"] = choice(
+        "wait", "what peers do when they lose sight of the majority", "wait", "stop"
+    )
+
+    @field_validator("relay")
+    @classmethod
+    def _check_relays(cls, relay: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        for url in relay if isinstance(relay, tuple) else ():
+            if not is_https_url(url):
+                raise ValueError(f"{url[:60]!r} is no https:// URL of at most {MAX_URL_CHARACTERS} characters")
+        return relay
+
+
+class SecuritySection(Section):
+    """Who may take part, and what keeps those in check who do."""
+
+    mode: Literal["open", "members", "byzantine"] = choice(
+        "open",
+        "open: whoever has the link; members: whom the organisers admitted; byzantine: whoever computes, and everybody "
+        "is checked",
+        "open",
+        "members",
+        "byzantine",
+    )
+    organisers: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...], Field(strict=False, max_length=MAX_ORGANISERS)
+    ] = described(
+        (),
+        "(members) keys of those who admit and ban; none named: whoever hosts the run",
+        f"a list of at most {MAX_ORGANISERS} keys of 64 lower-case hexadecimal digits",
+    )
+    organisers_needed: int = whole(1, 1, MAX_ORGANISERS, "(members) how many of them have to sign for that")
+    founders: int = whole(4, 2, MAX_FOUNDERS, "(byzantine) peers that begin the run, as soon as so many are there")
+    micro_batch_size: int = whole(
+        16, 1, MAX_BATCH, "(byzantine) samples of which all compute the gradient at once, in the same order"
+    )
+    peers_per_validator: int = whole(
+        16, 1, 65_536, "(byzantine) members for each one that checks another one's last gradient instead of training"
+    )
+
+    probation_steps: int | None = whole(
+        None,
+        1,
+        2**20,
+        "(byzantine) steps that a newcomer computes, and is checked, before it counts; left out: three times as many "
+        "as it takes to find hostile peers",
+    )
+
+    aggregator: str = described(
+        DEFAULT_AGGREGATOR,
+        "(byzantine) what makes one gradient of many; others than the default come from other packages, and have to be "
+        "verifiable",
+        "the name of an aggregator that is installed",
+        pattern=NAME_PATTERN,
+    )
+
+    def settings_of_mode(self) -> list[str]:
+        """The names of the settings that mean something in this mode; the others are no part of the run.
+
+        Nor is the aggregator where it is the usual one: runs keep the id that they had before there was a choice.
+        """
+        names = ["mode"]
+        if self.mode == "members":
+            names += ["organisers", "organisers_needed"]
+        if self.mode == "byzantine":
+            names += ["founders", "micro_batch_size", "peers_per_validator", "probation_steps"]
+            names += ["aggregator"] if self.aggregator != DEFAULT_AGGREGATOR else []
+        return names
+
+    @model_validator(mode="after")
+    def _check_organisers(self) -> SecuritySection:
+        if self.mode != "members" and self.organisers:
+            raise ValueError('organisers is for mode = "members" only')
+        if len(set(self.organisers)) != len(self.organisers):
+            raise ValueError("organisers names a key twice")
+        if self.organisers_needed > max(1, len(self.organisers)):
+            raise ValueError(
+                f"organisers_needed = {self.organisers_needed} exceeds the {len(self.organisers)} organisers named"
+            )
+        return self
+
+
+class FileEntry(Section):
+    """A file that comes with the run: its BLAKE3 digest (64 hexadecimal digits) and its size."""
+
+    blake3: str = described(..., "digest of the content", "64 lower-case hexadecimal digits", pattern=r"^[0-9a-f]{64}$")
+    size_bytes: int = whole(..., 0, MAX_FILE_BYTES, "size of the file")
+
+
+def check_file_names(names: list[str]) -> None:
+    """Raise `ValueError` unless the names can be written as distinct files below one folder on every system."""
+    for name in names:
+        parts = name.split("/")
+        reserved = any(part.split(".")[0].lower() in _RESERVED_NAMES or part.endswith(".") for part in parts)
+        if not _FILE_NAME.fullmatch(name) or reserved:
+            raise ValueError(
+                f"{name[:60]!r} is no safe relative file name (letters, digits, . _ - and at most three /)"
+            )
+    folded = {name.lower() for name in names}
+    if len(folded) != len(names):
+        raise ValueError("two file names differ only in case")
+    for name in folded:
+        parents = name.split("/")[:-1]
+        if any("/".join(parents[: depth + 1]) in folded for depth in range(len(parents))):
+            raise ValueError(f"{name[:60]!r} lies inside something that is itself a file")

@@ -1,0 +1,231 @@
+"""The ledger of a run of members: the organisers' orders as far as they are known here, and what follows from them.
+
+Rules.
+
+* The organisers of the present term, and whoever signed the run spec, need no token.
+* Each organiser bars for itself. A key is barred once as many organisers as have to sign did so, up to the highest
+  version on which so many agree.
+* A grant counts if enough organisers of its term signed it. It stays good after a transfer, until it expires.
+* Between a revocation and an admission the *version* decides, not the date: a grant is void if a revocation of the
+  peer's key, or of the invitation's, has the same version or a higher one. Grants and revocations are issued with a
+  version above all that their issuer knows. So when two organisers disagree at the same moment the revocation wins
+  everywhere, in whatever order the two arrive, and who is to come back gets a new grant, which is above it.
+* Who bars an organiser's key takes all its signatures of grants and transfers away, those of earlier days included: a
+  thief could date them as he likes. Revocations that it signed stay. Where one organiser is enough to sign, each can
+  so put out any other; that is what `organisers_needed` is for.
+* Revocations end with the term of those who signed them; the transfer lists who stays barred. So a retired
+  organiser's key bars nobody any more. Of two transfers of one term the first that came stays.
+
+Clocks may be `CLOCK_SKEW_S` wrong: for so long a grant counts before its date and after its end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Grant, Order, Revocation, Transfer
+from minga.identity.access.token import Login, Token, Watch
+
+CLOCK_SKEW_S = 120.0
+MAX_WATCH_S = 86_400
+"""For how long, in seconds, a member may let another key look on."""
+
+
+class NoAccessError(Exception):
+    """Why somebody may not take part, in words for that peer."""
+
+
+class InvalidOrderError(Exception):
+    """Why an order is none: it was not signed by organisers, or not by enough of them."""
+
+
+@dataclass(frozen=True)
+class Organisers:
+    """The organisers of one term by their keys, and how many of them have to sign."""
+
+    keys: frozenset[str]
+    needed: int
+
+    @classmethod
+    def of_spec(cls, spec: RunSpec, signer: str) -> Organisers:
+        """Those that a run spec, signed by `signer`, begins with."""
+        return cls(frozenset(spec.security.organisers or (signer,)), spec.security.organisers_needed)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What lets a peer take part: until when (Unix seconds; None: for good), and by which invitation, if by one.
+
+    `name` is that under which somebody logged in at an authority. One that `only_watches` may look on for a member.
+    """
+
+    expires: int | None = None
+    invitation: str | None = None
+    uses: int = 0
+    name: str = ""
+    only_watches: bool = False
+
+
+class AccessLedger:
+    """The orders of one run; `publisher` is the key that signed its spec."""
+
+    def __init__(self, run_id: str, organisers: Organisers, publisher: str) -> None:
+        self.run_id, self.publisher = run_id, publisher
+        self._terms = [organisers]
+        self._transfers: list[Transfer] = []
+        self._revocations: dict[str, dict[str, Revocation]] = {}  # by the key barred, and who barred it
+        self._barred_by: Counter[str] = Counter()
+        self._carried: dict[str, int] = {}  # barred in earlier terms
+        self._barred: dict[str, int] = {}
+
+    @property
+    def organisers(self) -> Organisers:
+        """Those of the present term."""
+        return self._terms[-1]
+
+    @property
+    def term(self) -> int:
+        """Number of the present term."""
+        return len(self._terms) - 1
+
+    @property
+    def next_version(self) -> int:
+        """Above every version that is known here."""
+        versions = (order.version for orders in self._revocations.values() for order in orders.values())
+        return max([*versions, *self._carried.values()], default=0) + 1
+
+    def orders(self) -> Iterator[Transfer | Revocation]:
+        """All that others have to know, in an order in which it can be taken."""
+        yield from self._transfers
+        for _, orders in sorted(self._revocations.items()):
+            yield from (order for _, order in sorted(orders.items()))
+
+    def barred(self) -> dict[str, str]:
+        """The keys that are barred, each with the reason that was given."""
+        return {key: self._reason(key) for key in sorted(self._barred)}
+
+    def proposed(self) -> dict[str, int]:
+        """The keys that some organisers barred, but fewer than it takes, and how many did."""
+        return {key: len(orders) for key, orders in sorted(self._revocations.items()) if key not in self._barred}
+
+    def all_barred(self) -> tuple[Barred, ...]:
+        """The same for a transfer."""
+        return tuple(Barred(bytes.fromhex(key), version) for key, version in sorted(self._barred.items()))
+
+    def take(self, order: Transfer | Revocation) -> bool:
+        """Enter an order; whether it says anything new. Raises `InvalidOrderError`."""
+        if order.run.hex() != self.run_id:
+            raise InvalidOrderError("it belongs to another run")
+        return self._take_transfer(order) if isinstance(order, Transfer) else self._take_revocation(order)
+
+    def check(self, token: Token | None, peer: str, now_s: float) -> Access:
+        """What lets `peer`, who shows `token`, take part. Raises `NoAccessError`; `now_s` is in Unix seconds."""
+        if token is not None and token.watch is not None:
+            return self._check_watch(token, token.watch, peer, now_s)
+        if peer in self.organisers.keys or peer == self.publisher:
+            self._check_not_barred(peer, None)
+            return Access()
+        if token is None:
+            raise NoAccessError(f"this run is for members only; ask its organiser to admit the peer {peer}")
+        grant = token.grant
+        if grant is None:
+            raise NoAccessError("the access token grants nothing")
+        if grant.run.hex() != self.run_id:
+            raise NoAccessError("the access token belongs to another run")
+        if not token.is_bound_to(peer):
+            raise NoAccessError("the access token belongs to another peer's key")
+        self._check_not_barred(peer, grant)
+        if token.invitation is not None:
+            self._check_not_barred(token.invitation, grant)
+        self._check_signatures(grant)
+        _check_dates(grant, token.login, now_s)
+        name = "" if token.login is None else token.login.name
+        return Access(token.expires, token.invitation, grant.uses, name)
+
+    # ---- inner workings
+
+    def _check_watch(self, token: Token, watch: Watch, peer: str, now_s: float) -> Access:
+        if not token.may_watch(self.run_id, peer):
+            raise NoAccessError("the permission to look on was given to another peer's key, or for another run")
+        if not now_s - CLOCK_SKEW_S <= watch.expires <= now_s + MAX_WATCH_S + CLOCK_SKEW_S:
+            raise NoAccessError("the permission to look on has expired, or is for longer than it may be")
+        self.check(token.of_member(), watch.member.hex(), now_s)
+        return Access(watch.expires, only_watches=True)
+
+    def _take_transfer(self, order: Transfer) -> bool:
+        if order.term < self.term or len(self._terms) == MAX_TERMS:
+            return False
+        self._check_enough(order)
+        if len(set(order.organisers)) != len(order.organisers) or order.needed > len(order.organisers):
+            raise InvalidOrderError(f"{order.needed} of {len(order.organisers)} organisers cannot sign")
+        self._transfers.append(order)
+        self._terms.append(Organisers(frozenset(key.hex() for key in order.organisers), order.needed))
+        self._carried = {barred.subject.hex(): barred.version for barred in order.barred}
+        self._barred = dict(self._carried)
+        self._revocations.clear()
+        self._barred_by.clear()
+        return True
+
+    def _take_revocation(self, order: Revocation) -> bool:
+        if order.term < self.term:
+            return False
+        self._check_term(order)
+        signers = order.signers(self.organisers.keys)
+        if len(signers) != 1 or len(order.signatures) != 1:
+            raise InvalidOrderError("no organiser signed it")
+        subject, signer = order.subject.hex(), signers.pop()
+        known = self._revocations.get(subject, {}).get(signer)
+        if known is not None and known.version >= order.version:
+            return False
+        if known is None and self._barred_by[signer] >= MAX_BARRED:
+            raise InvalidOrderError(f"one organiser bars at most {MAX_BARRED} keys")
+        self._barred_by[signer] += known is None
+        self._revocations.setdefault(subject, {})[signer] = order
+        self._count(subject)
+        return True
+
+    def _count(self, subject: str) -> None:
+        """Up to which version so many organisers bar a key as have to."""
+        versions = sorted((order.version for order in self._revocations[subject].values()), reverse=True)
+        if len(versions) >= self.organisers.needed:
+            self._barred[subject] = max(versions[self.organisers.needed - 1], self._carried.get(subject, 0))
+
+    def _check_term(self, order: Order) -> None:
+        if order.term > self.term:
+            raise InvalidOrderError(f"it is of term {order.term}, of which nothing is known here")
+
+    def _check_enough(self, order: Grant | Transfer) -> None:
+        self._check_term(order)
+        organisers = self._terms[order.term]
+        signers = order.signers(organisers.keys) - self._barred.keys()
+        if len(signers) < organisers.needed:
+            raise InvalidOrderError(f"{len(signers)} of the {organisers.needed} organisers that it takes signed it")
+
+    def _check_signatures(self, grant: Grant) -> None:
+        try:
+            self._check_enough(grant)
+        except InvalidOrderError as error:
+            raise NoAccessError(f"the access token is not valid: {error}") from error
+
+    def _check_not_barred(self, key: str, grant: Grant | None) -> None:
+        if key not in self._barred or (grant is not None and grant.version > self._barred[key]):
+            return
+        what = "this invitation" if grant is not None and grant.uses and key == grant.subject.hex() else "this peer"
+        reason = self._reason(key)
+        raise NoAccessError(f"the organisers barred {what} from the run" + (f": {reason}" if reason else ""))
+
+    def _reason(self, subject: str) -> str:
+        orders = self._revocations.get(subject, {})
+        return next((order.reason for _, order in sorted(orders.items()) if order.reason), "")
+
+
+def _check_dates(grant: Grant, login: Login | None, now_s: float) -> None:
+    if now_s < grant.issued - CLOCK_SKEW_S:
+        raise NoAccessError("the access token is not valid yet: a clock is wrong, here or at its issuer's")
+    if now_s > grant.expires + CLOCK_SKEW_S:
+        raise NoAccessError("the access token has expired; ask the organiser for a new invitation")
+    if login is not None and now_s > login.expires + CLOCK_SKEW_S:
+        raise NoAccessError("the access token has expired; log in again with the link of the run")

@@ -1,0 +1,141 @@
+"""Access tokens: what a peer shows to take part in a run of members.
+
+A token is bound to its peer's key, in one of two ways:
+
+    grant to the peer's key itself                          signed by the organisers
+    grant to the key of an invitation                       signed by the organisers
+      └─ signature of the peer's id by the invitation       made by the peer, who had the invitation's secret,
+                                                            or by an authority that keeps it (`Login`)
+
+and either of these may be followed by a member's word that another key may look on for it (`Watch`): so `minga status`
+works beside a peer that runs with the admitted key.
+
+So an invitation link admits whoever holds it, without a server and without the organisers being there, and what comes
+of it is a token that everybody can verify offline and nobody else can use: connections prove their peer's key. The
+secret itself never leaves the joining machine. An authority keeps the secret of an invitation to itself, and signs for
+people who log in: under which name, and until when, which may be long before the invitation ends.
+
+How often an invitation was used no signature can tell. Peers count whom they know, see
+`minga.training.access.admission`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from minga.core.decoding import DECODING_ERRORS
+from minga.identity.access.orders import Grant, Key, SignatureBytes, UnixSeconds
+from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
+
+MAX_TOKEN_BYTES = 1152
+"""A token with the signatures of seven organisers takes about 1070 bytes."""
+
+USE_CONTEXT, LOGIN_CONTEXT, WATCH_CONTEXT = b"access-by-invitation", b"access-by-login", b"access-watch"
+
+LOGIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z"
+"""Names under which people log in."""
+
+
+class Login(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What an authority says of the person behind a peer: the name, and until when (Unix seconds) the token is good."""
+
+    name: Annotated[str, msgspec.Meta(pattern=LOGIN_NAME)]
+    expires: UnixSeconds
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The word of `member` that whoever shows this may look on, but take part in nothing, until `expires`."""
+
+    member: Key
+    expires: UnixSeconds
+    signature: SignatureBytes
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A grant, and for a grant to an invitation its signature of the peer's id and of `login` (`proof`, else empty).
+
+    With `watch` the grant is that of the member who vouches; an organiser, who needs none, vouches without.
+    """
+
+    grant: Grant | None
+    proof: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
+    watch: Watch | None = None
+    login: Login | None = None
+
+    @classmethod
+    def by_invitation(cls, grant: Grant, invitation: Identity, peer_id: str) -> Token:
+        """The token of a peer that holds the secret key of an invitation."""
+        return cls(grant, invitation.sign(_named(grant.run, peer_id), context=USE_CONTEXT))
+
+    @classmethod
+    def by_login(cls, grant: Grant, invitation: Identity, peer_id: str, login: Login) -> Token:
+        """The token that an authority, which holds the secret key of an invitation, gives to a peer."""
+        return cls(grant, invitation.sign(_logged_in(grant.run, peer_id, login), context=LOGIN_CONTEXT), login=login)
+
+    @classmethod
+    def for_watcher(cls, run_id: str, member: Identity, token: Token | None, peer_id: str, expires: int) -> Token:
+        """Let `peer_id` look on for `member`, who itself shows `token`, until `expires` (Unix seconds)."""
+        statement = _named(bytes.fromhex(run_id), peer_id, expires)
+        watch = Watch(bytes.fromhex(member.peer_id), expires, member.sign(statement, context=WATCH_CONTEXT))
+        return cls(None, b"", watch) if token is None else cls(token.grant, token.proof, watch, token.login)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Token:
+        """Read what `encode` wrote; `ValueError` for anything else. Nothing is verified yet."""
+        if len(data) > MAX_TOKEN_BYTES:
+            raise ValueError(f"an access token has at most {MAX_TOKEN_BYTES} bytes, not {len(data)}")
+        try:
+            token = msgspec.msgpack.decode(data, type=cls)
+        except DECODING_ERRORS as error:
+            raise ValueError(f"no access token: {error}") from error
+        if token.encode() != data:
+            raise ValueError("no access token: not in the one form allowed")
+        return token
+
+    def encode(self) -> bytes:
+        """The token as bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @property
+    def invitation(self) -> str | None:
+        """The key of the invitation by which the peer came, or None if it was admitted by its own key."""
+        return self.grant.subject.hex() if self.grant is not None and self.grant.uses else None
+
+    @property
+    def expires(self) -> int | None:
+        """Until when (Unix seconds) the grant and the login are good; None if nothing is granted."""
+        if self.grant is None or self.login is None:
+            return None if self.grant is None else self.grant.expires
+        return min(self.grant.expires, self.login.expires)
+
+    def is_bound_to(self, peer_id: str) -> bool:
+        """Whether the grant is for this peer and no other."""
+        if self.grant is None:
+            return False
+        if not self.grant.uses:
+            return self.grant.subject.hex() == peer_id and not self.proof and self.login is None
+        if self.login is not None:
+            statement = _logged_in(self.grant.run, peer_id, self.login)
+            return verify(self.grant.subject.hex(), self.proof, statement, context=LOGIN_CONTEXT)
+        return verify(self.grant.subject.hex(), self.proof, _named(self.grant.run, peer_id), context=USE_CONTEXT)
+
+    def of_member(self) -> Token | None:
+        """The token without the watch: that of the member who vouches."""
+        return None if self.grant is None else Token(self.grant, self.proof, login=self.login)
+
+    def may_watch(self, run_id: str, peer_id: str) -> bool:
+        """Whether the member that the watch names let this peer look on."""
+        if self.watch is None:
+            return False
+        statement = _named(bytes.fromhex(run_id), peer_id, self.watch.expires)
+        return verify(self.watch.member.hex(), self.watch.signature, statement, context=WATCH_CONTEXT)
+
+
+def _named(run: bytes, peer_id: str, *more: int) -> bytes:
+    return msgspec.msgpack.encode((run, bytes.fromhex(peer_id), *more))
+
+
+def _logged_in(run: bytes, peer_id: str, login: Login) -> bytes:
+    return msgspec.msgpack.encode((run, bytes.fromhex(peer_id), login))

@@ -1,0 +1,229 @@
+"""Who a peer is: one Ed25519 key, kept in one file.
+
+A peer's id is its public key in hexadecimal. Signatures cover the BLAKE3 digest (key derivation mode) of
+
+    length of context (1 byte) | context | message
+
+behind a fixed label, so that a signature given for one purpose, or by another program with the same key, is never
+valid for another purpose. Signing a digest also keeps the cache of verified signatures small.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import final
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from minga.core.errors import IdentityError
+from minga.identity.keys import key_file
+from minga.identity.keys.file_lock import FileLock
+
+SEED_BYTES = 32
+SIGNATURE_BYTES = 64
+MAX_IDENTITIES_PER_FILE = 64
+"""How many peers with sibling key files may run at once on one machine."""
+
+_DIGEST_CONTEXT = "minga v1 signed message"
+_SIGNED_LABEL = b"minga-signature-1:"
+_VERIFIED_CACHE_SIZE = 1 << 10  # about 300 bytes each
+_PEER_ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+def is_peer_id(text: object) -> bool:
+    """Whether `text` has the form of a peer id: 64 lower-case hexadecimal digits."""
+    return isinstance(text, str) and _PEER_ID.fullmatch(text) is not None
+
+
+def verify(peer_id: str, signature: bytes, message: bytes, *, context: bytes = b"") -> bool:
+    """Whether `peer_id` signed `message` for the purpose `context`; malformed ids and signatures are just False.
+
+    A pure function: equal arguments are computed once and then remembered, see `remember_signatures`.
+    """
+    if not is_peer_id(peer_id) or len(signature) != SIGNATURE_BYTES or len(context) > 255:
+        return False
+    return _verified(peer_id, bytes(signature), _digest(message, context))
+
+
+def remember_signatures(count: int) -> None:
+    """Let this process remember what it found out about the last `count` signatures, if it remembers fewer now.
+
+    A peer sees most signatures once. Where many peers live in one process, each of them sees the same ones.
+    """
+    global _verified
+    if (_verified.cache_info().maxsize or 0) < count:
+        _verified = functools.lru_cache(count)(_verify_digest)
+
+
+@final
+class Identity:
+    """A peer's key pair."""
+
+    __slots__ = ("_key", "_peer_id", "_seed")
+
+    def __init__(self, seed: bytes) -> None:
+        if not isinstance(seed, bytes) or len(seed) != SEED_BYTES:
+            raise IdentityError(f"a key is made from exactly {SEED_BYTES} bytes")
+        self._seed = seed
+        self._key = Ed25519PrivateKey.from_private_bytes(seed)
+        self._peer_id = self._key.public_key().public_bytes_raw().hex()
+
+    @classmethod
+    def generate(cls) -> Identity:
+        """A new key from the operating system's random numbers."""
+        return cls(secrets.token_bytes(SEED_BYTES))
+
+    @classmethod
+    def ephemeral(cls) -> Identity:
+        """A new key that is never written to disk: the peer is a stranger again after each start."""
+        return cls.generate()
+
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """The key that belongs to 32 secret bytes. Raises `IdentityError` for any other length."""
+        return cls(seed)
+
+    @classmethod
+    def load_or_create(cls, path: Path | None = None) -> Identity:
+        """The key in the file at `path` (default: in the user's data folder), made and stored if there is none.
+
+        Of several processes that create the same file at once, all get the key of the one that was first.
+        Raises `IdentityError` if the file is damaged, open to other users (POSIX), or cannot be read or written.
+        """
+        path = default_path() if path is None else Path(path)
+        stored = key_file.read(path)
+        if stored is None:
+            fresh = cls.generate()
+            key_file.create(path, fresh.seed, fresh.peer_id)
+            stored = key_file.read(path)
+        if stored is None:
+            raise IdentityError(f"the key file {path} vanished while it was being made; try again")
+        seed, peer_id = stored
+        identity = cls(seed)
+        if identity.peer_id != peer_id:
+            raise IdentityError(
+                f"the key file {path} is damaged: its two keys do not belong together. {key_file.ADVICE}"
+            )
+        return identity
+
+    @classmethod
+    def acquire(cls, path: Path | None = None, *, siblings: bool = True) -> HeldIdentity:
+        """Like `load_or_create`, but for this process alone, so that two peers never run with the same key.
+
+        While a living process holds the key, the numbered siblings of the file (`identity-2.json`, …) are tried,
+        and made if need be; with `siblings=False` that is an `IdentityError`. The end of a process frees its key.
+        """
+        path = default_path() if path is None else Path(path)
+        for candidate in _siblings(path) if siblings else [path]:
+            identity = cls.load_or_create(candidate)
+            try:
+                lock = FileLock.try_acquire(candidate)
+            except OSError as error:
+                raise IdentityError(
+                    f"the key file {candidate} cannot be locked ({error.strerror}); "
+                    "use --identity with a file on a local disk, or --ephemeral"
+                ) from error
+            if lock is not None:
+                return HeldIdentity(identity, candidate, lock)
+        if not siblings:
+            raise IdentityError(
+                f"another running peer uses the key file {path}; choose another --identity, or stop that peer"
+            )
+        raise IdentityError(
+            f"{MAX_IDENTITIES_PER_FILE} running peers use the keys beside {path}; use --ephemeral for more"
+        )
+
+    @classmethod
+    def stored(cls, path: Path | None = None) -> list[Identity]:
+        """The keys in the file at `path` (default: in the user's data folder) and its numbered siblings, if there are
+        any, whether a process holds them or not. Raises `IdentityError` for a damaged file.
+        """
+        path = default_path() if path is None else Path(path)
+        found = []
+        for candidate in _siblings(path):
+            stored = key_file.read(candidate)
+            if stored is None:
+                break
+            found.append(cls(stored[0]))
+        return found
+
+    @property
+    def peer_id(self) -> str:
+        """The public key as 64 lower-case hexadecimal digits."""
+        return self._peer_id
+
+    @property
+    def seed(self) -> bytes:
+        """The 32 secret bytes; whoever has them is this peer."""
+        return self._seed
+
+    def sign(self, message: bytes, *, context: bytes = b"") -> bytes:
+        """The 64-byte signature of `message` for the purpose `context` (at most 255 bytes, e.g. `b"run-spec"`)."""
+        return self._key.sign(_SIGNED_LABEL + _digest(message, context))
+
+    def __repr__(self) -> str:
+        return f"Identity(peer_id={self._peer_id[:10]}…)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a key is not pickled; pass its seed on purpose")
+
+
+@final
+class HeldIdentity:
+    """An identity that no other peer on this machine can use until `release` or the end of this process."""
+
+    def __init__(self, identity: Identity, path: Path, lock: FileLock) -> None:
+        self.identity, self.path = identity, path
+        self._lock = lock
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the key is still reserved for this process."""
+        return self._lock.is_held
+
+    def release(self) -> None:
+        """Let other processes use the key; may be called twice."""
+        self._lock.release()
+
+    def __enter__(self) -> HeldIdentity:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def default_path() -> Path:
+    """The key file in the user's data folder."""
+    return key_file.default_path()
+
+
+def _siblings(path: Path) -> Iterator[Path]:
+    yield path
+    for number in range(2, MAX_IDENTITIES_PER_FILE + 1):
+        yield path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def _digest(message: bytes, context: bytes) -> bytes:
+    if len(context) > 255:
+        raise ValueError("a signature's context has at most 255 bytes")
+    hasher = blake3(bytes([len(context)]), derive_key_context=_DIGEST_CONTEXT)
+    hasher.update(context)
+    hasher.update(message)
+    return bytes(hasher.digest())
+
+
+def _verify_digest(peer_id: str, signature: bytes, digest: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(peer_id)).verify(signature, _SIGNED_LABEL + digest)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+_verified = functools.lru_cache(_VERIFIED_CACHE_SIZE)(_verify_digest)

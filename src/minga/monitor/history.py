@@ -1,0 +1,88 @@
+"""The history of a run as one peer saw it: a file of JSON lines, of bounded size.
+
+    {"t": 1700000000.1, "event": "step", "step": 7, "loss": 8.9, "samples": 512, "total_samples": 3584, …}
+    {"t": 1700000003.4, "event": "joined" | "left" | "lost", "peer": "…"}
+    {"t": 1700000009.0, "event": "evaluation", "step": 9, "headline": "heldout_loss", "heldout_loss": 8.7, …}
+
+`t` is Unix time. When the file has reached half of its limit it becomes `NAME.1`, replacing the one before, and a new
+one is begun. Readers skip lines that they do not understand, such as a last line that was cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from minga.core.errors import ConfigurationError, StorageError
+
+FILE_NAME = "history.jsonl"
+MAX_BYTES = 64 << 20
+
+Entry = dict[str, Any]
+
+
+class History:
+    """Appends to the history at `path`; None keeps it in memory only. `entries` are those of this process."""
+
+    def __init__(self, path: Path | None, *, max_bytes: int = MAX_BYTES) -> None:
+        self.path, self._max_bytes = path, max_bytes
+        self.entries: list[Entry] = []
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StorageError(f"the folder {path.parent} cannot be made: {error}") from error
+
+    def add(self, time_s: float, event: str, **fields: Any) -> None:
+        """Append one entry; `time_s` is Unix time. Raises `StorageError` if the disk refuses."""
+        entry = {"t": round(time_s, 3), "event": event, **fields}
+        self.entries.append(entry)
+        if len(self.entries) > 100_000:
+            del self.entries[:50_000]
+        if self.path is None:
+            return
+        try:
+            with self.path.open("ab") as file:
+                file.write(json.dumps(entry).encode() + b"\n")
+                full = file.tell() > self._max_bytes // 2
+            if full:
+                self.path.replace(_older(self.path))
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be written: {error.strerror}") from error
+
+
+def read_history(path: Path) -> list[Entry]:
+    """All entries in `path` and its older half. Raises `ConfigurationError` if there is nothing to read."""
+    lines: list[bytes] = []
+    for file in (_older(path), path):
+        try:
+            if file.stat().st_size > MAX_BYTES:
+                raise ConfigurationError(f"{file}: larger than any history ({MAX_BYTES >> 20} MiB)")
+            lines += file.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ConfigurationError(f"{file}: cannot be read: {error.strerror}") from error
+    entries = [entry for line in lines if (entry := _parse(line)) is not None]
+    if not entries:
+        raise ConfigurationError(f"{path}: no history of a run; `minga host` keeps one named {FILE_NAME} in its folder")
+    return entries
+
+
+def _parse(line: bytes) -> Entry | None:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("event"), str):
+        return None
+    time_s = entry.get("t")
+    valid = isinstance(time_s, int | float) and not isinstance(time_s, bool) and math.isfinite(time_s)
+    return dict(entry) if valid else None
+
+
+def _older(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")

@@ -1,0 +1,74 @@
+"""The swarm's training loss, from the running totals that peers publish about themselves.
+
+Each peer's record holds totals since it joined; the difference between two of its records is what happened in between.
+A peer's mean loss over that time is weighted by its samples, as its gradients were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from minga.network.gossip.records import Metrics
+from minga.network.interface import PeerId
+
+MAX_REMEMBERED = 4096
+"""How many peers' totals are kept; those of more, if they are gone, melt into one number."""
+
+MEMORY = 0.8
+"""Weight of what came before when a new step is added to the smoothed loss."""
+
+
+@dataclass(frozen=True)
+class LossSample:
+    """What happened since the sample before: mean loss over `samples` samples, up to global step `step`."""
+
+    step: int
+    loss: float
+    samples: int
+
+
+class LossMeter:
+    """Turns successive totals into losses.
+
+    With `from_start` the first totals of a peer count, as is right for who saw the peer begin; otherwise they are only
+    what later ones are compared with.
+    """
+
+    def __init__(self, *, from_start: bool = False) -> None:
+        self.smoothed: float | None = None
+        """The loss, smoothed over the last few samples."""
+        self._from_start = from_start
+        self._last: dict[PeerId, Metrics] = {}
+        self._gone_samples = 0
+
+    @property
+    def total_samples(self) -> int:
+        """Samples of all peers that were ever seen, gone ones included, since each joined."""
+        return self._gone_samples + sum(metrics.samples for metrics in self._last.values())
+
+    def update(self, records: Mapping[PeerId, Metrics]) -> LossSample | None:
+        """Take in the present totals; None if no micro-batch with a loss was added."""
+        weighted, samples, step = 0.0, 0, 0
+        for peer, now in records.items():
+            before = self._last.get(peer, Metrics(0, 0.0, 0, 0) if self._from_start else now)
+            if now.samples < before.samples or now.mini_steps < before.mini_steps:
+                self._gone_samples += before.samples  # the peer began anew
+                before = Metrics(0, 0.0, 0, 0)
+            self._last[peer] = now
+            batches, added = now.mini_steps - before.mini_steps, now.samples - before.samples
+            if batches > 0 and added > 0:
+                weighted += (now.loss_sum - before.loss_sum) / batches * added
+                samples += added
+                step = max(step, now.step)
+        self._forget_some(set(records))
+        if not samples:
+            return None
+        loss = weighted / samples
+        self.smoothed = loss if self.smoothed is None else MEMORY * self.smoothed + (1.0 - MEMORY) * loss
+        return LossSample(step, loss, samples)
+
+    def _forget_some(self, present: set[PeerId]) -> None:
+        if len(self._last) > MAX_REMEMBERED:
+            for peer in set(self._last) - present:
+                self._gone_samples += self._last.pop(peer).samples

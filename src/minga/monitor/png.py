@@ -1,0 +1,33 @@
+"""Pictures as PNG files, each written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from minga.core.errors import StorageError
+
+
+def blank(width_inches: float, height_inches: float) -> Any:
+    """An empty figure of matplotlib."""
+    # Its plain classes need no display and leave no global state behind, unlike its pyplot.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def write(figure: Any, path: Path) -> None:
+    """Save a figure, making the folder if need be. Raises `StorageError` if the disk refuses."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(unfinished, format="png", dpi=110)
+        unfinished.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error

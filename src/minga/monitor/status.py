@@ -1,0 +1,146 @@
+"""What the board says about a run, as plain values for displays."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from minga.core.spec.run_spec import RunSpec
+from minga.monitor.last_problem import Trouble
+from minga.monitor.losses import LossMeter
+from minga.monitor.plan_status import PlanStatus
+from minga.network.gossip.board import Board
+from minga.network.gossip.records import AddressInfo, Metrics, Progress, StateInfo
+from minga.network.interface import PeerId
+from minga.network.rpc.node import Node
+
+
+@dataclass(frozen=True)
+class PeerStatus:
+    """One living peer. `path` and `round_trip_s` are those of the link from here, None without one.
+
+    `samples` are towards the next step, `total_samples`, `bytes_sent` and `bytes_received` since it joined; `age_s` is
+    how long ago its last news came. `status` is None for peers that take no part in steps, such as monitors.
+    """
+
+    peer_id: str
+    role: str
+    status: str | None
+    step: int
+    samples: int
+    samples_per_second: float
+    total_samples: int
+    bytes_sent: int
+    bytes_received: int
+    path: str | None
+    round_trip_s: float | None
+    age_s: float
+    is_self: bool
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run as one peer sees it. `loss` is None until two reports of one trainer were compared.
+
+    `members` take part in rounds (trainers, clients and auxiliaries that are in sync); `averages` says whether at
+    least two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of
+    the same step. `trouble` is what went wrong last at the peer that looks. `plan` is None while fewer than two take
+    part. `resting`: the peer that looks was asked not to compute for now. `mode` is that of the run spec's section
+    security; where that is "byzantine" all compute and reduce the same, so there is no plan and nobody counts samples
+    towards a step, and `founders` says how many are ready and wanted while the run waits for its founders.
+    """
+
+    name: str
+    run_id: str
+    step: int
+    last_step: int | None
+    loss: float | None
+    samples_per_second: float
+    samples: int
+    target_batch_size: int
+    total_samples: int
+    members: int
+    averages: bool
+    digests_agree: bool | None
+    peers: tuple[PeerStatus, ...]
+    mode: str = "open"
+    founders: tuple[int, int] | None = None
+    trouble: Trouble | None = None
+    plan: PlanStatus | None = None
+    resting: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values, digits of floats cut to what is meant."""
+        values = asdict(self)
+        values["loss"] = None if self.loss is None else round(self.loss, 4)
+        values["samples_per_second"] = round(self.samples_per_second, 2)
+        for peer in values["peers"]:
+            peer["samples_per_second"] = round(peer["samples_per_second"], 2)
+            peer["age_s"] = round(peer["age_s"], 2)
+        if self.trouble is not None:
+            values["trouble"]["age_s"] = round(self.trouble.age_s, 2)
+        return values
+
+
+def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> RunStatus:
+    """The state of the run at this moment. On the event loop's thread only."""
+    peers = tuple(_peer_status(board, node, peer) for peer in board.owners())
+    active = [peer for peer in peers if peer.status not in (None, "syncing")]
+    step = max((peer.step for peer in peers if peer.status is not None), default=0)
+    return RunStatus(
+        name=spec.name,
+        run_id=node.run_id,
+        step=step,
+        last_step=spec.training.stop_after_steps,
+        loss=losses.smoothed,
+        samples_per_second=sum(peer.samples_per_second for peer in active),
+        samples=sum(peer.samples for peer in active if peer.step == step),
+        target_batch_size=target_batch_size(board, spec),
+        total_samples=losses.total_samples,
+        members=len(active),
+        averages=len(active) >= 2,
+        digests_agree=_agreement(board),
+        peers=peers,
+        mode=spec.security.mode,
+    )
+
+
+def target_batch_size(board: Board, spec: RunSpec) -> int:
+    """That of the newest step: what most peers at it say, within what the run spec allows."""
+    least, most = spec.training.batch_range
+    known = [item.payload for item in board.items(Progress)]
+    step = max((progress.step for progress in known), default=0)
+    told = [progress.target_batch_size for progress in known if progress.step == step]
+    return int(statistics.mode([batch for batch in told if least <= batch <= most] or [least]))
+
+
+def _peer_status(board: Board, node: Node, peer: PeerId) -> PeerStatus:
+    info, progress = board.get(peer, AddressInfo), board.get(peer, Progress)
+    metrics, facts = board.get(peer, Metrics), node.facts(peer)
+    own = node.traffic() if peer == node.peer_id else None
+    sent, received = own or ((metrics.bytes_sent, metrics.bytes_received) if metrics else (0, 0))
+    ages = [item.age_s for kind in (Progress, AddressInfo) for item in board.items(kind) if item.owner == peer]
+    return PeerStatus(
+        peer_id=peer,
+        role=info.role if info else "unknown",
+        status=progress.status if progress else None,
+        step=progress.step if progress else 0,
+        samples=progress.samples if progress else 0,
+        samples_per_second=progress.samples_per_second if progress else 0.0,
+        total_samples=metrics.samples if metrics else 0,
+        bytes_sent=sent,
+        bytes_received=received,
+        path=facts.path if facts else None,
+        round_trip_s=facts.round_trip_s if facts else None,
+        age_s=min(ages, default=0.0),
+        is_self=peer == node.peer_id,
+    )
+
+
+def _agreement(board: Board) -> bool | None:
+    by_step: dict[int, list[str]] = {}
+    for item in board.items(StateInfo):
+        by_step.setdefault(item.payload.step, []).append(item.payload.digest)
+    compared = [digests for digests in by_step.values() if len(digests) >= 2]
+    return all(len(set(digests)) == 1 for digests in compared) if compared else None

@@ -1,0 +1,88 @@
+"""A peer's line as its streams see it: what they report to the meter, and what holds them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minga.core.rate_cap import RateCap
+from minga.core.thread_guard import loop_bound
+from minga.network.bandwidth.estimate import Estimate
+from minga.network.bandwidth.meter import IDLE_SHARE, LinkMeter
+from minga.network.bandwidth.token_bucket import Pacer
+
+
+@dataclass(frozen=True)
+class LineRates:
+    """A peer's own present rates and caps in bytes per second, None where unknown or without limit.
+
+    No rate exceeds its cap. A rate that is not `shown` was only asked for: the line was never full, and may carry more.
+    """
+
+    upload: float | None = None
+    download: float | None = None
+    upload_cap: float | None = None
+    download_cap: float | None = None
+    upload_shown: bool = True
+    download_shown: bool = True
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """What the line carries each way, up first, as far as that was shown."""
+        return self.upload if self.upload_shown else None, self.download if self.download_shown else None
+
+    @property
+    def limited_by(self) -> str:
+        """What limits each direction, for people: "cap", "line" or "unknown", such as "upload cap, download line"."""
+        return f"upload {_limit(self.upload, self.upload_cap)}, download {_limit(self.download, self.download_cap)}"
+
+
+@loop_bound
+class Lines:
+    """Meter and pacers of one node. `clock` is the loop's, `wall_time` the Unix time for schedules."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        wall_time: Callable[[], float],
+        upload_cap: RateCap | None = None,
+        download_cap: RateCap | None = None,
+    ) -> None:
+        self.clock = clock
+        self.doubts = 0
+        """How often something took much longer than the rates let expect, since they were probed."""
+        self.meter = LinkMeter(clock)
+        self.received_bytes = 0
+        """Bulk bytes that came so far, from anybody."""
+        self.upload, self.download = Pacer(upload_cap, wall_time), Pacer(download_cap, wall_time)
+
+    def doubt(self) -> None:
+        """Something took much longer than the rates let expect; after a few times this peer probes its line anew."""
+        self.doubts += 1
+
+    def has_room(self, received_bytes: int, seconds: float) -> bool:
+        """Whether the download is known to carry clearly more than so many bytes in this time."""
+        known = self.meter.down.total.value
+        return known is not None and received_bytes < IDLE_SHARE * known * seconds
+
+    def rates(self) -> LineRates:
+        """What this peer can send and receive at present, as far as it knows."""
+        self.meter.up.settle()
+        self.meter.down.settle()
+        sent, received, caps = self.meter.up.total, self.meter.down.total, (self.upload.rate, self.download.rate)
+        upload, upload_shown = _under(sent, caps[0])
+        download, download_shown = _under(received, caps[1])
+        return LineRates(upload, download, *caps, upload_shown, download_shown)
+
+
+def _under(seen: Estimate, cap: float | None) -> tuple[float | None, bool]:
+    """The rate that was seen, or its cap if that is less, and whether there is no more to it."""
+    if seen.value is None or cap is None or seen.value < cap:
+        return seen.value, seen.is_shown
+    return cap, True
+
+
+def _limit(rate: float | None, cap: float | None) -> str:
+    if rate is None:
+        return "unknown" if cap is None else "cap"
+    return "cap" if cap is not None and rate >= 0.95 * cap else "line"

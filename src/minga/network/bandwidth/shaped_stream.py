@@ -1,0 +1,47 @@
+"""A stream that keeps to the caps of its node's line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minga.network.bandwidth.access_link import Lines
+from minga.network.interface import Buffer, Stream
+from minga.network.meta_bytes import byte_view
+
+
+class PacedStream:
+    """Writes to and reads from `stream` as the caps of `lines` allow."""
+
+    def __init__(self, stream: Stream, lines: Lines) -> None:
+        self.is_held = False
+        """Whether nothing is read because of this side's own cap, so that the other side's silence means nothing."""
+        self._stream, self._lines = stream, lines
+
+    async def write(self, data: Buffer, *, urgent: bool) -> None:
+        """Send all of `data`; what is urgent goes before what is not, on all streams of the node."""
+        pacer = self._lines.upload
+        if pacer.rate is None:
+            await self._stream.write(data)
+            return
+        view = byte_view(data)
+        while view.nbytes:
+            piece = view[: pacer.piece_bytes]
+            await pacer.take(piece.nbytes, urgent=urgent)
+            await self._stream.write(piece)
+            view = view[piece.nbytes :]
+
+    async def read_into(self, target: memoryview, came: Callable[[int], None]) -> None:
+        """Fill `target` with bulk bytes; `came` is told how many of them came, again and again."""
+        pacer = self._lines.download
+        while pacer.rate is not None and target.nbytes:
+            piece = target[: pacer.piece_bytes]
+            self.is_held = True
+            try:
+                await pacer.take(piece.nbytes)
+            finally:
+                self.is_held = False
+            came(0)
+            await self._stream.read_into(piece, came)
+            target = target[piece.nbytes :]
+        if target.nbytes:
+            await self._stream.read_into(target, came)

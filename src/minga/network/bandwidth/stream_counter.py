@@ -1,0 +1,96 @@
+"""Counts the bulk bytes of one stream in both directions for the meter of the node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from minga.core.errors import ProtocolError
+from minga.network.bandwidth.access_link import Lines
+from minga.network.bandwidth.delivery_reports import REPORT_BYTES, Arriving, BulkUse, Receipts, Span
+from minga.network.interface import PeerId
+
+MAX_UNREPORTED_BYTES = REPORT_BYTES
+"""More than that cannot have arrived unreported: it was not sent before the stream broke off."""
+
+
+class BulkTally:
+    """What was sent to and received from `peer` over one stream.
+
+    `rarity` says how many times as rare as usual receipts should be: with many streams they would fill the line.
+    """
+
+    def __init__(self, peer: PeerId, lines: Lines, rarity: Callable[[], float] = lambda: 1.0) -> None:
+        self.use = BulkUse.WORK
+        """What the bulk frames of this stream are for; set it before the first."""
+        self._closed, self._begun_s = False, 0.0
+        self._line_bytes = 0
+        self._peer, self._lines, self._receipts = peer, lines, Receipts()
+        self._rarity = rarity
+
+    @property
+    def arriving(self) -> Arriving | None:
+        """The bulk frame that is coming; None if there is none."""
+        return self._receipts.arriving
+
+    def sending(self, size: int) -> None:
+        """A bulk frame waits to be sent."""
+        self._receipts.hand_over(size, self._lines.clock())
+        self._note_work()
+
+    def sent(self) -> None:
+        """The bulk frame is on its way."""
+        self._receipts.handed_over(self._lines.clock())
+
+    def expect(self, size: int) -> bytes | None:
+        """A bulk frame of so many bytes begins to arrive; returns a receipt for what came before, as `came` does."""
+        self._note_work()
+        self._begun_s, receipts = self._lines.clock(), self._receipts
+        receipt = None
+        if receipts.is_paused(self._begun_s):
+            receipt = self._report(receipts.rest)
+            self._line_bytes = self._lines.received_bytes
+        receipts.rarity = self._rarity()
+        receipts.expect(size, self._begun_s)
+        return receipt
+
+    def came(self, size: int) -> bytes | None:
+        """Bytes of a bulk frame came; returns the body of a receipt if it is time for one."""
+        now = self._lines.clock()
+        if self.use is BulkUse.PROBE:  # it is over before a report is due
+            self._lines.meter.down.add_total(Span(size, self._begun_s, now), self.use)
+            self._begun_s = now
+        self._lines.received_bytes += size
+        self._receipts.came(size, now)
+        return self._report(self._receipts.due)
+
+    def _report(self, span: Span | None) -> bytes | None:
+        if span is None:
+            return None
+        lines, down = self._lines, self._lines.meter.down
+        line_bytes, self._line_bytes = lines.received_bytes - self._line_bytes, lines.received_bytes
+        span = span._replace(room=lines.has_room(line_bytes, span.end_s - span.begin_s))
+        down.add(self._peer, span, self.use)
+        if self.use is not BulkUse.PROBE:
+            down.add_total(span, self.use)
+        return self._receipts.report(span)
+
+    def acknowledge(self, receipt: bytes | bytearray) -> None:
+        """The other side tells what came. Raises `ProtocolError` if that cannot be true."""
+        try:
+            span = self._receipts.acknowledge(receipt, self._lines.clock())
+        except ValueError as error:
+            raise ProtocolError(str(error), peer=self._peer) from error
+        self._lines.meter.up.add(self._peer, span, self.use)
+        self._lines.meter.up.add_total(span, self.use)
+
+    def close(self) -> None:
+        """The stream is over: count what no span tells of, too short as it was for a rate. May be called twice."""
+        if self.use is BulkUse.WORK and not self._closed:
+            self._closed = True
+            sent, received = self._receipts.unreported
+            self._lines.meter.up.note(self._peer, min(sent, MAX_UNREPORTED_BYTES))
+            self._lines.meter.down.note(self._peer, received)
+
+    def _note_work(self) -> None:
+        if self.use is BulkUse.WORK:
+            self._lines.meter.note_work()

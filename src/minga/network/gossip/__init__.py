@@ -1,0 +1,15 @@
+"""The board: what every peer says about itself, signed, spread to all and held by each.
+
+    put ─▶ board ─▶ rumours ── a few neighbours at once ──▶ other boards
+             ▲ └─▶ changes (listeners, waiters)
+             └── record_store ◀── judged ◀── rumours, anti_entropy (about once a second, one neighbour)
+    silence ─▶ failure_detector ─▶ member lost
+
+Read: records (kinds, signing, checking), board (entry: read and write), peer_records (one owner's), record_store
+(what is let in and thrown out), changes (telling others of a change), failure_detector (which peers are alive),
+gossip (drives it all), rumours (push), anti_entropy (push-pull exchange), link_record (publishes what this peer
+measured).
+
+Called by training/session, and read by every part that needs to know the other peers. Used on the event loop's
+thread only.
+"""

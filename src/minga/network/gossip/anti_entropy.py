@@ -1,0 +1,166 @@
+"""How two boards are made equal: the messages of one exchange, and what goes into them.
+
+Theory of operation (push-pull anti-entropy). The caller sends a summary: for each owner it knows, 8 bytes of its key
+and a 4-byte fingerprint of its records' versions. The other side answers with the versions it holds itself of every
+owner whose fingerprint differs or that only one of them knows. From that the caller knows who lacks what: it sends
+the records that it has newer and asks for those it has older; the other side sends these. Two round trips; records
+travel in pages well below the largest message. A summary is 12 bytes an owner, about 2.4 kB in a swarm of 200.
+
+Records that came a moment ago are left to rumours, unless the caller asks for everything, as newcomers do. Every
+record travels with its age, so that hearsay about a peer that died a minute ago is not taken for a sign of life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import msgspec
+
+from minga.core.errors import ProtocolError
+from minga.network.gossip.board import Board
+from minga.network.gossip.peer_records import PREFIX_BYTES, Entry, Owner
+from minga.network.gossip.record_store import MAX_OWNERS
+from minga.network.gossip.records import KINDS, Record
+from minga.network.interface import PeerId
+
+PAGE_BYTES = 200_000
+"""Records are put into one message up to this size; `MAX_MESSAGE_BYTES` is far more than that and one record."""
+
+MAX_RECORDS = MAX_OWNERS * len(KINDS)
+_CREDENTIAL = KINDS["access"].code
+_ITEM_BYTES = PREFIX_BYTES + 4
+_OVERHEAD_BYTES = 140  # of a record and its age around the payload, at most
+
+Prefix = Annotated[bytes, msgspec.Meta(min_length=PREFIX_BYTES, max_length=PREFIX_BYTES)]
+Code = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Version = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Aged(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A record and how long ago, in milliseconds, the sender got it."""
+
+    record: Record
+    age_ms: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Push(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Records that the sender thinks are news; no reply but the end of the stream."""
+
+    records: Annotated[list[Aged], msgspec.Meta(max_length=MAX_RECORDS)]
+
+
+class Summary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Prefix and fingerprint of every owner known, concatenated. `full` asks for the youngest records, too, which are
+    otherwise left to rumours.
+    """
+
+    full: bool
+    owners: Annotated[bytes, msgspec.Meta(max_length=MAX_OWNERS * _ITEM_BYTES)]
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The versions held of one owner's records, each with its code; none if the owner is not known."""
+
+    prefix: Prefix
+    versions: Annotated[list[tuple[Code, Version]], msgspec.Meta(max_length=len(KINDS))]
+
+
+class Detail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What the answering side holds of all owners that are not the same on both sides."""
+
+    held: Annotated[list[Held], msgspec.Meta(max_length=2 * MAX_OWNERS)]
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Codes of the records of one owner that the sender would like to have."""
+
+    prefix: Prefix
+    codes: Annotated[list[Code], msgspec.Meta(max_length=len(KINDS))]
+
+
+class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Some of the records that the other side lacks; the caller's first page also says what it wants."""
+
+    records: Annotated[list[Aged], msgspec.Meta(max_length=MAX_RECORDS)]
+    more: bool
+    wanted: Annotated[list[Wanted], msgspec.Meta(max_length=2 * MAX_OWNERS)] = []
+
+
+def summarise(board: Board, *, full: bool) -> Summary:
+    """The summary of everything on the board."""
+    return Summary(full, b"".join(owner.prefix + owner.fingerprint for owner in _known(board).values()))
+
+
+def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
+    """What this side holds wherever `summary`, sent by `peer`, differs. Raises `ProtocolError` for a broken one."""
+    packed = summary.owners
+    if len(packed) % _ITEM_BYTES:
+        raise ProtocolError(f"a summary of {len(packed)} bytes", peer=peer)
+    theirs = {packed[i : i + _ITEM_BYTES] for i in range(0, len(packed), _ITEM_BYTES)}
+    known = _known(board)
+    ours = {prefix + owner.fingerprint: owner for prefix, owner in known.items()}
+    held = [Held(owner.prefix, list(owner.versions())) for item, owner in ours.items() if item not in theirs]
+    prefixes = sorted({item[:PREFIX_BYTES] for item in theirs - ours.keys()} - known.keys())
+    return Detail(held + [Held(prefix, []) for prefix in prefixes])
+
+
+def compare(board: Board, theirs: Detail, before: float) -> tuple[list[Entry], list[Wanted]]:
+    """The records that came `before` (awake time) to send to the other side, and those to ask it for."""
+    known = _known(board)
+    to_send: list[Entry] = []
+    wanted: list[Wanted] = []
+    for held in theirs.held:
+        owner = known.get(held.prefix)
+        entries = owner.entries if owner else {}
+        their_versions = dict(held.versions)
+        floor = owner.floor if owner else 0
+        to_send += [
+            entries[code]
+            for code in sorted(entries)
+            if _may_pass(entries[code], before) and entries[code].record.version > their_versions.get(code, 0)
+        ]
+        codes = [
+            code
+            for code, version in sorted(their_versions.items())
+            if version > max(floor, entries[code].record.version if code in entries else 0)
+        ]
+        if codes:
+            wanted.append(Wanted(held.prefix, codes))
+    return to_send, wanted
+
+
+def select(board: Board, wanted: Iterable[Wanted], before: float) -> list[Entry]:
+    """The entries that were asked for, as far as they are there and came `before` (awake time)."""
+    known = _known(board)
+    asked = [(known[item.prefix], code) for item in wanted if item.prefix in known for code in sorted({*item.codes})]
+    found = [owner.entries.get(code) for owner, code in asked]
+    return [entry for entry in found if entry is not None and _may_pass(entry, before)]
+
+
+def paged(entries: Iterable[Entry], now: float) -> Iterator[list[Aged]]:
+    """The entries with their ages at awake time `now`, in lists of at most about `PAGE_BYTES`.
+
+    What says that an owner is admitted comes first, else its other records would be turned away; then the newest, so
+    that older ones of the same owner are not taken for earlier beats.
+    """
+    page: list[Aged] = []
+    size = 0
+    for entry in sorted(entries, key=lambda entry: (entry.record.code != _CREDENTIAL, -entry.record.version)):
+        bytes_needed = len(entry.record.payload) + _OVERHEAD_BYTES
+        if page and size + bytes_needed > PAGE_BYTES:
+            yield page
+            page, size = [], 0
+        page.append(Aged(entry.record, max(0, int((now - entry.arrived) * 1000.0))))
+        size += bytes_needed
+    if page:
+        yield page
+
+
+def _may_pass(entry: Entry, before: float) -> bool:
+    return entry.passed_on and entry.arrived < before
+
+
+def _known(board: Board) -> dict[bytes, Owner]:
+    owners = board.store.owners
+    return {owner.prefix: owner for _, owner in sorted(owners.items()) if owner.entries}

@@ -1,0 +1,345 @@
+"""The board: everything that the peers of a run say about themselves, held by each of them and read without a lookup.
+
+The board does no input or output: `minga.network.gossip.gossip` carries records to and from others and drives `watch`,
+`beat` and `sweep`. What is let in is decided in `minga.network.gossip.record_store`, who is alive in
+`minga.network.gossip.failure_detector`. Use a board on the thread of its event loop only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Generic, NamedTuple, TypeVar, cast
+
+from minga.core.events import EventBus
+from minga.core.thread_guard import loop_bound
+from minga.network.authorizer import Gate, OpenGate
+from minga.network.gossip import records
+from minga.network.gossip.changes import Changes
+from minga.network.gossip.failure_detector import AwakeClock, FailureDetector
+from minga.network.gossip.peer_records import LEFT, Entry
+from minga.network.gossip.record_store import RecordStore
+from minga.network.gossip.records import (
+    KINDS,
+    KINDS_BY_CODE,
+    KINDS_BY_TYPE,
+    MAX_TTL_S,
+    TTL_BEATS,
+    TTL_S,
+    AddressInfo,
+    Beat,
+    Credential,
+    Payload,
+    Record,
+    Signer,
+    Verdict,
+)
+from minga.network.interface import Address, PeerId
+from minga.network.rpc import keepalive
+
+MAX_FORMER = 256
+"""How many addresses of peers that fell silent are remembered, to heal a split that lasted long."""
+
+DEAD_KEPT_S = 30.0
+"""Seconds for which silent owners stay on a board that is more than half full."""
+
+P = TypeVar("P", bound=Payload)
+
+_BEAT = KINDS["beat"].code
+
+
+class Item(NamedTuple, Generic[P]):
+    """One owner's record of some kind: its content, and seconds since its newest version came."""
+
+    owner: PeerId
+    payload: P
+    age_s: float
+
+
+@loop_bound
+class Board(Changes):
+    """All records of one run as one peer knows them, and what this peer itself publishes.
+
+    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `gate` says whose records
+    are kept (default: everybody's).
+    """
+
+    def __init__(
+        self,
+        signer: Signer,
+        run_id: str,
+        *,
+        wall_time: Callable[[], float],
+        clock: Callable[[], float],
+        events: EventBus,
+        gate: Gate | None = None,
+    ) -> None:
+        super().__init__()
+        self.peer_id = PeerId(signer.peer_id)
+        self.run_id, self.events = run_id, events
+        self.now = AwakeClock(clock, keepalive.PULSE_S)  # the gossip looks at it with each tick
+        self.verdicts: Counter[Verdict] = Counter()
+        """What became of all records received so far."""
+        self._gate = gate or OpenGate()
+        self.store = RecordStore(self.peer_id, run_id, self.now(), self._gate)
+        self._signer, self._wall_time = signer, wall_time
+        self._detector = FailureDetector()
+        self._former: dict[PeerId, Address] = {}
+        self._alive: set[PeerId] = set()
+        self._publishers: list[Callable[[Record], None]] = []
+        self._last_signed = self.now()
+        self._superseded = False
+        self._ttl_s = TTL_S
+        self._views: dict[int, dict[PeerId, Payload]] = {}
+
+    # ---- reading
+
+    def get(self, owner: PeerId, payload_type: type[P]) -> P | None:
+        """What `owner`, who may be dead by now, says in its record of this type, or None."""
+        known = self.store.owners.get(owner)
+        entry = known.entries.get(KINDS_BY_TYPE[payload_type].code) if known else None
+        return cast(P, entry.payload) if entry and entry.payload is not None else None
+
+    def owners(self, *, include_dead: bool = False) -> list[PeerId]:
+        """All living peers including this one, in order of their ids; on request also the dead and departed."""
+        return sorted(self.store.owners if include_dead else self._alive)
+
+    def items(self, payload_type: type[P], *, include_dead: bool = False) -> list[Item[P]]:
+        """The records of this type of all living peers, in order of owners; on request also those of the dead."""
+        code, now = KINDS_BY_TYPE[payload_type].code, self.now()
+        found = ((peer, self.store.owners[peer].entries.get(code)) for peer in self.owners(include_dead=include_dead))
+        return [
+            Item(peer, cast(P, entry.payload), max(0.0, now - entry.arrived))
+            for peer, entry in found
+            if entry is not None and entry.payload is not None
+        ]
+
+    def payloads(self, payload_type: type[P]) -> Mapping[PeerId, P]:
+        """What all living peers say in their records of this type, in order of their ids.
+
+        It is kept and brought up to date with each change, so that asking costs nothing; copy it to keep it.
+        """
+        code = KINDS_BY_TYPE[payload_type].code
+        if code not in self._views:
+            self._views[code] = {peer: payload for peer, payload, _ in self.items(payload_type)}
+        return cast("Mapping[PeerId, P]", self._views[code])
+
+    def is_alive(self, peer: PeerId) -> bool:
+        """Whether the peer said no goodbye and is not silent for suspiciously long; unknown peers are not alive.
+
+        Silence is judged every quarter of a second. This peer is alive once it published something.
+        """
+        return peer in self._alive
+
+    @property
+    def alive_count(self) -> int:
+        """How many peers are alive, this one included once it published something."""
+        return len(self._alive)
+
+    def suspicion(self, peer: PeerId) -> float:
+        """Phi of the failure detector: 0 is none, at `ALIVE_BELOW_PHI` the peer counts as dead, infinite if unknown."""
+        return 0.0 if peer == self.peer_id else self._detector.phi(peer, self.now())
+
+    def patience_s(self, peer: PeerId) -> float:
+        """Seconds of silence after which `peer` counts as dead, as its beats are now; 0 for unknown ones."""
+        return self._detector.patience_s(peer)
+
+    def address_of(self, peer: PeerId) -> Address | None:
+        """Where `peer` can be dialled, if known; remembered for some that are long gone. Fits `Node(lookup=…)`."""
+        info = self.get(peer, AddressInfo)
+        return Address(peer, info.direct, info.relay) if info is not None else self._former.get(peer)
+
+    def addresses(self) -> list[Address]:
+        """Where others can be dialled: living peers, and those that fell silent without a goodbye; oldest first."""
+        known = dict(self._former)
+        for peer in self.store.owners:
+            address = self.address_of(peer)
+            if address is not None and peer != self.peer_id:
+                known[peer] = address
+        return [address for address in known.values() if address.dialable]
+
+    # ---- writing
+
+    def put(self, payload: Payload) -> None:
+        """Publish an own record, in place of the one of this type before.
+
+        Raises `ConfigurationError` if a field is out of range or the payload is too large.
+        """
+        encoded = records.encode_payload(payload)
+        self._sign(KINDS_BY_TYPE[type(payload)].code, encoded, payload)
+
+    def forget(self, peer: PeerId) -> None:
+        """Drop what is known of another peer until it writes anew; its old records do not come back."""
+        if peer in self.store.owners and peer != self.peer_id:
+            self.store.owners[peer].forget()
+            self._views.clear()
+            self._detector.forget(peer)
+            self._former.pop(peer, None)
+            self._review(peer)
+
+    def expel(self, peer: PeerId) -> None:
+        """Drop another peer, with all that is known of it, because it takes part no more."""
+        if peer in self.store.owners and peer != self.peer_id:
+            self._drop(peer)
+        self._former.pop(peer, None)
+
+    def receive(self, record: Record, sender: PeerId, age_s: float = 0.0) -> Verdict:
+        """Take in a record that `sender`, an authenticated neighbour, passed on `age_s` after it got it itself."""
+        verdict = self.store.judge(record, sender, self.now(), self._wall_time())
+        if verdict is Verdict.NEW:
+            try:
+                payload = records.open_payload(record)
+                if isinstance(payload, Credential) and not self._gate.learn(record.owner, payload.credential):
+                    verdict = Verdict.NOT_ADMITTED
+                else:
+                    self._accept(record, payload, sender, age_s)
+            except ValueError:
+                verdict = Verdict.BAD_PAYLOAD
+        elif verdict is Verdict.STALE:
+            if record.version == self.store.owners[record.owner].newest:
+                self._detector.heard_again(record.owner, self.now(), age_s)
+        elif verdict is Verdict.SUPERSEDING:
+            self._supersede(record)
+        self.verdicts[verdict] += 1
+        self._report(verdict, record, sender)
+        return verdict
+
+    # ---- driven by the gossip
+
+    def has(self, record: Record) -> bool:
+        """Whether exactly this version is on the board."""
+        owner = self.store.owners.get(record.owner)
+        entry = owner.entries.get(record.code) if owner else None
+        return entry is not None and entry.record.version == record.version
+
+    def publish_to(self, publisher: Callable[[Record], None]) -> None:
+        """Call `publisher` with every record that this peer signs from now on."""
+        self._publishers.append(publisher)
+
+    def watch(self, beat_s: float) -> None:
+        """Note who came and went; call it every `now.period_s`. `beat_s` is the longest pause peers now make."""
+        slept = self.now.tick()
+        if slept > self.now.period_s:
+            self.events.emit("board.stalled", seconds=slept)
+        self._detector.beat_s = max(beat_s, 0.98 * self._detector.beat_s)  # others may see a smaller swarm later
+        now = self.now()
+        if self._detector.may_have_died(now):
+            silent = [p for p in self._alive if p != self.peer_id and not self._detector.is_alive(p, now)]
+            for peer in sorted(silent):
+                self._review(peer)
+
+    def beat(self, beat_s: float) -> float:
+        """Renew own records that are due and, if nothing was signed for `beat_s`, sign a beat.
+
+        Returns the seconds after which to call this again.
+        """
+        if self.store.own.has_left or not self.store.own.entries:
+            return beat_s
+        self._ttl_s = min(max(TTL_S, TTL_BEATS * beat_s), MAX_TTL_S)
+        renew_before = (self._wall_time() + self._ttl_s * 2.0 / 3.0) * 1000.0
+        for code, entry in sorted(self.store.own.entries.items()):
+            due = self._superseded or entry.record.expires <= renew_before
+            if due and code != _BEAT and entry.payload is not None:
+                self._sign(code, entry.record.payload, entry.payload)
+        self._superseded = False
+        quiet_s = self.now() - self._last_signed
+        if quiet_s < beat_s - 0.01:
+            return beat_s - quiet_s
+        self.put(Beat())
+        return beat_s
+
+    def connection_lost(self, peer: PeerId) -> None:
+        """Suspect a peer more because the last connection to it is gone."""
+        self._detector.connection_lost(peer)
+
+    def sweep(self) -> None:
+        """Drop what expired; call it every few seconds."""
+        now = self.now()
+        for peer in self.store.sweep(self._wall_time(), lambda peer: self._detector.silence_s(peer, now) > DEAD_KEPT_S):
+            self._drop(peer)
+
+    # ---- inner workings
+
+    def _supersede(self, record: Record) -> None:
+        """Outdo, at the next beat, a record of an earlier life of this peer; retract it if this life has none."""
+        own = self.store.own
+        own.newest = max(own.newest, record.version)
+        self._superseded = True
+        if record.code == LEFT:
+            own.floor = max(own.floor, record.version)
+        elif record.code not in own.entries and KINDS_BY_CODE[record.code].retractable:
+            self._sign(record.code, b"", None)
+
+    def _sign(self, code: int, encoded: bytes, payload: Payload | None) -> None:
+        wall_ms, own = int(self._wall_time() * 1000.0), self.store.own
+        version = max(own.newest + 1, wall_ms)
+        expires = wall_ms + int(self._ttl_s * 1000.0)
+        record = records.make_record(self._signer, self.run_id, code, version, expires, encoded)
+        before = own.entries.get(code)
+        self._last_signed = self.now()
+        own.store(Entry(record, payload, self._last_signed, before))
+        for publish in list(self._publishers):
+            publish(record)
+        self._tell(self.peer_id, code, before, record)
+        self._review(self.peer_id)
+
+    def _accept(self, record: Record, payload: Payload | None, sender: PeerId, age_s: float) -> None:
+        now = self.now()
+        peer = record.owner
+        owner, evicted = self.store.add(peer, sender, now)
+        if evicted is not None:
+            self._drop(evicted)
+        if record.version > owner.newest:
+            self._detector.heard(peer, now, age_s)
+        before = owner.entries.get(record.code)
+        owner.store(Entry(record, payload, now - min(max(age_s, 0.0), MAX_TTL_S), before))
+        self._tell(peer, record.code, before, record)
+        self._review(peer)
+
+    def _drop(self, peer: PeerId) -> None:
+        if peer in self.store.owners:
+            self.store.remove(peer)
+            self._views.clear()
+        self._detector.forget(peer)
+        self._review(peer)
+
+    def _review(self, peer: PeerId) -> None:
+        owner = self.store.owners.get(peer)
+        alive = owner is not None and not owner.has_left and not owner.is_forgotten
+        if alive and peer != self.peer_id:
+            alive = self._detector.is_alive(peer, self.now())
+        if alive == (peer in self._alive):
+            return
+        if alive:
+            self._alive.add(peer)
+            self._former.pop(peer, None)
+        else:
+            self._alive.remove(peer)
+            address = self.address_of(peer)
+            if address is not None and address.dialable:
+                self._former[peer] = address
+                while len(self._former) > MAX_FORMER:
+                    del self._former[next(iter(self._former))]
+        gone = "member.left" if owner is not None and owner.has_left else "member.lost"
+        kind = "member.joined" if alive else gone
+        self._views.clear()
+        self.events.emit(kind, peer=peer)
+        self._notify(peer, None)
+
+    def _tell(self, peer: PeerId, code: int, before: Entry | None, record: Record) -> None:
+        if code != _BEAT and (before is None or before.record.payload != record.payload):
+            self._bring_up_to_date(peer, code)
+            self._notify(peer, KINDS_BY_CODE[code].name)
+
+    def _bring_up_to_date(self, peer: PeerId, code: int) -> None:
+        entry, view = self.store.owners[peer].entries.get(code), self._views.get(code)
+        if view is not None and peer in view and entry is not None and entry.payload is not None:
+            view[peer] = entry.payload
+        else:
+            self._views.pop(code, None)
+
+    def _report(self, verdict: Verdict, record: Record, sender: PeerId) -> None:
+        """Tell of the 1st, 2nd, 4th, 8th, … record that was ignored for one reason."""
+        count = self.verdicts[verdict]
+        if verdict not in (Verdict.NEW, Verdict.STALE) and not verdict.is_offence and count.bit_count() == 1:
+            self.events.emit("record.ignored", peer=record.owner, sender=sender, reason=verdict.value, count=count)

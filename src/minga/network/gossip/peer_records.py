@@ -1,0 +1,119 @@
+"""What is kept about one owner of records."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+
+from minga.network.gossip.records import KINDS, Payload, Record
+from minga.network.interface import PeerId
+
+RECORDS_PER_SECOND = 25.0
+"""New versions per second that one owner may write in the long run; a burst may be twice as many."""
+
+LEFT = KINDS["left"].code
+PREFIX_BYTES = 8
+_VERSION = struct.Struct(">BQ")
+
+
+class Entry:
+    """The newest record of one name: as it came, its content, and when it came (awake clock, seconds).
+
+    `payload` is None for a retraction and once the record was forgotten (then it is not `passed_on` any more); the
+    version still guards against replays. `is_renewal`: the version before had the same content.
+    """
+
+    __slots__ = ("arrived", "is_renewal", "passed_on", "payload", "record")
+
+    def __init__(self, record: Record, payload: Payload | None, arrived: float, before: Entry | None = None) -> None:
+        self.record, self.payload, self.arrived = record, payload, arrived
+        self.is_renewal = before is not None and before.record.payload == record.payload
+        self.passed_on = True
+
+
+class Owner:
+    """One owner: its entries by code, its newest version, and the neighbour that first told of it (`introducer`).
+
+    `is_forgotten` while nothing of it may be read.
+    """
+
+    __slots__ = (
+        "_budget",
+        "_budget_time",
+        "_fingerprint",
+        "entries",
+        "floor",
+        "introducer",
+        "is_forgotten",
+        "newest",
+        "prefix",
+    )
+
+    def __init__(self, peer: PeerId, introducer: PeerId, now: float) -> None:
+        self.introducer = introducer
+        self.prefix = bytes.fromhex(peer[: 2 * PREFIX_BYTES])
+        self.entries: dict[int, Entry] = {}
+        self.newest = self.floor = 0
+        self.is_forgotten = False
+        self._budget, self._budget_time = 2.0 * RECORDS_PER_SECOND, now
+        self._fingerprint: bytes | None = None
+
+    def is_stale(self, record: Record) -> bool:
+        """Whether the record is not newer than what is known already."""
+        entry = self.entries.get(record.code)
+        return record.version <= max(self.floor, entry.record.version if entry else 0)
+
+    def may_write(self, now: float) -> bool:
+        """Whether the owner's budget of new versions allows one more."""
+        self._budget = min(self._budget + (now - self._budget_time) * RECORDS_PER_SECOND, 2.0 * RECORDS_PER_SECOND)
+        self._budget_time = now
+        return self._budget >= 1.0
+
+    def store(self, entry: Entry) -> None:
+        """Keep a record that is genuine and not stale, and drop what it voids."""
+        record = entry.record
+        self.is_forgotten = False
+        self._budget -= 1.0
+        self._fingerprint = None
+        self.entries[record.code] = entry
+        self.newest = max(self.newest, record.version)
+        left = self.entries.get(LEFT)
+        if left is not None:
+            self.floor = max(self.floor, left.record.version)
+            self.entries = {code: e for code, e in self.entries.items() if e is left or e.record.version > self.floor}
+            if self.newest > left.record.version:
+                del self.entries[LEFT]
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the newest word of the owner was goodbye."""
+        return LEFT in self.entries
+
+    def forget(self) -> None:
+        """Drop all content; versions are kept until they expire."""
+        self.is_forgotten, self.floor = True, self.newest
+        for entry in self.entries.values():
+            entry.payload, entry.passed_on = None, False
+
+    def expires_completely(self, before_ms: float) -> bool:
+        """Whether every record expired before `before_ms` (Unix milliseconds)."""
+        return all(entry.record.expires < before_ms for entry in self.entries.values())
+
+    def expire(self, before_ms: float) -> None:
+        """Drop the records that expired before `before_ms` (Unix milliseconds)."""
+        kept = {code: entry for code, entry in self.entries.items() if entry.record.expires >= before_ms}
+        if len(kept) < len(self.entries):
+            self.entries, self._fingerprint = kept, None
+
+    def versions(self) -> Iterator[tuple[int, int]]:
+        """Code and version of each record, in order of codes."""
+        return ((code, self.entries[code].record.version) for code in sorted(self.entries))
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Four bytes that differ, almost always, when any version differs."""
+        if self._fingerprint is None:
+            packed = b"".join(_VERSION.pack(code, version) for code, version in self.versions())
+            self._fingerprint = zlib.crc32(packed).to_bytes(4, "big")
+        return self._fingerprint

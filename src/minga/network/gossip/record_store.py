@@ -1,0 +1,115 @@
+"""Where the records of all owners are kept: what is let in, what is thrown out, and when.
+
+Theory of operation. The store holds the newest record of every owner and name, and a version up to which nothing of
+an owner is believed any more (its *floor*), so that nothing that was replaced, retracted or forgotten comes back by a
+replay. No tombstone is needed beyond a record's own expiry plus the tolerated clock skew: from then on a replay is
+refused for its date. A record "left" voids all earlier ones of its owner.
+
+In a run that is not open to everybody (`minga.network.authorizer`) only admitted owners are kept; a record "access"
+tells what its owner shows to be one, so it is looked at first.
+
+Memory is bounded: `MAX_OWNERS` owners with at most one record of bounded size per name. Anybody can make up keys, so
+when the store is full, the neighbour that introduced most owners pays: its last introduction makes room for a
+newcomer, and if the newcomer is its own, that one is turned away. So a flood crowds out itself first.
+
+An owner that signs two different records of the same version is not detected; whichever came first stays until the
+next version.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from minga.network.authorizer import Gate
+from minga.network.gossip import records
+from minga.network.gossip.peer_records import Owner
+from minga.network.gossip.records import CLOCK_SKEW_S, Record, Verdict
+from minga.network.interface import PeerId
+
+MAX_OWNERS = 4096
+_CREDENTIAL = records.KINDS["access"].code
+
+
+class RecordStore:
+    """The records of everybody whom `gate` admits, and of this peer (`own_id`), who is never evicted."""
+
+    def __init__(self, own_id: PeerId, run_id: str, now: float, gate: Gate) -> None:
+        self.own = Owner(own_id, own_id, now)
+        self.owners: dict[PeerId, Owner] = {own_id: self.own}
+        self._run_id, self._gate = run_id, gate
+        self._introduced: Counter[PeerId] = Counter()
+
+    def judge(self, record: Record, sender: PeerId, now: float, wall_time_s: float) -> Verdict:
+        """What to do with a received record; NEW: `add` it. The cheap checks come first, the signature last."""
+        verdict = records.check_form(record)
+        if verdict is not Verdict.NEW:
+            return verdict
+        owner_id = record.owner
+        owner = self.owners.get(owner_id)
+        name = records.KINDS_BY_CODE[record.code].name
+        if owner is not self.own and record.code != _CREDENTIAL and not self._gate.admits(owner_id, name):
+            return Verdict.NOT_ADMITTED
+        if owner is not None and owner.is_stale(record):
+            return Verdict.STALE
+        if owner is self.own:  # an earlier life of this peer, whose clock may have been another one
+            return Verdict.SUPERSEDING if records.is_genuine(record, self._run_id) else Verdict.FORGED
+        verdict = records.check_dates(record, wall_time_s * 1000.0)
+        if verdict is not Verdict.NEW:
+            return verdict
+        if owner is None and self._is_full_for(owner_id, sender):
+            return Verdict.FULL
+        if owner is not None and not owner.may_write(now):
+            return Verdict.TOO_OFTEN
+        return Verdict.NEW if records.is_genuine(record, self._run_id) else Verdict.FORGED
+
+    def add(self, owner_id: PeerId, sender: PeerId, now: float) -> tuple[Owner, PeerId | None]:
+        """The owner, made if it is new, and the one that had to go to make room, if any."""
+        owner = self.owners.get(owner_id)
+        if owner is not None:
+            return owner, None
+        evicted = self._victim() if len(self.owners) >= MAX_OWNERS else None
+        if evicted is not None:
+            self.remove(evicted)
+        owner = self.owners[owner_id] = Owner(owner_id, sender, now)
+        if sender != owner_id:
+            self._introduced[sender] += 1
+        return owner, evicted
+
+    def remove(self, owner_id: PeerId) -> None:
+        """Drop an owner with all traces."""
+        introducer = self.owners.pop(owner_id).introducer
+        if introducer != owner_id:
+            self._introduced[introducer] -= 1
+            if not self._introduced[introducer]:
+                del self._introduced[introducer]
+
+    def sweep(self, wall_time_s: float, is_long_dead: Callable[[PeerId], bool]) -> list[PeerId]:
+        """Drop expired records, and from a store more than half full the owners that `is_long_dead`.
+
+        Returns the owners of whom nothing is left, which the caller then removes.
+        """
+        before_ms = (wall_time_s - CLOCK_SKEW_S) * 1000.0
+        crowded = len(self.owners) > MAX_OWNERS // 2
+        gone = []
+        for owner_id, owner in self.owners.items():
+            dispensable = (crowded and is_long_dead(owner_id)) or owner.expires_completely(before_ms)
+            if dispensable and owner is not self.own:
+                gone.append(owner_id)
+            else:
+                owner.expire(before_ms)
+        return gone
+
+    def _is_full_for(self, owner_id: PeerId, sender: PeerId) -> bool:
+        if len(self.owners) < MAX_OWNERS:
+            return False
+        largest = max(self._introduced.values(), default=0)
+        return not largest or (owner_id != sender and self._introduced[sender] + 1 >= largest)
+
+    def _victim(self) -> PeerId | None:
+        """The last introduction of the neighbour that introduced most."""
+        if not self._introduced:
+            return None
+        largest = min(self._introduced, key=lambda peer: (-self._introduced[peer], peer))
+        introductions = (p for p in reversed(self.owners) if self.owners[p].introducer == largest != p)
+        return next(introductions, None)

@@ -1,0 +1,296 @@
+"""The real network: iroh, that is QUIC with TLS 1.3 over UDP, Ed25519 keys as ids, hole punching and relays.
+
+Theory of operation. One endpoint serves all connections of one peer. A connection consists of two QUIC connections,
+*lanes*; `_iroh_connection` says why. Whoever dials sends on each lane a preface with the lane's number and a random
+token; whoever accepts waits until both lanes with the same key and token are there. Keys are proven by TLS.
+
+Threads and loops. iroh runs on one thread of its own, shared by all endpoints of the process, and calls back into the
+event loop on which a call was made. Networks may live on several loops in several threads, one after the other or at
+once, but each is to be used on the loop that opened it, and closed before that loop ends. The bindings have one
+process-wide setting, `uniffi_set_event_loop`, that overrides the running loop, and with which all calls from other
+loops would hang or fail. Nothing here needs it, and `open` clears it when it names another loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+import secrets
+import struct
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from iroh import iroh_ffi
+
+from minga.core.errors import ClosedError, ConfigurationError, MingaError, UnreachableError
+from minga.network.interface import MAX_ENDPOINTS, Address, Connection, Network, PeerId
+from minga.network.interrupt import Interrupt
+from minga.network.iroh import ffi_bytes
+from minga.network.iroh.accept_queue import Arrivals
+from minga.network.iroh.connection import IrohConnection
+from minga.network.iroh.settings import NetworkSettings, bind_address, relay_mode
+from minga.network.iroh.stream import BINDING_ERRORS, describe, read_exactly
+from minga.network.tcp.listener import TcpListener
+
+ALPN = b"minga/1"
+DIAL_TIMEOUT_S = 9.0
+"""Seconds after which a dial fails, and within which both lanes of an accepted connection must be there."""
+CLOSE_TIMEOUT_S = 0.7
+"""Seconds to wait for goodbyes to be delivered."""
+RELAY_TIMEOUT_S = 3.0
+"""Seconds that `open` waits for a relay to answer, so that `address` names it; it goes on without."""
+STRANGER_TIMEOUT_S = 3.0
+"""Seconds for the dial of `can_dial`. No relay is involved, so a few round trips must do."""
+MAX_HANDSHAKES = 128
+"""How many lanes may be without their other half; when there are more, the oldest makes room."""
+MAX_BACKLOG = 128
+
+_PREFACE = struct.Struct(">B16s")
+_FORTH, _BACK = 0, 1  # lanes: the dialler's data, the acceptor's data
+
+
+class IrohNetwork(Network):
+    """One peer on the real network; made by `open`."""
+
+    def __init__(self, endpoint: Any, settings: NetworkSettings, listener: TcpListener | None) -> None:
+        self._endpoint, self._settings, self._listener = endpoint, settings, listener
+        self._peer_id = PeerId(str(endpoint.id()))
+        self._interrupt = Interrupt()
+        self._connections: set[IrohConnection] = set()
+        self._accepted: Arrivals[IrohConnection] = Arrivals(self._interrupt)
+        self._halves: dict[tuple[PeerId, bytes], tuple[int, Any, asyncio.Future[None]]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing: asyncio.Task[None] | None = None
+        self._spawn(self._accept_forever())
+
+    @classmethod
+    async def open(cls, secret_key: bytes, settings: NetworkSettings | None = None) -> IrohNetwork:
+        """Bind a socket and start to accept connections; `secret_key` is the 32-byte Ed25519 seed.
+
+        Raises `ConfigurationError` if the key, the address to bind or a relay is not acceptable.
+        """
+        settings = settings or NetworkSettings()
+        if not isinstance(secret_key, bytes) or len(secret_key) != 32:
+            raise ConfigurationError("the secret key must be 32 bytes")
+        if getattr(iroh_ffi, "_UNIFFI_GLOBAL_EVENT_LOOP", None) not in (None, asyncio.get_running_loop()):
+            iroh_ffi.uniffi_set_event_loop(None)
+        try:
+            options = iroh_ffi.EndpointOptions(
+                preset=iroh_ffi.preset_n0() if settings.relay == "public" else iroh_ffi.preset_minimal(),
+                relay_mode=relay_mode(settings),
+                bind_addr=bind_address(settings),
+                secret_key=secret_key,
+                alpns=[ALPN],
+            )
+            endpoint = await iroh_ffi.Endpoint.bind(options)
+        except BINDING_ERRORS as error:
+            raise ConfigurationError(f"cannot open the network with {settings}: {describe(error)}") from None
+        if settings.relay != "none":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELAY_TIMEOUT_S):
+                    await endpoint.online()
+        udp_port = int(endpoint.bound_sockets()[0].rpartition(":")[2])
+        listen_at = (settings.host, udp_port) if settings.dialable else None
+        return cls(endpoint, settings, await TcpListener.make(listen_at) if settings.tcp else None)
+
+    @property
+    def peer_id(self) -> PeerId:
+        """This peer's own id."""
+        return self._peer_id
+
+    @property
+    def address(self) -> Address:
+        """The addresses of all interfaces, loopback, what iroh found out beyond them, and the relay."""
+        if not self._settings.dialable or self._interrupt.fired:
+            return Address(self._peer_id)
+        known = self._endpoint.addr()
+        direct = dict.fromkeys(known.direct_addresses())
+        for socket in self._endpoint.bound_sockets():
+            host, _, port = socket.rpartition(":")
+            if host == "0.0.0.0":  # noqa: S104  (compared, not bound)
+                direct[f"127.0.0.1:{port}"] = None
+        return Address(self._peer_id, tuple(direct)[:MAX_ENDPOINTS], known.relay_url())
+
+    def wall_time(self) -> float:
+        """Seconds since the Unix epoch by this machine's clock."""
+        return time.time()
+
+    async def connect(self, address: Address) -> Connection:
+        """Dial a peer; see the interface. Takes at most `DIAL_TIMEOUT_S` seconds."""
+        self._interrupt.check()
+        dial = self._spawn(self._dial(address))
+        connection: IrohConnection | None = None
+        try:
+            await asyncio.wait({dial}, timeout=DIAL_TIMEOUT_S)
+            self._interrupt.check()
+            if not dial.done():
+                raise UnreachableError(f"no answer within {DIAL_TIMEOUT_S:.0f} s", peer=address.peer_id)
+            connection = dial.result()
+            return connection
+        finally:
+            if connection is None:
+                dial.cancel()
+                await asyncio.wait({dial})
+                if not dial.cancelled() and dial.exception() is None:
+                    await dial.result().close()
+
+    async def can_dial(self, address: Address) -> bool:
+        """See the interface. A fresh socket and key are used, since a NAT lets known ones back in."""
+        settings = NetworkSettings(host=self._settings.host, dialable=False, tcp=False)
+        stranger = await IrohNetwork.open(secrets.token_bytes(32), settings)
+        try:
+            async with asyncio.timeout(STRANGER_TIMEOUT_S):
+                await stranger.connect(Address(address.peer_id, address.direct))
+            return True
+        except (UnreachableError, TimeoutError):
+            return False
+        finally:
+            self._spawn(stranger.close())  # it takes its time, which the answer need not wait for
+
+    async def accept(self) -> Connection:
+        """Wait for the next peer that dials this one; see the interface."""
+        return await self._accepted.take()
+
+    async def close(self) -> None:
+        """Say goodbye and free the sockets; see the interface. Takes at most about one second."""
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    # ---- inner workings
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _explain(self, what: str, peer: PeerId) -> MingaError:
+        return _closed() if self._interrupt.fired else UnreachableError(what, peer=peer)
+
+    async def _close(self) -> None:
+        self._interrupt.fire(_closed)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.close() for connection in list(self._connections)))
+        self._accepted.clear()
+        if self._listener is not None:
+            await self._listener.close()
+        with contextlib.suppress(TimeoutError, *BINDING_ERRORS):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._endpoint.close()
+        del self._endpoint  # the socket is closed with the last reference only
+
+    def _adopt(self, peer: PeerId, outgoing: Any, incoming: Any) -> IrohConnection:
+        connection = IrohConnection(peer, outgoing, incoming, self._explain, self._connections.discard, self._listener)
+        self._connections.add(connection)
+        return connection
+
+    async def _dial(self, address: Address) -> IrohConnection:
+        peer, token = address.peer_id, secrets.token_bytes(16)
+        lanes: list[Any] = []
+        try:
+            target = _target(address)
+            for number in (_FORTH, _BACK):
+                lanes.append(await self._endpoint.connect(target, ALPN))
+                sender = await lanes[-1].open_uni()
+                await ffi_bytes.write_all(sender, _PREFACE.pack(number, token), self._interrupt)
+                await sender.finish()
+            connection = self._adopt(peer, lanes[_FORTH], lanes[_BACK])
+            lanes.clear()
+            return connection
+        except BINDING_ERRORS as error:
+            raise UnreachableError(f"cannot connect: {describe(error)}", peer=peer) from None
+        finally:
+            _hang_up(lanes)
+
+    async def _accept_forever(self) -> None:
+        handshakes: dict[asyncio.Task[Any], None] = {}
+        while (incoming := await self._endpoint.accept_next()) is not None:
+            if not self._settings.dialable:
+                with contextlib.suppress(*BINDING_ERRORS):
+                    await incoming.refuse()
+                continue
+            if len(handshakes) >= MAX_HANDSHAKES:  # honest ones are over within a few round trips
+                oldest = next(iter(handshakes))
+                del handshakes[oldest]
+                oldest.cancel()
+            task = self._spawn(self._welcome(incoming))
+            handshakes[task] = None
+            task.add_done_callback(lambda task: handshakes.pop(task, None))
+
+    async def _welcome(self, incoming: Any) -> None:
+        """Complete the handshake of one lane and wait for its other half."""
+        unused: list[Any] = []
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                lane = await (await incoming.accept()).connect()
+                unused.append(lane)
+                receiver = await lane.accept_uni()
+                preface = await read_exactly(receiver, _PREFACE.size, self._interrupt)
+                number, token = _PREFACE.unpack(preface)
+                peer = PeerId(str(lane.remote_id()))
+                if number in (_FORTH, _BACK) and await self._pair(peer, token, number, lane):
+                    unused.clear()
+        except (TimeoutError, MingaError, *BINDING_ERRORS):
+            return  # whoever dialled did not know how, or gave up
+        finally:
+            _hang_up(unused)
+
+    async def _pair(self, peer: PeerId, token: bytes, number: int, lane: Any) -> bool:
+        """Whether `lane` became a part of a connection; waits for the other part if this is the first."""
+        other = self._halves.pop((peer, token), None)
+        if other is None:
+            paired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._halves[peer, token] = number, lane, paired
+            lost = self._spawn(lane.closed())
+            try:
+                await asyncio.wait({paired, lost}, return_when=asyncio.FIRST_COMPLETED)
+                return paired.done() and not paired.cancelled()
+            finally:
+                lost.cancel()
+                if not paired.done():
+                    del self._halves[peer, token]
+                    paired.cancel()
+        other_number, other_lane, other_paired = other
+        if other_number == number or len(self._accepted) >= MAX_BACKLOG:
+            other_paired.cancel()
+            return False
+        lanes = {number: lane, other_number: other_lane}
+        other_paired.set_result(None)
+        self._accepted.put(self._adopt(peer, lanes[_BACK], lanes[_FORTH]))
+        return True
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the network was closed")
+
+
+def _hang_up(lanes: list[Any]) -> None:
+    for lane in lanes:
+        with contextlib.suppress(*BINDING_ERRORS):
+            lane.close(0, b"")
+
+
+def _target(address: Address) -> Any:
+    """An address as iroh takes it, without its parts that are none. Raises `UnreachableError` if nothing is left."""
+    direct = [text for text in address.direct[:MAX_ENDPOINTS] if _is_socket_address(text)]
+    if not direct and address.relay is None:
+        raise UnreachableError("there is no valid address to dial", peer=address.peer_id)
+    if not re.fullmatch("[0-9a-f]{64}", address.peer_id):
+        raise UnreachableError(f"{address.peer_id[:70]!r} is no peer id")
+    return iroh_ffi.EndpointAddr(iroh_ffi.EndpointId.from_string(address.peer_id), address.relay, direct)
+
+
+def _is_socket_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    try:
+        bracketed = host.startswith("[") and host.endswith("]")
+        ip = ipaddress.ip_address(host[1:-1] if bracketed else host)
+        return bracketed == (ip.version == 6) and port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+    except ValueError:
+        return False

@@ -1,0 +1,70 @@
+"""Settings of the real network."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from iroh import iroh_ffi
+
+from minga.core.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """How to reach others and be reached.
+
+    `relay` is "none" (no server besides the peers is ever contacted), "public" (iroh's public relays and discovery)
+    or the URLs of own relays. `host` is the address to bind (None: all interfaces), `port` the UDP port (0: any).
+    With `dialable` False the peer only dials out: it has no address, and connections from others are refused.
+    With `tcp`, streams for bulk go over TCP where that works; a dialable peer listens on the TCP port of the same
+    number if it is free.
+    """
+
+    relay: Literal["none", "public"] | tuple[str, ...] = "none"
+    host: str | None = None
+    port: int = 0
+    dialable: bool = True
+    tcp: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.relay, str):
+            if self.relay not in ("none", "public"):
+                raise ConfigurationError(f"relay must be 'none', 'public' or URLs, not {self.relay!r}")
+        elif not self.relay or not all(_is_relay_url(url) for url in self.relay):
+            raise ConfigurationError(f"relay must name at least one URL, all with http or https, not {self.relay!r}")
+        if self.host is not None:
+            try:
+                ipaddress.ip_address(self.host)
+            except ValueError:
+                raise ConfigurationError(f"host must be an IP address, not {self.host!r}") from None
+        if type(self.port) is not int or not 0 <= self.port <= 65535:
+            raise ConfigurationError(f"port must be between 0 and 65535, not {self.port!r}")
+
+
+def _is_relay_url(url: object) -> bool:
+    if not isinstance(url, str):
+        return False
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
+
+
+def relay_mode(settings: NetworkSettings) -> Any:
+    """The settings' relays as iroh takes them. Raises `IrohError` for a URL that iroh does not like."""
+    if settings.relay == "public":
+        return iroh_ffi.RelayMode.default_mode()
+    if settings.relay == "none":
+        return iroh_ffi.RelayMode.disabled()
+    return iroh_ffi.RelayMode.custom_from_urls(list(settings.relay))
+
+
+def bind_address(settings: NetworkSettings) -> str | None:
+    """The socket address to bind as iroh takes it; None for any port on all interfaces."""
+    if settings.host is None:
+        return f"0.0.0.0:{settings.port}" if settings.port else None
+    return f"[{settings.host}]:{settings.port}" if ":" in settings.host else f"{settings.host}:{settings.port}"

@@ -1,0 +1,66 @@
+"""One probe as its partners go through it together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterator
+
+from minga.network.interface import PeerId
+
+ENOUGH = 0.85
+"""The share of the partners without whom a probe shows nothing."""
+
+
+class Gate:
+    """Opens once everybody has come who has not left."""
+
+    def __init__(self, expected: int) -> None:
+        self.came = 0
+        self._expected = expected
+        self._opened = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Come, and wait for the others."""
+        self.came += 1
+        self._review()
+        try:
+            await self._opened.wait()
+        except BaseException:
+            self.came -= 1
+            raise
+
+    def leave(self) -> None:
+        """Do without somebody."""
+        self._expected -= 1
+        self._review()
+
+    def _review(self) -> None:
+        if self.came >= self._expected:
+            self._opened.set()
+
+
+class Exercise:
+    """One probe: its partners begin each phase together. Unless it `fills` the upload there is one phase only."""
+
+    def __init__(self, partners: int, *, fills: bool) -> None:
+        self.enough, self.fills = math.ceil(ENOUGH * partners), fills
+        self.accepted: set[PeerId] = set()
+        self.ready, self.filled = Gate(partners), Gate(partners)
+        self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def answer(self, *, admitted: bool) -> None:
+        """The doorkeeper said yes or no; only the first answer counts."""
+        if not self.admitted.done():
+            self.admitted.set_result(admitted)
+
+    @contextlib.contextmanager
+    def taking_part(self) -> Iterator[None]:
+        """Whoever fails is not waited for."""
+        try:
+            yield
+        except BaseException:
+            self.ready.leave()
+            self.filled.leave()
+            raise

@@ -1,0 +1,296 @@
+"""Probes: short exercises that show what a line can do where the traffic so far does not.
+
+Theory of operation. In training a line is seldom full: a peer's partners, or its part in the plan, are the limit. So
+each peer once fills its line on purpose, first the upload, then the download, for less than a second each, with up to
+`MAX_PARTNERS` peers at once: what all of them take together is what this swarm can use of the line, and how much goes
+over each path is measured by the same bytes. It is repeated when others, or the samples, cast doubt on the result, and
+then and when nothing else has shown for long that it still holds.
+
+Nobody is in two probes at once: partners are asked first, and refuse while they are in a probe, or in the middle of
+other bulk traffic. All ask the peer with the lowest id before the others, the *doorkeeper*, so that a swarm whose
+members are all new queues up there and not at everybody; a large swarm falls into circles of some `CIRCLE` peers, each
+with a doorkeeper of its own. Whoever is turned away, or gets too few partners, lets all go
+and tries again after a random pause; after being turned away a few times it asks another doorkeeper. Other bulk traffic
+ends a probe at once, so that no round waits for one. What was seen of the upload by then counts if that was over, and
+the next probe fills the download only: where steps are short no pause is long enough for both. A partner lets each peer
+probe it once in `PEER_PERIOD_S` and all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most
+`MAX_PHASE_BYTES` in each direction each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from minga.core.errors import RejectedError, RemoteError, UnreachableError
+from minga.core.thread_guard import loop_bound
+from minga.network.bandwidth.delivery_reports import BulkUse
+from minga.network.bounded_dict import BoundedDict
+from minga.network.interface import PeerId
+from minga.network.probing.barrier import Exercise
+from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, Ready, Reserve, Wanted, fill, take_in
+from minga.network.rpc.connections import MAX_PEERS
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+
+RESERVE, SINK, SOURCE = "links.probe", "links.sink", "links.source"
+MAX_PARTNERS = 16
+CIRCLE = 32
+RESERVE_S = 2.0
+SERVE_S = 10.0
+PEER_PERIOD_S = 30.0
+MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
+
+LOOK_S, LATER_LOOK_S = 0.5, 5.0
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
+PATIENT_TRIES = 8
+"""Whoever is turned away so many times asks the next doorkeeper, and partners that failed so often are left out."""
+
+BROKEN_OFF_TRIES = 4
+"""A partner that accepts and then breaks off counts for so many that refuse: it costs bytes."""
+
+MAX_FRUITLESS = 10
+"""How often a peer may ask within `PEER_PERIOD_S` and then not probe; each time nobody else can."""
+
+SPOILT_BYTES = 64 << 10
+"""A probe that ends early after more than this was sent is not tried again for a while."""
+
+DOUBT_PERIOD_S = 60.0
+MAX_AGE_S = 600.0
+DOUBTS = 3
+CONFIRMED = 0.2
+"""A doubt was groundless if a probe finds both rates within this share of what they were."""
+
+
+@loop_bound
+class Prober:
+    """Probes for one node and serves the probes of others. `partners` tells whom to measure with."""
+
+    def __init__(self, node: Node, partners: Callable[[], Sequence[PeerId]]) -> None:
+        self._node, self._partners = node, partners
+        self._random = random.Random(f"minga probe {node.peer_id}")
+        self._engaged_with: PeerId | None = None  # itself while it probes
+        self._served: deque[float] = deque(maxlen=MAX_SERVED)
+        self._served_to: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
+        self._probed_s, self._pause_s = -math.inf, DOUBT_PERIOD_S
+        self._filled_s = -math.inf  # when a probe showed the upload and was then broken off
+        self._turned_away = 0
+        self._failures: BoundedDict[PeerId, int] = BoundedDict(MAX_PEERS)
+        self._fruitless: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_PEERS)
+        self._phases: set[str] = set()
+        node.serve(RESERVE, self._serve_reservation)
+        node.serve(SINK, self._serve_sink)
+        node.serve(SOURCE, self._serve_source)
+
+    async def run(self) -> None:
+        """Probe whenever it is due and nothing else moves; runs until cancelled."""
+        retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
+        await asyncio.sleep(self._random.uniform(0.0, LOOK_S))
+        while True:
+            await asyncio.sleep(LOOK_S if self._probed_s == -math.inf else LATER_LOOK_S)
+            if self._engaged_with or self._node.lines.meter.is_busy or not self._is_due():
+                continue
+            if not (partners := self._chosen()):
+                continue
+            bytes_before = self._node.traffic()[0]
+            if await self.probe(partners):
+                retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
+            elif self._node.traffic()[0] - bytes_before < SPOILT_BYTES:
+                await asyncio.sleep(self._random.uniform(0.0, retry_s))
+                retry_s = min(2.0 * retry_s, LAST_RETRY_S)
+            else:  # bytes were spent for nothing: not again and again
+                await asyncio.sleep(self._random.uniform(spoilt_s, 1.5 * spoilt_s))
+                spoilt_s = min(2.0 * spoilt_s, MAX_AGE_S)
+
+    async def probe(self, partners: Sequence[PeerId]) -> bool:
+        """Measure with all of `partners`, the doorkeeper first, at once; False if too few were free, or something came
+        in between.
+        """
+        before, begun = self._node.lines.rates(), asyncio.get_running_loop().time()
+        exercise, loop = Exercise(len(partners), fills=begun - self._filled_s > MAX_AGE_S), asyncio.get_running_loop()
+        tasks = [loop.create_task(self._measure_with(partners[0], exercise))]
+        tasks[0].add_done_callback(lambda _: exercise.answer(admitted=False))
+        self._engaged_with = self._node.peer_id
+        try:
+            if admitted := await exercise.admitted:
+                tasks += [loop.create_task(self._measure_with(peer, exercise)) for peer in partners[1:]]
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._engaged_with = None
+        self._turned_away = 0 if results[0] is None else self._turned_away + 1
+        self._note_unwilling(partners, results, exercise)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
+                raise result
+        if sum(result is None for result in results) < exercise.enough:
+            if admitted:
+                self._keep_half(exercise, results, begun)
+            return False
+        self._failures.clear()
+        self._filled_s = -math.inf
+        self._node.lines.meter.down.keep_since(begun)
+        if exercise.fills:
+            self._node.lines.meter.up.keep_since(begun)
+        self._note_result(before.upload, before.download)
+        return True
+
+    # ---- probing
+
+    def _keep_half(self, exercise: Exercise, results: Sequence[BaseException | None], begun: float) -> None:
+        """A probe was broken off: what went over part of the paths would be taken for all the line can do, but the
+        upload counts if it was over and it was this peer's own traffic that came in between, no partner's no.
+        """
+        meter = self._node.lines.meter
+        willing = sum(result is None or _is_own(result) for result in results)
+        meter.down.forget_since(begun)
+        if exercise.fills and min(exercise.filled.came, willing) >= exercise.enough:
+            meter.up.keep_since(begun)
+            self._filled_s = begun
+        else:
+            meter.up.forget_since(begun)
+
+    def _note_unwilling(
+        self, partners: Sequence[PeerId], results: Sequence[BaseException | None], exercise: Exercise
+    ) -> None:
+        """Count who failed time and again where others did not: a probe can do without them."""
+        for peer, result in zip(partners, results, strict=False):  # after the doorkeeper's no there is one only
+            if result is not None and not _is_own(result):
+                tries = BROKEN_OFF_TRIES if peer in exercise.accepted else 1
+                self._failures[peer] = self._failures.get(peer, 0) + tries
+
+    def _chosen(self) -> list[PeerId]:
+        """Partners for a probe, the doorkeeper first."""
+        able = self._circle(self._partners())
+        partners = [peer for peer in able if self._failures.get(peer, 0) < PATIENT_TRIES] or able
+        if not partners:
+            return []
+        if partners is able:
+            self._failures.clear()
+        doorkeeper = partners.pop(self._turned_away // PATIENT_TRIES % len(partners))
+        return [doorkeeper, *self._random.sample(partners, min(len(partners), MAX_PARTNERS - 1))]
+
+    def _circle(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Those of `peers` who queue up at the same doorkeeper as this one, in order: all, in a swarm of usual size."""
+        circles = 1 << max(0, (len(peers) // CIRCLE).bit_length() - 1)
+        own = int(self._node.peer_id[:8], 16) % circles
+        return sorted(peer for peer in peers if int(peer[:8], 16) % circles == own)
+
+    def _is_due(self) -> bool:
+        now, meter = asyncio.get_running_loop().time(), self._node.lines.meter
+        age_s = now - self._probed_s
+        totals = (meter.up.total, meter.down.total)
+        if self._node.lines.doubts >= DOUBTS or any(total.doubtful for total in totals):
+            return age_s > self._pause_s
+        return age_s == math.inf or (age_s > MAX_AGE_S and any(now - t.newest_s > MAX_AGE_S for t in totals))
+
+    def _note_result(self, upload: float | None, download: float | None) -> None:
+        """Remember when it was, and wait longer after a doubt that was groundless."""
+        rates = self._node.lines.rates()
+        groundless = (
+            self._node.lines.doubts > 0 and _is_near(rates.upload, upload) and _is_near(rates.download, download)
+        )
+        self._pause_s = min(2.0 * self._pause_s, MAX_AGE_S) if groundless else DOUBT_PERIOD_S
+        self._probed_s, self._node.lines.doubts = asyncio.get_running_loop().time(), 0
+        self._node.events.emit("links.probed", upload=rates.upload, download=rates.download)
+
+    async def _measure_with(self, peer: PeerId, exercise: Exercise) -> None:
+        with exercise.taking_part():
+            async with asyncio.timeout(RESERVE_S) as limit, self._node.open(peer, RESERVE) as reservation:
+                await reservation.send(Reserve())
+                await reservation.receive(Ready)
+                exercise.answer(admitted=True)
+                exercise.accepted.add(peer)
+                await exercise.ready.wait()
+                limit.reschedule(asyncio.get_running_loop().time() + SERVE_S)
+                if exercise.ready.came < exercise.enough:
+                    raise RejectedError("too few partners are free", code="busy")
+                share = MAX_PHASE_BYTES // exercise.ready.came
+                if exercise.fills:
+                    async with self._node.open(peer, SINK, bulk=True) as stream:
+                        stream.tally.use = BulkUse.PROBE
+                        await fill(stream, share, self._check_idle)
+                    await exercise.filled.wait()
+                async with self._node.open(peer, SOURCE, bulk=True) as stream:
+                    stream.tally.use = BulkUse.PROBE
+                    await stream.send(Wanted(share))
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(PHASE_S + stream.round_trip_s):
+                            await take_in(stream, share, self._check_idle)
+                await reservation.finish()
+                await reservation.receive_end()
+
+    def _check_idle(self) -> None:
+        if self._node.lines.meter.is_busy:
+            raise RejectedError("other transfers go before this probe", code="busy")
+
+    # ---- being probed
+
+    async def _serve_reservation(self, peer: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Reserve)
+        now = asyncio.get_running_loop().time()
+        while self._served and now - self._served[0] > SERVED_PERIOD_S:
+            self._served.popleft()
+        if self._engaged_with is not None or self._node.lines.meter.is_busy:
+            raise RejectedError("this peer is in a probe or a transfer already", code="busy")
+        fruitless = self._fruitless.get(peer) or deque[float](maxlen=MAX_FRUITLESS)
+        self._fruitless[peer] = fruitless
+        if len(fruitless) == MAX_FRUITLESS and now - fruitless[0] < PEER_PERIOD_S:
+            raise RejectedError("this peer was asked in vain often enough of late", code="often")
+        if len(self._served) == MAX_SERVED or now - self._served_to.get(peer, -math.inf) < PEER_PERIOD_S:
+            raise RejectedError("this peer was probed often enough of late", code="often")
+        self._engaged_with = peer
+        try:
+            async with asyncio.timeout(SERVE_S):
+                await stream.send(Ready())
+                await stream.receive_end()
+        except TimeoutError as error:
+            raise RejectedError("the probe took too long", code="late") from error
+        finally:
+            self._engaged_with = None
+            if asyncio.get_running_loop().time() - now > RESERVE_S or self._phases:
+                self._served.append(now)
+                self._served_to[peer] = now
+            else:
+                fruitless.append(now)
+            self._phases.clear()
+
+    async def _serve_sink(self, peer: PeerId, stream: MessageStream) -> None:
+        self._begin_phase(peer, stream, SINK)
+        await self._limited(peer, take_in(stream, MAX_PHASE_BYTES, self._check_idle))
+
+    async def _serve_source(self, peer: PeerId, stream: MessageStream) -> None:
+        self._begin_phase(peer, stream, SOURCE)
+        wanted = await stream.receive(Wanted)
+        # An end of ours that comes before the prober's own clock has run out would look like a breach of the protocol.
+        await self._limited(peer, fill(stream, wanted.max_bytes, self._check_idle, linger=True))
+
+    def _begin_phase(self, peer: PeerId, stream: MessageStream, phase: str) -> None:
+        if self._engaged_with != peer or phase in self._phases:
+            raise RejectedError("nothing is reserved for this", code="busy")
+        self._phases.add(phase)
+        stream.tally.use = BulkUse.PROBED
+
+    async def _limited(self, peer: PeerId, phase: Coroutine[Any, Any, None]) -> None:
+        """Serve a phase until the prober ends it by a reset, but not for ever."""
+        try:
+            async with asyncio.timeout(SERVE_S):
+                await phase
+        except TimeoutError as error:
+            raise UnreachableError("the probe took too long", peer=peer) from error
+
+
+def _is_own(result: BaseException) -> bool:
+    """Whether it was this peer that broke off."""
+    return isinstance(result, RejectedError) and result.peer is None
+
+
+def _is_near(now: float | None, before: float | None) -> bool:
+    return now is not None and before is not None and abs(now - before) <= CONFIRMED * before

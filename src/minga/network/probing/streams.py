@@ -1,0 +1,99 @@
+"""What goes over the streams of a probe.
+
+links.probe   Reserve ──▶, ◀── Ready or a refusal ("busy"); then nothing: the partner is reserved while it is open
+links.sink    Batch and as many frames, again and again, from the prober
+links.source  Wanted ──▶, ◀── Batch and as many frames, again and again
+
+The last two end by a reset when the time is over, so that what is still in buffers then is dropped and not waited for.
+Nothing is measured here: the frames are bulk bytes like any other, and receipts and meters on both sides see them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+
+from minga.core.errors import ProtocolError
+from minga.network.rpc.framing import MessageStream
+
+PHASE_S = 0.8
+"""Seconds for which each direction is filled."""
+
+MAX_PHASE_BYTES = 64 << 20
+"""Most bytes that a probe moves in each direction, over all its streams: half a second of 1 Gbit/s."""
+
+FRAME_SIZES = (2 << 10, 16 << 10, 64 << 10, 256 << 10)
+
+_BLANK = bytes(FRAME_SIZES[-1])
+
+
+class Reserve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """May I measure with you now?"""
+
+
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Yes, and with nobody else until this stream ends."""
+
+
+class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Send me bytes for a while, at most `max_bytes`."""
+
+    max_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_PHASE_BYTES)]
+
+
+class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`frames` bulk frames of `size` bytes each follow."""
+
+    frames: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    size: Annotated[int, msgspec.Meta(ge=1, le=FRAME_SIZES[-1])]
+
+
+async def fill(stream: MessageStream, max_bytes: int, check: Callable[[], None], *, linger: bool = False) -> None:
+    """Send for `PHASE_S` seconds, at most `max_bytes`; `check` may raise to stop.
+
+    With `linger` it is for the other side to end the stream: this only returns by the error that comes of that.
+    """
+    # Receipts are taken in while something is awaited.
+    listening = asyncio.get_running_loop().create_task(stream.receive_end())
+    try:
+        with contextlib.suppress(TimeoutError):
+            await _send_for_a_phase(stream, max_bytes, check)
+        if linger:
+            await listening
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+
+
+async def _send_for_a_phase(stream: MessageStream, max_bytes: int, check: Callable[[], None]) -> None:
+    clock = asyncio.get_running_loop().time
+    end_s, sent = clock() + PHASE_S, 0
+    async with asyncio.timeout(PHASE_S):
+        # Frames grow with what went through, so that slow lines report soon and fast ones do not drown in frames.
+        while sent + (size := _frame_size(sent)) <= max_bytes:
+            check()
+            await stream.send(Batch(1, size))
+            await stream.send_bulk(memoryview(_BLANK)[:size])
+            sent += size
+        await asyncio.sleep(end_s - clock())
+
+
+async def take_in(stream: MessageStream, max_bytes: int, check: Callable[[], None]) -> None:
+    """Receive what `fill` sends until the stream breaks off. Raises `ProtocolError` if it is more than `max_bytes`."""
+    target, received = memoryview(bytearray(FRAME_SIZES[-1])), 0
+    while True:
+        batch = await stream.receive(Batch)
+        received += batch.frames * batch.size
+        if received > max_bytes:
+            raise ProtocolError("a probe of too many bytes", peer=stream.peer)
+        for _ in range(batch.frames):
+            check()
+            await stream.receive_bulk_into(target[: batch.size])
+
+
+def _frame_size(sent: int) -> int:
+    return max([size for size in FRAME_SIZES if 16 * size <= sent], default=FRAME_SIZES[0])

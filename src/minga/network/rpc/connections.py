@@ -1,0 +1,76 @@
+"""The open connections of one peer, and how many there may be.
+
+One peer may have two connections with this one, for both may dial at the same moment. A third takes the place of the
+oldest: a peer that was killed and came back is not kept out by what its earlier life left behind.
+"""
+
+from __future__ import annotations
+
+from minga.network.interface import Connection, PeerId
+
+MAX_PEERS = 4096
+"""How many peers may be connected at once: several times as many as a group may have members."""
+
+MAX_CONNECTIONS_PER_PEER = 2
+
+
+class Connections:
+    """Connections by peer. Closed ones are dropped when their peer is asked for."""
+
+    def __init__(self) -> None:
+        self._connections: dict[PeerId, list[Connection]] = {}
+        self._past_traffic = (0, 0)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def live(self, peer: PeerId) -> Connection | None:
+        """The newest open connection to `peer`: of one that was killed and came back, an older one only seems open."""
+        known = self._connections.get(peer, [])
+        if known and not known[-1].is_closed:
+            return known[-1]
+        for closed in [connection for connection in known if connection.is_closed]:
+            known.remove(closed)
+            self._note_traffic(closed)
+        if known:
+            return known[-1]
+        self._connections.pop(peer, None)
+        return None
+
+    def connected(self) -> list[PeerId]:
+        """All peers with an open connection, in order of their ids."""
+        return sorted(peer for peer in list(self._connections) if self.live(peer))
+
+    def is_full_for(self, peer: PeerId) -> bool:
+        """Whether there is no room for a connection that `peer` asks for."""
+        return len(self._connections) >= MAX_PEERS and self.live(peer) is None and len(self.connected()) >= MAX_PEERS
+
+    def add(self, connection: Connection) -> Connection | None:
+        """Keep a connection; returns the one that is to be closed for it, if any."""
+        known = self._connections.setdefault(connection.peer_id, [])
+        known.append(connection)
+        if len(known) <= MAX_CONNECTIONS_PER_PEER:
+            return None
+        self._note_traffic(known[0])
+        return known.pop(0)
+
+    def remove(self, peer: PeerId) -> list[Connection]:
+        """Forget the connections to `peer`, which are then to be closed."""
+        removed = self._connections.pop(peer, [])
+        for connection in removed:
+            self._note_traffic(connection)
+        return removed
+
+    def peers(self) -> list[PeerId]:
+        """All peers with a connection that was open when last looked at."""
+        return list(self._connections)
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received over all connections so far, closed ones included."""
+        live = [c.facts() for connections in self._connections.values() for c in connections]
+        sent, received = self._past_traffic
+        return sent + sum(f.bytes_sent for f in live), received + sum(f.bytes_received for f in live)
+
+    def _note_traffic(self, connection: Connection) -> None:
+        facts, (sent, received) = connection.facts(), self._past_traffic
+        self._past_traffic = (sent + facts.bytes_sent, received + facts.bytes_received)

@@ -1,0 +1,81 @@
+"""Can others dial this peer? Asked of the peers that it found, who try it as strangers.
+
+A peer behind a NAT knows addresses of its own that nobody outside can use. It would be counted on as an aggregator and
+fail every round; so it finds out before it takes part, and joins as a client if nobody gets through. Peers with a relay
+are reached through it by everybody and need not ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from minga.core.errors import RejectedError, RemoteError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+
+METHOD = "node.dial_me"
+MAX_ASKED = 3
+MAX_DIALS_AT_ONCE = 4
+ANSWER_S = 6.0
+
+
+class DialMe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Please try to dial me here, as if we had never met."""
+
+    address: Address
+
+
+class Dialled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether that worked."""
+
+    reached: bool
+
+
+@loop_bound
+class Reachability:
+    """Serves the question on `node`, and asks it for this peer."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._dialling = node, 0
+        node.serve(METHOD, self._serve)
+
+    async def check(self) -> bool | None:
+        """Ask connected peers whether they can dial this one: True if any can, False if none, None if nobody knows."""
+        address = self._node.network.address
+        if not address.dialable or address.relay is not None:
+            return address.dialable
+        asked = [asyncio.ensure_future(self._ask(peer, address)) for peer in self._node.connected()[:MAX_ASKED]]
+        try:
+            answers: list[bool | None] = []
+            for answer in asyncio.as_completed(asked):
+                answers.append(await answer)
+                if answers[-1]:
+                    return True
+            return False if False in answers else None
+        finally:
+            for question in asked:
+                question.cancel()
+
+    async def _ask(self, peer: PeerId, address: Address) -> bool | None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return (await self._node.call(peer, METHOD, DialMe(address), Dialled)).reached
+        except (RemoteError, TimeoutError):
+            return None
+
+    async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(DialMe)
+        if request.address.peer_id != peer:
+            raise RejectedError("only one's own address is tried", code="address")
+        if self._dialling >= MAX_DIALS_AT_ONCE:
+            raise RejectedError("enough others are being tried", code="busy")
+        self._dialling += 1
+        try:
+            reached = await self._node.network.can_dial(request.address)
+        finally:
+            self._dialling -= 1
+        await stream.send(Dialled(reached))

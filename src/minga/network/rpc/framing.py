@@ -1,0 +1,342 @@
+"""Typed, bounded messages and bulk bytes on a stream.
+
+A frame is one byte of kind, four bytes of length (big-endian) and that many bytes of body:
+
+    MESSAGE   msgpack of one `msgspec` struct, at most MAX_MESSAGE_BYTES
+    BULK      raw bytes (tensor chunks), whose exact length the receiver knows beforehand
+    REFUSAL   msgpack of a `Refusal`: the other side understood and says no
+    PULSE     still alive, nothing to say; instead of a length, ticks until the next one, see
+    `minga.network.rpc.keepalive` RECEIPT   how many bulk bytes came and when, see
+    `minga.network.bandwidth.delivery_reports`
+
+Nothing is allocated before the length was checked, and nothing that arrives is used before it was decoded into the
+type that the protocol expects at this point; whatever does not fit raises `ProtocolError` naming the sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from types import UnionType
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+
+from minga.core.decoding import DECODING_ERRORS
+from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
+from minga.network.bandwidth.access_link import Lines
+from minga.network.bandwidth.delivery_reports import RECEIPT_BYTES
+from minga.network.bandwidth.shaped_stream import PacedStream
+from minga.network.bandwidth.stream_counter import BulkTally
+from minga.network.interface import Buffer, PeerId, Stream
+from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, Clockwork, silence_limit
+from minga.network.rpc.receipt_queue import ReceiptQueue
+
+MAX_MESSAGE_BYTES = 1 << 20
+"""Largest control message. A plan of 2,000 peers takes about 300 KB."""
+
+MAX_REASON_CHARACTERS = 500
+
+PIECE_BYTES = 1 << 14
+
+MESSAGE, BULK, REFUSAL, PULSE, RECEIPT = range(5)
+_HEADER = struct.Struct(">BI")
+
+T = TypeVar("T")
+
+
+class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why a request was refused: a short machine-readable `code` and a sentence for people."""
+
+    code: Annotated[str, msgspec.Meta(max_length=64)]
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)]
+
+
+class MessageStream:
+    """Frames over one `Stream`, with signs of life in both directions. `lines` is measured and held to its caps.
+
+    Nothing that a stream holds holds the stream: dozens a second end, and what they hold of the transport's memory is
+    free at once, not when the garbage collector comes by, which does not see that memory.
+
+    Errors of every receiving method: `SilentError`, `UnreachableError`, `ProtocolError`, and `RejectedError` when
+    the other side refused. Sending methods raise `UnreachableError` or `SilentError`.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        peer: PeerId,
+        clockwork: Clockwork,
+        round_trip_s: Callable[[], float | None],
+        lines: Lines,
+    ) -> None:
+        self.peer = peer
+        self.tally = BulkTally(peer, lines, lambda: clockwork.pause_ticks / LEAST_TICKS)
+        self._lines, self._paced = lines, PacedStream(stream, lines)
+        self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
+        self._trip_tick, self._trip_s = -1, 0.0
+        self._write_lock = asyncio.Lock()
+        self._announced = b""
+        self._last_write = self._last_heard = self._last_moved = clockwork.tick
+        self._pause_ticks = self._far_pause_ticks = LEAST_TICKS  # as this side, and the other, said last
+        self._waiting = self._silent = self._finished = self._ended = False
+        self._pulse_task: asyncio.Task[None] | None = None
+        self._reset_task: asyncio.Task[None] | None = None
+        self._receipts = ReceiptQueue()
+        clockwork.add(self)
+
+    @property
+    def round_trip_s(self) -> float:
+        """Round-trip time of the connection in seconds; 0 while it is unknown."""
+        if self._trip_tick != self._clockwork.tick:  # asking costs more than the rest of what a report sets in motion
+            self._trip_tick, self._trip_s = self._clockwork.tick, self._round_trip_s() or 0.0
+        return self._trip_s
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since anything came, pulses too; 0 while nobody receives here, for then nothing is noticed."""
+        return (self._clockwork.tick - self._last_heard) * PULSE_S if self._waiting else 0.0
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds for which either side is quiet when it has nothing to say."""
+        return max(self._pause_ticks, self._far_pause_ticks) * PULSE_S
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since anything but pulses last went in either direction: alive is not the same as getting on."""
+        return (self._clockwork.tick - self._last_moved) * PULSE_S
+
+    # ---- sending
+
+    def announce(self, message: msgspec.Struct) -> None:
+        """Let a message go together with the next frame, or before this side waits for one."""
+        body = msgspec.msgpack.encode(message)
+        self._announced = _HEADER.pack(MESSAGE, len(body)) + body
+
+    async def send(self, message: msgspec.Struct) -> None:
+        """Send one message."""
+        await self._send_frame(MESSAGE, msgspec.msgpack.encode(message))
+
+    async def send_bulk(self, body: Buffer) -> None:
+        """Send raw bytes as one frame; waits while the other side is slow to read, or the cap is reached."""
+        self.tally.sending(memoryview(body).nbytes)
+        await self._send_frame(BULK, body)
+        self.tally.sent()
+
+    async def refuse(self, code: str, reason: str) -> None:
+        """Tell the other side that its request is refused, and finish."""
+        await self._send_frame(REFUSAL, msgspec.msgpack.encode(Refusal(code, reason[:MAX_REASON_CHARACTERS])))
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Say that nothing more will be sent; pulses end with it."""
+        async with self._write_lock:
+            if not self._finished:
+                self._finished = True
+                try:
+                    if self._announced:
+                        await self._paced.write(self._announced, urgent=True)
+                    await self._stream.finish()
+                except UnreachableError as error:
+                    raise self._explain(error) from error
+
+    # ---- receiving
+
+    async def receive(self, message_type: type[T]) -> T:
+        """Wait for the next message, which must be a valid `message_type`."""
+        return self._decode(await self._receive_body(MESSAGE, None), message_type)
+
+    async def receive_one_of(self, union: UnionType) -> Any:
+        """Wait for the next message, which must be a valid member of a union of tagged structs."""
+        return self._decode(await self._receive_body(MESSAGE, None), cast("type[Any]", union))
+
+    async def receive_bulk_into(self, target: memoryview) -> None:
+        """Wait for the next bulk frame, which must have exactly the length of `target`, and fill `target` with it."""
+        await self._receive_body(BULK, target)
+
+    async def receive_bulk_up_to(self, target: memoryview) -> int:
+        """Wait for the next bulk frame, which must fit into `target`, and fill the beginning of `target` with it.
+
+        Returns its length. Anything longer is a `ProtocolError`, raised before anything of it is read.
+        """
+        return len(await self._receive_body(BULK, target, exact=False))
+
+    async def receive_end(self) -> None:
+        """Wait until the other side finished; anything but pulses before that is a `ProtocolError`."""
+        if not self._ended and (kind := await self._next_header(end_allowed=True)) is not None:
+            raise ProtocolError(f"unexpected frame of kind {kind[0]} after the end", peer=self.peer)
+
+    async def drain(self) -> None:
+        """Read and drop what the other side still sends after our last word, up to a bound, until it ends its part.
+
+        Aborting at once could overtake that word, and the other side would never learn of it.
+        """
+        dropped_bytes = 0
+        while dropped_bytes < 16 * MAX_MESSAGE_BYTES:
+            data = await self._stream.read(MAX_MESSAGE_BYTES)
+            if not data:
+                self._ended = True
+                return
+            dropped_bytes += len(data)
+
+    async def close(self) -> None:
+        """Stop caring: abort whatever is still under way. Never raises, may be called twice.
+
+        After both sides finished nothing is aborted: what was written last may still be on its way.
+        """
+        self._clockwork.remove(self)
+        self.tally.close()
+        self._receipts.close()
+        if self._pulse_task is not None:
+            self._pulse_task.cancel()
+        if self._reset_task is not None:  # cancelled half-way it would look like an orderly end to the other side
+            await asyncio.wait([self._reset_task])
+        elif not (self._finished and self._ended):
+            await self._stream.reset()
+
+    def release(self) -> None:
+        """Stop pulsing and watching after both sides finished cleanly."""
+        self._clockwork.remove(self)
+        self.tally.close()
+
+    # ---- inner workings
+
+    def on_tick(self, tick: int) -> None:
+        """Called by the clockwork: pulse if nothing was written for a while; give up on a silent peer."""
+        if not self._finished and tick - self._last_write >= self._pause_ticks and not self._write_lock.locked():
+            self._pause_ticks = max(self._clockwork.pause_ticks, self._far_pause_ticks)
+            frame = _HEADER.pack(PULSE, self._pause_ticks)
+            self._pulse_task = asyncio.get_running_loop().create_task(self._write_aside(frame))
+        quiet = tick - self._last_heard if self._waiting and not self._paced.is_held else 0
+        pause = self._far_pause_ticks
+        if quiet > silence_limit(None, pause) and quiet > silence_limit(self._round_trip_s(), pause):
+            self._silent = True
+            self._clockwork.remove(self)
+            self._reset_task = asyncio.get_running_loop().create_task(self._stream.reset())
+
+    async def _write_aside(self, frame: bytes) -> None:
+        try:
+            await self._write(frame)
+        except RemoteError:
+            self._clockwork.remove(self)
+
+    def _heard(self) -> None:
+        self._last_heard = self._clockwork.tick
+
+    async def _write(self, *buffers: Buffer, urgent: bool = True) -> None:
+        async with self._write_lock:
+            if self._finished:
+                return
+            if self._announced:
+                first, *rest = buffers or (b"",)
+                buffers, self._announced = (self._announced + bytes(first), *rest), b""
+            try:
+                for buffer in buffers:
+                    await self._paced.write(buffer, urgent=urgent)
+            except UnreachableError as error:
+                raise self._explain(error) from error
+            self._last_write = self._clockwork.tick
+
+    def _bulk_came(self, size: int) -> None:
+        """Count bytes of a bulk frame, and send a receipt if it is time for one."""
+        self._moved(size)
+        if size:
+            self._send_receipt(self.tally.came(size))
+
+    def _send_receipt(self, receipt: bytes | None) -> None:
+        if receipt is not None:
+            self._receipts.add(_HEADER.pack(RECEIPT, len(receipt)) + receipt, self._write_aside)
+
+    def _moved(self, _: int) -> None:
+        self._last_heard = self._last_moved = self._clockwork.tick
+
+    async def _send_frame(self, kind: int, body: Buffer) -> None:
+        header = _HEADER.pack(kind, memoryview(body).nbytes)
+        # One write for small frames; large bodies are not copied only to stand behind five bytes.
+        if len(header) + memoryview(body).nbytes <= 4096:
+            await self._write(header + bytes(body), urgent=kind != BULK)
+        else:
+            await self._write(header, body, urgent=kind != BULK)
+        self._last_moved = self._clockwork.tick
+
+    def _explain(self, error: UnreachableError) -> RemoteError:
+        if self._silent:
+            return SilentError("nothing was heard for longer than its link explains", peer=self.peer)
+        return UnreachableError(error.message, peer=self.peer)
+
+    async def _read_exactly(self, size: int) -> bytearray:
+        """What was announced is not believed before it comes: memory is taken piece by piece."""
+        body = bytearray()
+        while len(body) < size:
+            piece = bytearray(min(PIECE_BYTES, size - len(body)))
+            await self._stream.read_into(memoryview(piece), self._moved)
+            body += piece
+        return body
+
+    async def _next_header(self, *, end_allowed: bool = False) -> tuple[int, int] | None:
+        """Kind and length of the next frame that is no pulse; None at the end of the stream if that is allowed."""
+        if self._announced:
+            await self._write()
+        self._waiting, self._last_heard = True, self._clockwork.tick
+        try:
+            while True:
+                first = await self._stream.read(_HEADER.size)
+                self._heard()
+                if not first:
+                    if end_allowed:
+                        self._ended = True
+                        return None
+                    raise ProtocolError("the stream ended early", peer=self.peer)
+                rest = await self._read_exactly(_HEADER.size - len(first)) if len(first) < _HEADER.size else b""
+                kind, length = _HEADER.unpack(first + rest)
+                if kind == PULSE and LEAST_TICKS <= length <= MOST_TICKS:
+                    self._far_pause_ticks = length
+                elif kind == RECEIPT and length == RECEIPT_BYTES:
+                    self.tally.acknowledge(await self._read_exactly(length))
+                elif kind in (MESSAGE, BULK, REFUSAL):
+                    return kind, length
+                else:
+                    raise ProtocolError(f"unknown frame kind {kind}", peer=self.peer)
+        except UnreachableError as error:
+            raise self._explain(error) from error
+        finally:
+            self._waiting = False
+
+    async def _receive_body(
+        self, wanted: int, target: memoryview | None, *, exact: bool = True
+    ) -> bytearray | memoryview:
+        header = await self._next_header()
+        kind, length = header if header is not None else (PULSE, 0)
+        if kind != BULK and length > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"a message of {length} bytes exceeds {MAX_MESSAGE_BYTES}", peer=self.peer)
+        if kind == BULK and (target is None or length > target.nbytes or (exact and length != target.nbytes)):
+            bound = "" if exact else "at most "
+            expected = "no bulk frame" if target is None else f"{bound}{target.nbytes} bytes"
+            raise ProtocolError(f"a bulk frame of {length} bytes where {expected} was due", peer=self.peer)
+        if kind not in (wanted, REFUSAL):
+            raise ProtocolError(f"a frame of kind {kind} where {wanted} was due", peer=self.peer)
+        self._waiting = True
+        try:
+            if kind == BULK and target is not None:
+                self._send_receipt(self.tally.expect(length))
+                target = target[:length]
+                await self._paced.read_into(target, self._bulk_came)
+                return target
+            body = await self._read_exactly(length)
+            self._lines.download.charge(length)
+        except UnreachableError as error:
+            raise self._explain(error) from error
+        finally:
+            self._waiting = False
+        if kind == REFUSAL:
+            refusal = self._decode(body, Refusal)
+            raise RejectedError(refusal.reason, code=refusal.code, peer=self.peer)
+        return body
+
+    def _decode(self, body: bytearray | memoryview, message_type: type[T]) -> T:
+        try:
+            return msgspec.msgpack.decode(body, type=message_type)
+        except DECODING_ERRORS as error:
+            raise ProtocolError(f"malformed message: {error}", peer=self.peer) from error

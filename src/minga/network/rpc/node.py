@@ -1,0 +1,308 @@
+"""A node: all connections of one peer, and the methods that others may call on it.
+
+Theory of operation. Connections begin with an exchange of hellos, streams with the name of a method, see
+`minga.network.rpc.handshake`; what follows is that method's own business. Either side of a connection may open
+streams, so a peer that cannot be dialled serves others once it has dialled.
+
+Nothing here grows with the number of strangers: connections are limited in all and for each peer
+(`minga.network.rpc.connections`), and so are those without a hello (`minga.network.rpc.accept_loop`). Peers that
+break the protocol are cut off for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+
+from minga.core.errors import (
+    ClosedError,
+    MingaError,
+    ProtocolError,
+    RejectedError,
+    RemoteError,
+    SilentError,
+    UnreachableError,
+)
+from minga.core.events import EventBus
+from minga.core.thread_guard import any_thread, loop_bound
+from minga.network.authorizer import Gate, OpenGate
+from minga.network.bandwidth.access_link import Lines
+from minga.network.bounded_dict import BoundedDict
+from minga.network.interface import Address, Connection, LinkFacts, Network, PeerId, Stream
+from minga.network.rpc import handshake
+from minga.network.rpc.accept_loop import Reception
+from minga.network.rpc.connections import MAX_PEERS, Connections
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.handshake import WIRE_VERSIONS, Call, Hello, Role
+from minga.network.rpc.keepalive import Clockwork
+from minga.network.rpc.misbehaviour import OFFENCE_MEMORY_S, Offences
+from minga.network.rpc.server import Handler, Server
+
+DIAL_TIMEOUT_S = 10.0
+"""Seconds after which a dial counts as failed: hole punching over a relay takes up to a few seconds."""
+
+CALL_TIMEOUT_S = 30.0
+"""Seconds that a call waits for its answer, unless told otherwise, from a peer that gives signs of life."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger("minga.network")
+
+
+@loop_bound
+class Node:
+    """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown. `lines` is
+    what is known of this peer's line, and its caps. `gate` says who is let in (default: everybody).
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        run_id: str,
+        role: Role,
+        lookup: Callable[[PeerId], Address | None],
+        events: EventBus,
+        lines: Lines | None = None,
+        gate: Gate | None = None,
+    ) -> None:
+        self.network, self.run_id, self.role, self.events = network, run_id, role, events
+        self.clockwork = Clockwork()
+        self.lines = lines or Lines(asyncio.get_running_loop().time, network.wall_time)
+        self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
+        self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
+        """Other peers' clocks minus ours, in seconds, as seen when connecting."""
+        self._lookup, self._gate = lookup, gate or OpenGate()
+        self._server = Server(self._wrap, self.spawn, self.offend, self._gate.permits)
+        self._reception = Reception(network, events, self._greet, self._adopt, self.spawn)
+        self._connections, self._offences = Connections(), Offences()
+        self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    @any_thread
+    def peer_id(self) -> PeerId:
+        """This peer's own id."""
+        return self.network.peer_id
+
+    @property
+    def address(self) -> Address:
+        """What to tell others about where this peer can be dialled."""
+        return self.network.address if self.is_dialable else Address(self.peer_id)
+
+    def start(self) -> None:
+        """Begin to accept connections on the running loop."""
+        self.clockwork.start()
+        self.spawn(self._reception.run())
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a task for as long as the node lives; its errors are logged, remote ones quietly."""
+        task = asyncio.get_running_loop().create_task(self._guard(coroutine))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: coroutine.close())  # one that was cancelled before its first turn
+        return task
+
+    def serve(self, method: str, handler: Handler) -> None:
+        """Let others call `method`: `handler(peer, stream)` reads the request and answers.
+
+        A `RejectedError` raised by the handler is sent to the caller as a refusal.
+        """
+        self._server.handlers[method] = handler
+
+    # ---- calling others
+
+    @contextlib.asynccontextmanager
+    async def open(self, peer: PeerId, method: str, *, bulk: bool = False) -> AsyncIterator[MessageStream]:
+        """Open a stream to `peer` for `method`, dialling if need be; it is aborted when the block is left early.
+
+        `bulk` is for streams that carry tensors, see `Connection.open_stream`.
+        Raises `UnreachableError` if there is no way to the peer.
+        """
+        connection = await self.connection(peer)
+        stream = self._wrap(await connection.open_stream(bulk=bulk), connection)
+        try:
+            stream.announce(Call(method))
+            yield stream
+        except ProtocolError as error:
+            self.offend(peer, str(error))
+            raise
+        finally:
+            await stream.close()
+
+    async def call(
+        self,
+        peer: PeerId,
+        method: str,
+        request: msgspec.Struct,
+        reply_type: type[T],
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> T:
+        """Send one request and return the reply.
+
+        Raises `RejectedError` if the peer refuses, `SilentError` if `timeout_s` seconds, in which this process was
+        awake, bring no answer, and the errors of `MessageStream`.
+        """
+        try:
+            async with self.clockwork.timeout(timeout_s), self.open(peer, method) as stream:
+                await stream.send(request)
+                reply = await stream.receive(reply_type)
+                await stream.finish()
+                await stream.receive_end()
+                return reply
+        except TimeoutError as error:
+            raise SilentError(f"no answer to {method!r} within {timeout_s:g} s", peer=peer) from error
+
+    async def connection(self, peer: PeerId) -> Connection:
+        """A live connection to `peer`, an existing one or a new one. Raises `UnreachableError`."""
+        if self._closed:
+            raise ClosedError("this peer was closed")
+        if live := self._connections.live(peer):
+            return live
+        address = self._lookup(peer)
+        if address is None or not address.dialable:
+            raise UnreachableError("not connected, and no address to dial is known", peer=peer)
+        return await self.dial(address)
+
+    async def dial(self, address: Address) -> Connection:
+        """Connect to a known address and exchange hellos; concurrent calls share one attempt.
+
+        Raises `UnreachableError`, or `RejectedError` if the other side sends this peer away.
+        """
+        peer = address.peer_id
+        if peer not in self._dialling:
+            task = asyncio.get_running_loop().create_task(self._dial(address))
+            self._dialling[peer] = task
+            task.add_done_callback(lambda task: self._dialled(peer, task))
+        return await asyncio.shield(self._dialling[peer])
+
+    def _dialled(self, peer: PeerId, task: asyncio.Task[Connection]) -> None:
+        self._dialling.pop(peer, None)
+        if not task.cancelled():
+            task.exception()  # whoever waited for it may have gone away by now
+
+    # ---- what is known of others
+
+    def is_connected(self, peer: PeerId) -> bool:
+        """Whether a connection to `peer` is open right now."""
+        return self._connections.live(peer) is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there are few enough connections to make one that is not needed."""
+        return len(self._connections) < MAX_PEERS // 2
+
+    def connected(self) -> list[PeerId]:
+        """All peers with an open connection, in order of their ids."""
+        return self._connections.connected()
+
+    def facts(self, peer: PeerId) -> LinkFacts | None:
+        """Facts about the link to `peer`, or None without a connection."""
+        live = self._connections.live(peer)
+        return live.facts() if live else None
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received over all connections so far, closed ones included."""
+        return self._connections.traffic()
+
+    def offend(self, peer: PeerId, what: str) -> None:
+        """Count a breach of the protocol by `peer`; cut it off when there were too many."""
+        now = asyncio.get_running_loop().time()
+        self._offences.note(peer, now)
+        self.events.emit("peer.offence", peer=peer, what=what)
+        if self._offences.is_cut_off(peer, now):
+            self.events.emit("peer.cut_off", peer=peer, seconds=OFFENCE_MEMORY_S)
+            self.spawn(self.disconnect(peer))
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections to `peer`."""
+        for connection in self._connections.remove(peer):
+            await connection.close()
+
+    async def close(self) -> None:
+        """Stop everything and close the network; may be called twice."""
+        self._closed = True
+        self.clockwork.close()
+        for task in [*self._tasks, *self._dialling.values()]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._dialling.values(), return_exceptions=True)
+        for peer in self._connections.peers():
+            await self.disconnect(peer)
+        await self.network.close()
+
+    # ---- inner workings
+
+    def _hello(self) -> Hello:
+        credential = self._gate.credential()
+        return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time(), credential)
+
+    def _check_hello(self, hello: Hello, peer: PeerId) -> None:
+        handshake.check_hello(hello, self.run_id, peer)
+        if self._offences.is_cut_off(peer, asyncio.get_running_loop().time()):
+            raise RejectedError("cut off after repeated breaches of the protocol", code="cut_off", peer=peer)
+        self._gate.meet(peer, hello.credential)
+
+    def _check_guest(self, hello: Hello, peer: PeerId) -> None:
+        self._check_hello(hello, peer)
+        if self._connections.is_full_for(peer):
+            raise RejectedError("too many peers are connected already", code="full", peer=peer)
+
+    def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
+        peer = connection.peer_id
+        return MessageStream(stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.lines)
+
+    async def _dial(self, address: Address) -> Connection:
+        peer = address.peer_id
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S) as limit:
+                connection = await self.network.connect(address)
+                limit.reschedule(asyncio.get_running_loop().time() + DIAL_TIMEOUT_S)  # as much for the hellos
+                stream = self._wrap(await connection.open_stream(), connection)
+                hello = await handshake.introduce(stream, self._hello(), lambda hello: self._check_hello(hello, peer))
+        except BaseException as error:
+            if connection is not None:
+                await connection.close()
+            if isinstance(error, TimeoutError):
+                raise UnreachableError(f"no answer within {DIAL_TIMEOUT_S:.0f} s", peer=peer) from error
+            raise
+        self._adopt(connection, hello)
+        return connection
+
+    def _adopt(self, connection: Connection, hello: Hello) -> None:
+        peer = connection.peer_id
+        self.clock_offsets_s[peer] = hello.wall_time - self.network.wall_time()
+        replaced = self._connections.add(connection)
+        if replaced is not None:
+            self.spawn(replaced.close())
+        self.events.emit("peer.connected", peer=peer, path=connection.facts().path)
+        self.spawn(self._serve(connection))
+
+    async def _greet(self, connection: Connection) -> Hello:
+        stream = self._wrap(await connection.accept_stream(), connection)
+        return await handshake.welcome(stream, self._hello, lambda hello: self._check_guest(hello, connection.peer_id))
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            await self._server.serve_connection(connection)
+        finally:
+            await connection.close()
+            if self._connections.live(connection.peer_id) is None:
+                self.events.emit("peer.disconnected", peer=connection.peer_id)
+
+    async def _guard(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            await coroutine
+        except (RemoteError, ClosedError) as error:
+            logger.debug("task ended: %s", error)
+        except MingaError:
+            raise
+        except Exception:
+            logger.exception("a background task failed")

@@ -1,0 +1,78 @@
+"""What two peers tell each other over iroh about TCP, and dialling by it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Annotated, Any
+
+import msgspec
+
+from minga.core.decoding import DECODING_ERRORS
+from minga.core.errors import ProtocolError
+from minga.network.interface import PeerId
+from minga.network.interrupt import Interrupt
+from minga.network.tcp.certificate import MAX_CERTIFICATE_BYTES
+from minga.network.tcp.listener import HANDSHAKE_S
+from minga.network.tcp.tls_channel import TlsChannel
+
+MAX_CONTROL_BYTES = 4096
+"""Largest message about TCP."""
+
+DIALLER_OPENS, DIALLED_OPENS = 0, 1
+"""The dialler's first byte: which side opens streams on this connection."""
+WELCOME = b"\x01"
+"""The answer to it: the dialler is who it should be, and its connection is wanted."""
+
+
+class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="offer"):
+    """Where to dial (port 0: nowhere), with which certificate the sender will prove itself, and the word to say."""
+
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
+    certificate: Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_CERTIFICATE_BYTES)]
+    word: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+
+
+class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask"):
+    """Please dial me, for streams that I open."""
+
+
+Control = Offer | Ask
+
+
+def encode(message: Control) -> bytes:
+    """The bytes of a message."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode(body: bytes, peer: PeerId) -> Control:
+    """The message in `body`. Raises `ProtocolError` if there is none."""
+    try:
+        message: Any = msgspec.msgpack.decode(body, type=Control)
+    except DECODING_ERRORS as error:
+        raise ProtocolError(f"malformed message about TCP: {error}", peer=peer) from error
+    return message  # type: ignore[no-any-return]
+
+
+async def dial(host: str, offer: Offer, context: ssl.SSLContext, role: int) -> TlsChannel:
+    """Connect to who made `offer`, at the IP address `host`; `context` trusts its certificate only.
+
+    Raises `OSError` (`ssl.SSLError` and `TimeoutError` are some) if there is nobody, or somebody else.
+    """
+    channel = TlsChannel(lambda arrived, unsent: context.wrap_bio(arrived, unsent, server_hostname=offer.word))
+    answer, made = bytearray(1), False
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            await asyncio.get_running_loop().create_connection(lambda: channel, host, offer.port)
+            await channel.handshake()
+            if channel.tls.getpeercert(True) != offer.certificate:
+                raise ConnectionRefusedError("it has another certificate than it told")
+            channel.put(bytes([role]))
+            await channel.fill(memoryview(answer), Interrupt(), None)
+            if answer != WELCOME:
+                raise ConnectionRefusedError(channel.lost or "it does not welcome this connection")
+        made = True
+        return channel
+    finally:
+        if not made:
+            await channel.close()

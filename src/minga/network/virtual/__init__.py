@@ -1,0 +1,11 @@
+"""The virtual network: simulated hosts behind simulated lines, in one process, from one seed.
+
+    internet ─▶ host (uplink, downlink: link) ─▶ connection ─▶ pipe ── link · paths · link ──▶ pipe ─▶ connection
+                  └─▶ process: its tasks can be stopped, continued and killed
+
+Read: internet (entry: hosts, cuts, kills), host (as its protocol code sees it), connection (connections and
+streams), pipe (one direction of a stream), link (a shared rate), paths (latency, loss, limits, cuts), process (what
+one simulated peer runs).
+
+Implements network/interface; called by simulation and tests. It needs a loop on virtual time and knows no protocol.
+"""

@@ -1,0 +1,214 @@
+"""The recipe seam: the model, the data and the loss of a run, as training sees them.
+
+A recipe is made from its settings, the table `[recipe.NAME]` of the run spec, and from what else of the spec it may
+know (`RecipeContext`); it holds no training state. The organiser calls `prepare` once; the files it returns travel with
+the run, so that every other method sees the same files on every peer. Batches are plain dictionaries of tensors, which
+training may move to a device without knowing what they mean.
+
+Training, planner, plots, demo and bench-device know recipes by this interface alone. To import this module imports
+neither torch nor the libraries of any recipe.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from minga.security.randomness.public_batch import PublicBatch
+
+Batch: TypeAlias = "dict[str, Tensor]"
+"""One micro-batch: named tensors, the meaning of which only the recipe knows."""
+
+Files: TypeAlias = Mapping[str, Path]
+"""The files that came with the run, by name; each already downloaded and checked against its digest."""
+
+Settings = Section
+"""What the settings of a recipe derive from; fields are declared by `whole`, `real`, `choice` and `described`."""
+
+S = TypeVar("S", bound=Section)
+
+
+@dataclass(frozen=True)
+class StreamPosition:
+    """Which order of the data one stream follows.
+
+    `peer_id` (hex) is the peer's key, `worker` the rank of the process within a peer of several processes, and
+    `start_step` the global step at which the peer joined: a peer that comes back goes on with a fresh order instead of
+    the samples it has already had. Equal positions give equal streams, on any machine.
+    """
+
+    peer_id: str
+    worker: int = 0
+    start_step: int = 0
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of `evaluate`. `chance` is what a model that guesses would have, None if that depends on settings."""
+
+    name: str
+    better: Literal["lower", "higher"]
+    chance: float | None = None
+
+
+@dataclass(frozen=True)
+class RecipeContext:
+    """What a recipe may know of its run besides its own settings.
+
+    `seed` is the run's; `is_public` says that members compute each other's batches again, all with
+    `micro_batch_size`, which is None in other runs.
+    """
+
+    recipe: str
+    run_name: str
+    run_id: str
+    seed: int
+    is_public: bool = False
+    micro_batch_size: int | None = None
+
+
+@dataclass(frozen=True)
+class RecipeFacts:
+    """What plans have to know of a model.
+
+    `tensors` are the numbers of elements of what is trained and averaged; `operations` those of one sample, forward
+    and backward; `tokens` of one sample, 1 where samples have none; `activation_bytes` what one sample takes in
+    float32 until the backward pass, None if unknown. `origin` says where all this is from.
+    """
+
+    name: str
+    tensors: tuple[int, ...]
+    operations: float
+    tokens: int
+    activation_bytes: float | None
+    origin: str
+
+
+class Recipe(ABC, Generic[S]):
+    """What a run trains, on what, and how well it does."""
+
+    Settings: ClassVar[type[Section]]
+    """What `[recipe.NAME]` may say, with bounds and meanings."""
+
+    headline: ClassVar[Metric]
+    """The figure of `evaluate` that demo, plots and status show."""
+
+    coupling: ClassVar[Literal["none", "micro-batch"]] = "none"
+    """Whether the loss of a sample depends on others of its micro-batch."""
+
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Sizes that `minga plan --model NAME-SIZE` knows; see `size_settings`."""
+
+    def __init__(self, settings: S, context: RecipeContext) -> None:
+        self.settings, self.context = settings, context
+
+    # ---- settings
+
+    @classmethod
+    def from_version_2(cls, table: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
+        """Today's settings out of those of a run spec of version 2; for recipes that are that old."""
+        raise ConfigurationError("a run spec of version 2 cannot name this recipe; write spec_version = 3")
+
+    @classmethod
+    def size_settings(cls, size: str, tokens: int | None) -> dict[str, Any]:
+        """The settings that belong to one of `sizes`; `tokens` of a sample, None for as many as is usual."""
+        raise NotImplementedError(f"{cls.__name__} names sizes but not their settings")
+
+    def check_public(self) -> None:
+        """Raise `ConfigurationError` if these settings cannot serve a run whose members check each other."""
+
+    # ---- organiser
+
+    @abstractmethod
+    def prepare(self) -> dict[str, bytes]:
+        """Make the files that ship with the run; called once, by the organiser, who may take seconds for it.
+
+        Raises `ConfigurationError` where the data that the settings name cannot be found or is too little or too much.
+        """
+
+    def inputs(self) -> Sequence[Path]:
+        """The files of this machine that `prepare` reads: if one changes, it has to be called again."""
+        return ()
+
+    # ---- training
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """A new float32 model, in training mode; its parameters depend on settings and seed alone.
+
+        Called by `new_model`, under which PyTorch's own initialisers draw equal numbers on every machine. Reads no
+        file and no network, and works on the device `meta`.
+        """
+
+    @abstractmethod
+    def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
+        """Training batches of exactly `micro_batch_size` samples, without end.
+
+        Within one pass over the data no sample comes twice; held-out data never come at all.
+        """
+
+    @abstractmethod
+    def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
+        """The micro-batch that `batch` names, the same on every machine: for runs whose members check each other."""
+
+    @abstractmethod
+    def synthetic_batch(self, size: int) -> Batch:
+        """A batch of `size` made-up samples, with the names, types and ranks of real ones and the largest shapes."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss of a batch: a scalar that is the mean over its samples.
+
+        Being a mean over samples, it makes the average of gradients weighted by samples equal to the gradient of the
+        whole batch, however that was cut into micro-batches.
+        """
+
+    def samples(self, batch: Batch) -> int:
+        """How many samples a batch holds: the first dimension of its first tensor, unless the recipe says otherwise."""
+        return int(next(iter(batch.values())).shape[0])
+
+    def own_data(
+        self,
+        files: Files,  # noqa: ARG002
+        patterns: Sequence[str],  # noqa: ARG002
+        folder: Path,  # noqa: ARG002
+    ) -> tuple[Recipe[S], Files]:
+        """The recipe and the run's files for a peer that trains on files of its own, `patterns`, instead of the run's.
+
+        What is held out for all stays held out. `folder` keeps what is made of them. Raises `ConfigurationError` if
+        the recipe cannot do that or the files hold nothing to train on, `StorageError` if the disk refuses.
+        """
+        raise ConfigurationError(f"--data: the recipe {self.context.recipe} does not train on files of one's own")
+
+    # ---- figures
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, files: Files) -> dict[str, float]:
+        """Figures on held-out data: the same numbers for the same weights, on any peer and at any time.
+
+        Leaves the model as it was, and all random generators. Empty where the settings hold nothing out.
+        """
+
+    @abstractmethod
+    def export(self, model: nn.Module, files: Files, directory: Path, *, step: int) -> None:
+        """Write the model in the format of its own library, whole or not at all.
+
+        Raises `StorageError` where that fails, and `ConfigurationError` if the directory already has content.
+        """
+
+    def facts(self) -> RecipeFacts:
+        """What plans have to know, counted on a model without memory."""
+        from minga.recipes.counting import tensors_and_operations
+
+        name = self.context.recipe
+        tensors, operations = tensors_and_operations(self.build_model, self.synthetic_batch(1), self.loss)
+        return RecipeFacts(name, tensors, operations, 1, None, f"the recipe {name}, counted")

@@ -1,0 +1,104 @@
+"""Recipes by name: minga's own, and those that other packages declare in the entry-point group `minga.recipes`."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.fields import Section, is_private
+from minga.core.spec.plugins import Registry, check_recorded, recorded
+from minga.core.spec.problems import explain
+from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.toml import render_section
+from minga.recipes.interface import Recipe, RecipeContext
+
+RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
+    "minga.recipes",
+    "recipe",
+    {"albert": "minga.recipes.albert.recipe:AlbertRecipe"},
+    base="minga.recipes.interface:Recipe",
+)
+CUSTOM: Final = "custom"
+"""The name in run specs whose model, data and loss are in a program of the organiser's."""
+
+USUAL_MODEL: Final = "albert-base"
+"""What `minga bench-device` measures unless told otherwise."""
+
+
+def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
+    """The recipe that `spec` names, with the settings that it gives; `source` says in messages where they are from.
+
+    Raises `ConfigurationError` if no installed package brings it, or another one than the run recorded, or it refuses
+    its settings.
+    """
+    name = spec.model.recipe
+    if name == CUSTOM:
+        raise ConfigurationError(f'{source}: model.recipe = "{CUSTOM}": the model is in the program of the organiser')
+    recorded([(RECIPES, name)], spec.plugins)  # raises if it is known to be of another package
+    found = RECIPES.get(name)
+    table = found.from_version_2(spec.recipe_settings) if spec.is_old else spec.recipe_settings
+    try:
+        settings = found.Settings.model_validate(table)
+    except ValidationError as error:
+        raise ConfigurationError(explain(error, found.Settings, source, within=f"recipe.{name}")) from error
+    is_public = spec.security.mode == "byzantine"
+    context = RecipeContext(
+        name,
+        spec.name,
+        spec.run_id,
+        spec.training.seed,
+        is_public,
+        spec.security.micro_batch_size if is_public else None,
+    )
+    recipe = found(settings, context)
+    if is_public:
+        recipe.check_public()
+    return recipe
+
+
+def published(spec: RunSpec) -> RunSpec:
+    """The spec with every setting of its recipe spelled out, without those that name things of this machine, and with
+    the package that brings the recipe, where it does not come with minga.
+
+    Spelled out, since another version of a recipe may have other defaults. Specs of version 2 are so from the start.
+    Raises what `load_recipe` raises.
+    """
+    if spec.is_old or spec.model.recipe == CUSTOM:
+        return spec.published()
+    settings = _without_private(load_recipe(spec).settings)
+    spec = spec.with_plugins(recorded([(RECIPES, spec.model.recipe)], spec.plugins))
+    return spec.with_recipe_settings(settings.model_dump(mode="json")).published()
+
+
+def check_published(spec: RunSpec) -> None:
+    """Raise `ConfigurationError` unless this machine has the recipe of a received spec, in the recorded version, and
+    the spec has just the settings that `published` gives.
+    """
+    if spec.model.recipe != CUSTOM:
+        check_recorded([(RECIPES, spec.model.recipe)], spec.plugins)
+    if spec.model.recipe != CUSTOM and published(spec).canonical_bytes() != spec.canonical_bytes():
+        raise ConfigurationError(
+            f"this run does not spell out the settings of its recipe {spec.model.recipe}, or names files of its "
+            "organiser: with this version of the recipe it could be another run; ask the organiser to host it anew"
+        )
+
+
+def example_toml(recipe: str) -> str:
+    """A commented run spec of `recipe`, with every setting at its default. Raises `ConfigurationError`."""
+    settings = RECIPES.get(recipe).Settings()
+    spec = RunSpec.from_mapping({"name": "my first run", "model": {"recipe": recipe}})
+    return RunSpec.example_toml(spec) + render_section(f"recipe.{recipe}", settings)
+
+
+def _without_private(settings: Section) -> Section:
+    """The settings with private ones back at their defaults, in the tables inside as well; unchecked, as before."""
+    changes = {}
+    for name, field in type(settings).model_fields.items():
+        value = getattr(settings, name)
+        if is_private(field):
+            changes[name] = field.get_default(call_default_factory=True)
+        elif isinstance(value, Section):
+            changes[name] = _without_private(value)
+    return settings.model_copy(update=changes)

@@ -1,0 +1,10 @@
+"""What is the same for every recipe: from the run spec to a training loop on this machine.
+
+    run spec ─▶ registry ─▶ run (model, optimizer, data, loop) ─▶ minga.Optimizer
+                              └─▶ background_evaluation: held-out figures on a thread of its own
+
+Read: registry (from a name to the recipe), run (entry), background_evaluation (evaluation beside training),
+device_speed (how fast this machine trains).
+
+Called by cli. It knows recipes by their interface only.
+"""

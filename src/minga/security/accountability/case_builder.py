@@ -1,0 +1,140 @@
+"""Writes down why members leave the list, from what is known of an attempt; see `proofs.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from minga.network.interface import PeerId
+from minga.security.accountability.proofs import (
+    Admitted,
+    Behind,
+    Case,
+    Contradicted,
+    Elsewhere,
+    Hidden,
+    Judged,
+    Named,
+    Proof,
+    Recomputed,
+    Statements,
+    Undelivered,
+    Unheard,
+    Unobtainable,
+    Unopened,
+    Unshown,
+)
+from minga.security.protocol.attempt_record import Record, Terms
+from minga.security.protocol.members import Reason
+from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.statement_store import Equivocation, Slots
+from minga.security.protocol.statements import Accusation, Phase, Slot
+
+
+class Witness:
+    """Of one attempt: makes cases from the statements that were heard in it."""
+
+    def __init__(self, terms: Terms, slots: Slots) -> None:
+        self._terms, self._slots = terms, slots
+
+    def contradicted(self, proof: Equivocation) -> Case:
+        """It said two things."""
+        return self._case(proof.author, Reason.EQUIVOCATED, Contradicted(proof))
+
+    def named(self, peer: PeerId, reason: Reason) -> Case:
+        """Most name it in their commitments."""
+        return self._case(peer, reason, Named(self._said(Phase.COMMIT)))
+
+    def unheard(self, peer: PeerId, phase: Phase) -> Case:
+        """It said nothing; before it has committed itself it is just away."""
+        reason = None if phase is Phase.COMMIT else Reason.SILENT
+        return self._case(peer, reason, Unheard(phase, self._said(phase.vote)))
+
+    def elsewhere(self, peer: PeerId) -> Case:
+        """It stands elsewhere than most."""
+        return self._case(peer, None, Elsewhere(self._said(Phase.COMMIT)))
+
+    def unopened(self, peer: PeerId) -> Case:
+        """What it revealed is not what it committed to."""
+        (result,), (reveal,) = self._said(Phase.RESULT, [peer]), self._said(Phase.REVEAL, [peer])
+        return self._case(peer, Reason.SILENT, Unopened(result, reveal))
+
+    def undelivered(self, guilty: int, part: int, owner: int) -> Case:
+        """The owner of a part kept it to itself, or it and the aggregator say different things."""
+        members = self._terms.members
+        (commit,) = self._said(Phase.COMMIT, [members[owner]])
+        proof = Undelivered(part, owner, commit, self._said(Phase.RESULT), self._said(Phase.REVEAL))
+        return self._case(members[guilty], Reason.UNDELIVERED, proof)
+
+    def unobtainable(self, part: int) -> Case:
+        """Most could not get an aggregate."""
+        proof = Unobtainable(part, self._said(Phase.CLAIMS))
+        return self._case(self._terms.members[part], Reason.UNDELIVERED, proof)
+
+    def behind(self, peer: PeerId) -> Case:
+        """It could not get an aggregate that others have."""
+        return self._case(peer, None, Behind(self._said(Phase.CLAIMS)))
+
+    def recomputed(self, peer: PeerId, reason: Reason, part: int, record: Record) -> Case:
+        """It was found out by computing again what happened to a part."""
+        cargo, terms = record.cargo, self._terms
+        proof = Recomputed(
+            terms.rules,
+            self._said(Phase.COMMIT),
+            self._said(Phase.RESULT),
+            self._said(Phase.REVEAL),
+            self._said(Phase.CLAIMS),
+            self._said(Phase.CONFIRM),
+            part,
+            tuple(bytes(cargo.parts[owner, part]) for owner in terms.contributors),
+            tuple(cargo.paths[owner, part] for owner in terms.contributors),
+            bytes(cargo.values[part]),
+        )
+        return self._case(peer, reason, proof)
+
+    def admitted(self, peer: PeerId, standing: Standing) -> Case:
+        """It became a member after this attempt, before which the members stood there."""
+        return self._case(peer, None, Admitted(standing, self._terms.rules, self._said(Phase.COMMIT)))
+
+    def hidden(self, part: int, owner: int) -> Case:
+        """Most could not get a part that had to be computed again."""
+        (commit,) = self._said(Phase.COMMIT, [self._terms.members[owner]])
+        proof = Hidden(part, owner, commit, self._said(Phase.CONFIRM), self._said(Phase.CHECK))
+        return self._case(self._terms.members[owner], Reason.UNDELIVERED, proof)
+
+    def unshown(self, peer: PeerId, reason: Reason) -> Case:
+        """What this member cannot show."""
+        return self._case(peer, reason, Unshown())
+
+    def judged(
+        self,
+        peer: PeerId,
+        reason: Reason,
+        accuser: PeerId,
+        accusation: Accusation,
+        records: Mapping[int, Record],
+        judges: Iterable[PeerId],
+    ) -> Case:
+        """The `judges` of this attempt found about an accusation that was made in the step before.
+
+        Who was no member then does not have what shows it.
+        """
+        earlier, accused = records.get(self._terms.step - 1), records.get(accusation.step)
+        is_covered = reason is Reason.COVERED
+        if earlier is None or (is_covered and accused is None):
+            return self.unshown(peer, reason)
+        before = Witness(earlier.terms, self._slots)
+        (accusing,) = before._said(Phase.COMMIT, [accuser])
+        covering = before._said(Phase.COMMIT, [peer])[0] if is_covered else None
+        members_then = accused.terms.members if is_covered and accused else ()
+        judging = self._said(Phase.COMMIT, judges)
+        return self._case(peer, reason, Judged(accuser, accusation, accusing, judging, covering, members_then))
+
+    # ---- inner workings
+
+    def _said(self, phase: Phase, authors: Iterable[PeerId] | None = None) -> Statements:
+        said = self._slots.of(Slot(self._terms.step, self._terms.attempt, phase))
+        return tuple(said[peer] for peer in sorted(authors or self._terms.members) if peer in said)
+
+    def _case(self, peer: PeerId, reason: Reason | None, proof: Proof) -> Case:
+        terms = self._terms
+        return Case(peer, reason.name if reason else None, terms.step, terms.attempt, terms.members, proof)

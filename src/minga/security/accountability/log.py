@@ -1,0 +1,197 @@
+"""The evidence of a run in the order in which members left, in a file or, without one, in memory.
+
+The file is a sequence of records, each with a header before it: its length (8 bytes, little-endian) and a checksum of
+that. It is only ever appended to; if a machine stops in the middle of that, the next start finds an incomplete last
+record and cuts it off. Thanks to the checksum, a length that was damaged later does not look like that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from blake3 import blake3
+
+from minga.core.errors import StorageError
+from minga.network.interface import PeerId
+from minga.security.accountability.proofs import Admitted, Case, Entered, Evidence, EvidenceError, Judged
+from minga.security.accountability.verify import verify
+from minga.security.protocol.members import Ledger
+
+_LENGTH_BYTES = 8
+_HEADER_BYTES = 16
+
+
+class EvidenceLog:
+    """Append-only; kept in the file at `path`, or in memory if there is none. Of a file that is there already an
+    incomplete last record is cut off; raises `StorageError` if it is damaged or cannot be used.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._entries: list[Evidence] = []
+        if path is not None and path.exists():
+            _cut_off(path)
+
+    @property
+    def entries(self) -> tuple[Evidence, ...]:
+        """All evidence so far that is kept in memory; `read_log` reads a file."""
+        return tuple(self._entries)
+
+    def append(self, evidence: Evidence) -> None:
+        """Add evidence; it is on the disk when this returns. Raises `StorageError` if the disk refuses."""
+        if self._path is None:
+            self._entries.append(evidence)
+            return
+        record = evidence.to_bytes()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(_header(len(record)) + record)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StorageError(f"the evidence cannot be written to {self._path}: {error}") from error
+
+
+def read_log(path: Path) -> tuple[Evidence, ...]:
+    """The evidence in a file, which is left as it is, since a peer may be writing to it: an incomplete last record is
+    passed over. Raises `StorageError` if it cannot be read, and `EvidenceError` if it is malformed.
+    """
+    try:
+        with path.open("rb") as file:
+            return tuple(Evidence.from_bytes(_read(file, start, length)) for start, length in _records(file))
+    except OSError as error:
+        raise StorageError(f"the evidence in {path} cannot be read: {error}") from error
+
+
+def _cut_off(path: Path) -> None:
+    """Cut an incomplete last record off; reads the headers only, since a record may hold as much as a gradient."""
+    try:
+        with path.open("r+b") as file:
+            whole = max((start + length for start, length in _records(file)), default=0)
+            if whole < file.seek(0, os.SEEK_END):
+                file.truncate(whole)
+    except EvidenceError as error:
+        raise StorageError(f"the evidence in {path} is damaged, so move the file away: {error}") from error
+    except OSError as error:
+        raise StorageError(f"the evidence in {path} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """Who is a member after all evidence of a log, and, where it did not begin with the founders, with what it did."""
+
+    members: tuple[PeerId, ...]
+    entered: Case | None = None
+
+
+def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEnd:
+    """Verify all evidence of a run that began with `founders`, and return to where it leads.
+
+    Raises `EvidenceError` at the first entry that proves nothing or does not follow on those before it.
+    """
+
+    def verified() -> Iterator[Evidence]:
+        for entry in entries:
+            verify(entry, run_id)
+            yield entry
+
+    return follow_log(founders, verified())
+
+
+def follow_log(founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEnd:
+    """The same for evidence of which each entry was verified.
+
+    Of a member that came later, or came back, the log begins anew with those who were members then. Nothing but their
+    own word shows that these followed on the founders, so whoever reads the outcome has to be told.
+    """
+    replay = _Replay(Ledger(founders))
+    for entry in entries:
+        replay.follow(entry)
+    return LogEnd(replay.ledger.members, replay.entered)
+
+
+class _Replay:
+    """Follows the list of members; all who leave after the same attempt were members in it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.entered: Case | None = None
+        """Where it began anew last."""
+        self._witness: PeerId | None = None
+        self._place = (-1, 0)
+        self._members = ledger.members
+        self._of_steps: list[tuple[int, tuple[PeerId, ...]]] = [(-1, ledger.members)]
+        """Who was a member in the last attempt of a step, and in all that follow up to the next entry."""
+
+    def follow(self, entry: Evidence) -> None:
+        case, place, peer = entry.case, (entry.case.step, entry.case.attempt), PeerId(entry.case.peer)
+        if self._witness not in (None, entry.author):
+            raise EvidenceError("its witness is not that of the evidence before it", peer=peer, round=case.step)
+        self._witness = entry.author
+        if place < self._place:
+            raise EvidenceError("it is older than the evidence before it", peer=peer, round=case.step)
+        if isinstance(case.proof, Entered):
+            self._begin_anew(entry, case.proof)
+            return
+        if place > self._place:
+            self._place, self._members = place, self.ledger.members
+        if case.members != self._members:
+            raise EvidenceError("its members are not those who were left by then", peer=peer, round=case.step)
+        proof = case.proof
+        is_new = isinstance(proof, Admitted) or case.ban is not None  # whoever is banned may be a candidate
+        if peer in self.ledger.bans or (peer not in self.ledger and not is_new):
+            raise EvidenceError("it had left before", peer=peer, round=case.step)
+        if isinstance(proof, Judged) and proof.covering and proof.members_then != self._at(proof.accusation.step):
+            raise EvidenceError("other members aggregated in the accused step", peer=peer, round=case.step)
+        if isinstance(proof, Admitted):
+            self.ledger.admit(peer)
+        elif case.ban is None:
+            self.ledger.remove(peer, case.step)
+        else:
+            self.ledger.ban(peer, case.step, case.ban)
+        # a judgement or an admission comes when a step was taken, all else before
+        self._of_steps.append((case.step + isinstance(proof, Judged | Admitted), self.ledger.members))
+
+    def _begin_anew(self, entry: Evidence, proof: Entered) -> None:
+        """The witness was away, if only to be started anew, and came back; that takes it at least a step."""
+        case = entry.case
+        if case.peer != entry.author:
+            raise EvidenceError("it tells where another peer than its witness entered", peer=case.peer, round=case.step)
+        if case.step <= self._place[0]:
+            raise EvidenceError("its witness was a member in that step already", peer=case.peer, round=case.step)
+        self.entered, self._place = case, (case.step, case.attempt)
+        self.ledger = proof.standing.ledger
+        self._members = self.ledger.members
+        self._of_steps.append((case.step, self._members))
+
+    def _at(self, step: int) -> tuple[PeerId, ...]:
+        return next(members for first, members in reversed(self._of_steps) if first <= step)
+
+
+def _header(length: int) -> bytes:
+    encoded = length.to_bytes(_LENGTH_BYTES, "little")
+    return encoded + bytes(blake3(encoded).digest(length=_HEADER_BYTES - _LENGTH_BYTES))
+
+
+def _records(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Where each whole record of a file begins, and its length, in bytes."""
+    at, size = 0, file.seek(0, os.SEEK_END)
+    while at + _HEADER_BYTES <= size:
+        header = _read(file, at, _HEADER_BYTES)
+        start, length = at + _HEADER_BYTES, int.from_bytes(header[:_LENGTH_BYTES], "little")
+        if header != _header(length):
+            raise EvidenceError(f"malformed evidence: at byte {at} of the file there is no length of a record")
+        if start + length > size:
+            return
+        yield start, length
+        at = start + length
+
+
+def _read(file: BinaryIO, start: int, length: int) -> bytes:
+    file.seek(start)
+    return file.read(length)

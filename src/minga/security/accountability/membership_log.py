@@ -1,0 +1,53 @@
+"""Changes of the list of members: each is noted in the ledger, told as an event, and written down as evidence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from minga.identity.keys.keys import Identity
+from minga.network.interface import PeerId
+from minga.network.rpc.node import Node
+from minga.security.accountability.log import EvidenceLog
+from minga.security.accountability.proofs import Case, Evidence
+from minga.security.protocol.protocol_state import Progress, Standing
+
+
+class Changes:
+    """As one peer sees them, whose ledger is in `progress`."""
+
+    def __init__(self, node: Node, identity: Identity, progress: Progress, evidence: EvidenceLog) -> None:
+        self._node, self._identity, self._progress, self._evidence = node, identity, progress, evidence
+
+    async def leave_out(self, cases: Iterable[Case]) -> None:
+        """Those whom the cases are about leave, unless they have left already."""
+        progress, events, written = self._progress, self._node.events, list[Case]()
+        for case in cases:
+            peer, reason, ledger, step = PeerId(case.peer), case.ban, progress.ledger, progress.step
+            if peer not in ledger and peer not in ledger.candidates:
+                continue
+            if reason is None:
+                ledger.remove(peer, step)
+                events.emit("secure.member_away", step=step, peer=peer)
+            else:
+                ledger.ban(peer, step, reason)
+                events.emit("secure.banned", step=step, peer=peer, reason=reason.name, why=reason.value)
+            written.append(case)
+        await self.write_down(written)
+
+    async def write_down(self, cases: Iterable[Case]) -> None:
+        """Keep evidence."""
+        await asyncio.to_thread(self._append, tuple(cases))
+
+    def tell_candidates(self, before: Standing) -> None:
+        """What became of candidates since then."""
+        candidates, progress, events = before.ledger.candidates.keys(), self._progress, self._node.events
+        ledger, step = progress.ledger, progress.step
+        for peer in sorted(ledger.candidates.keys() - candidates):
+            events.emit("secure.candidate", step=step, peer=peer)
+        for peer in sorted(candidates - ledger.candidates.keys() - ledger.bans.keys()):
+            events.emit("secure.admitted" if peer in ledger else "secure.dropped", step=step, peer=peer)
+
+    def _append(self, cases: Iterable[Case]) -> None:
+        for case in cases:
+            self._evidence.append(Evidence.of(case, self._identity, self._node.run_id))

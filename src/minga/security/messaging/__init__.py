@@ -1,0 +1,11 @@
+"""How statements and bytes get from those who have them to those who need them.
+
+    author ── spread ──▶ everybody ─▶ voting: who was heard by most ─▶ the set of a phase
+    owner ── delivery ──▶ aggregator ── delivery ──▶ everybody      what does not come: collector asks all others
+
+Read: spread (statements, passed on by anybody), voting (agreement on who said what in a phase), delivery (parts and
+aggregates), collector (what one member hands out and waits for), past_steps (states and aggregates for those who
+come later), gradient_samples (samples of candidates' gradients).
+
+Called by rechecking and step. It checks signatures and digests; what follows from the words is for others.
+"""

@@ -1,0 +1,202 @@
+"""The gradients of candidates: nobody aggregates them, but whoever looks into a candidate can have a sample of its.
+
+Theory of operation. What a candidate owes is the proof that it computed. So it cuts its gradient into pieces and
+commits to the root of their Merkle tree; the next coin, which also says who validates, draws the few pieces that it has
+to show. A sample is a small share of the gradient however large that is, so whoever has the line of a member can hand
+it to all members while these compute, and nobody needs the memory of a whole gradient for it. Who leaves out a share s
+of the work is found with a probability of 1 - (1 - s)^`SAMPLED` whenever somebody looks, which happens many times in a
+probation.
+
+A piece counts by its path to the root; so it may come from anybody who has it, in particular from a validator who
+accuses the candidate of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+import torch
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.core.aio.hedging import racing
+from minga.core.buffer_pool import Bytes
+from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+from minga.security.parts.equal_parts import Division, encoded
+from minga.security.parts.merkle import MerkleTree, depth, root_of
+from minga.security.parts.transfer_limits import transfer, transfer_limit_s
+from minga.security.protocol.statements import Digest, Peer, Step
+from minga.security.randomness.coin import derive
+from minga.security.randomness.integers import UniformIntegers
+
+SUBMISSION = "secure.submission"
+SAMPLED: Final = 16
+"""Pieces of a sample."""
+MAX_PIECES: Final = 2048
+PIECE_NUMEL: Final = 512
+"""Elements of a piece, at least, unless the gradient is shorter."""
+MAX_SERVED_EACH: Final = 4
+"""Samples that one member is handed at once."""
+
+Place = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PIECES)]
+Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=depth(MAX_PIECES))]
+
+
+class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for pieces of the gradient that a candidate committed to in a step."""
+
+    step: Step
+    candidate: Peer
+    places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=SAMPLED)]
+
+
+class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Those of the pieces that were asked for; the pieces follow, one after the other."""
+
+    paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=SAMPLED)]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Pieces of a gradient with their paths, by place."""
+
+    pieces: Mapping[int, tuple[Bytes, tuple[bytes, ...]]]
+
+    def sample(self, places: Iterable[int]) -> Sample:
+        """Some of these. Raises `KeyError` if one is not there."""
+        return Sample({place: self.pieces[place] for place in places})
+
+    def belongs_to(self, root: bytes, count: int) -> bool:
+        """Whether these are pieces of the gradient with that root, of `count` pieces."""
+        return all(root_of(piece, place, count, path) == root for place, (piece, path) in self.pieces.items())
+
+
+class Submission:
+    """A whole gradient, encoded in `pieces`, and the `tree` over them."""
+
+    def __init__(self, pieces: Sequence[Bytes], tree: MerkleTree) -> None:
+        self._pieces, self._tree = pieces, tree
+
+    @property
+    def root(self) -> bytes:
+        """What a candidate commits to."""
+        return self._tree.root
+
+    def sample(self, places: Iterable[int]) -> Sample:
+        """Some pieces. Raises `IndexError` if there is none at one of the places."""
+        return Sample({place: (self._pieces[place], self._tree.path(place)) for place in places})
+
+
+class Submissions:
+    """Keeps gradients of `layout`, or samples of them, and hands samples to those who are members in the eyes of this
+    peer.
+    """
+
+    def __init__(self, node: Node, layout: VectorLayout, is_member: Callable[[PeerId], bool]) -> None:
+        self._node, self._is_member = node, is_member
+        self._count = max(1, min(MAX_PIECES, layout.total // PIECE_NUMEL))
+        self._division = Division.equal(layout, self._count)
+        self._piece_bytes = self._division.part_bytes
+        self._kept: dict[tuple[int, PeerId], Submission | Sample] = {}
+        self._served: Counter[PeerId] = Counter()
+        node.serve(SUBMISSION, self._serve)
+
+    async def encode(self, gradient: torch.Tensor) -> Submission:
+        """A gradient as its candidate would submit it. Raises `NonFiniteError`."""
+        return Submission(*await asyncio.to_thread(encoded, self._division, gradient))
+
+    def decode(self, sample: Sample) -> torch.Tensor:
+        """The numbers of a sample. Raises `InvalidEncodingError`."""
+        return torch.cat([self._division.row(piece, place) for place, (piece, _) in sorted(sample.pieces.items())])
+
+    def drawn(self, coin: bytes, candidate: PeerId) -> tuple[int, ...]:
+        """The places of the pieces that a candidate has to show, by the `coin` of the step after its gradient."""
+        integers = UniformIntegers(derive(coin, "sample of a candidate", candidate))
+        return tuple(integers.sample(range(self._count), min(SAMPLED, self._count)))
+
+    def keep(self, step: int, candidate: PeerId, submission: Submission | Sample) -> None:
+        """Hand it on to whoever asks."""
+        self._kept[step, candidate] = submission
+
+    def forget_before(self, step: int) -> None:
+        """Drop what belongs to earlier steps."""
+        for key in [key for key in self._kept if key[0] < step]:
+            del self._kept[key]
+
+    async def fetch(
+        self, step: int, candidate: PeerId, root: bytes, places: Sequence[int], peers: Iterable[PeerId]
+    ) -> Sample | None:
+        """Pieces of the gradient with that root from any of `peers` who has them, and kept here from then on."""
+        sample = self._sample(step, candidate, places)
+        if sample is not None and await asyncio.to_thread(sample.belongs_to, root, self._count):
+            return sample
+        wanted = Request(step, candidate, tuple(places))
+        others = [peer for peer in peers if peer != self._node.peer_id]
+        async with racing(self._ask(peer, wanted) for peer in others) as answers:
+            for answer in answers:
+                sample = await answer
+                if sample is not None and await asyncio.to_thread(sample.belongs_to, root, self._count):
+                    self.keep(step, candidate, sample)
+                    return sample
+        return None
+
+    # ---- inner workings
+
+    def _sample(self, step: int, candidate: PeerId, places: Iterable[int]) -> Sample | None:
+        """What is kept of it; None if a piece of it is not."""
+        try:
+            return self._kept[step, candidate].sample(places)
+        except LookupError:
+            return None
+
+    async def _ask(self, peer: PeerId, wanted: Request) -> Sample | None:
+        sizes = [self._piece_bytes[place] for place in wanted.places]
+        try:
+            async with (
+                self._node.open(peer, SUBMISSION, bulk=True) as stream,
+                transfer(self._node, stream, sum(sizes)),
+            ):
+                await stream.send(wanted)
+                shown = await stream.receive(Paths)
+                if len(shown.paths) != len(sizes):
+                    raise ProtocolError("it shows other pieces than it was asked for", peer=peer, round=wanted.step)
+                data = bytearray(sum(sizes))
+                await stream.receive_bulk_into(memoryview(data))
+                await stream.finish()
+                await stream.receive_end()
+        except (RemoteError, TimeoutError):
+            return None
+        pieces, at = {}, 0
+        for place, size, path in zip(wanted.places, sizes, shown.paths, strict=True):
+            pieces[place] = bytes(data[at : at + size]), path
+            at += size
+        return Sample(pieces)
+
+    async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
+        wanted = await stream.receive(Request)
+        if not self._is_member(peer):
+            raise RejectedError("only members look into candidates", code="member")
+        if self._served[peer] >= MAX_SERVED_EACH:
+            raise RejectedError(f"{MAX_SERVED_EACH} samples are handed to a member at once", code="busy")
+        sample = self._sample(wanted.step, PeerId(wanted.candidate), wanted.places)
+        if sample is None:
+            raise RejectedError("it is not here", code="absent")
+        body = b"".join(piece for piece, _ in sample.pieces.values())
+        self._served[peer] += 1
+        try:
+            async with self._node.clockwork.timeout(transfer_limit_s(len(body))):
+                await stream.send(Paths(tuple(path for _, path in sample.pieces.values())))
+                await stream.send_bulk(body)
+        except TimeoutError as error:
+            raise SilentError("it did not take a sample in time", peer=peer) from error
+        finally:
+            self._served[peer] -= 1
+            if not self._served[peer]:
+                del self._served[peer]

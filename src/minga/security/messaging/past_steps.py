@@ -1,0 +1,188 @@
+"""Past steps for those who come later: where the members stand, signed by each of them, and the aggregates.
+
+anybody ── Watch{step} ──▶ member       waits until the member has reached that step
+anybody ◀── Seen{its statements} ──     of phase STANDING, of the steps that it keeps
+anybody ── Look{digest} ──▶ member      ◀── the standing
+anybody ── Take{step, part} ──▶ member  ◀── the aggregate of that part
+
+Strangers may ask as well as candidates, so nobody may hold what all need: of the watches that have to wait, a peer has
+one, and where there are too many, the oldest is answered as things are; of the aggregates under way a peer has at most
+`MAX_TAKES_EACH`, all together `MAX_TAKES`, each for as long as a slow line takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from minga.core.aio.signal import Signal
+from minga.core.buffer_pool import Bytes
+from minga.core.errors import ProtocolError, RejectedError, SilentError, StateMismatchError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+from minga.security.parts.part_store import digest_of
+from minga.security.parts.transfer_limits import transfer, transfer_limit_s
+from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.statements import Digest, Rank, Statement, Step
+
+WATCH = "secure.watch"
+LOOK = "secure.look"
+TAKE = "secure.take"
+KEPT_OUTCOMES = 4
+"""Each takes as much memory as a gradient; a newcomer who needs more steps to adopt a state has to begin again."""
+WATCH_S = 10.0
+"""How long a watcher is kept waiting before it has to ask again."""
+CALL_S = 5.0
+MAX_WATCHERS = 256
+MAX_TAKES = 8
+"""Aggregates that are handed out at once."""
+MAX_TAKES_EACH = 2
+BUSY = "busy"
+
+
+class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tell me when you have reached that step."""
+
+    step: Step
+
+
+class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the answering member itself said at the beginning of the last steps, oldest first."""
+
+    statements: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=KEPT_OUTCOMES)]
+
+
+class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for a standing."""
+
+    digest: Digest
+
+
+class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for what was the aggregate of a part in a step."""
+
+    step: Step
+    part: Rank
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one step: the standing after it, the aggregates by part, and what this peer said of it, if it is a member."""
+
+    standing: Standing
+    values: Mapping[int, Bytes]
+    statement: Statement | None
+
+
+@loop_bound
+class Outcomes:
+    """Keeps the last outcomes and hands them out."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._kept: dict[int, Outcome] = {}
+        self._grew = Signal()
+        self._watchers: dict[PeerId, Watch] = {}
+        """Whose watches wait, the oldest first."""
+        self._takes: Counter[PeerId] = Counter()
+        node.serve(WATCH, self._serve_watch)
+        node.serve(LOOK, self._serve_look)
+        node.serve(TAKE, self._serve_take)
+
+    def keep(self, outcome: Outcome) -> None:
+        """Of the step that was just taken."""
+        step = outcome.standing.step
+        self._kept[step] = outcome
+        for old in [old for old in self._kept if old <= step - KEPT_OUTCOMES]:
+            del self._kept[old]
+        self._grew.fire()
+
+    async def _serve_watch(self, peer: PeerId, stream: MessageStream) -> None:
+        wanted = await stream.receive(Watch)
+        if wanted.step > self._newest:
+            await self._wait(peer, wanted)
+        kept = sorted(self._kept.items())
+        await stream.send(Seen(tuple(outcome.statement for _, outcome in kept if outcome.statement is not None)))
+
+    @property
+    def _newest(self) -> int:
+        return max(self._kept, default=-1)
+
+    async def _wait(self, peer: PeerId, wanted: Watch) -> None:
+        """Until this peer has reached a step, or `WATCH_S` seconds passed, or others need the place."""
+        if self._kept and wanted.step > self._newest + KEPT_OUTCOMES:
+            raise RejectedError(f"step {wanted.step} is far ahead", code="ahead", peer=peer)
+        self._watchers.pop(peer, None)
+        if len(self._watchers) >= MAX_WATCHERS:
+            del self._watchers[next(iter(self._watchers))]
+        self._watchers[peer] = wanted
+        self._grew.fire()
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + WATCH_S
+        try:
+            while self._watchers.get(peer) is wanted and wanted.step > self._newest:
+                if (left_s := until_s - loop.time()) <= 0:
+                    return
+                await self._grew.wait(left_s)
+        finally:
+            if self._watchers.get(peer) is wanted:
+                del self._watchers[peer]
+
+    async def _serve_look(self, _: PeerId, stream: MessageStream) -> None:
+        wanted = await stream.receive(Look)
+        for outcome in self._kept.values():
+            if outcome.standing.digest == wanted.digest:
+                await stream.send(outcome.standing)
+                return
+        raise RejectedError("that standing is not kept here", code="absent")
+
+    async def _serve_take(self, peer: PeerId, stream: MessageStream) -> None:
+        wanted = await stream.receive(Take)
+        outcome = self._kept.get(wanted.step + 1)
+        if outcome is None or wanted.part not in outcome.values:
+            raise RejectedError("that aggregate is not kept here", code="absent")
+        if self._takes.total() >= MAX_TAKES or self._takes[peer] >= MAX_TAKES_EACH:
+            raise RejectedError(f"{MAX_TAKES} aggregates are handed out at once", code=BUSY)
+        value = outcome.values[wanted.part]
+        self._takes[peer] += 1
+        try:
+            async with self._node.clockwork.timeout(transfer_limit_s(len(value))):
+                await stream.send_bulk(value)
+        except TimeoutError as error:
+            raise SilentError("it did not take an aggregate in time", peer=peer) from error
+        finally:
+            self._takes[peer] -= 1
+            if not self._takes[peer]:
+                del self._takes[peer]
+
+
+async def look(node: Node, peer: PeerId, digest: bytes) -> Standing:
+    """The standing that a peer keeps under a digest. Raises `RemoteError`."""
+    standing = await node.call(peer, LOOK, Look(digest), Standing, timeout_s=CALL_S)
+    try:
+        standing.check()
+    except ValueError as error:
+        raise ProtocolError(f"no standing: {error}", peer=peer) from error
+    if standing.digest != digest:
+        raise StateMismatchError("it sent another standing than it was asked for", peer=peer)
+    return standing
+
+
+async def take(node: Node, peer: PeerId, step: int, part: int, size: int, digest: bytes) -> Bytes:
+    """An aggregate of a past step from a peer. Raises `RemoteError` and `TimeoutError`."""
+    data = bytearray(size)
+    async with node.open(peer, TAKE, bulk=True) as stream, transfer(node, stream, size):
+        await stream.send(Take(step, part))
+        await stream.receive_bulk_into(memoryview(data))
+        await stream.finish()
+        await stream.receive_end()
+    if await asyncio.to_thread(digest_of, data) != digest:
+        raise StateMismatchError("it sent another aggregate than the members had", peer=peer, round=step)
+    return data

@@ -1,0 +1,148 @@
+"""Agreement on who said what in a phase.
+
+Theory of operation. A phase is over for a member when it has a statement of everybody. If somebody is missing after a
+while, the member first asks all others for it; so whoever tells only some is heard by all. If nobody has it, the
+member votes: it signs whom it heard, and everybody who sees a vote answers with an own one, once and for all. A
+statement counts if more than half of all members heard it, and is then fetched from them; all others do not count.
+While more than half of the members are honest and messages between them arrive within the patience, they all come to
+the same decision, except in the moment in which a late statement reaches half of them: those who then decide
+otherwise find that out by the digests in the next phase, where the majority goes on.
+
+Whoever is proven to have said two different things spoils the attempt for all: who learns of it says nothing more, so
+that nobody else can complete a phase, and everybody waits long enough for the proof to arrive. All begin another
+attempt, in whose commitments they name whom they can prove guilty. Who has completed the last phase is not disturbed
+any more; for what becomes known then there is the next step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+
+from minga.core.errors import ProtocolError, RemoteError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import PeerId
+from minga.security.messaging.spread import Mesh
+from minga.security.parts.wait_policy import Patience, wait_for_all
+from minga.security.protocol.statements import Heard, Phase, Slot, Statement, read
+
+
+class OutvotedError(RemoteError):
+    """Most others decided otherwise than this peer could; it needs their state."""
+
+
+class DivergedError(OutvotedError):
+    """After the same step most others have another state than this peer."""
+
+
+class ContradictionError(RemoteError):
+    """Somebody said two different things; the attempt is void."""
+
+
+@loop_bound
+class Agreement:
+    """Collects the statements of one attempt among its `members` (by rank)."""
+
+    def __init__(self, mesh: Mesh, members: tuple[PeerId, ...], me: PeerId, patience: Patience) -> None:
+        self.patience = patience
+        self._mesh, self._members, self._me = mesh, members, me
+        self._complete: dict[Slot, Slot] = {}
+        """The phases that this member is done with, by the slots of the votes on them."""
+
+    async def collect(
+        self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId] = frozenset()
+    ) -> dict[PeerId, Statement]:
+        """The statements that count in a slot, by author; whoever is not there was heard by too few, or is `excused`.
+
+        What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or
+        what most heard cannot be had, and `ContradictionError` if somebody is missing who may know of equivocation.
+        """
+        slots, vote_slot = self._mesh.slots, slot.vote
+        await wait_for_all(
+            lambda: [] if slots.of(vote_slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
+            len(self._members),
+            slots.changed,
+            lambda missing, _: self._mesh.pull(slot, missing, self._members),
+            self.patience,
+            is_cheap=True,
+        )
+        if self._missing(slot, is_sound, excused) and self._is_spoiled(slot):
+            raise ContradictionError("it said two different things", peer=self.equivocators[0], round=slot.step)
+        if slots.of(vote_slot) or self._missing(slot, is_sound, excused):
+            said = await self._vote(slot, is_sound, excused)  # others may have decided before the last statement came
+        else:
+            self._complete[vote_slot] = slot
+            said = {peer: slots.of(slot)[peer] for peer in self._members if peer not in excused}
+        if 2 * len(said) <= len(self._members):
+            raise OutvotedError("most others went on without this peer", round=slot.step)
+        return said
+
+    @property
+    def equivocators(self) -> tuple[PeerId, ...]:
+        """Members who are proven to have said two different things."""
+        return tuple(peer for peer in self._members if peer in self._mesh.proofs)
+
+    def _is_spoiled(self, slot: Slot) -> bool:
+        """Commitments are heard to their end, for that is where proofs are named."""
+        return slot.phase is not Phase.COMMIT and bool(self.equivocators)
+
+    def answer(self, vote: Statement) -> None:
+        """Somebody voted: vote too, if this member is done with that phase."""
+        done = self._complete.get(vote.slot)
+        if done is not None and self._me not in self._mesh.slots.of(vote.slot):
+            self._tell_vote(done)
+
+    def _missing(self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]) -> list[PeerId]:
+        heard = self._mesh.slots.of(slot)
+        for author in [author for author, statement in heard.items() if not is_sound(statement)]:
+            self._mesh.slots.drop(slot, author)  # others may have got something better
+        return [peer for peer in self._members if peer not in heard and peer not in excused]
+
+    def _tell_vote(self, slot: Slot) -> None:
+        heard = self._mesh.slots.of(slot)
+        statements = tuple((rank, heard[peer].digest) for rank, peer in enumerate(self._members) if peer in heard)
+        self._mesh.say(slot.vote, Heard(statements), self._members)
+
+    async def _vote(
+        self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]
+    ) -> dict[PeerId, Statement]:
+        votes, vote_slot = self._mesh.slots.of, slot.vote
+        self._missing(slot, is_sound, excused)
+        if self._me not in votes(vote_slot):
+            self._tell_vote(slot)
+        self._complete[vote_slot] = slot  # its vote is given, whatever comes
+        await wait_for_all(
+            lambda: [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused],
+            len(self._members),
+            self._mesh.slots.changed,
+            lambda silent, _: self._mesh.pull(vote_slot, silent, self._members),
+            self.patience,
+            is_cheap=True,
+        )
+        counts: Counter[tuple[int, bytes]] = Counter()
+        for voter, vote in votes(vote_slot).items():
+            if voter in self._members:
+                counts.update(heard(vote, len(self._members)))
+        right = {self._members[rank]: digest for (rank, digest), n in counts.items() if 2 * n > len(self._members)}
+        return await self._fetch(slot, {peer: digest for peer, digest in right.items() if peer not in excused})
+
+    async def _fetch(self, slot: Slot, right: Mapping[PeerId, bytes]) -> dict[PeerId, Statement]:
+        """What most heard, as far as this member has it or can get it."""
+        said = self._mesh.slots.of(slot)
+        if lacking := [peer for peer, digest in right.items() if peer not in said or said[peer].digest != digest]:
+            await self._mesh.pull(slot, lacking, self._members, self.patience.leeway_s)
+        said = self._mesh.slots.of(slot)
+        if any(peer not in said for peer in right):
+            raise OutvotedError("most heard somebody whom nobody lets this peer hear", round=slot.step)
+        return {peer: said[peer] for peer in self._members if peer in right}
+
+
+def heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:
+    """Whom a voter heard, each once; nobody if the vote is malformed."""
+    try:
+        statements = read(vote, Heard).statements
+    except ProtocolError:
+        return set()
+    ranks = {rank for rank, _ in statements if rank < count}
+    return set(statements) if len(ranks) == len(statements) else set()

@@ -1,0 +1,119 @@
+"""Which slice of the vector each member aggregates: equal ones for all, in the order of the ranks.
+
+Unlike in ordinary rounds nobody plans: members must not have to trust a leader, nor each other's rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from minga.averaging.apportionment import allocate
+from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, FLOAT32_MAX, InvalidEncodingError, largest_magnitude
+from minga.averaging.codecs.layout import Chunk, VectorLayout
+from minga.averaging.codecs.tensor_bytes import bytes_of, load, store
+from minga.core.buffer_pool import Bytes, Rooms
+from minga.security.parts.merkle import MerkleTree
+
+_WHOLE = 1 << 62
+
+
+@dataclass(frozen=True)
+class Division:
+    """The slices of one attempt: `starts` and `stops` by rank. With fewer elements than members the last are empty."""
+
+    layout: VectorLayout
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+
+    @classmethod
+    def equal(cls, layout: VectorLayout, members: int) -> Division:
+        """Cut the vector for so many members, at least one."""
+        sizes = allocate(layout.total, [1.0] * members)
+        stops, stop = [], 0
+        for size in sizes:
+            stop += size
+            stops.append(stop)
+        return cls(layout, tuple(b - s for b, s in zip(stops, sizes, strict=True)), tuple(stops))
+
+    def numel(self, part: int) -> int:
+        """Elements of a part."""
+        return self.stops[part] - self.starts[part]
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Those that have elements."""
+        return tuple(part for part in range(len(self.starts)) if self.numel(part))
+
+    def chunks(self, part: int) -> tuple[Chunk, ...]:
+        """The pieces of a part that have one codec each."""
+        return self.layout.chunks(self.starts[part], self.stops[part], _WHOLE)
+
+    @property
+    def part_bytes(self) -> tuple[int, ...]:
+        """Bytes of each part on the wire."""
+        return tuple(map(self.layout.upload_bytes, self.starts, self.stops))
+
+    @property
+    def value_bytes(self) -> tuple[int, ...]:
+        """Bytes of each aggregate, which is float32, because the checks compare it with what it was made from."""
+        return tuple(4 * self.numel(part) for part in range(len(self.starts)))
+
+    def encode(self, vector: torch.Tensor, part: int, rooms: Rooms | None = None) -> memoryview:
+        """A part of a float32 vector as it goes over the wire, in one of `rooms` if there are any.
+
+        Raises `NonFiniteError`.
+        """
+        size = self.layout.upload_bytes(self.starts[part], self.stops[part])
+        body = rooms.take(size) if rooms else memoryview(bytearray(size))
+        at = 0
+        for chunk in self.chunks(part):
+            chunk.codecs.upload.encode(vector[chunk.start : chunk.stop], body[at : at + chunk.upload_bytes])
+            at += chunk.upload_bytes
+        return body
+
+    def decode(self, data: Bytes, part: int, target: torch.Tensor) -> None:
+        """Undo `encode` into a float32 vector as long as the part. Raises `InvalidEncodingError`."""
+        at, start = 0, self.starts[part]
+        for chunk in self.chunks(part):
+            piece = target[chunk.start - start : chunk.stop - start]
+            chunk.codecs.upload.decode(memoryview(data)[at : at + chunk.upload_bytes], piece)
+            at += chunk.upload_bytes
+
+    def row(self, data: Bytes, part: int) -> torch.Tensor:
+        """Undo `encode`, in place where the bytes are float32 already. Raises `InvalidEncodingError`."""
+        chunks = self.chunks(part)
+        if len(chunks) == 1 and chunks[0].codecs.upload.is_identity and len(data) == 4 * self.numel(part):
+            return _in_place(data, FLOAT32_MAX)
+        values = torch.empty(self.numel(part))
+        self.decode(data, part, values)
+        return values
+
+
+def encoded(
+    division: Division, gradient: torch.Tensor, rooms: Rooms | None = None
+) -> tuple[list[memoryview], MerkleTree]:
+    """The bytes of each part of a gradient (flat float32), and the tree over them. Raises `NonFiniteError`."""
+    parts = [division.encode(gradient, part, rooms) for part in range(len(division.starts))]
+    return parts, MerkleTree(parts)
+
+
+def value_to_bytes(value: torch.Tensor, place: memoryview) -> None:
+    """Write an aggregate (float32) as it goes over the wire."""
+    store(value, bytes_of(place, writable=True), torch.float32)
+
+
+def value_from_bytes(data: Bytes) -> torch.Tensor:
+    """Undo `value_to_bytes`; what could be written to is not copied.
+
+    Raises `InvalidEncodingError` for numbers that no mean of parts can have.
+    """
+    return _in_place(data, CONTRIBUTION_LIMIT)
+
+
+def _in_place(data: Bytes, limit: float) -> torch.Tensor:
+    values = load(bytes_of(data, writable=False), torch.float32)
+    if len(values) and not largest_magnitude(values) <= limit:
+        raise InvalidEncodingError(f"a value is no number within +-{limit:g}")
+    return values

@@ -1,0 +1,115 @@
+"""The bytes of one attempt that a member has: parts as they were sent, and aggregates, each as it was committed to.
+
+Parts count by their path to the root that their owner committed to, aggregates by the digest that was stated. So it
+does not matter who brings them, and nothing else is ever kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+
+from blake3 import blake3
+
+from minga.core.aio.signal import Signal
+from minga.core.buffer_pool import Bytes, Rooms
+from minga.network.interface import PeerId
+from minga.security.parts.merkle import MerkleTree, root_of
+from minga.security.parts.transfer_progress import Arrivals
+
+
+def digest_of(data: Bytes) -> bytes:
+    """32 bytes that stand for others; of a whole part they take long enough to be found in a thread."""
+    return blake3(data).digest()
+
+
+class Cargo:
+    """All bytes of one attempt that this member has: its own parts, what was brought to it, and the aggregates.
+
+    `part_bytes` and `value_bytes` are those of each part on the wire and of each aggregate, by the aggregator's place.
+    What is put in was compared with the digest that was stated for it; before that is known it waits. It lies in pieces
+    of `rooms`.
+    """
+
+    def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int], rooms: Rooms | None = None) -> None:
+        self.rooms = rooms or Rooms()
+        self.part_bytes, self.value_bytes = tuple(part_bytes), tuple(value_bytes)
+        self.changed = Signal()
+        self.arrivals = Arrivals()
+        """What is coming without being asked for: parts, as (owner's rank, part), and aggregates, by part."""
+        self.parts: dict[tuple[int, int], Bytes] = {}
+        """(owner's rank, part) -> bytes as they were sent."""
+        self.paths: dict[tuple[int, int], tuple[bytes, ...]] = {}
+        """Of the same parts: what shows that their owner committed to them."""
+        self.values: dict[int, Bytes] = {}
+        self.roots: dict[int, bytes] = {}
+        """What owners committed to, by rank; nothing else is taken."""
+        self.value_digests: dict[int, bytes] = {}
+        self.visitors: set[PeerId] = set()
+        """Who came with an errand: each needs memory for a part."""
+        self.committed, self.stated = asyncio.Event(), asyncio.Event()
+        """Set when the roots of all owners, and the digests of all aggregates, are known."""
+
+    def put_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes]) -> bool:
+        """Keep a part; False if it is not what its owner committed to."""
+        return self._put_part(owner, part, data, path, root_of(data, part, len(self.part_bytes), path))
+
+    async def take_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes]) -> bool:
+        """`put_part` without holding up the event loop."""
+        root = await asyncio.to_thread(root_of, data, part, len(self.part_bytes), path)
+        return self._put_part(owner, part, data, path, root)
+
+    def put_owners(self, owner: int, parts: Mapping[int, Bytes], tree: MerkleTree) -> None:
+        """Keep parts of an owner, who commits to the `tree` that was made of these and the rest."""
+        self.roots[owner] = tree.root
+        for part, data in parts.items():
+            self.parts[owner, part], self.paths[owner, part] = data, tree.path(part)
+        self.changed.fire()
+
+    def put_value(self, part: int, data: Bytes) -> bool:
+        """Keep an aggregate; False if it is not the one that was stated."""
+        return self._put_value(part, data, digest_of(data))
+
+    async def take_value(self, part: int, data: Bytes) -> bool:
+        """`put_value` without holding up the event loop."""
+        return self._put_value(part, data, await asyncio.to_thread(digest_of, data))
+
+    def put_own_value(self, part: int, digest: bytes) -> None:
+        """The aggregate in the place of a part, which has this digest, is the one that this member made."""
+        self._put_value(part, self.places[part], digest)
+
+    @cached_property
+    def _whole(self) -> memoryview:
+        return self.rooms.take(sum(self.value_bytes))
+
+    @cached_property
+    def places(self) -> tuple[memoryview, ...]:
+        """Where the aggregate of each part belongs; only who aggregates it, or carries it home from there, writes."""
+        stops = accumulate(self.value_bytes)
+        return tuple(self._whole[stop - size : stop] for size, stop in zip(self.value_bytes, stops, strict=True))
+
+    @property
+    def vector(self) -> Bytes:
+        """All aggregates, of which none may be missing, one after the other; a copy unless all came on their way."""
+        parts = [part for part, size in enumerate(self.value_bytes) if size]
+        if all(self.values[part] is self.places[part] for part in parts):
+            return self._whole
+        return bytearray().join(self.values[part] for part in parts)
+
+    # ---- inner workings
+
+    def _put_part(self, owner: int, part: int, data: Bytes, path: Sequence[bytes], root: bytes | None) -> bool:
+        if root is None or self.roots.get(owner) != root:
+            return False
+        self.parts[owner, part], self.paths[owner, part] = data, tuple(path)
+        self.changed.fire()
+        return True
+
+    def _put_value(self, part: int, data: Bytes, digest: bytes) -> bool:
+        if self.value_digests.get(part) != digest:
+            return False
+        self.values[part] = data
+        self.changed.fire()
+        return True

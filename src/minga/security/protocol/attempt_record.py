@@ -1,0 +1,65 @@
+"""What an attempt is about, and what is known of it when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from minga.averaging.codecs.tensor_bytes import bytes_of, load
+from minga.network.interface import PeerId
+from minga.security.parts.equal_parts import Division
+from minga.security.parts.part_store import Cargo
+from minga.security.protocol.rules import Rules
+from minga.security.protocol.statements import Claims, Commit, Result
+from minga.security.randomness.coin import Coin
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all members of an attempt agree on before it begins: everything follows from earlier steps.
+
+    `members` by rank, of which the `validators` contribute nothing; `division` says who aggregates which part.
+    """
+
+    run_id: str
+    step: int
+    attempt: int
+    members: tuple[PeerId, ...]
+    validators: frozenset[PeerId]
+    division: Division
+    rules: Rules
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """The ranks of those who send gradients."""
+        return tuple(rank for rank, peer in enumerate(self.members) if peer not in self.validators)
+
+    @property
+    def coin(self) -> Coin:
+        """The toss of this attempt."""
+        return Coin(self.run_id, self.step, self.attempt)
+
+
+@dataclass
+class Record:
+    """What there is to know about an attempt when it is over; kept for those who look into it later."""
+
+    terms: Terms
+    cargo: Cargo
+    commits: dict[PeerId, Commit] = field(default_factory=dict)
+    results: dict[PeerId, Result] = field(default_factory=dict)
+    claims: dict[PeerId, Claims] = field(default_factory=dict)
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+    randomness: bytes = b""
+    unheard: tuple[PeerId, ...] = ()
+    """Of whom nothing was heard in the last phase."""
+
+    @property
+    def vector(self) -> torch.Tensor:
+        """The aggregate gradient."""
+        return load(bytes_of(self.cargo.vector, writable=False), torch.float32)  # each value was checked
+
+    def row(self, owner: int, part: int) -> torch.Tensor:
+        """A part as it came over the wire. Raises `InvalidEncodingError`."""
+        return self.terms.division.row(self.cargo.parts[owner, part], part)

@@ -1,0 +1,102 @@
+"""Candidates: how somebody who was not there from the start becomes a member (BTARD section 8).
+
+    applicant ── named by most ──▶ candidate ── clean steps, as many as the probation has ──▶ member
+
+A candidate computes the gradient of its own public batch in each step and commits to it, but it weighs nothing, and it
+neither aggregates, validates nor votes. Validators draw it like a member. So a seat costs as much computing as a member
+does anyway, for many steps and under the risk of being caught: whoever has the machine of one cannot earn two seats.
+
+Time. What a candidate commits to in step t counts if most members heard it before they revealed their secrets of the
+coin of step t + 1, out of which the targets are drawn; they name it in their commitments of step t + 2, and all decide
+at the end of that. So it has a whole step more than members, and nobody ever waits for it. Whom most did not hear is a
+candidate no more, and may apply again. That is all that a silent candidate causes.
+
+A member that was away was on probation before; its next one is `FORMER_SHARE` times shorter. More seats at a time
+than machines it cannot hold by that: as a member, too, it is looked at in each step.
+
+Who may be a candidate is drawn among the applicants by the coin. Whoever has many ids has many lots: a run in which
+strangers flood the list of applicants needs another gate before this one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from minga.network.interface import PeerId
+from minga.security.protocol.attempt_record import Record
+from minga.security.protocol.members import Candidate, Ledger
+from minga.security.protocol.statements import MAX_CANDIDATES, MAX_MEMBERS
+from minga.security.randomness.coin import derive
+
+CANDIDACY_LAG: Final = 2
+"""Steps from a candidate's gradient to the end of the step in which members decide about it."""
+FORMER_SHARE: Final = 3
+_MEMBERS_PER_CANDIDATE: Final = 2
+
+
+def candidate_limit(members: int) -> int:
+    """How many candidates there may be beside so many members."""
+    room = MAX_MEMBERS - members
+    return max(0, min(MAX_CANDIDATES, room, max(1, members // _MEMBERS_PER_CANDIDATE)))
+
+
+def probation_of(peer: PeerId, ledger: Ledger, probation_steps: int) -> int:
+    """Clean steps that a candidate needs in a run in which strangers need `probation_steps`."""
+    return max(1, probation_steps // FORMER_SHARE) if peer in ledger.former else probation_steps
+
+
+def lot(coin: bytes, peer: PeerId) -> bytes:
+    """What decides between applicants: the lowest come first."""
+    return derive(coin, "applicant", peer)
+
+
+def heard_by_most(record: Record) -> dict[PeerId, bytes | None]:
+    """Whom most members heard in time two steps before that of `record`, and what it committed to."""
+    named = Counter(entry for commit in record.commits.values() for entry in set(commit.heard))
+    needed = len(record.terms.members)
+    return {PeerId(peer): digest for (peer, digest), count in named.items() if 2 * count > needed}
+
+
+def review(
+    ledger: Ledger,
+    record: Record,
+    probation_steps: int,
+    held: Collection[PeerId] = (),
+    withheld: Collection[PeerId] = (),
+) -> tuple[PeerId, ...]:
+    """Change the list of candidates, and of members, by what all said in a step that is over; who was admitted.
+
+    Nobody who is `held` is admitted: it stands accused. Whose gradient was `withheld` is dropped.
+    """
+    heard, step = heard_by_most(record), record.terms.step
+    admitted = []
+    for peer, candidate in sorted(ledger.candidates.items()):
+        is_due = step - CANDIDACY_LAG >= candidate.since
+        if peer in withheld or (is_due and heard.get(peer) is None):
+            del ledger.candidates[peer]
+            continue
+        if not is_due:
+            continue
+        clean_steps = candidate.clean_steps + 1
+        ledger.candidates[peer] = msgspec.structs.replace(candidate, clean_steps=clean_steps)
+        if clean_steps >= probation_of(peer, ledger, probation_steps) and peer not in held:
+            admitted.append(peer)
+            ledger.admit(peer)
+    _welcome(ledger, record, heard)
+    return tuple(admitted)
+
+
+def _welcome(ledger: Ledger, record: Record, heard: dict[PeerId, bytes | None]) -> None:
+    """Applicants become candidates as far as there is room; the coin draws them."""
+    room = max(0, candidate_limit(len(ledger.members)) - len(ledger.candidates))
+    strangers = [
+        peer
+        for peer, digest in heard.items()
+        if digest is None and peer not in ledger and peer not in ledger.candidates and peer not in ledger.bans
+    ]
+    for peer in sorted(strangers, key=lambda peer: lot(record.randomness, peer))[:room]:
+        ledger.candidates[peer] = Candidate(peer, record.terms.step + 1)

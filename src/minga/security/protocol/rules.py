@@ -1,0 +1,116 @@
+"""What all members of a secure run must compute alike: the shape of the vector and the numbers of the checks.
+
+Each commitment holds the digest, so members with other rules are told apart before they do harm, and whoever verifies
+evidence later knows by which rules the members went, without having to believe it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from blake3 import blake3
+from pydantic import ValidationError
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.core.errors import ConfigurationError
+from minga.core.spec.plugins import Origin
+from minga.core.spec.sections import DEFAULT_AGGREGATOR
+from minga.security.protocol.settings import MAX_PROBATION_STEPS, SecureSettings
+from minga.security.robust.registry import AGGREGATORS
+from minga.security.verification.gradient_match import Hysteresis
+
+MAX_TENSORS = 1 << 16
+_LABEL = b"minga secure rules 1"
+
+Factor = Annotated[float, msgspec.Meta(gt=0.0)]
+Numel = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+
+
+class ChosenAggregator(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """Another aggregator than the usual one, and the package that brings it; empty texts for one of minga's own."""
+
+    clip_factor: Factor
+    name: Annotated[str, msgspec.Meta(max_length=64)]
+    package: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    version: Annotated[str, msgspec.Meta(max_length=64)] = ""
+
+    @classmethod
+    def of(cls, settings: SecureSettings) -> ChosenAggregator:
+        """The one that these settings name."""
+        origin = AGGREGATORS.origin(settings.aggregator)
+        package, version = ("", "") if origin is None else (origin.package, origin.version)
+        return cls(float(settings.clip_factor), settings.aggregator, package, version)
+
+    def require(self) -> None:
+        """Raise `ConfigurationError` unless it is installed here in that version."""
+        try:
+            origin = Origin(package=self.package, version=self.version) if self.package else None
+        except ValidationError:
+            raise ConfigurationError("the rules name no package of the aggregator") from None
+        AGGREGATORS.require(self.name, origin)
+
+
+class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """See `VectorLayout` and `SecureSettings`; how long to wait is everybody's own affair.
+
+    A `clip_factor` without more is that of the usual aggregator, so that runs with it have the rules that they had
+    before there was a choice.
+    """
+
+    codec: Annotated[str, msgspec.Meta(max_length=32)]
+    numels: Annotated[tuple[Numel, ...], msgspec.Meta(max_length=MAX_TENSORS)]
+    directions: Annotated[int, msgspec.Meta(ge=1, le=64)]
+    peers_per_validator: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+    clipping: Factor | ChosenAggregator
+    thresholds: tuple[float, float]
+    probation_steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROBATION_STEPS)]
+
+    @classmethod
+    def of(cls, layout: VectorLayout, settings: SecureSettings) -> Rules:
+        """The rules of a run. Raises `ConfigurationError` for codecs whose bytes others cannot make again."""
+        for codec in (segment.codecs.upload for segment in layout.segments):
+            if not (codec.recomputable and codec.has_fixed_size):
+                raise ConfigurationError(
+                    f'security.mode = "byzantine" needs a codec of fixed size whose bytes others can make again, not '
+                    f'"{codec.name}": use "float16" or "int8"'
+                )
+        thresholds, is_usual = settings.thresholds, settings.aggregator == DEFAULT_AGGREGATOR
+        return cls(
+            layout.codec_choice,
+            layout.numels,
+            settings.directions,
+            settings.peers_per_validator,
+            float(settings.clip_factor) if is_usual else ChosenAggregator.of(settings),
+            (thresholds.convict, thresholds.accuse),
+            settings.probation,
+        )
+
+    @property
+    def layout(self) -> VectorLayout:
+        """The vector's. Raises `ConfigurationError` if there is no such layout."""
+        return VectorLayout(self.numels, self.codec)
+
+    @property
+    def settings(self) -> SecureSettings:
+        """With the usual patience. Raises `ConfigurationError` for thresholds that are none, and for an aggregator that
+        is not installed here as the members had it.
+        """
+        if isinstance(self.clipping, ChosenAggregator):
+            self.clipping.require()
+            factor, name = self.clipping.clip_factor, self.clipping.name
+        else:
+            factor, name = self.clipping, DEFAULT_AGGREGATOR
+        return SecureSettings(
+            self.directions,
+            self.peers_per_validator,
+            factor,
+            Hysteresis(*self.thresholds),
+            probation_steps=self.probation_steps,
+            aggregator=name,
+        )
+
+    @property
+    def digest(self) -> bytes:
+        """32 bytes that are equal for equal rules."""
+        return blake3(_LABEL + msgspec.msgpack.encode(self)).digest()

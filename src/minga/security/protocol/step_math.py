@@ -1,0 +1,193 @@
+"""The numbers of an attempt: what an aggregator computes, what senders claim, and what everybody checks.
+
+The radius of clipping follows from the parts themselves: `clip_factor` times the median distance of the parts from the
+aggregate. Less than half hostile parts cannot move that median beyond the distances of the honest ones, and since all
+publish their distances (`Claim.norm`), everybody sees whether an aggregator named a radius of its own liking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from minga.averaging.codecs.interface import InvalidEncodingError
+from minga.network.interface import PeerId
+from minga.security.protocol.attempt_record import Record
+from minga.security.protocol.members import Reason
+from minga.security.protocol.settings import SecureSettings
+from minga.security.robust.interface import VerifiableAggregate
+from minga.security.robust.registry import verifiable_aggregator
+from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
+from minga.security.verification.claims import Claim, claim, claims
+from minga.security.verification.count_sketch import Directions
+from minga.security.verification.exact_sum import norm
+from minga.security.verification.findings import Offence
+from minga.security.verification.norm_bound import DispersionHistory, dispersions, norm_bound, typical_norm
+from minga.security.verification.public_check import check_averaging
+from minga.security.verification.tolerance import ResultAccuracy
+
+RADIUS_TOLERANCE = 2.0
+"""A radius raises a doubt if it is more times than this as large or small as the published distances say: those are
+distances from the aggregate, but it is found from the distances from the geometric median. Where half of the parts lie
+far from the others, these have nothing to do with each other, so it is then compared with what the parts give."""
+
+AGGREGATE_RESIDUAL = 2.0**-16
+"""Residual, in radii, at which an honest aggregator stops; see `VerifiableAggregator`."""
+
+SOLVER_LEEWAY, LEAST_ACCURATE = 2.0, 1e-2
+"""How much more residual than the own one is allowed where the solver could do no better, and how much at most."""
+
+_REASONS = {
+    Offence.FALSE_CLAIM: Reason.FALSE_CLAIMS,
+    Offence.WRONG_RESULT: Reason.WRONG_AGGREGATE,
+}
+
+
+class Arithmetic:
+    """Of one run: remembers how far parts were from aggregates in the steps before."""
+
+    def __init__(self, settings: SecureSettings, history: DispersionHistory | None = None) -> None:
+        self.settings = settings
+        self.directions = settings.directions
+        self._aggregator = verifiable_aggregator(settings.aggregator)(radius_factor=settings.clip_factor)
+        self._accuracy = ResultAccuracy(AGGREGATE_RESIDUAL)
+        self.history = history or DispersionHistory()
+        """Of the steps before."""
+
+    def aggregate(self, rows: Sequence[torch.Tensor]) -> tuple[torch.Tensor, float]:
+        """Clip the rows (float32, one length) to their mean; the aggregate (float32) and the radius of clipping."""
+        aggregate = self._aggregator.aggregate(rows)
+        return aggregate.value, max(aggregate.clip_radius, _LEAST_RADIUS)
+
+    def claim(self, record: Record, owner: int, part: int) -> Claim | None:
+        """What is true of a part that is at hand; None where the aggregate has no elements."""
+        terms = record.terms
+        if not terms.division.numel(part):
+            return None
+        result = record.results[terms.members[part]]
+        row, value = record.row(owner, part), record.values[part]
+        return claim(_array(row), _array(value), result.clip, self._directions(record, part))
+
+    def liars(self, record: Record, part: int, owners: Iterable[int]) -> tuple[PeerId, ...]:
+        """V1: whose claims about a part are false, of those whose bytes of it are at hand."""
+        members, cargo = record.terms.members, record.cargo
+        rows, liars = dict[PeerId, torch.Tensor](), list[PeerId]()
+        for owner in owners:
+            if (owner, part) not in cargo.parts or record.claims[members[owner]].claims[part] is None:
+                continue
+            try:
+                rows[members[owner]] = record.row(owner, part)
+            except InvalidEncodingError:  # of nonsense nothing is true
+                liars.append(members[owner])
+        if rows:
+            published, value = self._published(record, part, rows.keys()), _array(record.values[part])
+            true = claims(list(map(_array, rows.values())), value, published.radius, self._directions(record, part))
+            recomputed = dict(zip(rows, true, strict=True))
+            liars += [finding.accused for finding in check_senders(published, recomputed)]
+        return tuple(sorted(liars))
+
+    def remember(self, record: Record) -> None:
+        """A step was taken: its distances are what the next ones are compared with."""
+        parts = record.terms.division.parts
+        norms = [_typical_norm(self._published(record, part)) for part in parts]
+        self.history.add([record.terms.division.stops[part] for part in parts], norms)
+
+    def doubtful(self, record: Record) -> list[int]:
+        """V2, V3 and the radius: which parts have to be computed again. All who have the same claims say the same."""
+        parts = record.terms.division.parts
+        published = {part: self._published(record, part) for part in parts}
+        typical = [_typical_norm(published[part]) for part in parts]
+        references = self.history.references([record.terms.division.stops[part] for part in parts])
+        spread = dispersions(typical, references)
+        doubtful = []
+        for part, dispersion, distance in zip(parts, spread, typical, strict=True):
+            one, value = published[part], record.values[part]
+            if (
+                self._is_off(one, value)
+                or check_norms(one, norm_bound(dispersion, one.radius)) is not None
+                or not self._is_usual(one.radius, distance)
+            ):
+                doubtful.append(part)
+        return doubtful
+
+    def recheck(self, record: Record, part: int) -> dict[PeerId, Reason]:
+        """The public check of a part of which all bytes are at hand: who goes, and why.
+
+        Depends on nothing but the record, so anybody comes to the same result at any time. Raises `ValueError` if
+        claims are missing.
+        """
+        bans = dict[PeerId, Reason]()
+        rows, aggregator, terms = dict[PeerId, torch.Tensor](), record.terms.members[part], record.terms
+        for owner in terms.contributors:
+            try:
+                rows[terms.members[owner]] = record.row(owner, part)
+            except InvalidEncodingError:  # nothing can be claimed of it, and nothing can be its mean
+                bans |= {terms.members[owner]: Reason.FALSE_CLAIMS, aggregator: Reason.WRONG_AGGREGATE}
+        if bans:
+            return bans
+        published, value = self._published(record, part), _array(record.values[part])
+        own = self._aggregator.aggregate(list(rows.values()))
+        arrays = {peer: _array(row) for peer, row in rows.items()}
+        directions, accuracy = self._directions(record, part), _attainable(own, len(rows))
+        for finding in check_averaging(published, arrays, value, directions, accuracy):
+            bans.setdefault(finding.accused, _REASONS[finding.offence])
+        if not _is_near(published.radius, max(own.clip_radius, _LEAST_RADIUS)):
+            bans.setdefault(aggregator, Reason.WRONG_AGGREGATE)
+        return bans
+
+    # ---- inner workings
+
+    def _is_off(self, published: PublishedClaims, value: torch.Tensor) -> bool:
+        """V2: whether the projections do not sum up to about nothing."""
+        limit = partial(self._accuracy.sum_limit, published.total_weight, published.radius, numel=len(value))
+        found = largest_sum(published)
+        # The length of the aggregate adds little to the limit, and all its bytes have to be read for it.
+        return found > limit(0.0) and found > limit(norm(_array(value)))
+
+    def _is_usual(self, radius: float, distance: float) -> bool:
+        return _is_near(radius, max(self.settings.clip_factor * distance, _LEAST_RADIUS))
+
+    def _published(self, record: Record, part: int, senders: AbstractSet[PeerId] | None = None) -> PublishedClaims:
+        """What all senders claim about a part, or these."""
+        terms = record.terms
+        said = {
+            terms.members[owner]: claim
+            for owner in terms.contributors
+            if (claim := record.claims[terms.members[owner]].claims[part]) is not None
+            and (senders is None or terms.members[owner] in senders)
+        }
+        aggregator = terms.members[part]
+        return PublishedClaims(part, aggregator, record.results[aggregator].clip, dict.fromkeys(said, 1), said)
+
+    def _directions(self, record: Record, part: int) -> Directions:
+        return Directions(record.randomness, self.directions, record.terms.division.starts[part])
+
+
+def _attainable(own: VerifiableAggregate, total_weight: int) -> ResultAccuracy:
+    """The accuracy that may be asked of who aggregated the same parts.
+
+    Where half of them lie far from the others the fixed point is nearly undetermined, and an honest solver gives up.
+    """
+    left = own.residual_norm / (total_weight * max(own.clip_radius, _LEAST_RADIUS))
+    return ResultAccuracy(min(max(AGGREGATE_RESIDUAL, SOLVER_LEEWAY * left), LEAST_ACCURATE))
+
+
+def _is_near(radius: float, expected: float) -> bool:
+    return 1.0 / RADIUS_TOLERANCE <= radius / expected <= RADIUS_TOLERANCE
+
+
+_LEAST_RADIUS = 1e-30
+"""Where all parts are equal there is no distance to measure, and nothing to clip."""
+
+
+def _typical_norm(published: PublishedClaims) -> float:
+    return typical_norm({peer: claim.norm for peer, claim in published.claims.items()}, published.weights)
+
+
+def _array(values: torch.Tensor) -> npt.NDArray[np.floating]:
+    return values.numpy()

@@ -1,0 +1,236 @@
+"""One attempt at one step: from everybody's gradient to an aggregate that nobody has to take on trust.
+
+    COMMIT   where I stand, the Merkle root of my gradient's parts     barrier
+             parts travel to their aggregators, which clip them to a mean
+    RESULT   digest of my aggregate, commitment to a secret            barrier
+             aggregates travel, and at the same time
+    REVEAL   my secret: all of them are the coin                       barrier
+    CLAIMS   projections of my clipped differences, and their norms    barrier
+    CONFIRM  all heard the same; which parts in doubt I cannot get     barrier, checks
+    CHECK    only if there is a doubt: all heard the same of that      barrier, parts in doubt are computed again
+
+The order is what makes lies expensive: gradients are fixed before anybody sees another's, aggregates before anybody
+knows in which directions they will be looked at. Whatever goes wrong ends the attempt with a `Setback`, which says who
+goes and why; all honest members come to the same one, ban, and try again with those who are left and the same
+gradients. For all to come to the same one, what follows from the words of a phase is done only after the next phase,
+in which all say what they heard: whoever told some another thing than others cannot part them. Only who is named by
+most as having said two different things goes at once, since as long as it stays nobody says anything but commitments.
+So nothing is ever applied that did not pass the checks of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+
+import msgspec
+import torch
+
+from minga.averaging.codecs.interface import InvalidEncodingError
+from minga.core.buffer_pool import Bytes
+from minga.network.interface import PeerId
+from minga.security.accountability.case_builder import Witness
+from minga.security.accountability.rulings import (
+    Setback,
+    complaints,
+    require_delivery,
+    require_no_liars,
+    require_shown,
+    require_values,
+    who_kept_silent,
+    who_stands_elsewhere,
+)
+from minga.security.accountability.well_formed import claims_are_sound, commit_is_sound, result_is_sound
+from minga.security.messaging.collector import Gathering, meanwhile
+from minga.security.messaging.delivery import Deliveries
+from minga.security.messaging.spread import Mesh
+from minga.security.messaging.voting import Agreement, OutvotedError
+from minga.security.parts.equal_parts import encoded, value_from_bytes, value_to_bytes
+from minga.security.parts.part_store import digest_of
+from minga.security.protocol.attempt_record import Record
+from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.members import Reason
+from minga.security.protocol.statements import MAX_MEMBERS, Claims, Commit, Confirm, Phase, Result, Revealed
+from minga.security.protocol.step_math import Arithmetic
+from minga.security.randomness.coin import Reveal
+from minga.security.step.phase import Exchange
+from minga.security.verification.claims import Claim
+
+
+class Attempt:
+    """This member's part in one attempt; `entropy` gives so many random bytes that nobody else can know."""
+
+    def __init__(
+        self,
+        record: Record,
+        mesh: Mesh,
+        agreement: Agreement,
+        deliveries: Deliveries,
+        arithmetic: Arithmetic,
+        conduct: Conduct,
+        me: PeerId,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._record, self._terms, self._cargo = record, record.terms, record.cargo
+        self._mesh, self._agreement, self._deliveries = mesh, agreement, deliveries
+        self._arithmetic, self._conduct = arithmetic, conduct
+        self._me, self._witness = self._terms.members.index(me), Witness(record.terms, mesh.slots)
+        self._exchange = Exchange(record.terms, mesh, agreement, conduct)
+        self._gathering = Gathering(record, deliveries, agreement.patience, self._me)
+        self._reveal = Reveal(entropy(32), entropy(32))
+
+    async def run(self, commit: Commit, gradient: torch.Tensor | None) -> Record:
+        """Take part with a gradient (None as a validator).
+
+        `commit` says where this member stands, and what it accuses whom of and finds of accusations.
+        Raises `Setback`, `ContradictionError`, and `OutvotedError` if most others came to another decision.
+        """
+        await self._commit(commit, gradient)
+        async with self._gathering.errands():
+            await self._reduce()
+            async with meanwhile(self._gathering.values()) as taken:
+                revealed = await self._toss()
+                await taken
+        await self._claim(revealed)
+        await self._confirm()
+        self._record.unheard = self._exchange.unheard
+        return self._record
+
+    # ---- one phase after the other
+
+    async def _commit(self, commit: Commit, gradient: torch.Tensor | None) -> None:
+        terms, cargo, me = self._terms, self._cargo, self._me
+        if gradient is not None:
+            parts, tree = await asyncio.to_thread(encoded, terms.division, gradient, cargo.rooms)
+            brought = {part: body for part, body in enumerate(parts) if self._conduct.brings(part)}
+            cargo.put_owners(me, brought, tree)
+            commit = msgspec.structs.replace(commit, root=tree.root)
+        commit = msgspec.structs.replace(commit, equivocators=(*commit.equivocators, *self._agreement.equivocators))
+        bodies = await self._exchange.hold(
+            Phase.COMMIT, commit, Commit, lambda peer, body: commit_is_sound(terms, peer, body)
+        )
+        require_no_liars(terms, bodies, self._mesh.proofs, self._witness)
+        self._dismiss(bodies)
+        self._record.commits = bodies
+        cargo.roots = {terms.members.index(peer): said.root for peer, said in bodies.items() if said.root}
+        cargo.committed.set()
+
+    def _dismiss(self, commits: Mapping[PeerId, Commit]) -> None:
+        """Note who has to go by the commitments, once all know the same of them."""
+        leaving, witness = self._exchange.leaving, self._witness
+        elsewhere = who_stands_elsewhere(self._terms, commits, self._terms.members[self._me])
+        self._exchange.excused.update(elsewhere)
+        leaving.update((peer, partial(witness.elsewhere, peer)) for peer in elsewhere)
+        leaving.update(
+            (peer, partial(witness.named, peer, Reason.SILENT)) for peer in who_kept_silent(self._terms, commits)
+        )
+
+    async def _reduce(self) -> None:
+        """Wait for the parts that this member aggregates, clip them to their mean, and state the result."""
+        part, terms = self._me, self._terms
+        result = Result(None, 0.0, terms.coin.commitment(terms.members[part], self._reveal), self._exchange.seen)
+        if terms.division.numel(part):
+            present = [rank for rank in terms.contributors if terms.members[rank] not in self._exchange.excused]
+            await self._gathering.parts(present)
+            rows = await asyncio.to_thread(self._gathering.rows, present)
+            if not rows:
+                raise OutvotedError("nobody brings this peer a part; most others went on", round=terms.step)
+            mean = await asyncio.to_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
+            value, clip = self._conduct.value(*mean, self._record)
+            digest = await asyncio.to_thread(_stated, value, self._cargo.places[part])
+            self._cargo.value_digests[part] = digest
+            silent = tuple(owner for owner in present if owner not in rows)
+            result = msgspec.structs.replace(result, value=digest, clip=clip, silent=silent)
+        results = await self._exchange.hold(
+            Phase.RESULT, self._conduct.result(result), Result, lambda peer, body: result_is_sound(terms, peer, body)
+        )
+        self._record.results = results
+        self._cargo.value_digests.update(
+            {terms.members.index(peer): result.value for peer, result in results.items() if result.value is not None}
+        )
+        self._cargo.stated.set()
+        if terms.division.numel(part):
+            self._cargo.put_own_value(part, digest)
+
+    async def _toss(self) -> dict[PeerId, Revealed]:
+        """Reveal, and hear what others had to reveal; parts that somebody could not get are looked for meanwhile."""
+        delivered = await self._gathering.obtainable(complaints(self._terms.members, self._record.results))
+        own = self._conduct.reveal(Revealed(self._reveal, self._exchange.seen, tuple(delivered)))
+        bodies = await self._exchange.hold(Phase.REVEAL, own, Revealed, lambda _, __: True)
+        self._record.randomness = self._terms.coin.outcome({peer: body.reveal for peer, body in bodies.items()})
+        return bodies
+
+    async def _claim(self, revealed: Mapping[PeerId, Revealed]) -> None:
+        terms, record = self._terms, self._record
+        record.values = await asyncio.to_thread(_decoded, dict(self._cargo.values))
+        missing = tuple(part for part in terms.division.parts if part not in record.values)
+        claims: tuple[Claim | None, ...] = ()
+        if self._me in terms.contributors:
+            held = {part for part in record.values if (self._me, part) in self._cargo.parts}
+            claims = await asyncio.to_thread(self._own_claims, held)
+        said = self._conduct.claims(Claims(claims, self._exchange.seen, missing), record)
+        record.claims = await self._exchange.hold(
+            Phase.CLAIMS, said, Claims, lambda peer, body: claims_are_sound(terms, peer, body)
+        )
+        require_delivery(record, revealed, self._witness)
+
+    def _own_claims(self, held: AbstractSet[int]) -> tuple[Claim | None, ...]:
+        return tuple(
+            self._arithmetic.claim(self._record, self._me, part) if part in held else None
+            for part in range(len(self._terms.members))
+        )
+
+    async def _confirm(self) -> None:
+        """Make sure that all have the same claims, and what is needed to compute again what they raise a doubt about:
+        then all come to the same end.
+        """
+        record, exchange = self._record, self._exchange
+        doubtful = await self._doubtful()
+        wanted = [(part, owner) for part in doubtful for owner in self._terms.contributors]
+        lacking = await self._gathering.lacking(wanted)
+        own = Confirm(exchange.seen, tuple(lacking[:MAX_MEMBERS]))
+        confirms = await exchange.hold(Phase.CONFIRM, own, Confirm, lambda _, __: True, is_last=not doubtful)
+        require_values(record, self._witness)
+        if doubtful:
+            await exchange.hold(Phase.CHECK, Confirm(exchange.seen), Confirm, lambda _, __: True, is_last=True)
+            require_shown(record, confirms, self._witness)
+            await self._compute_again(doubtful, lacking)
+
+    async def _doubtful(self) -> list[int]:
+        """The parts that have to be computed again; none if that does not matter any more."""
+        record = self._record
+        is_complete = len(record.values) == len(self._terms.division.parts)
+        if not is_complete or self._exchange.leaving or any(said.missing for said in record.claims.values()):
+            return []
+        return await asyncio.to_thread(self._arithmetic.doubtful, record)
+
+    async def _compute_again(self, doubtful: Sequence[int], lacking: Sequence[tuple[int, int]]) -> None:
+        """The public check: at least half of the members have all bytes, so an honest one has, and hands them out."""
+        if lacking and await self._gathering.lacking(lacking):
+            raise OutvotedError("most others have a part that this peer cannot get", round=self._terms.step)
+        bans = dict[PeerId, tuple[Reason, int]]()
+        for part in doubtful:
+            for peer, reason in (await asyncio.to_thread(self._arithmetic.recheck, self._record, part)).items():
+                bans.setdefault(peer, (reason, part))
+        if bans:
+            raise Setback(
+                self._witness.recomputed(peer, reason, part, self._record) for peer, (reason, part) in bans.items()
+            )
+
+
+def _stated(value: torch.Tensor, place: memoryview) -> bytes:
+    """The digest of an aggregate that goes to its place."""
+    value_to_bytes(value, place)
+    return digest_of(place)
+
+
+def _decoded(values: Mapping[int, Bytes]) -> dict[int, torch.Tensor]:
+    """The aggregates as numbers; what means nothing is missing."""
+    decoded = dict[int, torch.Tensor]()
+    for part, data in values.items():
+        with contextlib.suppress(InvalidEncodingError):
+            decoded[part] = value_from_bytes(data)
+    return decoded

@@ -1,0 +1,308 @@
+"""A member of a secure run: takes one step after the other with the others, and looks into what they did.
+
+    draw validators and batches from the last coin ─▶ compute (or validate) ─▶ attempts, until one passes all checks
+        ▲                                                                                          │
+        └──── ban whom most found guilty ◀── apply ◀───────────────────────────────────────────────┘
+
+A validator gives up one step of training, computes what its target sent in the step before, and says in its next
+commitment whether that was right. Everybody else then looks into an accusation, too, and says so in the commitment
+after that; most decide whether the accused or the accuser goes. All bans take effect between two attempts or two
+steps, from words that all members heard alike, so all have the same list of members.
+
+Who is not on that list, or not yet, follows the members (`observer.py`), and as a candidate commits itself to a
+gradient, too (`security/protocol/probation.py`). All that differs between the two is in `take_step`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+
+import torch
+
+from minga.core.aio.hedging import racing
+from minga.core.buffer_pool import Bytes, Rooms
+from minga.core.errors import RemoteError
+from minga.core.thread_guard import loop_bound
+from minga.identity.keys.keys import Identity
+from minga.network.interface import PeerId
+from minga.network.rpc.node import Node
+from minga.security.accountability.case_builder import Witness
+from minga.security.accountability.log import EvidenceLog
+from minga.security.accountability.membership_log import Changes
+from minga.security.accountability.proofs import Case, Entered
+from minga.security.accountability.rulings import Setback, contradicted
+from minga.security.accountability.verdicts import verdicts
+from minga.security.messaging.delivery import Deliveries
+from minga.security.messaging.past_steps import Outcome, Outcomes
+from minga.security.messaging.spread import Mesh
+from minga.security.messaging.voting import Agreement, ContradictionError
+from minga.security.parts.equal_parts import Division
+from minga.security.parts.part_store import Cargo
+from minga.security.protocol.attempt_record import Record, Terms
+from minga.security.protocol.behaviour import KEPT_STEPS, Conduct, Seeds, Work
+from minga.security.protocol.members import Ban, Ledger
+from minga.security.protocol.protocol_state import Progress, Standing
+from minga.security.protocol.rules import Rules
+from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.statements import (
+    MAX_ACCUSATIONS,
+    Accusation,
+    Commit,
+    Judgement,
+    Phase,
+    Place,
+    Slot,
+    Statement,
+)
+from minga.security.protocol.statements import state as sign
+from minga.security.protocol.step_math import Arithmetic
+from minga.security.randomness.public_batch import data_seed
+from minga.security.rechecking.candidates import CandidateDesk
+from minga.security.rechecking.juror import Judge
+from minga.security.rechecking.recheck_member import Inquiry
+from minga.security.step.attempt import Attempt
+from minga.security.step.attempt_history import Attempts
+from minga.security.step.observer import Follower, be_overtaken
+
+
+class ExcludedError(RemoteError):
+    """This peer is no member any more: it was away, or (`BannedError`) it was banned."""
+
+
+class BannedError(ExcludedError):
+    """This peer can never come back."""
+
+    @classmethod
+    def of(cls, ban: Ban) -> BannedError:
+        """What to tell whom it concerns."""
+        why = f"the members banned this peer: {ban.reason.value}. This key cannot come back; if it was an accident, "
+        return cls(
+            f"{why}join with another key (--identity NEWFILE), which begins on probation",
+            round=ban.step,
+            phase="banned",
+        )
+
+
+@loop_bound
+class SecureMember:
+    """One peer of a run whose members stand at `standing`, a member or not; `work` has the state of that step.
+
+    `conduct` is what it does of its own accord, `entropy` where its secrets come from.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        standing: Standing,
+        work: Work,
+        settings: SecureSettings | None = None,
+        conduct: Conduct | None = None,
+        evidence: EvidenceLog | None = None,
+        *,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._entropy = entropy
+        self.evidence = evidence or EvidenceLog()
+        """Why others left the list of members."""
+        self._node, self._identity, self._work = node, identity, work
+        self._settings, self._conduct = settings or SecureSettings(), conduct or Conduct()
+        self._rules = Rules.of(work.layout, self._settings)
+        self._progress = Progress(standing)
+        self._arithmetic = Arithmetic(self._settings)
+        self._mesh = Mesh(node, identity, self._is_expected, self._may_speak, self._is_known)
+        self._mesh.on_statement = self._note
+        self._attempts, self._rooms = Attempts(self._progress), Rooms()
+        self._deliveries = Deliveries(node, self._attempts.find)
+        self._coins: dict[int, bytes] = {}
+        self._desk = CandidateDesk(node, self._mesh, work, self._progress, self._settings, self._coins)
+        submissions, patience = self._desk.submissions, self._settings.patience
+        self._follower = Follower(node, self._mesh, work, self._conduct, submissions, patience)
+        self._outcomes = Outcomes(node)
+        self._changes = Changes(node, identity, self._progress, self.evidence)
+        self._judge = Judge(self._attempts.passed, self._desk, self._conduct, self._inquiry, standing.step)
+        self._state: bytes | None = None
+        """The digest of the present state."""
+        self._found: tuple[Accusation, ...] = ()
+        self._judgements: tuple[Judgement, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Steps that were taken so far."""
+        return self._progress.step
+
+    @property
+    def ledger(self) -> Ledger:
+        """Who is a member, who a candidate, and who was banned."""
+        return self._progress.ledger
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this peer has a say."""
+        return self._node.peer_id in self.ledger
+
+    async def take_step(self) -> None:
+        """Take the next step: as a member together with the others, else after them.
+
+        Raises `OutvotedError` if most of them are somewhere else, `BannedError` or `ExcludedError` if they excluded
+        this peer, and other `RemoteError` if too many of them cannot be reached.
+        """
+        if self._state is None:
+            await self._stand(await self._work.digest(), {})
+        if self._node.peer_id in self.ledger.bans:
+            self._require_membership()
+        await (self._take_part() if self.is_member else self._follow())
+
+    # ---- as somebody else than a member
+
+    async def _follow(self) -> None:
+        before = self._progress.standing
+        followed = await self._follower.take_step(self._progress)
+        self._node.events.emit("secure.followed", step=self.step, members=len(self.ledger.members))
+        self._changes.tell_candidates(before)
+        self._judge.begin_at(self.step)
+        if self.is_member:  # what it sees from now on it can show
+            standing, me = self._progress.standing, self._node.peer_id
+            case = Case(me, None, self.step, 0, standing.members, Entered(standing, followed.signed))
+            await self._changes.write_down([case])
+        await self._stand(followed.state, followed.values)
+
+    # ---- as a member
+
+    async def _take_part(self) -> None:
+        step, drawn = self.step, self._desk.draw()
+        target, gradient = drawn.get(self._node.peer_id), None
+        if target is None:
+            seeds = Seeds(self._node.peer_id, {p: data_seed(self._coins[step - 1], p) for p in self.ledger.members})
+            gradient = await self._conduct.gradient(self._work, step, seeds)
+        elif target in self.ledger.candidates:
+            self._found += await self._desk.validate(target, self._judge.first)
+        elif step - 1 in self._attempts.passed:  # else this peer has become a member just now
+            self._found += await self._inquiry(step - 1).validate(target)
+        overtaken = be_overtaken(self._node, self.ledger.members, step)
+        async with racing((self._try(gradient, frozenset(drawn)), overtaken)) as ends:
+            record = await next(ends)
+        await self._close(record)
+
+    async def _try(self, gradient: torch.Tensor | None, validators: frozenset[PeerId]) -> Record:
+        """Try until an attempt passes."""
+        found = self._conduct.accusations(self._found)[:MAX_ACCUSATIONS]
+        judgements, heard, attempt = self._judgements, self._desk.named(), 0
+        while True:
+            liars = tuple(peer for peer in sorted(self.ledger.candidates) if peer in self._mesh.proofs)
+            place = self._state or b"", self._progress.standing.digest, self._rules.digest
+            commit = Commit(*place, None, found, judgements, liars, heard, self._unheard())
+            try:
+                present = validators.intersection(self.ledger.members)
+                return await self._attempt(attempt, present).run(commit, gradient)
+            except Setback as setback:
+                await self._changes.leave_out(setback.cases)
+            except ContradictionError:
+                await asyncio.sleep(self._settings.patience.proof_s)
+            attempt += 1
+
+    def _unheard(self) -> tuple[PeerId, ...]:
+        last = self._attempts.passed.get(self.step - 1)
+        return tuple(peer for peer in last.unheard if peer in self.ledger) if last else ()
+
+    def _attempt(self, number: int, validators: frozenset[PeerId]) -> Attempt:
+        self._require_membership()
+        members = self.ledger.members
+        division = Division.equal(self._work.layout, len(members))
+        terms = Terms(self._node.run_id, self.step, number, members, validators, division, self._rules)
+        record = Record(terms, Cargo(division.part_bytes, division.value_bytes, self._rooms))
+        agreement = Agreement(self._mesh, members, self._node.peer_id, self._settings.patience)
+        self._attempts.begin(record, agreement)
+        return Attempt(
+            record,
+            self._mesh,
+            agreement,
+            self._deliveries,
+            self._arithmetic,
+            self._conduct,
+            self._node.peer_id,
+            self._entropy,
+        )
+
+    def _require_membership(self) -> None:
+        if self._node.peer_id not in self.ledger:
+            ban = self.ledger.bans.get(self._node.peer_id)
+            raise BannedError.of(ban) if ban else ExcludedError("this peer was away for too long", round=self.step)
+
+    async def _close(self, record: Record) -> None:
+        """The attempt passed: apply, hear the judges, and look into what is new."""
+        step, progress, before = self.step, self._progress, self._progress.standing
+        await self._work.apply(step, await asyncio.to_thread(lambda: progress.bound.shortened(record.vector)))
+        self._arithmetic.remember(record)
+        self._attempts.passed[step] = record
+        self._node.events.emit(
+            "secure.step", step=step + 1, attempt=record.terms.attempt, members=len(self.ledger.members)
+        )
+        witness = Witness(record.terms, self._mesh.slots)
+        await self._changes.leave_out(verdicts(progress.charges, record, self._attempts.passed, witness))
+        candidates, proofs = self.ledger.candidates, self._mesh.proofs
+        await self._changes.leave_out(contradicted(candidates, record.terms, record.commits, proofs, witness))
+        admitted = self._desk.review(record, self._rules.probation_steps)
+        await self._changes.write_down(witness.admitted(peer, before) for peer in admitted)
+        then, counts = before.ledger.candidates, self._desk.counts
+        progress.take_outcome(record, lambda accuser, accusation: counts(accuser, accusation, record, then))
+        self._changes.tell_candidates(before)
+        await self._stand(await self._work.digest(), record.cargo.values)
+        self._attempts.forget_before(self.step - KEPT_STEPS + 1)
+        self._rooms.trim()
+        self._judgements = await self._judge.look_into(progress.charges, record, then)
+        self._found = await self._inquiry(step).false_claims(record.terms.members.index(self._node.peer_id))
+
+    async def _stand(self, state: bytes, values: Mapping[int, Bytes]) -> None:
+        """This peer has come to the beginning of a step, by the aggregates `values` of the last one."""
+        standing, self._state = self._progress.standing, state
+        statement = None
+        if self.is_member:
+            slot, place = Slot(self.step, 0, Phase.STANDING), Place(standing.digest, state)
+            statement = sign(self._identity, self._node.run_id, slot, self._conduct.stands(place))
+        self._outcomes.keep(Outcome(standing, dict(values), statement))
+        self._arithmetic.history = self._progress.history
+        self._coins[self.step - 1] = self._progress.coin
+        self._mesh.forget_before(self.step - KEPT_STEPS)
+        self._mesh.remind(self.ledger.members)
+        self._desk.forget_before(self.step - KEPT_STEPS)
+        for old in [old for old in self._coins if old < self.step - KEPT_STEPS - 1]:
+            del self._coins[old]
+
+    def _inquiry(self, step: int) -> Inquiry:
+        record, before = self._attempts.passed[step], self._coins[step - 1]
+        return Inquiry(record, before, self._work, self._arithmetic, self._deliveries)
+
+    # ---- what others ask
+
+    def _is_expected(self, slot: Slot) -> bool:
+        if slot.phase is Phase.CANDIDACY:
+            return slot.attempt == 0 and self.step - KEPT_STEPS <= slot.step <= self.step + 1
+        return self._attempts.is_expected(slot)
+
+    def _may_speak(self, peer: PeerId, slot: Slot) -> bool:
+        if slot.phase is Phase.CANDIDACY:
+            return self._desk.heard.accepts(peer, slot, self.ledger, self._progress.coin)
+        return peer in self.ledger
+
+    def _is_known(self, peer: PeerId) -> bool:
+        return peer in self.ledger or peer in self.ledger.candidates
+
+    def _note(self, statement: Statement) -> None:
+        if statement.slot.phase is Phase.CANDIDACY:
+            if not self._has_revealed(statement.slot.step + 1):
+                self._desk.heard.hear(statement)
+            self._desk.heard.make_room(statement.slot, self.ledger, self._progress.coin)
+        else:
+            self._attempts.answer(statement)
+
+    def _has_revealed(self, step: int) -> bool:
+        """Whether this member gave away its secret of the coin of a step, so that others may know that."""
+        if self.step > step:
+            return True
+        reached = self._attempts.under_way(step)
+        if reached is None:
+            return False
+        return self._node.peer_id in self._mesh.slots.of(Slot(step, reached.attempt, Phase.REVEAL))

@@ -1,0 +1,112 @@
+"""What each sender claims about its part: projections of its clipped difference from the result, and its norm.
+
+An aggregator's result v of the parts x_i with weights w_i (samples) is right if it solves the fixed-point equation of
+CenteredClip,
+
+    Σ w_i D_i = 0      with      D_i = min(1, τ / N_i) · (x_i - v),      N_i = ‖x_i - v‖,
+
+however it was found. Nobody but the aggregator has all x_i; but each sender has its own, and v. So it publishes
+s_i = <z, D_i> for q random directions z that were drawn after v was fixed, and N_i. If R = Σ w_i D_i is not 0, then
+neither is Σ w_i s_i = <z, R>, which everybody can add up (BTARD section 4.3).
+
+The x_i is what the receivers decode from the wire, not what it was before it was encoded: only of that there is a hash.
+Everybody who has the same x_i and v gets the same bits, and needs memory for a block only. Differences are rounded to
+float32, so that their squares, and their products with signs, are exact in float64, whether or not a machine rounds
+between multiplying and adding; sums are float64 and in a fixed order. Clipping scales the whole difference, so one pass
+suffices: the sum over z · (x_i - v) is scaled once N_i is known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from minga.network.interface import PeerId
+from minga.security.verification.count_sketch import BLOCK, ENTRY_DEVIATION, MAX_DIRECTIONS, Directions, Sketch
+from minga.security.verification.exact_sum import LaneSums, Vector, blocks, difference, total
+
+CLAIM_LIMIT: Final = 2.0**128
+"""Larger than any claim about elements that averaging accepts; keeps weighted sums of claims finite."""
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One sender's claim about one part: `projections` of D on each direction, scaled to unit variance, and `norm` N.
+
+    Raises `ValueError`, also where one is decoded from the wire, for numbers that are not finite, too large, or a
+    negative norm.
+    """
+
+    projections: Annotated[tuple[float, ...], msgspec.Meta(min_length=1, max_length=MAX_DIRECTIONS)]
+    norm: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.norm <= CLAIM_LIMIT:
+            raise ValueError(f"the norm of a claim must be from 0 to 2**128, not {self.norm}")
+        if not all(-CLAIM_LIMIT <= projection <= CLAIM_LIMIT for projection in self.projections):
+            raise ValueError(f"the projections of a claim must be within ±2**128: {self.projections}")
+
+
+def clip_factor(norm: float, radius: float) -> float:
+    """By what a difference of this norm is scaled to lie within the clipping radius τ."""
+    return 1.0 if norm <= radius else radius / norm
+
+
+def claim(part: Vector, result: Vector, radius: float, directions: Directions) -> Claim:
+    """Return the claim of the sender of `part`, 1-D and finite, about the aggregator's `result` of the same length.
+
+    Both are float32. `radius` is τ; `directions` are those of the part. Raises `ValueError` where lengths differ.
+    """
+    return claims([part], result, radius, directions)[0]
+
+
+def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: Directions) -> list[Claim]:
+    """Return for each of `parts` the same claim, to the bit, as `claim`; the directions are made once."""
+    if any(part.shape != result.shape for part in parts):
+        raise ValueError(f"a part has another length than the result, which has {len(result)} elements")
+    sketch, value = directions.sketch(len(result)), _tensor(result)
+    return [_claim(_tensor(part), value, radius, sketch) for part in parts]
+
+
+def _claim(part: torch.Tensor, result: torch.Tensor, radius: float, sketch: Sketch) -> Claim:
+    length = min(sketch.numel, BLOCK)
+    buckets, squares = torch.zeros(sketch.width, dtype=torch.float64), torch.zeros(length, dtype=torch.float64)
+    narrow, wide = torch.empty(length), torch.empty(length, dtype=torch.float64)
+    for block in sketch.blocks():
+        size = block.part.stop - block.part.start
+        difference = wide[:size].copy_(torch.sub(part[block.part], result[block.part], out=narrow[:size]))
+        squares[:size].addcmul_(difference, difference)
+        buckets[block.bucket : block.bucket + size].addcmul_(difference, block.signs, value=block.turn)
+    norm = math.sqrt(total(squares.numpy()))
+    factor = clip_factor(norm, radius)
+    sums = [total(coefficients * buckets.numpy()) for coefficients in sketch.coefficients]
+    return Claim(tuple(factor * (each / ENTRY_DEVIATION) for each in sums), norm)
+
+
+def _tensor(vector: Vector) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(vector, np.float32))
+
+
+def residual_norm(
+    parts: Mapping[PeerId, Vector],
+    weights: Mapping[PeerId, int],
+    norms: Mapping[PeerId, float],
+    result: Vector,
+    radius: float,
+) -> float:
+    """Return ‖Σ w_i D_i‖, by how much `result` misses the fixed point; `norms` are the true N_i.
+
+    Parts are taken in the order of their senders' ids, so that the bits are the same everywhere.
+    """
+    squares = LaneSums(1, len(result))
+    factors = {sender: weights[sender] * clip_factor(norms[sender], radius) for sender in sorted(parts)}
+    for block in blocks(len(result)):
+        residual = np.zeros(block.stop - block.start)
+        for sender, factor in factors.items():
+            residual += factor * difference(parts[sender][block], result[block])
+        squares.add(np.square(residual))
+    return math.sqrt(squares.totals()[0])

@@ -1,0 +1,132 @@
+"""The random directions z on which differences are projected, expanded from the shared random string.
+
+Any distribution with independent entries would do where the difference is spread over many elements: the projection is
+then nearly Gaussian. The choice is made for the aggregator that picks its error by hand, and for parts of millions of
+elements, which each sender projects in every step: a multiply-add of each element for each direction is more than a
+step may cost. So all directions share one *sketch* of the difference, which costs a single one:
+
+    z[k] = sign[k] · c[bucket[k]]        sketch[b] = Σ of sign[k] · R[k] over the k with bucket[k] = b
+
+A part is cut into blocks of `BLOCK` elements. A random sign goes with each element, from a table of random signs that
+is entered at a random place for each block, and turned round as a whole for every other one. The elements of a block go
+to different buckets, one after the other from a random bucket on; two elements of different blocks meet in one with
+probability 1/`BLOCK`. This is a count sketch (Charikar, Chen, Farach-Colton 2002): E‖sketch‖² = ‖R‖², and as terms of
+fourth order pair up only where two elements meet,
+
+    Var ‖sketch‖² ≤ (2 / BLOCK + 4 / BLOCK) ‖R‖⁴,    so    P(‖sketch‖² < ‖R‖² / 2) ≤ 24 / BLOCK = 0.15 %.
+
+Each direction has its own coefficients c of the buckets, **odd integers from -127 to 127** out of one byte each: they
+are exact in every float format and come straight from a stream of bytes, hence are the same everywhere. Signs would
+need fewer bits, but errors on two equal elements would vanish whenever their signs differ; with odd integers an error
+on few elements, if it is well above the tolerance, escapes a direction with a probability of at most about 1/128,
+however it was picked, and all of them with its power. For a given sketch, P(|<z, R>| > κ‖sketch‖) ≤ 2 exp(-κ²/2) once
+z is scaled to unit variance, the bound that holds for signs and Gaussians too: the uniform distribution on equally
+spaced points is strictly sub-Gaussian, since sinh(128t) / (128 sinh t) ≤ exp((128² - 1) t² / 6).
+
+One direction leaves a small error undetected with a probability of some percent, q of them with its q-th power, and
+the sketch with 0.15 % at most. In parts of a single block no elements meet, and directions are independent in all
+entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from minga.security.randomness.coin import derive, expand
+
+DEFAULT_DIRECTIONS: Final = 3
+MAX_DIRECTIONS: Final = 64
+BLOCK: Final = 1 << 14
+"""Elements of a block; part of the definition. Some of these in float64 stay in the cache of one core."""
+ENTRY_DEVIATION: Final = math.sqrt((128**2 - 1) / 3)
+"""Standard deviation of an entry: claims are divided by it."""
+
+_WORD: Final = "<u4"
+
+
+class Block(NamedTuple):
+    """Elements `part`, their signs (float64, 1 or -1) but for the common one, `turn`, and their first bucket."""
+
+    part: slice
+    signs: torch.Tensor
+    turn: int
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """`count` independent directions for the part of a vector that begins at its element `start`.
+
+    `randomness`: the 32 bytes that the members made together, after the results were committed to.
+    Raises `ValueError` for a count outside 1 to `MAX_DIRECTIONS` or a negative start.
+    """
+
+    randomness: bytes
+    count: int = DEFAULT_DIRECTIONS
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= MAX_DIRECTIONS or self.start < 0:
+            raise ValueError(
+                f"{self.count} directions from element {self.start}: "
+                f"1 to {MAX_DIRECTIONS} are possible, from element 0 or later"
+            )
+
+    def of_part(self, start: int) -> Directions:
+        """Those of a part that begins `start` elements further on."""
+        return Directions(self.randomness, self.count, self.start + start)
+
+    def sketch(self, numel: int) -> Sketch:
+        """Of a part of `numel` elements."""
+        return Sketch(self, numel)
+
+    def entries(self, numel: int) -> npt.NDArray[np.float64]:
+        """The directions themselves, odd integers, as float64 [count, numel]; what `Sketch` never needs as a whole."""
+        sketch, entries = self.sketch(numel), np.empty((self.count, numel))
+        for block in sketch.blocks():
+            buckets = slice(block.bucket, block.bucket + block.part.stop - block.part.start)
+            entries[:, block.part] = block.turn * block.signs.numpy() * sketch.coefficients[:, buckets]
+        return entries
+
+
+class Sketch:
+    """How one part is sketched, and what its directions make of a sketch."""
+
+    def __init__(self, directions: Directions, numel: int) -> None:
+        self.numel = numel
+        key = derive(directions.randomness, "sketch", directions.start)
+        blocks = -(-numel // BLOCK)
+        self._is_long = blocks > 1
+        self.width = 2 * BLOCK if self._is_long else numel
+        """Buckets."""
+        self._words = np.frombuffer(expand(key, 0, 4 * blocks), _WORD).tolist() if self._is_long else [0] * blocks
+        self._signs = self._table(derive(key, "signs"))
+        self.coefficients = self._coefficients(key, directions.count)
+        """float64 [directions, buckets]."""
+
+    def blocks(self) -> Iterator[Block]:
+        """All blocks in their order."""
+        for number, word in enumerate(self._words):
+            start = number * BLOCK
+            part = slice(start, min(start + BLOCK, self.numel))
+            place, bucket, turn = word % BLOCK, word // BLOCK % BLOCK, word // BLOCK**2 % 2
+            yield Block(part, self._signs[place : place + part.stop - start], 1 - 2 * turn, bucket)
+
+    def _table(self, key: bytes) -> torch.Tensor:
+        length = 2 * BLOCK if self._is_long else self.numel
+        bits = np.unpackbits(np.frombuffer(expand(key, 0, -(-length // 8)), np.uint8), count=length)
+        return torch.from_numpy(1.0 - 2.0 * bits)
+
+    def _coefficients(self, key: bytes, count: int) -> npt.NDArray[np.float64]:
+        coefficients = np.empty((count, self.width))
+        for index in range(count):
+            stream = expand(derive(key, "projection", index), 0, self.width)
+            coefficients[index] = np.frombuffer(stream, np.int8) | np.int8(1)
+        return coefficients

@@ -1,0 +1,45 @@
+"""How far a single step may go, whoever made its aggregate.
+
+CenteredClip bounds what a hostile minority of those who contribute can do. But validators contribute nothing, and who
+validates is drawn: with 7 hostile members of 16 and two validators, in a step of every three half of the contributors
+are hostile, and then the aggregate is what they like. The members who apply it have seen how long those of the last
+steps were: one that is many times longer is shortened. Honest gradients that do get longer soon move the median. What
+has no length (everybody's loss was not finite) says nothing about the next, and is not remembered: else a limit of 0
+would hold for ever.
+
+All members remember the same steps and add in a fixed order, so all shorten alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+
+from minga.security.verification.exact_sum import norm
+
+STEP_GROWTH: Final = 4.0
+REMEMBERED_STEPS: Final = 32
+
+
+class StepBound:
+    """Limits aggregates to `STEP_GROWTH` times the median length of those that were applied last."""
+
+    def __init__(self, lengths: Iterable[float] = ()) -> None:
+        self._lengths = deque(lengths, maxlen=REMEMBERED_STEPS)
+
+    @property
+    def lengths(self) -> tuple[float, ...]:
+        """Of the aggregates that were applied last."""
+        return tuple(self._lengths)
+
+    def shortened(self, aggregate: torch.Tensor) -> torch.Tensor:
+        """What is applied of an aggregate (float32), and remembered; nothing limits the first one."""
+        length = norm(aggregate.numpy())
+        limit = STEP_GROWTH * statistics.median(self._lengths) if self._lengths else length
+        if length > 0.0:
+            self._lengths.append(min(length, limit))
+        return aggregate if length <= limit else aggregate * (limit / length)

@@ -1,0 +1,247 @@
+"""Makes scripted faults happen: to virtual hosts, or to whatever else implements `FaultTarget`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+from minga.core.errors import ConfigurationError
+from minga.core.events import Event, EventBus
+from minga.network.virtual.internet import VirtualInternet
+from minga.simulation.faults.script import EMITTER, AtEvent, AtTime, Fault
+
+Resolve = Callable[[str, str | None, Event | None], str | None]
+"""`resolve(role, emitter, event)`: the peer in that role now (`emitter` and `event` are None for a fault at a time)."""
+
+logger = logging.getLogger("minga.faults")
+
+
+class FaultTarget(Protocol):
+    """What can be done to peers, by name. Doing something twice, or to a dead peer, does no harm."""
+
+    def kill(self, peer: str) -> None:
+        """End the peer without a word (SIGKILL)."""
+
+    def stall(self, peer: str) -> None:
+        """Stop the peer (SIGSTOP)."""
+
+    def resume(self, peer: str) -> None:
+        """Continue a stopped peer (SIGCONT)."""
+
+    def drop_link(self, first: str, second: str) -> None:
+        """Let nothing pass between two peers."""
+
+    def restore_link(self, first: str, second: str) -> None:
+        """Let everything pass again."""
+
+    def slow_link(self, peer: str, bytes_per_s: float | None) -> None:
+        """Limit what the peer sends and receives; None ends the limit."""
+
+    def lie(self, peer: str, behaviour: str | None) -> None:
+        """Let the peer lie in the named way; None makes it honest."""
+
+
+class FaultRecord(NamedTuple):
+    """What was done: loop time, the fault, and the peers that its roles stood for; `ended` when it was undone."""
+
+    time: float
+    fault: Fault
+    peers: tuple[str, ...]
+    ended: bool
+
+
+class FaultDriver:
+    """Carries out the faults of a script on the running loop.
+
+    `resolve` finds who has a role; a name that it does not know (None) and that was attached stands for itself. While
+    nobody has the role, a fault that waits for an event goes on waiting, and one at a time is skipped with a warning.
+    `on_record` hears of everything that is done.
+    """
+
+    def __init__(
+        self,
+        faults: Iterable[Fault],
+        target: FaultTarget,
+        resolve: Resolve | None = None,
+        on_record: Callable[[FaultRecord], None] | None = None,
+    ) -> None:
+        self.records: list[FaultRecord] = []
+        """What was done so far, in order."""
+        self._faults = list(faults)
+        self._target = target
+        self._resolve = resolve or (lambda role, emitter, event: None)  # noqa: ARG005
+        self._on_record = on_record or (lambda record: None)  # noqa: ARG005
+        self._peers: dict[str, Callable[[], None]] = {}
+        self._waiting: list[Fault] = []
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._undo: dict[int, Callable[[], None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Timers must not belong to the peer during whose event they are set, or its stall would stop its own end.
+        self._context = contextvars.Context()
+
+    @property
+    def pending(self) -> tuple[Fault, ...]:
+        """Faults that wait for their event."""
+        return tuple(self._waiting)
+
+    def attach(self, peer: str, events: EventBus | None = None) -> None:
+        """Make a peer known by name, and listen to its events if it has a bus here; a restarted peer comes again."""
+        if detach := self._peers.get(peer):
+            detach()
+        self._peers[peer] = events.subscribe(lambda event: self.on_event(peer, event)) if events else lambda: None
+
+    def start(self) -> None:
+        """Begin to count time on the running loop, and to act."""
+        if self._loop is not None:
+            raise ConfigurationError("a fault script can be started only once")
+        self._loop = asyncio.get_running_loop()
+        for fault in self._faults:
+            if isinstance(fault.trigger, AtEvent):
+                self._waiting.append(fault)
+            elif fault.trigger.seconds > 0:
+                self._later(fault.trigger.seconds, lambda fault=fault: self._fire(fault, None, None))  # type: ignore[misc]
+            else:
+                self._fire(fault, None, None)
+
+    def strike(self, fault: Fault) -> None:
+        """Do something now that is in no script, to peers that are called by their names."""
+        self._fire(fault, None, None)
+
+    def on_event(self, peer: str, event: Event) -> None:
+        """An event of a peer, for peers whose events come from another process."""
+        if self._loop is None:
+            return
+        for fault in list(self._waiting):
+            trigger = fault.trigger
+            if isinstance(trigger, AtTime) or fault not in self._waiting or not trigger.matches(event):
+                continue
+            if trigger.emitter is not None and self._who(trigger.emitter, peer, event) != peer:
+                continue
+            self._fire(fault, peer, event)
+
+    def close(self) -> None:
+        """Undo what would have ended by itself later, and do nothing more."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self._waiting.clear()
+        undo, self._undo = self._undo, {}
+        for undo_one in undo.values():
+            undo_one()
+        for detach in self._peers.values():
+            detach()
+        self._peers.clear()
+
+    def _who(self, role: str, emitter: str | None, event: Event | None) -> str | None:
+        if role == EMITTER:
+            return emitter
+        return self._resolve(role, emitter, event) or (role if role in self._peers else None)
+
+    def _fire(self, fault: Fault, emitter: str | None, event: Event | None) -> None:
+        found = tuple(self._who(role, emitter, event) for role in fault.peers)
+        peers = tuple(peer for peer in found if peer is not None)
+        if len(peers) < len(found):
+            if event is None:
+                logger.warning("skipped `%s`: nobody is %s", fault, fault.peers[found.index(None)])
+            return
+        if fault in self._waiting:
+            self._waiting.remove(fault)
+        self._record(fault, peers, ended=False)
+        _do(self._target, fault, peers)
+        if fault.for_s is not None:
+            number = len(self.records)
+            self._undo[number] = lambda: self._end(fault, peers)
+            self._later(fault.for_s, lambda: self._undo.pop(number)())
+
+    def _end(self, fault: Fault, peers: tuple[str, ...]) -> None:
+        self._record(fault, peers, ended=True)
+        _undo(self._target, fault, peers)
+
+    def _record(self, fault: Fault, peers: tuple[str, ...], *, ended: bool) -> None:
+        loop = self._loop or asyncio.get_running_loop()
+        self.records.append(FaultRecord(loop.time(), fault, peers, ended))
+        self._on_record(self.records[-1])
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        loop = self._loop or asyncio.get_running_loop()
+
+        def due() -> None:
+            self._timers.discard(timer)
+            action()
+
+        timer = loop.call_later(seconds, due, context=self._context)
+        self._timers.add(timer)
+
+
+class VirtualFaults:
+    """Faults on the hosts of a virtual internet. `lie` is for the code that runs on them, hence a callback."""
+
+    def __init__(self, internet: VirtualInternet, lie: Callable[[str, str | None], None] | None = None) -> None:
+        self._internet, self._lie = internet, lie
+
+    def kill(self, peer: str) -> None:
+        """Let a host vanish."""
+        self._internet.kill(peer)
+
+    def stall(self, peer: str) -> None:
+        """Let a host stand still."""
+        self._internet.stall(peer)
+
+    def resume(self, peer: str) -> None:
+        """Let a host go on."""
+        self._internet.resume(peer)
+
+    def drop_link(self, first: str, second: str) -> None:
+        """Cut two hosts off from each other."""
+        self._internet.cut(first, second)
+
+    def restore_link(self, first: str, second: str) -> None:
+        """End a cut."""
+        self._internet.restore(first, second)
+
+    def slow_link(self, peer: str, bytes_per_s: float | None) -> None:
+        """Limit both directions of a host's line; None returns to the rates of its settings."""
+        settings = self._internet.hosts[peer].settings
+        up, down = settings.up_bytes_per_s, settings.down_bytes_per_s
+        self._internet.set_rate(peer, bytes_per_s or up, bytes_per_s or down)
+
+    def lie(self, peer: str, behaviour: str | None) -> None:
+        """Tell the code of a peer how to lie. Raises `ConfigurationError` if no liar was installed."""
+        if self._lie is None:
+            raise ConfigurationError("this simulation has no peers that can lie")
+        self._lie(peer, behaviour)
+
+
+def _do(target: FaultTarget, fault: Fault, peers: tuple[str, ...]) -> None:
+    match fault.action:
+        case "kill":
+            target.kill(peers[0])
+        case "stall":
+            target.stall(peers[0])
+        case "resume":
+            target.resume(peers[0])
+        case "drop_link":
+            target.drop_link(*peers)
+        case "restore_link":
+            target.restore_link(*peers)
+        case "slow_link":
+            target.slow_link(peers[0], fault.bytes_per_s)
+        case "lie":
+            target.lie(peers[0], fault.behaviour)
+
+
+def _undo(target: FaultTarget, fault: Fault, peers: tuple[str, ...]) -> None:
+    match fault.action:
+        case "stall":
+            target.resume(peers[0])
+        case "drop_link":
+            target.restore_link(*peers)
+        case "slow_link":
+            target.slow_link(peers[0], None)
+        case "lie":
+            target.lie(peers[0], None)
+        case _:
+            raise ConfigurationError(f"{fault.action} has no duration")

@@ -1,0 +1,241 @@
+"""What a swarm will reach, worked out before it exists, by the planner that the peers themselves will use.
+
+A step is made of
+
+    filling      until the target batch is there, in whole micro-batches (`minga.simulation.forecast.step_fill`)
+    forming      `FORMING_TRIPS` round trips: the last report, the plan, and the latency of the round itself
+    round        `divide` and `predict` for those who compute, after those rest whom the leaders would let rest
+    update       the slowest peer applies the result
+
+one after the other with the synchronous strategy. With the delayed one the next batch fills meanwhile, and a step takes
+whichever is longer: filling, or all the rest.
+
+Rates are what the lines carry as payload, as a speed test shows it, and all of it is free for the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.planning.contributor_choice import Work, resting, with_resting
+from minga.averaging.solver.division import Binding, Division, SwarmRates
+from minga.averaging.solver.planner import divide
+from minga.averaging.solver.prediction import Prediction, predict
+from minga.averaging.strategy_choice import facts_of
+from minga.core.errors import ConfigurationError
+from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, OptimizerName
+from minga.simulation.forecast.planned_run import Setting, swarm_rates
+from minga.simulation.forecast.step_fill import Filling, Pace, fill
+
+FORMING_TRIPS: Final = 2.5
+DAY_S: Final = 86_400.0
+
+_GOSSIP_PEERS: Final = (1, 2, 10, 25, 50)
+_GOSSIP_BYTES_PER_S: Final = (0.0, 400.0, 8_200.0, 10_200.0, 11_500.0)
+"""Measured with `python -m benchmarks.scaling --gossip 2,10,25,50`; in larger swarms it hardly grows."""
+
+
+@dataclass(frozen=True)
+class ClassForecast:
+    """What each peer of one class will do, on average: bytes for each round, samples for each step of all of them.
+
+    `reduces` is the fraction of the vector of which it is root or relay. `resting` of them compute nothing; `sync_s` is
+    the time that one more of them needs for the state.
+    """
+
+    reduces: float
+    upload_bytes: float
+    download_bytes: float
+    upload_bytes_per_day: float
+    download_bytes_per_day: float
+    samples: int
+    resting: int
+    busy_s: float
+    sync_s: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A setting and what comes of it. Times in seconds; `idle` is the share of a step in which nobody computes.
+
+    `utilisation` is the share of all that the machines could compute that goes into steps.
+    """
+
+    setting: Setting
+    vector_bytes: int
+    filling_s: float
+    forming_s: float
+    round_s: float
+    update_s: float
+    step_s: float
+    batch: int
+    utilisation: float
+    idle: float
+    binding: Binding | None
+    two_level: bool
+    classes: tuple[ClassForecast, ...]
+
+    @property
+    def steps_per_hour(self) -> float:
+        """0 if no step ever ends."""
+        return 3600.0 / self.step_s if self.step_s < math.inf else 0.0
+
+    @property
+    def communication_s(self) -> float:
+        """All of a step that is not computing."""
+        return self.forming_s + self.round_s + self.update_s
+
+
+def encoded_bytes(model: ModelFacts, codec: str) -> int:
+    """Bytes of the vector as it travels."""
+    layout = VectorLayout(tuple(sorted(model.tensors, reverse=True)), codec)
+    return layout.encoded_bytes(0, layout.total)
+
+
+def forecast(setting: Setting) -> Forecast:
+    """What comes of `setting`; takes a second or two for large swarms.
+
+    Raises `ConfigurationError` if nobody computes, or nobody can reduce.
+    """
+    given = _checked(setting)
+    vector_bytes = encoded_bytes(setting.model, setting.codec)
+    overlapped = facts_of(setting.strategy).overlaps
+    work = Work(vector_bytes, setting.target_batch_size, overlapped)
+    rests = resting(given, work)
+    rates = with_resting(given, rests)
+    division = divide(rates, vector_bytes)
+    foreseen = predict(division, rates, vector_bytes)
+    rested = _count_by_class(setting, rests)
+    paces = _paces(setting, rested)
+    filling = fill(paces, setting.target_batch_size)
+    forming_s = FORMING_TRIPS * _round_trip_s(setting)
+    update_s = max(each.update_s for each in setting.volunteers)
+    communication_s = forming_s + foreseen.seconds + update_s
+    computing_s, batch = _computing(setting, paces, filling)
+    step_s = max(computing_s, communication_s) if overlapped else computing_s + communication_s
+    able = sum(peer.samples_per_second for peer in given.peers)
+    used = batch / able / step_s if step_s < math.inf else 0.0
+    return Forecast(
+        setting=setting,
+        vector_bytes=vector_bytes,
+        filling_s=computing_s,
+        forming_s=forming_s,
+        round_s=foreseen.seconds,
+        update_s=update_s,
+        step_s=step_s,
+        batch=batch,
+        utilisation=min(1.0, used),
+        idle=max(0.0, 1.0 - computing_s / step_s) if step_s < math.inf else 1.0,
+        binding=foreseen.binding,
+        two_level=bool(division.sites),
+        classes=_classes(setting, division, foreseen, filling, rested, step_s),
+    )
+
+
+def gossip_bytes_per_s(peers: int) -> float:
+    """Bytes that a peer sends, and receives, besides rounds; see `minga.network.gossip.gossip`."""
+    return float(np.interp(peers, _GOSSIP_PEERS, _GOSSIP_BYTES_PER_S))
+
+
+def state_bytes(model: ModelFacts, optimizer: OptimizerName) -> int:
+    """Bytes of what a newcomer fetches: parameters and optimizer state, in float32."""
+    return model.parameters * (4 + STATE_BYTES[optimizer])
+
+
+# ---- inner workings
+
+
+def _checked(setting: Setting) -> SwarmRates:
+    rates = swarm_rates(setting.volunteers)
+    if not any(each.computes for each in setting.volunteers):
+        raise ConfigurationError("--peers: nobody computes gradients; add peers with a device or samples_per_s=")
+    if len(rates.peers) > 1 and not any(peer.aggregates for peer in rates.peers):
+        raise ConfigurationError("--peers: all are clients, so nobody can reduce; at least one must be reachable")
+    return rates
+
+
+def _count_by_class(setting: Setting, rests: Sequence[int]) -> list[int]:
+    ends = np.cumsum([each.peers.count for each in setting.volunteers])
+    found = np.bincount(np.searchsorted(ends, np.array(rests, dtype=int), side="right"), minlength=len(ends))
+    return [int(number) for number in found]
+
+
+def _paces(setting: Setting, rested: Sequence[int]) -> list[Pace]:
+    return [
+        Pace(each.peers.count - resting, each.micro_batch, each.micro_batch / each.samples_per_s)
+        if each.computes
+        else Pace(0, 1, 1.0)
+        for each, resting in zip(setting.volunteers, rested, strict=True)
+    ]
+
+
+def _computing(setting: Setting, paces: Sequence[Pace], filling: Filling) -> tuple[float, int]:
+    """Seconds of a step's computing and its samples.
+
+    With the delayed strategy those who stop go on into the next step, so all who have part in a step compute all the
+    time, and since they get out of step those with the smallest micro-batches make it just full.
+    """
+    if not facts_of(setting.strategy).overlaps or not filling.seconds < math.inf:
+        return filling.seconds, sum(filling.samples)
+    heard = [pace for pace, samples in zip(paces, filling.samples, strict=True) if samples]
+    least = min(pace.micro_batch for pace in heard)
+    batch = least * math.ceil(setting.target_batch_size / least)
+    return batch / sum(pace.samples_per_s for pace in heard), batch
+
+
+def _round_trip_s(setting: Setting) -> float:
+    """The longest round trip to a leader, who may be anybody that can be reached."""
+    if sum(each.peers.count for each in setting.volunteers) == 1:
+        return 0.0
+    leaders = [each.peers for each in setting.volunteers if each.peers.role != "client"]
+    mean_s = sum(each.count * each.latency_s for each in leaders) / sum(each.count for each in leaders)
+    return 2.0 * (mean_s + max(each.peers.latency_s for each in setting.volunteers))
+
+
+def _classes(
+    setting: Setting, division: Division, foreseen: Prediction, filling: Filling, rested: Sequence[int], step_s: float
+) -> tuple[ClassForecast, ...]:
+    found, start = [], 0
+    per_day = DAY_S / step_s if step_s < math.inf else 0.0
+    total = len(foreseen.upload_bytes)
+    gossip = gossip_bytes_per_s(total) * DAY_S
+    donors_per_s = _free_for_newcomers(setting, foreseen, step_s)
+    reduces = np.zeros(total)
+    for part in division.parts:
+        reduces[list({part.root, *part.relays})] += part.share
+    for each, samples, rests in zip(setting.volunteers, filling.samples, rested, strict=True):
+        stop = start + each.peers.count
+        up, down = (float(np.mean(part[start:stop])) for part in (foreseen.upload_bytes, foreseen.download_bytes))
+        rate = min(each.peers.download, donors_per_s)
+        found.append(
+            ClassForecast(
+                reduces=float(np.mean(reduces[start:stop])),
+                upload_bytes=up,
+                download_bytes=down,
+                upload_bytes_per_day=up * per_day + gossip,
+                download_bytes_per_day=down * per_day + gossip,
+                samples=samples,
+                resting=rests,
+                busy_s=max(up / each.peers.upload, down / each.peers.download),
+                sync_s=state_bytes(setting.model, setting.optimizer) / rate if rate > 0.0 else math.inf,
+            )
+        )
+        start = stop
+    return tuple(found)
+
+
+def _free_for_newcomers(setting: Setting, foreseen: Prediction, step_s: float) -> float:
+    """Bytes per second that those who can be reached have left for a newcomer beside the rounds."""
+    free, index = 0.0, 0
+    for each in setting.volunteers:
+        for _ in range(each.peers.count):
+            used = foreseen.upload_bytes[index] / step_s if step_s < math.inf else 0.0
+            free += max(0.0, each.peers.upload - used) if each.peers.role != "client" else 0.0
+            index += 1
+    return free

@@ -1,0 +1,60 @@
+"""What a planned run fixes: its peers, its model, and how they train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.simulation.forecast.model_facts import ModelFacts, OptimizerName
+from minga.simulation.forecast.peer_text import PeerClass
+
+
+@dataclass(frozen=True)
+class Volunteers:
+    """A class of peers with what is known of its device: speed (0 for auxiliaries), micro-batch, seconds of an update.
+
+    `speed_origin` is "given", "measured" or "estimate" (or "none", for auxiliaries).
+    """
+
+    peers: PeerClass
+    name: str
+    samples_per_s: float
+    micro_batch: int
+    update_s: float
+    speed_origin: str
+    memory_bytes: int | None = None
+    was_made_smaller: bool = False
+    """Whether the micro-batch is smaller than usual for want of memory."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether they have gradients."""
+        return self.samples_per_s > 0.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run fixes: who takes part in what, and how."""
+
+    volunteers: tuple[Volunteers, ...]
+    model: ModelFacts
+    optimizer: OptimizerName
+    target_batch_size: int
+    strategy: str
+    codec: str
+
+
+def swarm_rates(volunteers: Sequence[Volunteers]) -> SwarmRates:
+    """The peers one by one, as the planner takes them, in the order of their classes."""
+    peers: list[PeerRates] = []
+    for each in volunteers:
+        one = PeerRates(
+            upload=each.peers.upload,
+            download=each.peers.download,
+            samples_per_second=each.samples_per_s,
+            sends=each.computes,
+            aggregates=each.peers.role != "client",
+        )
+        peers += [one] * each.peers.count
+    return SwarmRates(tuple(peers))

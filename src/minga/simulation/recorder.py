@@ -1,0 +1,200 @@
+"""Writes down what happens in a simulated swarm, as entries of a log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from minga.core.events import Event
+from minga.simulation.event_log import Entry, LogWriter
+from minga.simulation.faults.driver import FaultRecord
+from minga.simulation.models import held_out_loss
+from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.simulation.swarm.swarm import LoggedEvent, Swarm, SwarmLog
+from minga.simulation.timeline import INCIDENTS, Ledger
+
+KEPT: Final = frozenset(
+    {
+        *INCIDENTS,
+        "round.begun",
+        "round.reduced",
+        "secure.step",
+        "secure.banned",
+        "step.applied",
+        "plan.resting",
+        "peer.not_dialable",
+    }
+)
+"""Events of peers that become entries; the rest would be many times as much."""
+
+TIMED: Final = ("round.begun", "round.reduced", "secure.step", "step.applied")
+"""Kinds of entries at which a phase of a step ends."""
+
+MAX_NAMED: Final = 20
+LOSS_DIGITS: Final = 4
+
+
+class Recorder(SwarmLog):
+    """The log of a swarm: `entries` go to `writer` and into the `ledger`; `on_step` hears of every step, `on_error` of
+    what goes wrong in here, such as a full disk.
+
+    An entry is an event of a peer, with the names of peers instead of their ids, or one of these: `attack` (who will,
+    and how), `peer.arrived`, `peer.left`, `peer.stayed` (at the end), `peer.too_small`, `peer.gave_up`, `fault`, and
+    `step`, which tells who took part in a step when the first peer has applied it.
+    """
+
+    def __init__(
+        self,
+        writer: LogWriter,
+        ledger: Ledger,
+        on_step: Callable[[int], None],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        super().__init__()
+        self.ledger = ledger
+        self.swarm: Swarm | None = None
+        self._writer, self._on_step, self._on_error = writer, on_step, on_error
+        self._names: dict[str, str] = {}
+        self._round: dict[str, str] = {}
+        self._samples: dict[str, dict[str, int]] = {}
+        self._current: dict[str, list[str]] = {}
+        self._resting: set[str] = set()
+        self._told = self._gone_sent = 0
+        self._is_over = False
+
+    # ---- the log of the swarm
+
+    def add(self, logged: LoggedEvent) -> None:
+        """See `SwarmLog`; of the events it keeps the newest beginning of a round only."""
+        if self._is_over or logged.event.kind not in KEPT:
+            return
+        try:
+            self._add(logged)
+        except Exception as error:  # the peer that emits must not suffer, and would hide it
+            self._on_error(error)
+
+    def _add(self, logged: LoggedEvent) -> None:
+        event = logged.event
+        fields: Entry = {name: self._names.get(value, value) if isinstance(value, str) else value
+                         for name, value in event.fields.items()}  # fmt: skip
+        other = {"other": fields.pop("peer")} if "peer" in fields else {}
+        self.note(event.kind, peer=logged.peer, **other, **self._more(logged), **fields)
+        if event.kind == "step.applied":
+            self._tell_step(int(str(event.fields["step"])), logged.peer)
+
+    def note(self, kind: str, **fields: object) -> None:
+        """Add an entry."""
+        if not self._is_over:
+            entry = {"t": asyncio.get_running_loop().time(), "kind": kind, **fields}
+            self.ledger.add(self._writer.add(entry))
+
+    def close(self) -> None:
+        """Take nothing in any more: what happens now is only the end of the simulation."""
+        self._is_over = True
+
+    # ---- what the simulation tells
+
+    def arrived(self, peer: SimulatedPeer) -> None:
+        """A peer joins now."""
+        self._names[peer.network.peer_id] = peer.name
+        host = peer.network.settings
+        self._resting.discard(peer.name)
+        self.note(
+            "peer.arrived",
+            peer=peer.name,
+            role=peer.session.settings.role,
+            computes=peer.settings is not None,
+            up=host.up_bytes_per_s,
+            down=host.down_bytes_per_s,
+        )
+
+    def left(self, peer: SimulatedPeer, how: str) -> None:
+        """A peer is gone; `how`: "goodbye", "crash", "killed" (by a fault), "banned" or "error"."""
+        totals = _totals(peer)
+        self._gone_sent += totals["sent"]
+        self.note("peer.left", peer=peer.name, how=how, **totals)
+
+    def stayed(self, peer: SimulatedPeer) -> None:
+        """The simulation ends, and the peer is still there."""
+        self.note("peer.stayed", peer=peer.name, **_totals(peer))
+
+    def fault(self, record: FaultRecord) -> None:
+        """Something was done to peers."""
+        self.note(
+            "fault", what=str(record.fault), action=record.fault.action, peers=list(record.peers), ended=record.ended
+        )
+
+    # ---- inner workings
+
+    def _more(self, logged: LoggedEvent) -> Entry:
+        """What an entry has beyond its event."""
+        peer, event = self._peer(logged.peer), logged.event
+        if event.kind == "plan.resting":
+            (self._resting.add if event.fields["resting"] else self._resting.discard)(peer.name)
+        if event.kind == "round.begun":
+            self._begun(peer.name, event)
+            self.events = [logged]
+        return {"computed_s": peer.computed_s} if event.kind in TIMED else {}
+
+    def _begun(self, peer: str, event: Event) -> None:
+        number, step = str(event.fields["round"]), int(str(event.fields["step"]))
+        if number not in self._current:
+            self._current[number] = [each.name for each in self._alive() if self._is_current(each, step)]
+            self._samples[number] = {}
+        self._round[peer] = number
+        self._samples[number][peer] = int(str(event.fields["samples"]))
+
+    def _is_current(self, peer: SimulatedPeer, step: int) -> bool:
+        member = peer.session.member
+        return (
+            peer.settings is not None
+            and member is not None
+            and member.ready.is_set()
+            and member.step == step
+            and peer.name not in self._resting
+            and not peer.network.state.stalled
+        )
+
+    def _tell_step(self, step: int, peer: str) -> None:
+        """The first time that anybody applied a step: say who took part, among those who could have."""
+        if step <= self._told:
+            return
+        self._told = step
+        number = self._round.get(peer, "")
+        samples = self._samples.get(number, {})
+        newcomers = [
+            name
+            for name in self._current.get(number, ())
+            if not samples.get(name) and not self.ledger.has_applied(name)
+        ]
+        current = [name for name in self._current.get(number, ()) if name not in newcomers]
+        missing = [name for name in current if not samples.get(name)]
+        loss = held_out_loss(self._peer(peer))
+        self.note(
+            "step",
+            step=step,
+            alive=len(self._alive()),
+            current=len(current),
+            contributors=len(current) - len(missing),
+            newcomers=newcomers[:MAX_NAMED],
+            missing=missing[:MAX_NAMED],
+            sent=self._gone_sent + sum(each.session.node.traffic()[0] for each in self._alive()),
+            **({} if loss is None else {"loss": round(loss, LOSS_DIGITS)}),
+        )
+        self._samples.clear()
+        self._current.clear()
+        self._on_step(step)
+
+    def _alive(self) -> list[SimulatedPeer]:
+        return [] if self.swarm is None else self.swarm.alive()
+
+    def _peer(self, name: str) -> SimulatedPeer:
+        if self.swarm is None:
+            raise RuntimeError("a recorder needs its swarm")
+        return self.swarm.peers[name]
+
+
+def _totals(peer: SimulatedPeer) -> Entry:
+    sent, received = peer.session.node.traffic()
+    return {"computed_s": peer.computed_s, "sent": sent, "received": received}

@@ -1,0 +1,150 @@
+"""Runs a scenario: peers come and go, faults happen, until one of the stop conditions holds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from minga.averaging.solver.baselines import divide_equally
+from minga.averaging.solver.planner import divide
+from minga.simulation.attackers import AttackLab
+from minga.simulation.event_log import LogWriter
+from minga.simulation.lifecycle import World
+from minga.simulation.models import classify_publicly, gradient_of, replica_maker
+from minga.simulation.outcome import Outcome
+from minga.simulation.recorder import Recorder
+from minga.simulation.scenario.scenario import Scenario
+from minga.simulation.swarm.swarm import Swarm
+from minga.simulation.timeline import Ledger
+from minga.simulation.virtual_time import run_virtual
+
+SETTLE_S: Final = 60.0
+"""Longest virtual time that slow lines have for the result of the last round."""
+
+SETTLE_POLL_S: Final = 0.02
+LIMIT_S: Final = 3600.0
+"""Virtual seconds beyond the scenario's own limit, after which something must be wrong."""
+
+
+class Simulation:
+    """One scenario, to be run once. `log` names the file for the event log, if there is to be one."""
+
+    def __init__(self, scenario: Scenario, log: Path | None = None) -> None:
+        self.scenario, self._log = scenario, log
+        self.ledger = Ledger()
+        """What happened so far; another thread may look at it while the simulation runs."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_interrupted = False
+        self._stopped = asyncio.Event()
+        self._ended_by = ""
+
+    def run(self, on_end: Callable[[Outcome], None] | None = None) -> Outcome:
+        """Run it to its end. `on_end` is told the outcome before everything is taken down, which may take a while.
+
+        Raises `StorageError` if the log cannot be written, and whatever else keeps a simulation from going on.
+        """
+        head = {"scenario": self.scenario.model_dump(mode="json")}
+        with LogWriter(head, self._log) as writer:
+            limit_s = self.scenario.stop.time.values[0] + LIMIT_S
+            return run_virtual(self._run(writer, on_end), limit_s=limit_s)
+
+    def interrupt(self) -> None:
+        """End it now, with the outcome so far; from any thread or signal handler."""
+        self._is_interrupted = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                self._loop.call_soon_threadsafe(self._end, "interrupt")
+
+    @property
+    def virtual_s(self) -> float:
+        """Virtual seconds so far; any thread."""
+        return 0.0 if self._loop is None else self._loop.time()
+
+    # ---- on the loop
+
+    async def _run(self, writer: LogWriter, on_end: Callable[[Outcome], None] | None) -> Outcome:
+        began_s, self._loop = time.monotonic(), asyncio.get_running_loop()
+        errors: list[Exception] = []
+
+        def fail(error: Exception) -> None:
+            errors.append(error)
+            self._end("error")
+
+        recorder = Recorder(writer, self.ledger, self._after_step, fail)
+        swarm = self._make_swarm(recorder)
+        if self._is_interrupted:
+            self._end("interrupt")
+        world = World(self.scenario, swarm, recorder)
+        living, stopped = self._loop.create_task(world.live()), self._loop.create_task(self._stopped.wait())
+        limit_s = self.scenario.stop.time.values[0]
+        await asyncio.wait([living, stopped], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._ended_by in ("steps", "loss"):
+            await self._settle(swarm)
+        if errors:
+            raise errors[0]
+        is_empty = living.done()
+        if is_empty:
+            living.result()  # or its error
+        living.cancel()
+        for peer in swarm.alive():
+            recorder.stayed(peer)
+        recorder.close()
+        writer.close()  # so that nothing is said of a log that the disk refuses, or that there is no time left to write
+        outcome = Outcome(
+            scenario=self.scenario,
+            ledger=self.ledger,
+            ended_by=self._ended_by or ("nobody is left" if is_empty else "time"),
+            virtual_s=self._loop.time(),
+            wall_s=time.monotonic() - began_s,
+            log_digest=writer.digest,
+            entries=writer.entries,
+        )
+        if on_end is not None:
+            on_end(outcome)
+        for peer in swarm.alive():
+            swarm.internet.kill(peer.name)
+        return outcome
+
+    async def _settle(self, swarm: Swarm) -> None:
+        """Let the other members apply the last step, too, which somebody has applied."""
+        last, until_s = self.ledger.last_step, asyncio.get_running_loop().time() + SETTLE_S
+        members = [peer for peer in swarm.alive() if peer.replica.step == last - 1 and not peer.network.state.stalled]
+        while self.ledger.last_step == last and asyncio.get_running_loop().time() < until_s:
+            if all(peer.is_gone or peer.replica.step >= last for peer in members):
+                return
+            await asyncio.sleep(SETTLE_POLL_S)
+
+    def _make_swarm(self, recorder: Recorder) -> Swarm:
+        scenario = self.scenario
+        swarm = Swarm(
+            scenario.run_spec(),
+            seed=scenario.seed,
+            make_replica=replica_maker(scenario),
+            gradient=gradient_of(scenario),
+            public_gradient=classify_publicly,
+            log=recorder,
+            divide=divide_equally if scenario.parts == "equal" else divide,
+        )
+        recorder.swarm, lab = swarm, AttackLab(scenario)
+        swarm.conduct_of = lab.conduct_of
+        for table, names in lab.groups:
+            recorder.note("attack", peers=names, behaviour=table.behaviour, from_step=table.from_step)
+        for path in scenario.paths:
+            swarm.internet.set_region_latency(path.between[0], path.between[-1], path.latency.values[0])
+        return swarm
+
+    def _after_step(self, step: int) -> None:
+        """Somebody applied a step for the first time."""
+        stop, loss = self.scenario.stop, self.ledger.steps[step].loss
+        if stop.steps is not None and step >= stop.steps:
+            self._end("steps")
+        if stop.loss is not None and loss is not None and loss <= stop.loss:
+            self._end("loss")
+
+    def _end(self, why: str) -> None:
+        self._ended_by = self._ended_by or why
+        self._stopped.set()

@@ -1,0 +1,10 @@
+"""Scenarios: who trains what together, over which lines, and what goes wrong.
+
+    TOML, or a shipped name ─▶ scenario ─▶ sections ─▶ fields ─▶ quantities (drawn by each peer)
+    --set a.b=c ─▶ overrides ──▲                 random_faults: faults by rates
+
+Read: scenario (entry), sections (what can be set), fields (how that is declared), quantities (a value or a
+distribution), overrides (settings beside the file), random_faults (faults at random times).
+
+Called by runner and cli/simulating.
+"""

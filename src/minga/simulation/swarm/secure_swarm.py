@@ -1,0 +1,176 @@
+"""A secure run in virtual time: founders that know one another from the start, and peers that join later or come back;
+some of them hostile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from minga.core.errors import ConfigurationError
+from minga.core.events import Event, EventBus
+from minga.identity.keys.keys import Identity
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.node import Node
+from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
+from minga.security.messaging.voting import OutvotedError
+from minga.security.protocol.behaviour import Conduct, MakeConduct, Work
+from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.settings import SecureSettings
+from minga.security.step.joiner import SecureNewcomer
+from minga.security.step.member import BannedError, ExcludedError, SecureMember
+from minga.simulation.attacks.joining_attacks import PoisonedDonor
+from minga.simulation.swarm.toy_backend import DonatedWork
+
+RUN_ID = "5ec0" * 16
+LATENCY_S = 0.02
+MAX_ENTRANCES = 8
+"""So often a peer that cannot follow begins anew."""
+
+"""From the ids of all who are hostile."""
+
+
+@dataclass
+class SecurePeer:
+    """One simulated host in a secure run; `log` are the events of its node."""
+
+    name: str
+    network: VirtualNetwork
+    node: Node
+    work: Work
+    conduct: Conduct
+    log: list[Event] = field(default_factory=list)
+    entered: SecureMember | None = None
+    """None until a newcomer has found out where the members are."""
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Its id."""
+        return self.network.peer_id
+
+    @property
+    def member(self) -> SecureMember:
+        """Its part in the protocol. Raises `ConfigurationError` if it has none yet."""
+        if self.entered is None:
+            raise ConfigurationError(f"{self.name} has not entered yet")
+        return self.entered
+
+
+class SecureSwarm:
+    """`count` founders p0, p1, …, of which those named in `hostile` conduct themselves in another way.
+
+    With `returns`, whoever is excluded without blame enters again. Who is `absent` is no founder, but may `join`.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        make_work: Callable[[], Work],
+        hostile: Mapping[str, MakeConduct] | None = None,
+        *,
+        settings: SecureSettings | None = None,
+        seed: int = 0,
+        node_type: type[Node] = Node,
+        returns: bool = False,
+        absent: Collection[str] = (),
+    ) -> None:
+        self.internet = VirtualInternet(seed)
+        self._make_work, self._settings, self._seed, self._returns = make_work, settings, seed, returns
+        self._node_type = node_type
+        self._addresses: dict[PeerId, Address] = {}
+        self._steps = 0
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.names: dict[PeerId, str] = {}
+        """Names by id."""
+        self.peers: dict[str, SecurePeer] = {}
+        hosts = [self._host(f"p{index}") for index in range(count) if f"p{index}" not in absent]
+        self.founders = tuple(sorted(host.peer_id for host in hosts))
+        makers = dict(hostile or {})
+        self.allies = frozenset(host.peer_id for host in hosts if host.name in makers)
+        first = Standing.first(RUN_ID, self.founders)
+        for host in hosts:
+            conduct = makers[host.name](self.allies) if host.name in makers else Conduct()
+            peer = self._start(host, conduct)
+            entropy = random.Random(f"secrets {seed} {host.name}").randbytes
+            identity = Identity.from_seed(host.private_key)
+            peer.entered = SecureMember(peer.node, identity, first, peer.work, settings, conduct, entropy=entropy)
+        self.honest = [peer for name, peer in self.peers.items() if name not in makers]
+        """Founders that are not hostile."""
+
+    # ---- peers that come later
+
+    def join(self, name: str, conduct: Conduct | None = None) -> SecurePeer:
+        """Let a newcomer begin, who knows the founders."""
+        peer = self._start(self._host(name), conduct or Conduct())
+        self._tasks[name] = peer.network.process.run(self._live(peer))
+        return peer
+
+    def restart(self, name: str) -> SecurePeer:
+        """Start a peer anew that was killed, with its key and nothing else."""
+        former = self.peers[name]
+        host = self.internet.host(former.network.settings, name=name, private_key=former.network.private_key)
+        peer = self._start(host, former.conduct)
+        self._addresses[host.peer_id] = host.address
+        self._tasks[name] = host.process.run(self._live(peer))
+        return peer
+
+    async def run(self, steps: int) -> dict[str, BaseException | None]:
+        """Let all take so many steps in all, as far as they get; with what each ended, by name."""
+        self._steps = steps
+        for peer in self.peers.values():
+            if peer.name not in self._tasks:
+                self._tasks[peer.name] = peer.network.process.run(self._live(peer))
+        while running := [task for task in self._tasks.values() if not task.done()]:
+            await asyncio.wait(running)
+        return {
+            name: task.exception() if not task.cancelled() else asyncio.CancelledError()
+            for name, task in self._tasks.items()
+        }
+
+    def bans(self, witness: SecurePeer) -> dict[str, str]:
+        """Who was banned and why, as `witness` knows it, by name."""
+        return {self.names[peer]: ban.reason.name for peer, ban in witness.member.ledger.bans.items()}
+
+    # ---- inner workings
+
+    def _host(self, name: str) -> VirtualNetwork:
+        host = self.internet.host(HostSettings(latency_s=LATENCY_S), name=name)
+        self.names[host.peer_id], self._addresses[host.peer_id] = name, host.address
+        return host
+
+    def _start(self, host: VirtualNetwork, conduct: Conduct) -> SecurePeer:
+        events = EventBus(asyncio.get_running_loop().time)
+        node = self._node_type(host, run_id=RUN_ID, role="trainer", lookup=self._addresses.get, events=events)
+        peer = self.peers[host.name] = SecurePeer(host.name, host, node, self._make_work(), conduct)
+        events.subscribe(peer.log.append)
+        if isinstance(peer.work, DonatedWork):
+            peer.work.attach(node, conduct.gives if isinstance(conduct, PoisonedDonor) else bytes)
+        host.process.context.run(node.start)
+        return peer
+
+    async def _live(self, peer: SecurePeer) -> None:
+        entrances, came_later = 0, peer.entered is None
+        while True:
+            if peer.entered is None:
+                entrances += 1
+                peer.entered = await self._enter(peer)
+            try:
+                while peer.member.step < self._steps:
+                    await peer.member.take_step()
+                return
+            except BannedError:
+                raise
+            except (OutvotedError, ExcludedError):
+                if not (self._returns or came_later) or entrances >= MAX_ENTRANCES:
+                    raise
+                peer.entered = None
+
+    async def _enter(self, peer: SecurePeer) -> SecureMember:
+        identity = Identity.from_seed(peer.network.private_key)
+        entropy = random.Random(f"secrets {self._seed} {peer.name} {asyncio.get_running_loop().time()}").randbytes
+        newcomer = SecureNewcomer(
+            peer.node, identity, self.founders, peer.work, self._settings, peer.conduct, entropy=entropy
+        )
+        return await newcomer.enter()

@@ -1,0 +1,196 @@
+"""One simulated peer: a host, a session of production code, and a coroutine that stands for the training thread."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from minga.averaging.strategy_choice import STRATEGIES
+from minga.core.errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.grant import LinkAccess
+from minga.network.virtual.internet import VirtualNetwork
+from minga.security.randomness.public_batch import PublicBatch
+from minga.security.step.member import BannedError
+from minga.training.bridge.assigned_port import PublicPort
+from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.thread_task import Work
+from minga.training.life.verified_member import SecureLife
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.session import Session
+from minga.training.state.snapshot import StateSnapshot
+
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """How a simulated trainer computes: `micro_batch` samples in `micro_batch_s` seconds each.
+
+    Each time is multiplied by a factor drawn evenly from 1 - `jitter` to 1 + `jitter`.
+    """
+
+    micro_batch: int = 4
+    micro_batch_s: float = 0.1
+    jitter: float = 0.0
+
+    @property
+    def samples_per_second(self) -> float:
+        """The speed of this trainer while it computes."""
+        return self.micro_batch / self.micro_batch_s
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """What all peers of a swarm train: `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's
+    model; in a run whose members check each other `public_gradient(peer, batch)` sets those of a public batch, and
+    `organiser` is the id of the peer whose key signs who its founders are. With `checkpoint_every` each peer keeps a
+    copy of its state at multiples of that many steps.
+    """
+
+    spec: RunSpec
+    gradient: Callable[[SimulatedPeer, int], None]
+    public_gradient: Callable[[SimulatedPeer, PublicBatch], None]
+    checkpoint_every: int | None
+    organiser: str
+
+
+class SimulatedPeer:
+    """One peer of a swarm: a host, a session, and a coroutine that trains. `settings` is None without a trainer."""
+
+    def __init__(
+        self,
+        name: str,
+        network: VirtualNetwork,
+        session: Session,
+        replica: ReplicaInterface,
+        settings: TrainerSettings | None,
+        apply_s: float = 0.0,
+    ) -> None:
+        self.name, self.network, self.session, self.replica = name, network, session, replica
+        self.settings = settings
+        self.samples_done = 0
+        self.error: LocalError | RemoteError | None = None
+        self.checkpoint: StateSnapshot | None = None
+        self.port: TrainerPort | None = None
+        self.apply_s = apply_s
+        self.access: LinkAccess | None = None
+        """What admits it to a run for members."""
+        self.ended = asyncio.Event()
+        """Set when the peer takes part no more: it was killed or closed, or failed with `error`."""
+        self._computed_s, self._busy_since, self._busy_s = 0.0, 0.0, 0.0
+        self._random = random.Random(f"minga trainer {network.peer_id}")
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the peer was killed or closed."""
+        return self.network.state.gone
+
+    @property
+    def is_banned(self) -> bool:
+        """Whether the members of the run told it that it can never come back."""
+        return isinstance(self.error, BannedError)
+
+    @property
+    def computed_s(self) -> float:
+        """Seconds that it has spent on micro-batches so far, the one under way included."""
+        under_way = min(asyncio.get_running_loop().time() - self._busy_since, self._busy_s) if self._busy_s else 0.0
+        return self._computed_s + under_way
+
+    async def live(self, curriculum: Curriculum) -> None:
+        """Join the run and train until the end of the run, of the host or of the program."""
+        try:
+            await self.session.start()
+            is_secure = curriculum.spec.security.mode == "byzantine"
+            await (self._train_publicly(curriculum) if is_secure else self._train(curriculum))
+        except (RunFinishedError, ClosedError):
+            return
+        except (LocalError, RemoteError) as error:
+            self.error = error  # neither the end of the run nor of the peer
+        finally:
+            self.ended.set()
+
+    async def finish_step(self, limit_s: float) -> None:
+        """Wait until the present step is taken, if others count on this peer in it: in a run whose members check each
+        other, to go in the middle of one costs the key its place (`minga.cli.taking_part.graceful_leave`).
+        """
+        life, loop = self.session.member, asyncio.get_running_loop()
+        step, until_s = self.replica.step, loop.time() + limit_s
+        while isinstance(life, SecureLife) and life.has_a_say and self.replica.step == step and loop.time() < until_s:
+            await asyncio.sleep(POLL_S)
+
+    async def _train(self, curriculum: Curriculum) -> None:
+        spec, checkpoint_every = curriculum.spec, curriculum.checkpoint_every
+        strategy = STRATEGIES.get(spec.training.strategy)
+        self.port = port = TrainerPort(asyncio.get_running_loop(), self.replica.vector.new, strategy=strategy)
+        member = self.session.attach(spec, self.replica, port)
+        await self._serve(port, member.ready.is_set, checkpoint_every)
+        while True:
+            if self.settings is None:
+                port.pause()
+                await self._serve(port, lambda: False, checkpoint_every)
+                continue
+            micro_batch = self.settings.micro_batch
+            await self._compute(self.settings, self.settings.micro_batch_s)
+            curriculum.gradient(self, micro_batch)
+            if port.add(self._accumulate, micro_batch):
+                self.samples_done += micro_batch
+            self.replica.zero_grad()
+            await self._serve(port, lambda: True, checkpoint_every)
+
+    async def _train_publicly(self, curriculum: Curriculum) -> None:
+        """The same where others say what is to be computed, and check it."""
+        spec, new_vector = curriculum.spec, self.replica.vector.new
+        if self.settings is None:
+            raise ConfigurationError("in a run whose members check each other everybody computes")
+        loop = asyncio.get_running_loop()
+        port = PublicPort(
+            loop,
+            new_vector,
+            micro_batches=spec.micro_batches_per_member,
+            size=spec.security.micro_batch_size,
+        )
+        entropy = random.Random(f"minga secrets {self.network.peer_id} {loop.time()}").randbytes
+        self.session.attach_secure(spec, self.replica, port, curriculum.organiser, entropy=entropy)
+        while True:
+            port.want_batch()
+            await self._serve(port, lambda: True, curriculum.checkpoint_every)
+            batch = port.next_batch()
+            await self._compute(self.settings, batch.size / self.settings.samples_per_second)
+            curriculum.public_gradient(self, batch)
+            share = batch.size / port.unit
+            port.add(lambda vector, share=share: self.replica.accumulate(vector, share), batch.size)  # type: ignore[misc]
+            self.samples_done += batch.size
+            self.replica.zero_grad()
+
+    async def _compute(self, settings: TrainerSettings, seconds: float) -> None:
+        """Let the time of a micro-batch pass, which takes so many seconds on average."""
+        seconds *= self._random.uniform(1.0 - settings.jitter, 1.0 + settings.jitter)
+        self._busy_since, self._busy_s = asyncio.get_running_loop().time(), seconds
+        await asyncio.sleep(seconds)
+        self._computed_s, self._busy_s = self._computed_s + seconds, 0.0
+
+    def _accumulate(self, vector: torch.Tensor) -> bool:
+        return self.replica.accumulate(vector, self.settings.micro_batch if self.settings else 0)
+
+    async def _serve(
+        self, port: TrainerPort | PublicPort, until: Callable[[], bool], checkpoint_every: int | None
+    ) -> None:
+        """Do what the loop asks for, as the training thread does in production."""
+        while True:
+            work = port.poll()
+            if isinstance(work, Work):
+                before = self.replica.step
+                if work.name == "apply" and self.apply_s:
+                    await asyncio.sleep(self.apply_s)
+                port.finish(work)
+                if checkpoint_every and self.replica.step != before and self.replica.step % checkpoint_every == 0:
+                    self.checkpoint = self.replica.capture()
+            elif work is None and until():
+                return
+            else:
+                await port.woken.wait(POLL_S)

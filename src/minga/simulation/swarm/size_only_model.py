@@ -1,0 +1,191 @@
+"""Ghost models: only the size of a model, no numbers.
+
+Theory of operation. A ghost's vectors are tensors on the device `meta`, and its encoded chunks and its state hollow
+bytes. All code of production runs on them, every message has the size that it would have, and no element is stored,
+computed or copied; so a thousand peers with a large model fit into one process. What a ghost learned is the history of
+the rounds that it applied: a hash over their ids. So the states of two peers are equal if and only if they applied the
+same rounds in the same order, as with numbers.
+
+A ghost has no loss, nothing to evaluate, and no norm to clip at. The spec's codec counts, and its optimizer does not
+but for the vectors that it keeps (`GhostModel.moments`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from blake3 import blake3
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.training.state.manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
+from minga.training.state.scalars import Json
+from minga.training.state.snapshot import StateSnapshot, TensorEntry, layout_bytes
+
+MAX_MOMENTS = 8
+
+
+@dataclass(frozen=True)
+class GhostModel:
+    """The size of a model: the elements of its trained tensors, which are float32, in the order of the vector.
+
+    The optimizer keeps `moments` vectors of the same size (2 for Adam and LAMB, 1 for SGD with momentum), which belong
+    to the state. The adaptive codec chooses by tensor: `of_size` stands for a model with a single one. Raises
+    `ConfigurationError` for sizes out of range.
+    """
+
+    numels: tuple[int, ...]
+    moments: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.numels or any(numel < 1 for numel in self.numels):
+            raise ConfigurationError("a ghost model needs at least one tensor, and each at least 1 element")
+        if not 0 <= self.moments <= MAX_MOMENTS:
+            raise ConfigurationError(f"moments = {self.moments}; an optimizer keeps 0 to {MAX_MOMENTS} vectors")
+        if len(self.numels) * (1 + self.moments) > MAX_TENSORS or self.state_bytes > MAX_STATE_BYTES:
+            raise ConfigurationError(f"a state has at most {MAX_TENSORS} tensors and {MAX_STATE_BYTES} bytes in all")
+
+    @classmethod
+    def of_size(cls, parameters: int, *, moments: int = 2) -> GhostModel:
+        """A model of one tensor with so many elements."""
+        return cls((parameters,), moments)
+
+    @classmethod
+    def of(cls, parameters: Sequence[torch.Tensor], *, moments: int = 2) -> GhostModel:
+        """The size of a model that has these parameters, which may be on the device `meta`."""
+        return cls(tuple(each.numel() for each in parameters if each.requires_grad), moments)
+
+    @property
+    def parameters(self) -> int:
+        """Elements of the averaged vector."""
+        return sum(self.numels)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that a newcomer downloads: parameters and moments."""
+        return layout_bytes(self.tensors)
+
+    @cached_property
+    def tensors(self) -> tuple[TensorEntry, ...]:
+        """The tensors of the state."""
+        names = [f"model/ghost.{i}" for i in range(len(self.numels))]
+        kept = [f"optimizer/ghost.{i}/moment{k}" for i in range(len(self.numels)) for k in range(self.moments)]
+        sizes = [*self.numels, *(numel for numel in self.numels for _ in range(self.moments))]
+        return tuple(TensorEntry(name, "float32", (numel,)) for name, numel in zip(names + kept, sizes, strict=True))
+
+
+class GhostLayout(VectorLayout):
+    """The layout of a vector without numbers, with which no real one can be averaged."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits, other than those of a real layout of the same sizes."""
+        return blake3(f"minga ghost layout 1\n{super().fingerprint}\n".encode()).hexdigest(length=16)
+
+
+class GhostVector:
+    """The averaged vector of a ghost."""
+
+    def __init__(self, model: GhostModel, codec: str) -> None:
+        self.layout: VectorLayout = GhostLayout(model.numels, codec)
+        self.numel = self.layout.total
+
+    def new(self) -> torch.Tensor:
+        """A float32 vector that takes no memory."""
+        return torch.empty(self.numel, dtype=torch.float32, device="meta")
+
+
+class GhostReplica:
+    """One peer's copy of a ghost model; see `ReplicaInterface`. Raises `ConfigurationError` if `spec` needs numbers."""
+
+    def __init__(self, spec: RunSpec, model: GhostModel) -> None:
+        if spec.averaging.average_parameters_every:
+            raise ConfigurationError(
+                "averaging.average_parameters_every: it evens out numbers that drift apart, and a ghost model has "
+                "none; set it to 0 or simulate a real model"
+            )
+        self.model, self.step = model, 0
+        self.history = _hash(f"minga ghost {spec.training.seed}")
+        """64 hexadecimal digits that stand for all rounds applied so far."""
+        self._vector = GhostVector(model, spec.averaging.codec)
+        self._mean = ""
+
+    @property
+    def vector(self) -> GhostVector:
+        """What is averaged."""
+        return self._vector
+
+    def accumulate(self, vector: torch.Tensor, weight: float) -> bool:  # noqa: ARG002
+        """There is nothing to add."""
+        return True
+
+    def zero_grad(self) -> None:
+        """There are no gradients."""
+
+    def fingerprint(self, mean: torch.Tensor, round_id: str) -> str:  # noqa: ARG002
+        """32 hexadecimal digits that stand for the mean of this round, which the next `apply` applies."""
+        self._mean = _hash(f"minga ghost mean {round_id}")[:32]
+        return self._mean
+
+    def apply(self, mean: torch.Tensor, step: int) -> None:  # noqa: ARG002
+        """Note that the mean of the last round led to `step`."""
+        self.step, self.history = step, _hash(f"{self.history} {step} {self._mean}")
+
+    def read_values(self) -> torch.Tensor:
+        """Refused."""
+        raise _no_numbers("reading its parameters")
+
+    def write_values(self, values: torch.Tensor) -> None:  # noqa: ARG002
+        """Refused."""
+        raise _no_numbers("setting its parameters")
+
+    def capture(self) -> StateSnapshot:
+        """The state after the last step: its sizes and the history."""
+        return _snapshot(self.model, self.step, self.history)
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        """Take over a history. Raises `ConfigurationError` if the snapshot is not of this model."""
+        self._check(snapshot.tensors, snapshot.scalars)
+        self.step, self.history = snapshot.step, str(snapshot.scalars["history"])
+
+    def check(self, manifest: Manifest) -> None:
+        """Refuse a manifest of another model, by `ConfigurationError`."""
+        self._check(manifest.tensors, manifest.scalars)
+
+    def digest(self) -> str:
+        """The state digest: the hash of the manifest."""
+        return _digest(self.model, self.step, self.history)
+
+    def _check(self, tensors: tuple[TensorEntry, ...], scalars: Mapping[str, Json]) -> None:
+        if tensors != self.model.tensors or scalars.keys() != {"history"} or not isinstance(scalars["history"], str):
+            raise ConfigurationError("the state does not fit this ghost model: it is of another model")
+
+
+def no_gradient(peer: SimulatedPeer, samples: int) -> None:
+    """The gradient of a ghost model, for `Swarm`: there is nothing to compute."""
+
+
+def _snapshot(model: GhostModel, step: int, history: str) -> StateSnapshot:
+    buffer = torch.empty(model.state_bytes, dtype=torch.uint8, device="meta")
+    return StateSnapshot(step, model.tensors, {"history": history}, buffer)
+
+
+@lru_cache(maxsize=64)
+def _digest(model: GhostModel, step: int, history: str) -> str:
+    """Peers with equal states ask for it one after the other."""
+    digest: str = build_manifest(_snapshot(model, step, history)).digest
+    return digest
+
+
+def _hash(text: str) -> str:
+    digest: str = blake3(text.encode()).hexdigest()
+    return digest
+
+
+def _no_numbers(what: str) -> ConfigurationError:
+    return ConfigurationError(f"a ghost model has no numbers: {what} is not possible; simulate a real model for that")

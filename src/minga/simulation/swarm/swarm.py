@@ -1,0 +1,283 @@
+"""A swarm in the virtual world: real sessions, real averaging, real optimizers, simulated time.
+
+Each peer trains a small model whose "computation" is a pause of virtual time. Everything else is the code that runs
+in production. What goes wrong is scripted (`Swarm.script`, see `minga.simulation.faults.script`) or done by hand on
+`Swarm.internet`; a peer that was killed comes back with `Swarm.restart`, from the last checkpoint it made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from minga.averaging.planning.plan_maker import Divide
+from minga.averaging.solver.planner import divide
+from minga.core.errors import ConfigurationError
+from minga.core.events import Event
+from minga.core.rate_cap import RateCap
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.ledger import AccessLedger, Organisers
+from minga.identity.keys.keys import Identity
+from minga.identity.links.grant import LinkAccess
+from minga.network.interface import Address, PeerId
+from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
+from minga.network.virtual.link import TURN_S
+from minga.security.protocol.behaviour import Conduct
+from minga.security.randomness.public_batch import PublicBatch
+from minga.simulation.faults.driver import FaultDriver, FaultRecord, VirtualFaults
+from minga.simulation.faults.lying_peers import Liars
+from minga.simulation.faults.script import parse_faults
+from minga.simulation.swarm.simulated_peer import Curriculum, SimulatedPeer, TrainerSettings
+from minga.training.access.admission import Admission
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.replica.replica import Replica
+from minga.training.session import Session, SessionSettings
+from minga.training.state.snapshot import StateSnapshot
+
+MAX_ENTRIES = 4
+
+
+class LoggedEvent(NamedTuple):
+    """An event and the name of the peer that emitted it."""
+
+    peer: str
+    event: Event
+
+
+@dataclass
+class SwarmLog:
+    """Events of all peers in the order in which they happened."""
+
+    events: list[LoggedEvent] = field(default_factory=list)
+
+    def add(self, logged: LoggedEvent) -> None:
+        """Something happened."""
+        self.events.append(logged)
+
+    def latest(self, kind: str) -> Event | None:
+        """The newest event of one kind."""
+        return next((logged.event for logged in reversed(self.events) if logged.event.kind == kind), None)
+
+    def of(self, kind: str) -> list[LoggedEvent]:
+        """All events of one kind."""
+        return [logged for logged in self.events if logged.event.kind == kind]
+
+    def lines(self) -> list[str]:
+        """One line of text for each event: equal runs have equal lines."""
+        return [f"{logged.peer} {logged.event.json()}" for logged in self.events]
+
+
+class Swarm:
+    """Peers of one run on one virtual internet, from one seed. Make it on a running (virtual) loop.
+
+    `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's model, `public_gradient(peer, batch)` in
+    a run whose members check each other; the defaults minimise the distance of a small linear model to random targets.
+    There the first peer is the organiser. With `checkpoint_every`
+    each peer keeps a copy of its state at multiples of that many steps. `divide` says who reduces what, `turn_s` how
+    finely lines are simulated. A run for members needs the key of its `organiser`, who need not be among the peers.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        *,
+        seed: int = 0,
+        make_replica: Callable[[RunSpec], ReplicaInterface] | None = None,
+        gradient: Callable[[SimulatedPeer, int], None] | None = None,
+        public_gradient: Callable[[SimulatedPeer, PublicBatch], None] | None = None,
+        checkpoint_every: int | None = None,
+        divide: Divide = divide,
+        log: SwarmLog | None = None,
+        turn_s: float = TURN_S,
+        organiser: Identity | None = None,
+    ) -> None:
+        self.spec, self.log, self.internet = spec, log or SwarmLog(), VirtualInternet(seed, turn_s=turn_s)
+        self.peers: dict[str, SimulatedPeer] = {}
+        """By name; a peer that was restarted takes the place of its former self."""
+        self._make_replica = make_replica or small_replica
+        self._gradient, self._public_gradient = gradient or pull_to_target, public_gradient or pull_by_batch
+        self.conduct_of: Callable[[SimulatedPeer], Conduct] = lambda _: Conduct()
+        """How a peer that joins conducts itself in a run whose members check each other; honestly, unless changed."""
+        self._checkpoint_every, self._divide = checkpoint_every, divide
+        self._tasks: list[asyncio.Task[None]] = []
+        self._drivers: list[FaultDriver] = []
+        self._organiser = organiser or Identity.from_seed(bytes(32))
+        self._liars = Liars(lambda name: self.peers[name].session)
+
+    def add(
+        self,
+        host: HostSettings | None = None,
+        trainer: TrainerSettings | None = None,
+        *,
+        auxiliary: bool = False,
+        name: str | None = None,
+        max_upload: RateCap | None = None,
+        entries: Sequence[Address] | None = None,
+        apply_s: float = 0.0,
+        access: LinkAccess | None = None,
+    ) -> SimulatedPeer:
+        """Add a peer that joins now, through `entries`, by default some of those who are there already.
+
+        To apply a step takes it `apply_s` seconds. To a run for members `access` admits it.
+        """
+        if auxiliary and trainer is not None:
+            raise ConfigurationError("an auxiliary peer does not train")
+        network = self.internet.host(host, name=name)
+        role = "auxiliary" if auxiliary else "trainer" if network.settings.dialable else "client"
+        settings = SessionSettings(role=role, max_upload=max_upload, divide=self._divide)  # type: ignore[arg-type]
+        trainer = None if auxiliary else trainer or TrainerSettings()
+        return self._start(network, settings, trainer, entries, None, apply_s, access)
+
+    def restart(self, name: str, *, entries: Sequence[Address] | None = None) -> SimulatedPeer:
+        """Start a peer anew that was killed or closed, with its key, from its last checkpoint if it made one."""
+        former = self.peers[name]
+        if not former.is_gone:
+            raise ConfigurationError(f"{name} is still running")
+        network = self.internet.host(former.network.settings, name=name, private_key=former.network.private_key)
+        return self._start(
+            network,
+            former.session.settings,
+            former.settings,
+            entries,
+            former.checkpoint,
+            former.apply_s,
+            former.access,
+        )
+
+    def script(self, faults: str, on_record: Callable[[FaultRecord], None] | None = None) -> FaultDriver:
+        """Start a script of faults; its roles are `leader`, `aggregator` (not the leader) and `sender` (a client).
+
+        `on_record` hears of every fault that happens.
+        """
+        driver = FaultDriver(
+            parse_faults(faults), VirtualFaults(self.internet, self._liars.lie), self._resolve, on_record
+        )
+        for name, peer in self.peers.items():
+            driver.attach(name, peer.session.events)
+        self._drivers.append(driver)
+        driver.start()
+        return driver
+
+    # ---- watching
+
+    def alive(self) -> list[SimulatedPeer]:
+        """Peers that were neither killed nor closed."""
+        return [peer for peer in self.peers.values() if not peer.is_gone]
+
+    def name_of(self, peer_id: str) -> str:
+        """The name of the peer with this id."""
+        return next(name for name, peer in self.peers.items() if peer.network.peer_id == peer_id)
+
+    async def run_until_step(self, step: int, *, limit_s: float = 3600.0, peers: Iterable[str] | None = None) -> None:
+        """Wait until the named peers (all living ones by default) are at `step`.
+
+        Raises `TimeoutError` with the steps reached after `limit_s`, and the error of a peer that has ended.
+        """
+        names = None if peers is None else list(peers)
+        try:
+            async with asyncio.timeout(limit_s):
+                while any(peer.replica.step < step for peer in self._chosen(names)):
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            reached = {peer.name: peer.replica.step for peer in self._chosen(names)}
+            raise TimeoutError(f"not all at step {step} after {limit_s:g} s: {reached}") from error
+
+    def digests(self, peers: Iterable[str] | None = None) -> dict[str, str]:
+        """The state digests of the named peers (all living ones by default)."""
+        return {peer.name: peer.replica.digest() for peer in self._chosen(peers)}
+
+    async def close(self) -> None:
+        """End all peers and faults."""
+        for driver in self._drivers:
+            driver.close()
+        for peer in self.peers.values():
+            await peer.session.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- inner workings
+
+    def _chosen(self, names: Iterable[str] | None) -> list[SimulatedPeer]:
+        chosen = self.alive() if names is None else [self.peers[name] for name in names]
+        if failed := [peer.error for peer in chosen if peer.error is not None]:
+            raise failed[0]
+        return chosen
+
+    def _start(
+        self,
+        network: VirtualNetwork,
+        settings: SessionSettings,
+        trainer: TrainerSettings | None,
+        entries: Sequence[Address] | None,
+        checkpoint: StateSnapshot | None,
+        apply_s: float,
+        access: LinkAccess | None,
+    ) -> SimulatedPeer:
+        if entries is None:
+            known = [peer.network for peer in self.alive() if peer.network is not network]
+            entries = [host.address for host in known if host.settings.dialable][:MAX_ENTRIES]
+        token = None if access is None else access.token_for(network.peer_id)
+        admission = Admission(network.peer_id, network.wall_time, token)
+        identity = Identity.from_seed(network.private_key)
+        session = Session(network, identity, self.spec.run_id, settings, entries, admission)
+        if self.spec.security.mode != "members":
+            admission.open_to_all()
+        else:
+            organisers = Organisers.of_spec(self.spec, self._organiser.peer_id)
+            session.for_members(AccessLedger(self.spec.run_id, organisers, self._organiser.peer_id))
+        peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer, apply_s)
+        peer.access = access
+        session.conduct = self.conduct_of(peer)
+        if checkpoint is not None:
+            peer.replica.restore(checkpoint)
+            peer.checkpoint = checkpoint
+        session.events.subscribe(lambda event: self.log.add(LoggedEvent(peer.name, event)))
+        self.peers[peer.name] = peer
+        for driver in self._drivers:
+            driver.attach(peer.name, session.events)
+        first = next(iter(self.peers.values())).network.peer_id
+        curriculum = Curriculum(self.spec, self._gradient, self._public_gradient, self._checkpoint_every, first)
+        self._tasks.append(network.process.run(peer.live(curriculum)))
+        return peer
+
+    def _resolve(self, role: str, emitter: str | None, event: Event | None) -> str | None:  # noqa: ARG002
+        """Who has a role in the round of `event`, or else in the newest round that any peer began."""
+        latest = event if event is not None and event.kind == "round.begun" else self.log.latest("round.begun")
+        leader = PeerId(str(latest.fields["leader"])) if latest is not None else None
+        for name, peer in self.peers.items() if leader is not None else ():
+            is_leader = peer.network.peer_id == leader
+            found = "leader" if is_leader else "aggregator" if peer.network.settings.dialable else "sender"
+            if found == role and not peer.is_gone:
+                return name
+        return None
+
+
+def small_replica(spec: RunSpec) -> Replica:
+    """A linear model of 8 inputs and 3 outputs with the spec's seed, under plain gradient descent."""
+    torch.manual_seed(spec.training.seed)
+    model = torch.nn.Linear(8, 3)
+    return Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+
+
+def pull_to_target(peer: SimulatedPeer, samples: int) -> None:
+    """The gradient of the distance to a random target that is the same for equal peer and count."""
+    _pull(peer, samples, peer.samples_done * 1_000_003 + int(peer.network.peer_id[:8], 16))
+
+
+def pull_by_batch(peer: SimulatedPeer, batch: PublicBatch) -> None:
+    """The same with a target that follows from the batch."""
+    _pull(peer, batch.size, batch.number >> 1)
+
+
+def _pull(peer: SimulatedPeer, samples: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    if not isinstance(peer.replica, Replica):
+        raise ConfigurationError("a ghost model has no parameters to pull: give the swarm a gradient of its own")
+    for parameter in peer.replica.vector.parameters():
+        target = torch.randn(parameter.shape, generator=generator) / samples**0.5
+        parameter.grad = parameter.detach() - target

@@ -1,0 +1,328 @@
+"""What every recipe must do, as checks to be run against a recipe with settings.
+
+    @pytest.mark.parametrize("check", RECIPE_CHECKS)
+    def test_my_recipe(check, tmp_path):
+        check(RecipeCase("digits", {"hidden": 16}), tmp_path)
+
+or all at once by `check_recipe("digits", {"hidden": 16}, tmp_path)`. The recipe is found by its name, as runs find it;
+the settings should make it small. Each check raises `RecipeViolation` with what failed. All chance comes from fixed
+seeds; the checks in a second process give it other seeds of torch and of hashes, and another number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from blake3 import blake3
+from torch import Tensor, nn
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import check_file_names
+from minga.recipes.initial import new_model
+from minga.recipes.interface import Batch, Files, Recipe, StreamPosition
+from minga.recipes.registry import RECIPES, example_toml, load_recipe, published
+from minga.security.randomness.public_batch import PublicBatch
+
+_ALICE, _BOB = "a1" * 32, "b0" * 32
+_CLOSE: Final = 1e-5
+_LEARNING_STEPS: Final = 30
+_LEARNING_RATE: Final = 0.01
+_PROCESS_LIMIT_S: Final = 300.0
+
+
+class RecipeViolation(AssertionError):
+    """A recipe broke a promise of the interface."""
+
+
+@dataclass(frozen=True)
+class RecipeCase:
+    """A recipe by name, and the settings with which it is tried. `seed` is the run's."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 3
+
+    def spec(self, **settings: Any) -> RunSpec:
+        """A run spec of the case, with `settings` besides or instead."""
+        return RunSpec.from_mapping(
+            {
+                "name": "conformance",
+                "model": {"recipe": self.name},
+                "recipe": {self.name: {**self.settings, **settings}},
+                "training": {"seed": self.seed},
+            }
+        )
+
+    def recipe(self) -> Recipe[Any]:
+        """A new recipe."""
+        return load_recipe(self.spec())
+
+    def files(self, folder: Path) -> dict[str, Path]:
+        """What the organiser prepares, in `folder`, once for all checks there."""
+        index = folder / "names.json"
+        if not index.is_file():
+            prepared = self.recipe().prepare()
+            for name, body in prepared.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(body)
+            index.write_text(json.dumps(sorted(prepared)))
+        return {name: folder / name for name in json.loads(index.read_text())}
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise RecipeViolation(what)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """BLAKE3 of names, types, shapes and bytes."""
+    found = blake3()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name}/{tensor.dtype}/{tuple(tensor.shape)}/".encode())
+        found.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _first(
+    recipe: Recipe[Any], files: Files, peer: str = _ALICE, size: int = 3, count: int = 3, **at: int
+) -> list[Batch]:
+    return list(itertools.islice(recipe.batches(files, StreamPosition(peer, **at), size), count))
+
+
+def check_settings(case: RecipeCase, folder: Path) -> None:
+    """Defaults are valid, the example explains them, published settings survive each form, unknown ones are refused."""
+    del folder
+    found = RECIPES.get(case.name)
+    example = RunSpec.from_toml(example_toml(case.name))
+    _require(load_recipe(example).settings == found.Settings(), "the example does not hold the defaults")
+    for name, each in found.Settings.model_fields.items():
+        _require(bool(each.description) or hasattr(each.annotation, "model_fields"), f"{name} has no meaning in words")
+    shown = published(case.spec())
+    _require(published(shown) == shown, "published settings are published as others")
+    for again in (RunSpec.from_toml(shown.to_toml()), RunSpec.from_canonical(shown.canonical_bytes())):
+        _require(again.run_id == shown.run_id, "published settings do not survive being written and read")
+    missing = set(found.Settings.model_fields) - set(shown.recipe_settings)
+    _require(not missing, f"published settings lack {', '.join(sorted(missing))}")
+    try:
+        load_recipe(case.spec(no_such_setting_here=1))
+    except ConfigurationError as error:
+        _require("no_such_setting_here" in str(error), "an unknown setting is refused without its name")
+    else:
+        raise RecipeViolation("an unknown setting is taken")
+
+
+def check_prepare(case: RecipeCase, folder: Path) -> None:
+    """Files have safe names, and published settings name no file of the organiser that `prepare` reads."""
+    check_file_names(list(case.files(folder)))
+    shown = published(case.spec()).canonical_bytes().decode()
+    for path in case.recipe().inputs():
+        _require(json.dumps(str(path))[1:-1] not in shown, f"the published spec names {path}")
+
+
+def check_equal_models(case: RecipeCase, folder: Path) -> None:
+    """Models are finite float32, in training mode, equal in every process, and made without torch's generator."""
+    del folder
+    torch.manual_seed(11)
+    before = torch.random.get_rng_state()
+    model = new_model(case.recipe())
+    _require(torch.equal(before, torch.random.get_rng_state()), "to build a model changes torch's generator")
+    _require(model.training, "a new model is not in training mode")
+    for name, parameter in model.named_parameters():
+        _require(parameter.dtype == torch.float32, f"{name} is {parameter.dtype}")
+        _require(parameter.device.type == "cpu", f"{name} is on {parameter.device}")
+        _require(bool(parameter.isfinite().all()), f"{name} is not finite")
+    own = digest(model.state_dict())
+    other = _in_another_process("digest(new_model(case.recipe()).state_dict())", case)
+    _require(own == other, "another process begins with other parameters")
+    different = new_model(RecipeCase(case.name, case.settings, case.seed + 1).recipe())
+    _require(own != digest(different.state_dict()), "parameters do not depend on the run's seed")
+
+
+def check_facts(case: RecipeCase, folder: Path) -> None:
+    """Facts count the trained tensors exactly, and the model can be built on `meta`."""
+    del folder
+    recipe = case.recipe()
+    facts = recipe.facts()
+    own = tuple(each.numel() for each in new_model(recipe).parameters() if each.requires_grad)
+    _require(sorted(facts.tensors) == sorted(own), f"facts name {sum(facts.tensors)} parameters, not {sum(own)}")
+    _require(facts.operations > 0 and facts.tokens >= 1, "facts without operations or tokens")
+    with torch.device("meta"):
+        recipe.build_model()
+
+
+def check_batches(case: RecipeCase, folder: Path) -> None:
+    """Batches have exactly as many samples as asked for; equal positions give equal ones, other positions others."""
+    recipe, files = case.recipe(), case.files(folder)
+    for size in (1, 3, 8):
+        for batch in _first(recipe, files, size=size):
+            _require(recipe.samples(batch) == size, f"a batch of {size} has {recipe.samples(batch)} samples")
+            _require(all(each.device.type == "cpu" for each in batch.values()), "a batch is not on the CPU")
+    own = [digest(batch) for batch in _first(recipe, files)]
+    _require(own == [digest(batch) for batch in _first(case.recipe(), files)], "equal positions give other batches")
+    for what, others in (
+        ("another peer", _first(recipe, files, _BOB)),
+        ("another worker", _first(recipe, files, worker=1)),
+        ("another start", _first(recipe, files, start_step=5)),
+    ):
+        _require(own != [digest(batch) for batch in others], f"{what} gets the same batches")
+
+
+def check_public_batches(case: RecipeCase, folder: Path) -> None:
+    """The same public batch has the same bytes in every process; others have others."""
+    recipe, files = case.recipe(), case.files(folder)
+    own = recipe.public_batch(files, PublicBatch(b"7" * 32, 4))
+    _require(recipe.samples(own) == 4, "a public batch of 4 has another number of samples")
+    told = 'digest(case.recipe().public_batch(files, PublicBatch(b"7" * 32, 4)))'
+    _require(digest(own) == _in_another_process(told, case, folder), "another process makes another public batch")
+    other = recipe.public_batch(files, PublicBatch(b"8" * 32, 4))
+    _require(digest(own) != digest(other), "two public batches are the same")
+
+
+def check_synthetic_batch(case: RecipeCase, folder: Path) -> None:
+    """Made-up batches look like real ones: names, types, ranks; and the loss takes them."""
+    recipe = case.recipe()
+    real, made = _first(recipe, case.files(folder), size=4, count=1)[0], recipe.synthetic_batch(4)
+    _require(recipe.samples(made) == 4, "a synthetic batch of 4 has another number of samples")
+    _require(list(real) == list(made), f"names are {', '.join(made)}, not {', '.join(real)}")
+    for name in real:
+        _require(real[name].dtype == made[name].dtype, f"{name} is {made[name].dtype}, not {real[name].dtype}")
+        _require(real[name].ndim == made[name].ndim, f"{name} has {made[name].ndim} dimensions, not {real[name].ndim}")
+    _require(bool(recipe.loss(new_model(recipe), made).isfinite()), "the loss of a synthetic batch is not finite")
+
+
+def check_loss(case: RecipeCase, folder: Path) -> None:
+    """The loss is a finite float32 scalar that repeats itself, reaches every parameter and can be learned.
+
+    Where samples can be told apart, that is, where each tensor has one row for each, it is the mean of their losses.
+    """
+    recipe, files = case.recipe(), case.files(folder)
+    model, batch = new_model(recipe), _first(recipe, files, size=8, count=1)[0]
+    loss = recipe.loss(model, batch)
+    _require(loss.shape == () and loss.dtype == torch.float32, f"the loss is {loss.dtype} {tuple(loss.shape)}")
+    _require(bool(loss.isfinite()), "the loss is not finite")
+    _require(loss.item() == recipe.loss(model, batch).item(), "the same batch has two losses")
+    loss.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            gradient = parameter.grad
+            _require(gradient is not None and bool(gradient.isfinite().all()), f"{name} has no finite gradient")
+    if recipe.coupling == "none" and all(each.ndim and each.shape[0] == 8 for each in batch.values()):
+        rows = [{name: each[row : row + 1] for name, each in batch.items()} for row in range(8)]
+        mean = sum(recipe.loss(model, row).item() for row in rows) / 8
+        _require(abs(mean - loss.item()) <= _CLOSE * max(1.0, abs(mean)), f"the loss is no mean of its samples' {mean}")
+    optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
+    for _ in range(_LEARNING_STEPS):
+        optimizer.zero_grad()
+        recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    last = recipe.loss(model, batch).item()
+    _require(last <= 0.8 * loss.item(), f"{_LEARNING_STEPS} steps on one batch took the loss to {last:.3g} only")
+
+
+def check_evaluation(case: RecipeCase, folder: Path) -> None:
+    """Figures repeat themselves, hold the headline, and leave the model and torch's generator as they were."""
+    recipe, files = case.recipe(), case.files(folder)
+    model = new_model(recipe)
+    before, generator = digest(model.state_dict()), torch.random.get_rng_state()
+    figures = recipe.evaluate(model, files)
+    _require(figures == recipe.evaluate(model, files), "the same model has two figures")
+    _require(figures == case.recipe().evaluate(model, files), "another recipe object finds other figures")
+    _require(recipe.headline.name in figures, f"there is no figure {recipe.headline.name}")
+    _require(all(isinstance(each, float) for each in figures.values()), "a figure is no float")
+    _require(digest(model.state_dict()) == before and model.training, "to evaluate changes the model")
+    _require(torch.equal(generator, torch.random.get_rng_state()), "to evaluate changes torch's generator")
+    _require(all(each.grad is None for each in model.parameters()), "to evaluate leaves gradients")
+
+
+def check_export(case: RecipeCase, folder: Path) -> None:
+    """An export has a README, is whole, and refuses a directory with content."""
+    recipe, files, target = case.recipe(), case.files(folder), folder / "exports" / "model"
+    model: nn.Module = new_model(recipe)
+    recipe.export(model, files, target, step=17)
+    _require((target / "README.md").is_file(), "the export has no README.md")
+    _require([each.name for each in target.parent.iterdir()] == ["model"], "the export leaves files beside it")
+    try:
+        recipe.export(model, files, target, step=18)
+    except ConfigurationError:
+        return
+    raise RecipeViolation("the export writes over a directory with content")
+
+
+def check_damaged_files(case: RecipeCase, folder: Path) -> None:
+    """Files that are missing or damaged give `ConfigurationError` or `StorageError`, if they matter, and no other."""
+    files = case.files(folder)
+    for name in files:
+        broken = folder / "broken" / name
+        broken.parent.mkdir(parents=True, exist_ok=True)
+        broken.write_bytes(b"\x00damaged")
+        for others in ({each: path for each, path in files.items() if each != name}, {**files, name: broken}):
+            recipe = case.recipe()
+            for use in (_first, _evaluated):
+                with contextlib.suppress(ConfigurationError, StorageError):
+                    use(recipe, others)
+
+
+def _evaluated(recipe: Recipe[Any], files: Files) -> object:
+    return recipe.evaluate(new_model(recipe), files)
+
+
+RECIPE_CHECKS: Final[tuple[Callable[[RecipeCase, Path], None], ...]] = (
+    check_settings,
+    check_prepare,
+    check_equal_models,
+    check_facts,
+    check_batches,
+    check_public_batches,
+    check_synthetic_batch,
+    check_loss,
+    check_evaluation,
+    check_export,
+    check_damaged_files,
+)
+
+
+def check_recipe(name: str, settings: Mapping[str, Any], folder: Path) -> None:
+    """Run every check on a recipe; `folder` is empty and writable."""
+    for number, check in enumerate(RECIPE_CHECKS):
+        own = folder / str(number)
+        own.mkdir()
+        check(RecipeCase(name, settings), own)
+
+
+def _in_another_process(expression: str, case: RecipeCase, folder: Path | None = None) -> str:
+    """The value of an expression about `case` (and its `files` in `folder`) in a process with other seeds."""
+    lines = [
+        "import json, sys",
+        "name, settings, seed, folder, sys.path[:] = json.loads(sys.argv[1])",
+        "import torch",
+        "from pathlib import Path",
+        "torch.set_num_threads(2); torch.manual_seed(99)",
+        "from minga.testing.recipe_suite import PublicBatch, RecipeCase, digest, new_model",
+        "case = RecipeCase(name, settings, seed)",
+        "files = case.files(Path(folder)) if folder else {}",
+        f"print({expression})",
+    ]
+    told = json.dumps([case.name, dict(case.settings), case.seed, str(folder) if folder else None, sys.path])
+    ran = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", "\n".join(lines), told],
+        capture_output=True,
+        text=True,
+        timeout=_PROCESS_LIMIT_S,
+        check=False,
+        env={**os.environ, "PYTHONHASHSEED": "99"},
+    )
+    if ran.returncode:
+        raise RecipeViolation(f"another process failed: {ran.stderr.strip()[-500:]}")
+    return ran.stdout.strip().splitlines()[-1]

@@ -1,0 +1,248 @@
+"""Who may take part in a run, as one peer knows it: the gate of its node and board.
+
+Theory of operation. Whether a run is open to everybody stands in its spec, which a newcomer does not have when it meets
+the first peer. So until `open_to_all` or `enforce` is called, connections are let in provisionally, and no record is
+kept; `enforce` then says who has to go again. The spec itself is recognised by the link, whoever sends it.
+
+Of every peer the token is kept that it showed in a hello or in its record "access", which gossip carries to those who
+never meet it. Tokens are judged by the `AccessLedger`. Whose access ends in the middle of a run stays known until
+`expel`, so that a step under way is not torn apart, but is not let in anew.
+
+How often an invitation was used is counted here by the peers that came by it. At a hello the count is kept to. From
+gossip up to twice as many are accepted, since the same invitation may be used at two places at the same moment, and
+then all members have to come to the same view. So the count holds against everybody but members who let somebody in
+against the rules, and peers who join faster than gossip travels; what came of it is told as an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from minga.core.errors import RejectedError
+from minga.core.events import EventBus
+from minga.core.thread_guard import loop_bound
+from minga.identity.access.ledger import CLOCK_SKEW_S, Access, AccessLedger, InvalidOrderError, NoAccessError
+from minga.identity.access.orders import Revocation, Transfer
+from minga.identity.access.token import Token
+from minga.network.bounded_dict import BoundedDict
+from minga.network.gossip.record_store import MAX_OWNERS
+from minga.network.interface import PeerId
+
+CODE = "access"
+"""Code of the refusals of whoever is not admitted."""
+
+GOSSIP_USES = 2
+"""How many times as many peers as an invitation is for are accepted when others have let them in."""
+
+
+WATCHERS_WRITE = ("access", "beat", "left")
+"""The records of those who only look on for a member."""
+
+ORDERS = "access."
+"""What whoever is connected may call."""
+
+WATCHERS_CALL = (ORDERS, "board.", "run.", "state.")
+"""What those may call who only look on: nothing that has to do with averaging."""
+
+
+class Admitted(NamedTuple):
+    """What one peer showed, and what that gives it."""
+
+    credential: bytes
+    token: Token | None
+    access: Access
+
+
+@loop_bound
+class Admission:
+    """The gate of one peer (`Gate`). `wall_time` gives Unix seconds, `token` is what this peer itself shows."""
+
+    def __init__(self, own_id: PeerId, wall_time: Callable[[], float], token: Token | None = None) -> None:
+        self.token = token
+        self.ledger: AccessLedger | None = None
+        """The orders of the organisers, once it is known that the run is for members."""
+        self.is_decided = False
+        self.on_orders: Callable[[], None] = lambda: None
+        """Called when an order came that says something new."""
+        self.events: EventBus | None = None
+        """Where to tell of what is worth knowing."""
+        self._own_id, self._wall_time = own_id, wall_time
+        self._provisional: BoundedDict[PeerId, bytes] = BoundedDict(MAX_OWNERS)
+        self._admitted: BoundedDict[PeerId, Admitted] = BoundedDict(2 * MAX_OWNERS)
+        self._guests: dict[str, dict[PeerId, None]] = {}
+        self._look_again_s = 0.0
+
+    @classmethod
+    def for_everybody(cls, own_id: PeerId, wall_time: Callable[[], float]) -> Admission:
+        """The gate of a run that is known to be open."""
+        admission = cls(own_id, wall_time)
+        admission.open_to_all()
+        return admission
+
+    # ---- what kind of run it is
+
+    def open_to_all(self) -> None:
+        """The run turned out to be open."""
+        self.is_decided = True
+
+    def enforce(self, ledger: AccessLedger) -> list[PeerId]:
+        """The run turned out to be for members; returns those among the peers met so far who are none."""
+        self.ledger, self.is_decided = ledger, True
+        if self.token is not None and self.token.watch is None and self.token.invitation is not None:
+            self.remember_guests({self.token.invitation: [self._own_id]})
+        refused = []
+        for peer, credential in self._provisional.items():
+            try:
+                self.meet(peer, credential)
+            except RejectedError:
+                refused.append(peer)
+        self._provisional.clear()
+        return refused
+
+    @property
+    def only_watches(self) -> bool:
+        """Whether this peer itself may only look on."""
+        return self.token is not None and self.token.watch is not None
+
+    def show(self, token: Token) -> None:
+        """Show another token from now on, in place of one that expires earlier."""
+        self.token = token
+        self._look_again_s = 0.0
+
+    # ---- the gate
+
+    def credential(self) -> bytes:
+        """This peer's token."""
+        return b"" if self.token is None else self.token.encode()
+
+    def meet(self, peer: PeerId, credential: bytes) -> None:
+        """See `Gate`."""
+        if not self.is_decided:
+            self._provisional[peer] = credential
+        elif self.ledger is not None:
+            try:
+                found = self._judge(self.ledger, peer, credential)
+                self._check_uses(peer, found.access, found.access.uses)
+            except NoAccessError as error:
+                raise RejectedError(str(error), code=CODE, peer=peer) from error
+            self._note(peer, found)
+
+    def learn(self, peer: PeerId, credential: bytes) -> bool:
+        """See `Gate`."""
+        if self.ledger is None:
+            return self.is_decided
+        known = self._admitted.get(peer)
+        if known is not None and known.credential == credential:
+            return True
+        try:
+            found = self._judge(self.ledger, peer, credential)
+            self._check_uses(peer, found.access, GOSSIP_USES * found.access.uses)
+        except NoAccessError:
+            return False
+        self._note(peer, found)
+        return True
+
+    def admits(self, peer: PeerId, record_name: str) -> bool:
+        """See `Gate`."""
+        if self.ledger is None:
+            return self.is_decided
+        known = self._admitted.get(peer)
+        if known is None:
+            return self.learn(peer, b"")  # the organisers need no token
+        return not known.access.only_watches or record_name in WATCHERS_WRITE
+
+    def permits(self, peer: PeerId, method: str) -> bool:
+        """See `Gate`."""
+        if self.ledger is None:
+            return True
+        known = self._admitted.get(peer)
+        if known is None:
+            return method.startswith(ORDERS)  # its access has just ended
+        return not known.access.only_watches or method.startswith(WATCHERS_CALL)
+
+    # ---- orders, and what they change
+
+    def take(self, orders: Iterable[Transfer | Revocation]) -> list[InvalidOrderError]:
+        """Enter orders from anywhere; those that are none are returned as errors."""
+        invalid, is_new = [], False
+        ledger = self.ledger
+        for order in orders if ledger is not None else ():
+            try:
+                is_new |= ledger is not None and ledger.take(order)
+            except InvalidOrderError as error:
+                invalid.append(error)
+        if is_new:
+            self._look_again_s = 0.0
+            self.on_orders()
+        return invalid
+
+    def ended(self) -> dict[PeerId, str]:
+        """Those known, this peer included, who may not take part any more, each with the reason."""
+        now_s, found = self._wall_time(), dict[PeerId, str]()
+        if self.ledger is None or now_s < self._look_again_s:
+            return found
+        own = Admitted(self.credential(), self.token, Access())
+        ends = [now_s + CLOCK_SKEW_S]
+        for peer, admitted in [*self._admitted.items(), (self._own_id, own)]:
+            try:
+                access = self.ledger.check(admitted.token, peer, now_s)
+            except NoAccessError as error:
+                found[peer] = str(error)
+            else:
+                ends += [access.expires + CLOCK_SKEW_S] if access.expires is not None else []
+        self._look_again_s = now_s if found else min(ends)
+        return found
+
+    def expel(self, peer: PeerId) -> None:
+        """Forget that a peer was admitted."""
+        self._admitted.pop(peer, None)
+
+    def members(self) -> Mapping[PeerId, Admitted]:
+        """Everybody known to be admitted."""
+        return self._admitted
+
+    # ---- uses of invitations
+
+    def guests(self) -> dict[str, list[PeerId]]:
+        """The peers that came by each invitation, as far as they are known here."""
+        return {invitation: list(peers) for invitation, peers in self._guests.items()}
+
+    @property
+    def guests_counted(self) -> int:
+        """How many these are."""
+        return sum(map(len, self._guests.values()))
+
+    def remember_guests(self, guests: Mapping[str, Iterable[PeerId]]) -> None:
+        """Count peers that came by invitations at an earlier time."""
+        for invitation, peers in guests.items():
+            self._guests.setdefault(invitation, {}).update(dict.fromkeys(peers))
+
+    # ---- inner workings
+
+    def _judge(self, ledger: AccessLedger, peer: PeerId, credential: bytes) -> Admitted:
+        try:
+            token = Token.decode(credential) if credential else None
+        except ValueError as error:
+            raise NoAccessError(str(error)) from error
+        return Admitted(credential, token, ledger.check(token, peer, self._wall_time()))
+
+    def _check_uses(self, peer: PeerId, access: Access, limit: int) -> None:
+        guests = self._guests.get(access.invitation or "", {})
+        if access.invitation is not None and peer not in guests and len(guests) >= limit:
+            times = "once" if access.uses == 1 else f"{access.uses} times"
+            raise NoAccessError(f"the invitation was good for {times} and is used up; ask the organiser for a new one")
+
+    def _note(self, peer: PeerId, found: Admitted) -> None:
+        self._admitted[peer] = found
+        self._look_again_s = 0.0
+        access = found.access
+        if access.invitation is None:
+            return
+        guests = self._guests.setdefault(access.invitation, {})
+        if peer not in guests:
+            guests[peer] = None
+            if len(guests) > access.uses and self.events is not None:
+                self.events.emit(
+                    "access.overused", invitation=access.invitation, peer=peer, uses=access.uses, used=len(guests)
+                )

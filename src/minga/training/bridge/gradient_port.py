@@ -1,0 +1,284 @@
+"""Where the thread that trains and the event loop meet.
+
+Theory of operation. The training thread owns model and optimizer; the loop owns the network. Between them stands one
+small state machine under a lock:
+
+            add (micro-batch)            at a boundary with as many samples as the limit           seal
+    OPEN ────────────────────▶ OPEN ──────────────────────────────────────────────────▶ PARKED ────────▶ SEALED
+      ▲                                            higher limit                            │               │
+      └────────────────────────────────────────────────────────────────────────────────────┴── applied ────┘
+
+How many samples the trainer stops at (its *limit*) is said by the leader of the step, or before that by the plan of the
+last one. The loop may seal at any time: what was accumulated up to the last boundary goes into the round. The
+micro-batch under way then has a gradient of parameters that are about to change: it is dropped when it ends, unless the
+strategy keeps late ones. While PARKED or SEALED the thread waits, unless the strategy *overlaps*: then parking sets the
+sum aside, and the thread goes on into another one. The result is applied at the first boundary after it came, so
+gradients are at most one step old. Where rounds take longer than computing does, the thread waits when it has the
+samples of the next step; the plan of the round says how many these are, and before it came they are taken to be about
+as many as lie aside.
+
+At its boundaries, and while it waits, the thread does the work that the loop asks for (`Work`): apply a reduced vector,
+capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
+
+The lock (`condition`) guards the machine only, so that the loop never waits for arithmetic on a long vector. That has a
+lock of its own (see `Strategy`), which the loop never takes: `seal` and `unseal` do theirs on a worker thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
+
+import torch
+
+from minga.averaging.messages import Report
+from minga.core.errors import NonFiniteError
+from minga.training.bridge.moving_average import Speed
+from minga.training.bridge.thread_bridge import TrainingThread
+from minga.training.bridge.thread_task import WAIT, Wait, Work
+from minga.training.strategy.interface import Strategy
+from minga.training.strategy.synchronous import Synchronous
+
+logger = logging.getLogger("minga.training")
+
+
+class Phase(enum.Enum):
+    """See the module's theory of operation."""
+
+    OPEN = "open"
+    PARKED = "parked"
+    SEALED = "sealed"
+
+
+class TrainerPort(TrainingThread):
+    """The meeting point of one trainer and its loop. `new_vector` makes an empty accumulator.
+
+    With `target_batch_sizes` (the smallest and the largest B of the run) the trainer never goes on beyond the largest,
+    and its vector holds gradients times samples / B instead of times samples, B being the smallest; where that is the
+    only one, this keeps the gradient of a whole batch as it is, to the last bit.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        new_vector: Callable[[], torch.Tensor],
+        *,
+        strategy: type[Strategy] = Synchronous,
+        target_batch_sizes: tuple[int, int] | None = None,
+    ) -> None:
+        super().__init__(loop)
+        self.on_broken_sum: Callable[[], None] = lambda: None
+        """Called on any thread when a sum had to be dropped because it was not finite."""
+        self.unit = target_batch_sizes[0] if target_batch_sizes else 1
+        """Samples that have weight 1 in the vector."""
+        self._target = target_batch_sizes[1] if target_batch_sizes else None
+        self._facts = strategy.facts
+        self._sum = strategy(new_vector, self.condition, unit=self.unit)
+        self._phase = Phase.OPEN
+        self._limit: int | None = None
+        self._next_limit: int | None = None
+        self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
+        self._paused = self._resting = False
+        self._last_samples = 0
+        self._speed = Speed()
+        self._batch_time = Speed()
+
+    # ---- the training thread
+
+    def add(self, accumulate: Callable[[torch.Tensor], bool], samples: int) -> bool:
+        """A micro-batch of `samples` ended: let `accumulate` add it to the vector.
+
+        Returns False if it was dropped, because the step was closed without it or because it was not finite.
+        """
+        with self._sum.arithmetic:
+            with self.condition:
+                began_s, self._paused = self._boundary_s, False
+                self._boundary_s = self._loop.time() if began_s is None else began_s
+                taken = self._phase is not Phase.SEALED or self._facts.keeps_late_micro_batches
+            if taken:
+                self._merge()
+                taken = self._sum.micro_batch(accumulate)
+            with self.condition:
+                now = self._loop.time()
+                if began_s is not None and samples:
+                    self._speed.add((now - began_s) / samples)
+                    self._batch_time.add(now - began_s)
+                self._last_samples, self._boundary_s = samples, now
+                if taken:
+                    self._sum.count(samples)
+                urgent = self._phase is not Phase.OPEN and not self._facts.overlaps
+                if self._is_done():
+                    self._park()
+                    urgent = True
+        if urgent:
+            self._teller.tell()
+        else:
+            self._teller.tell_sparingly()
+        return taken
+
+    def poll(self) -> Work | Wait | None:
+        """What the thread has to do now: some work, wait, or (None) go on computing.
+
+        Raises what closed the port. Between `poll` and the end of the work nothing else may touch the model.
+        """
+        with self.condition:
+            if work := self._next_work():
+                self._boundary_s = None
+                return work
+        if self.at_boundary is not None:
+            self.at_boundary()
+        if self._is_done():
+            self._park_here()
+        with self.condition:
+            if self._has_to_wait():
+                self._boundary_s = None
+                return WAIT
+            begins = self._boundary_s is None and not self._paused
+            self._boundary_s = None if self._paused else self._loop.time()
+        if begins:
+            self._teller.tell()
+        return None
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Block the thread until `poll` may answer something else, or for at most `seconds`."""
+        with self.condition:
+            if not self._work and self.closed is None and (self._facts.overlaps or self._has_to_wait()):
+                self.condition.wait(seconds)
+
+    def pause(self) -> None:
+        """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""
+        with self.condition:
+            self._paused, self._boundary_s = True, None
+        self._teller.tell()
+
+    # ---- the loop: what averaging needs (`Contributor`)
+
+    def report(self) -> Report:
+        """Samples, speed and the micro-batch under way."""
+        with self.condition:
+            parked = self._phase in (Phase.PARKED, Phase.SEALED)
+            samples = self._sum.complete_samples if parked else self._sum.samples
+            rate = 1.0 / self._speed.value if self._speed.value else 0.0
+            is_idle = self._paused or self._resting or (self._boundary_s is None and not parked)
+            if is_idle:
+                return Report(samples, rate, parked=parked, limit=self._limit)
+            busy_s = 0.0 if parked or self._boundary_s is None else max(0.0, self._loop.time() - self._boundary_s)
+            last, each_s = self._last_samples, self._batch_time.value
+            return Report(samples, rate, last, busy_s, each_s, parked=parked, limit=self._limit)
+
+    def limit(self, samples: int | None) -> None:
+        """Stop at the first boundary with at least so many samples, at once if the thread does not compute; and go on
+        up to there, if it stopped before. None: no limit.
+        """
+        with self.condition:
+            self._limit = samples
+            if self._phase is Phase.PARKED and not self._has_enough(self._sum.complete_samples):
+                self._phase = Phase.OPEN
+            elif self._is_done() and self._boundary_s is None:
+                self._park()
+        self._wake()
+
+    def limit_next(self, samples: int | None) -> None:
+        """How far to go in the step after this one until it is `reopen`ed; None if nobody said."""
+        with self.condition:
+            self._next_limit = samples
+        self._wake()
+
+    def rest(self, *, resting: bool) -> None:
+        """Keep the thread from computing, from its next boundary on, or let it go on."""
+        with self.condition:
+            was_resting, self._resting = self._resting, resting
+        if was_resting and not resting:
+            self._wake()
+
+    async def seal(self) -> tuple[torch.Tensor | None, int]:
+        """The mean gradient so far and its samples; see `Contributor.seal`."""
+        return await self._loop.run_in_executor(None, self._seal)
+
+    async def unseal(self) -> None:
+        """The round came to nothing: what was sealed counts again, for the next group."""
+        await self._loop.run_in_executor(None, self._unseal)
+
+    def reopen(self, limit: int | None = None, *, drop_all: bool = False) -> None:
+        """A new step begins, up to `limit` at first: forget what went into the last one (with `drop_all` also what was
+        accumulated since).
+
+        For the training thread, as part of the work that changes the model.
+        """
+        with self._sum.arithmetic:
+            self._sum.absorb(everything=drop_all)
+            with self.condition:
+                self._phase, self._limit, self._next_limit = Phase.OPEN, limit, None
+        self._wake()
+
+    # ---- inner workings
+
+    def _park(self) -> None:
+        """Under the condition: what was accumulated is complete for this step.
+
+        Where a higher limit left a buffer aside, there is none to go on into before `_merge`: the thread parks later.
+        """
+        if not self._sum.has_leftover:
+            self._sum.close()
+            self._phase = Phase.PARKED
+
+    def _has_to_wait(self) -> bool:
+        if self._facts.overlaps:
+            return self._resting or (self._phase is not Phase.OPEN and self._is_ahead())
+        return self._resting or self._phase is not Phase.OPEN
+
+    def _is_ahead(self) -> bool:
+        """Whether there is enough for the next step already, as far as one knows."""
+        if self._next_limit is not None:
+            return self._sum.samples - self._sum.complete_samples >= self._next_limit
+        return not self._sum.complete_samples or self._sum.is_ahead(self._last_samples)
+
+    def _has_enough(self, samples: int) -> bool:
+        limits = [limit for limit in (self._limit, self._target) if limit is not None]
+        return bool(limits) and samples >= min(limits)
+
+    def _is_done(self) -> bool:
+        """Whether the thread should park at its next boundary."""
+        return self._phase is Phase.OPEN and self._has_enough(self._sum.samples)
+
+    def _park_here(self) -> None:
+        """On the training thread, between two micro-batches: park if the limit is still reached."""
+        with self._sum.arithmetic:
+            self._merge()
+            with self.condition:
+                parks = self._is_done()
+                if parks:
+                    self._park()
+        if parks:
+            self._teller.tell()
+
+    def _merge(self) -> None:
+        """Under the arithmetic lock: what was set aside for a group that was not closed counts towards its step."""
+        with self.condition:
+            left_over = self._sum.has_leftover and self._phase is Phase.OPEN
+        if left_over:
+            self._sum.merge()
+
+    def _seal(self) -> tuple[torch.Tensor | None, int]:
+        with self._sum.arithmetic:
+            self._merge()
+            with self.condition:
+                if self._phase is Phase.OPEN:
+                    self._park()
+                self._phase = Phase.SEALED
+            try:
+                return self._sum.contribution()
+            except NonFiniteError as error:
+                logger.warning("left out of step: %s", error)
+                self.on_broken_sum()
+                return None, 0
+
+    def _unseal(self) -> None:
+        with self._sum.arithmetic:
+            self._sum.take_back()
+            with self.condition:
+                self._phase = Phase.OPEN  # and parks at the next boundary, with what came since
+                self._next_limit = None
+        self._wake()

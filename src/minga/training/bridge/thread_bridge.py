@@ -1,0 +1,100 @@
+"""What the event loop asks of the thread that trains, and how each hears of the other: both ports rest on it.
+
+Only that thread may touch the model. It comes by at its boundaries (`poll`), takes the work that lies there, and the
+loop's futures tell what came of it. When the thread fails, or the peer ends, everybody who waits hears why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from minga.core.aio.signal import Signal
+from minga.core.errors import ClosedError, MingaError
+from minga.training.bridge.loop_notifier import Teller
+from minga.training.bridge.thread_task import Work
+
+
+class TrainingThread:
+    """One training thread as the loop sees it. `condition` guards what both sides touch."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._teller = loop, Teller(loop)
+        self.changed = self._teller.changed
+        self.woken = Signal()  # for trainers that are coroutines on the same loop
+        self.condition = threading.Condition()
+        self.closed: BaseException | None = None
+        self.at_boundary: Callable[[], None] | None = None
+        """Called by the training thread in each `poll` that has no work for it, when the model is at rest."""
+        self._work: deque[Work] = deque()
+
+    # ---- the training thread
+
+    def finish(self, work: Work) -> None:
+        """Do a piece of work and report its result to the loop."""
+        try:
+            result = work.run()
+        except BaseException as error:  # an interrupt too: the model may be half-way between two steps
+            why = f"the model could not {work.name} on the thread that trains: {type(error).__name__}: {error}"
+            failure = error if isinstance(error, MingaError) else ClosedError(why)
+            self._teller.call(work.settle, None, failure)
+            self._end(failure)
+            raise
+        self._teller.call(work.settle, result, None)
+
+    # ---- the loop
+
+    def request(self, name: str, run: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Have the training thread run something at its next boundary; the future tells the result.
+
+        `run` may touch the replica and the port. What depends on anything of the loop is decided before.
+        """
+        work = Work(name, run, self._loop.create_future())
+        with self.condition:
+            if self.closed is not None:
+                work.done.set_exception(self.closed)
+                return work.done
+            self._work.append(work)
+        self._wake()
+        return work.done
+
+    def close(self, error: BaseException) -> None:
+        """Let the training thread go: its next `poll` raises `error`."""
+        self._end(error)
+        self._wake()
+
+    # ---- for the ports
+
+    def _next_work(self) -> Work | None:
+        """Under the condition: the work that lies there. Raises what closed the port."""
+        if self.closed is not None:
+            raise self.closed
+        return self._work.popleft() if self._work else None
+
+    def _waiting(self) -> list[asyncio.Future[Any]]:
+        """Under the condition: everybody on the loop who waits for the thread; from then on nobody does."""
+        waiting = [work.done for work in self._work]
+        self._work.clear()
+        return waiting
+
+    def _end(self, error: BaseException) -> None:
+        with self.condition:
+            closed = self.closed = self.closed or error
+            waiting = self._waiting()
+        for done in waiting:
+            self._teller.call(_fail, done, closed)
+
+    def _wake(self) -> None:
+        with self.condition:
+            self.condition.notify_all()
+        self._teller.call(self.woken.fire)  # work for the training thread ends here, too
+        self._teller.tell()
+
+
+def _fail(done: asyncio.Future[Any], error: BaseException) -> None:
+    if not done.done():
+        done.set_exception(error)
+        done.exception()  # whoever gave up waiting for it has no use for a complaint

@@ -1,0 +1,266 @@
+"""Ways into a run: `join` by a link, `host` with a run spec."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import platformdirs
+from blake3 import blake3
+
+from minga.core.errors import ConfigurationError, IdentityError, StorageError
+from minga.core.files import write_atomically
+from minga.core.rate_cap import RateCap
+from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import FileEntry
+from minga.identity.keys.keys import HeldIdentity, Identity
+from minga.identity.links.links import Link
+from minga.identity.links.signed_spec import SignedRunSpec
+from minga.network.interface import Address, PeerId
+from minga.network.iroh.network import IrohNetwork
+from minga.network.iroh.settings import NetworkSettings
+from minga.network.rpc.handshake import Role
+from minga.training.access.access_files import AccessFiles
+from minga.training.access.admission import Admission
+from minga.training.bridge.loop_thread import LoopThread
+from minga.training.host_lock import HostClaim
+from minga.training.own_access import Obtain, RunAccess
+from minga.training.peer import Peer
+from minga.training.plugins_of_run import check_plugins, with_origins
+from minga.training.rejoin import MAX_PLACES, Places, WayBack, merged, own_port
+from minga.training.session import Session, SessionSettings
+from minga.training.state.checkpoints import CheckpointStore
+from minga.training.transfer.run_files_fetch import fetch_files
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """What the owner of a machine may decide about its peer; everything else comes with the run.
+
+    role: "trainer" (default), "client" (never dialled, never aggregates), "auxiliary" (no gradients) or "monitor".
+    identity: a key file; None takes the one in the user's data folder. `ephemeral` makes a key for this time only.
+    directory: where files and checkpoints of runs are kept; None takes the user's data folder.
+    max_upload, max_download: limits that are kept to, such as "10Mbit" or "10Mbit, 50Mbit 23:00-07:00" in local time; a
+    number is bytes per second, None no limit.
+    voucher: a key file (None: the one in the user's data folder); for a monitor with an `ephemeral` key in a run for
+    members, which its key vouches for.
+    host, port: local address to bind; by default all interfaces and the port of the last time, or any that is free.
+    """
+
+    role: Role = "trainer"
+    identity: Path | None = None
+    ephemeral: bool = False
+    directory: Path | None = None
+    max_upload: RateCap | str | float | None = None
+    max_download: RateCap | str | float | None = None
+    host: str | None = None
+    port: int = 0
+    voucher: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in get_args(Role):
+            raise ConfigurationError(f"role = {self.role!r} is none of {', '.join(get_args(Role))}")
+        self.caps()
+
+    def caps(self) -> tuple[RateCap | None, RateCap | None]:
+        """The limits of upload and download."""
+        named = (("max_upload", self.max_upload), ("max_download", self.max_download))
+        upload, download = (None if value is None else RateCap.parse(value, name) for name, value in named)
+        return upload, download
+
+    def open_identity(self) -> HeldIdentity | Identity:
+        """This peer's key; a key file is held for this process alone."""
+        return Identity.ephemeral() if self.ephemeral else Identity.acquire(self.identity)
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the peer leaves files that lead back into the run: not who only looks on, or forgets its key."""
+        return not self.ephemeral and self.role != "monitor"
+
+    def run_directory(self, run_id: str) -> Path:
+        """The folder of one run; created if it is missing."""
+        base = self.directory or platformdirs.user_data_path("minga") / "runs"
+        path = base / run_id[:16]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"the folder {path} cannot be made: {error}") from error
+        return path
+
+
+def join(
+    link: Link | str, options: PeerOptions | None = None, *, with_files: bool = True, obtain: Obtain | None = None
+) -> Peer:
+    """Join the run that a link invites to. Blocks until the run was found and its files are here.
+
+    Who only looks on can do without the files that ship with the run (`with_files`). In a run for members `obtain` gets
+    the access token for this peer's key; without it the link admits, or what was shown before.
+    A trainer that has a checkpoint of the run goes on alone if nobody answers any more.
+    Raises `LinkError` for a damaged link, `RemoteError` if nobody in it answers or lets this peer in, and
+    `ConfigurationError` if this version of minga cannot follow the run spec, or lacks a package that it names.
+    """
+    link = Link.parse(link) if isinstance(link, str) else link
+    options = options or PeerOptions()
+    entries = [Address(PeerId(e.peer_id), e.direct, e.relay) for e in link.entries]
+    relays = tuple(dict.fromkeys(e.relay for e in link.entries if e.relay is not None))
+    network = NetworkSettings(
+        relay=relays or "none", host=options.host, port=options.port, dialable=options.role != "client"
+    )
+
+    directory = options.run_directory(link.run_id)
+    known = WayBack.spec(directory, link)
+    needs_plugins = options.role != "monitor"
+    if known is not None and needs_plugins:
+        check_plugins(known[1])
+    vouches = options.role == "monitor" and options.ephemeral
+    vouchers = _stored(options.voucher) if vouches else []
+    access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers, obtain=obtain)
+
+    async def find(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
+        signed, spec = access.spec()
+        if needs_plugins:
+            check_plugins(spec)
+        if not with_files:
+            return signed, spec, {}
+        peers = list(session.node.connected())
+        return signed, spec, await fetch_files(session.node, peers, spec.files, directory / "files")
+
+    may_be_alone = (
+        known is not None and options.role == "trainer" and bool(CheckpointStore(directory / "checkpoints").steps())
+    )
+    with contextlib.ExitStack() as held:
+        peer = _enter(link.run_id, options, network, directory, entries, find, access, held, may_be_alone=may_be_alone)
+        peer.hold(held.pop_all())
+    return peer
+
+
+def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[str, bytes] | None = None) -> Peer:
+    """Start a run, or go on with it on this machine: the peer that is returned has the `link` for all others.
+
+    `files` travel with the run. The link stays valid as long as any peer that it names can be reached; so host with
+    the same key and port to keep it for good. Raises `LocalError`s only: `ConfigurationError` if the run is hosted
+    from the same folder already, or was begun there with another key, and if a package that the spec names is missing.
+    """
+    options = options or PeerOptions()
+    shipped = dict(files or {})
+    published = with_origins(spec).published(
+        {name: FileEntry(blake3=blake3(b).hexdigest(), size_bytes=len(b)) for name, b in shipped.items()}
+    )
+    network = NetworkSettings(
+        relay=published.network.relay, host=options.host, port=options.port, dialable=options.role != "client"
+    )
+
+    directory = options.run_directory(published.run_id)
+    access = RunAccess(AccessFiles(directory), keeps=options.keeps_files)
+
+    async def publish(_: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
+        paths: dict[str, Path] = {}
+        for name, body in shipped.items():
+            path = directory / "files" / name
+            try:
+                write_atomically(path, body)
+            except OSError as error:
+                raise StorageError(f"{path} cannot be written: {error}") from error
+            paths[name] = path
+        return *access.spec(), paths
+
+    def sign(identity: Identity) -> None:
+        if options.keeps_files:
+            WayBack.check_organiser(directory, published.run_id, identity)
+        access.known = SignedRunSpec.sign(published, identity), published
+
+    with contextlib.ExitStack() as held:
+        claim = held.enter_context(HostClaim.take(directory))
+        run_id = published.run_id
+        peer = _enter(run_id, options, network, directory, [], publish, access, held, may_be_alone=True, before=sign)
+        claim.tell(peer.link)
+        peer.hold(held.pop_all())
+    return peer
+
+
+def _stored(path: Path | None) -> list[Identity]:
+    try:
+        return Identity.stored(path)
+    except IdentityError:
+        if path is not None:
+            raise
+        return []  # nobody asked for it: most runs are open
+
+
+Publish = Callable[[Session], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
+
+
+def _enter(
+    run_id: str,
+    options: PeerOptions,
+    network: NetworkSettings,
+    directory: Path,
+    entries: Sequence[Address],
+    publish: Publish,
+    access: RunAccess,
+    held: contextlib.ExitStack,
+    *,
+    may_be_alone: bool,
+    before: Callable[[Identity], None] = lambda _: None,
+) -> Peer:
+    """Start the background thread, appear in the run, and get spec and files by `publish`; undo all if that fails.
+
+    The key is added to what is `held` for this process alone.
+    """
+    key = options.open_identity()
+    identity = held.enter_context(key).identity if isinstance(key, HeldIdentity) else key
+    way_back = WayBack(directory, PeerId(identity.peer_id)) if options.keeps_files else None
+    places = Places() if way_back is None else way_back.places()
+    thread = LoopThread("minga")
+    session: Session | None = None
+
+    async def start() -> Session:
+        nonlocal session
+        before(identity)
+        opened = await _open_network(identity, network, places.own_port)
+        session = Session(
+            opened,
+            identity,
+            run_id,
+            SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
+            merged([*entries, *places.others]),
+            Admission(opened.peer_id, opened.wall_time, access.token(opened.peer_id, opened.wall_time())),
+            access.meet,
+        )
+        access.decide(session)
+        await session.start()
+        return session
+
+    try:
+        access.obtain(identity)
+        started = thread.call(start())
+        signed, spec, files = thread.call(publish(started))
+        peer = Peer(thread, started, signed, spec, files, directory)
+        if way_back is not None:
+            way_back.keep_spec(signed)
+            access.keep_token(started)
+            keeping = way_back.keep_places(lambda: _places_of(started))
+            thread.ask(lambda: started.node.spawn(keeping))
+        return peer
+    except BaseException:
+        if session is not None:
+            with contextlib.suppress(Exception):  # the first error is the one to tell
+                thread.call(session.close(), 1.0)
+        thread.close()
+        raise
+
+
+async def _open_network(identity: Identity, settings: NetworkSettings, last_port: int) -> IrohNetwork:
+    """Bind the port of the last time, where others look for this peer, unless another is asked for or it is taken."""
+    if settings.port == 0 and last_port:
+        with contextlib.suppress(ConfigurationError):
+            return await IrohNetwork.open(identity.seed, replace(settings, port=last_port))
+    return await IrohNetwork.open(identity.seed, settings)
+
+
+def _places_of(session: Session) -> Places:
+    living_first = reversed(session.board.addresses())
+    return Places(own_port(session.node.address), tuple(living_first)[:MAX_PLACES])

@@ -1,0 +1,348 @@
+"""A member: the life of one peer in one run, on the event loop.
+
+    ┌─▶ synchronise (newcomers, late or diverged peers) ─┐
+    │                                                    ▼
+    └── out of sync ◀── form the group ──▶ seal ──▶ reduce ──▶ apply (training thread) ──▶ next step
+
+Everything that a member knows about others it reads from the board; everything that others need to know about it, it
+writes there. It does not know whether it lives in the real or the simulated world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
+from minga.averaging.group import GroupSettings
+from minga.averaging.matchmaking.former import GroupFormation
+from minga.averaging.matchmaking.leader import OutOfSyncError
+from minga.averaging.messages import Plan
+from minga.averaging.planning.plan_maker import Divide
+from minga.averaging.solver.planner import divide
+from minga.core.errors import RemoteError, RunFinishedError
+from minga.core.thread_guard import loop_bound
+from minga.identity.keys.keys import Identity
+from minga.network.gossip.board import Board
+from minga.network.interface import PeerId
+from minga.network.rpc.node import Node
+from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.life.board_view import BoardSurveyor
+from minga.training.life.leaving import closing, see_others_off
+from minga.training.life.progress_publisher import Announcer
+from minga.training.life.state_sync import Download, Synchroniser
+from minga.training.life.too_slow import Tardiness
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.replica.parameter_average import ParameterAverage
+from minga.training.state.snapshot import StateSnapshot
+
+SYNC_RETRY_S = 1.0
+SYNC_PAUSE_S = 0.1
+OVERTAKEN_PERIOD_S = 0.5
+SHORTEST_FETCH_S = 1.0
+"""A download that is over sooner is not given up, even if the swarm has taken a step meanwhile."""
+
+MOST_FETCHES_GIVEN_UP = 8
+"""Then downloads go on to their end: steps are too short for this peer's line, and each costs others a copy."""
+DIVERGED_S = 5.0
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """How one peer takes part.
+
+    Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
+    smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
+    no more than the share `most_communication`); `overlapped` is a fact of its strategy. `divide` says who reduces what
+    in the groups that it leads.
+    """
+
+    target_batch_sizes: tuple[int, int]
+    aggregates: bool
+    computes: bool = True
+    overlapped: bool = False
+    most_communication: float = 0.1
+    wait_in_minority: bool = True
+    digest_every: int = 10
+    average_parameters_every: int = 0
+    stop_after_steps: int | None = None
+    divide: Divide = divide
+
+
+@loop_bound
+class Member:
+    """Drives the steps of one peer; for `download` see `Synchroniser`."""
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        board: Board,
+        settings: MemberSettings,
+        replica: ReplicaInterface,
+        port: TrainerPort,
+        download: Download,
+    ) -> None:
+        self.step = 0
+        self.ready = asyncio.Event()
+        """Set once the first synchronisation is over and the peer takes part in steps."""
+        self.on_finished: Callable[[StateSnapshot], None] | None = None
+        """Called on the loop with the state after the run's last step."""
+        self.surveyor = BoardSurveyor(board, node)
+        self._node, self._board, self._settings = node, board, settings
+        self._port, self._replica = port, replica
+        self._synchroniser = Synchroniser(board, replica, port, download)
+        vector = replica.vector
+        self._result = vector.new()
+        layout = vector.layout
+        group = GroupSettings(
+            settings.target_batch_sizes[0],
+            layout.fingerprint,
+            vector.numel,
+            layout.encoded_bytes(0, vector.numel),
+            settings.aggregates,
+            computes=settings.computes,
+            wait_in_minority=settings.wait_in_minority,
+            overlapped=settings.overlapped,
+            largest_batch_size=settings.target_batch_sizes[1],
+            most_communication=settings.most_communication,
+        )
+        self._formation = GroupFormation(node, identity, group, self.surveyor, port, settings.divide)
+        self._all_reduce = AllReduce(node)
+        self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
+        self._announcer = Announcer(
+            board,
+            node,
+            port,
+            lambda: (self.step, self._formation.batch.present),
+            client=not settings.aggregates,
+            vector_bytes=group.encoded_bytes,
+        )
+        self._tardiness = Tardiness(node)
+        self._needs_state = True
+        self._at_least = 0
+        self._fetches_given_up = 0
+        self._diverged_since_s: float | None = None
+        self._lost: tuple[PeerId, ...] = ()
+
+    @property
+    def view(self) -> tuple[PeerId, ...]:
+        """Members of the last round, its leader first."""
+        return self._formation.view
+
+    def close(self, error: BaseException) -> None:
+        """Let the trainer go; its next boundary raises `error`."""
+        self._port.close(error)
+
+    async def see_off(self, limit_s: float) -> None:
+        """Before this peer leaves: let others take over what it made in the last round."""
+        await self._all_reduce.drain(limit_s)
+
+    async def run(self, step: int = 0) -> None:
+        """Live until cancelled; `step` is where the local state stands.
+
+        After the run's last step the trainer is let go with `RunFinishedError`, but the peer goes on serving its
+        state to others. Whatever is raised here also lets the trainer go, by a `ClosedError` if it is no error of
+        minga's own.
+        """
+        self.step = step
+        self._port.limit(0)  # nobody begins before a leader said how far to go
+        publisher = asyncio.get_running_loop().create_task(self._announcer.run())
+        try:
+            while not self._is_finished():
+                if self._needs_state or self._is_diverged():
+                    await self._synchronise()
+                else:
+                    self.ready.set()
+                    await self._take_step()
+            self._node.events.emit("run.finished", step=self.step)
+            self._announcer.set_status("finished")
+            if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
+                self.on_finished(await self._synchroniser.capture())
+            await see_others_off(self.surveyor, self.view, self.step)
+            self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
+            self.ready.set()
+            await asyncio.Event().wait()
+        except Exception as error:
+            self._port.close(closing(error))
+            self.ready.set()
+            raise
+        finally:
+            publisher.cancel()
+            self._all_reduce.retire()
+
+    # ---- one step
+
+    async def _take_step(self) -> None:
+        self._announcer.set_status("training")
+        begun_s = asyncio.get_running_loop().time()
+        try:
+            plan = await self._formation.form(self.step, self._lost)
+        except OutOfSyncError as error:
+            self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
+            self._needs_state = True
+            self._at_least = self.step + 1 if error.code == "behind" else 0
+            return
+        await self._reduce(plan, begun_s)
+
+    async def _reduce(self, plan: Plan, begun_s: float) -> None:
+        planned_s = asyncio.get_running_loop().time()
+        self._port.limit_next(self._limit_by(plan))
+        vector, weight = await self._port.seal()
+        self._announcer.set_status("averaging")
+        self._node.events.emit(
+            "round.begun",
+            step=self.step,
+            round=plan.round_id,
+            leader=plan.members[0].peer_id,
+            members=len(plan.members),
+            samples=weight,
+            waited_s=planned_s - begun_s,
+            parts=len(plan.parts),
+            sites=len(plan.sites),
+            predicted_s=plan.predicted_s,
+        )
+        watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
+        try:
+            outcome = await self._all_reduce.reduce(plan, self._replica.vector.layout, vector, weight, self._result)
+        except RoundAbortedError as error:
+            self._node.events.emit("round.aborted", step=self.step, why=error.message)
+            await self._port.unseal()
+            return
+        finally:
+            watching.cancel()
+        self._node.events.emit(
+            "round.reduced",
+            step=self.step,
+            round=plan.round_id,
+            seconds=outcome.seconds,
+            lost=len(outcome.lost),
+            bytes_sent=outcome.bytes_sent,
+            bytes_received=outcome.bytes_received,
+        )
+        self._announcer.set_status("training")  # the training thread may be long in coming to a boundary
+        if outcome.is_late and not outcome.lost:
+            self._node.lines.doubt()
+        self._lost = tuple(outcome.lost)
+        await self._apply(outcome, weight)
+        self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
+
+    async def _watch_whether_overtaken(self, plan: Plan) -> None:
+        """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
+        while not self._formation.others_are_past(plan.step + 1):
+            await asyncio.sleep(OVERTAKEN_PERIOD_S)
+        self._all_reduce.give_up(plan, "its other members went on without us")
+
+    async def _apply(self, outcome: RoundOutcome, weight: int) -> None:
+        step, report = self.step + 1, self._port.report()
+        hashing = asyncio.get_running_loop().run_in_executor(
+            None, self._replica.fingerprint, self._result, outcome.plan.round_id
+        )
+        batch = self._formation.batch.present
+        every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
+        if every and step % every == 0:
+            await self._port.request("apply", lambda: self._replica.apply(self._result, step))
+            await self._average_parameters(outcome.plan)
+            digest = await self._port.request("reopen", lambda: self._port.reopen(limit))
+        else:
+            digest = await self._apply_and_reopen(step, limit)
+        self._formation.previous = await hashing
+        self._tardiness.note(outcome.plan, limit, report)
+        self.step = step
+        members = len(outcome.plan.members) - len(outcome.lost)
+        self._node.events.emit("step.applied", step=step, samples=weight, members=members, batch=batch)
+        if digest is not None:
+            self._synchroniser.publish(step, digest)
+
+    def _limit_by(self, plan: Plan) -> int | None:
+        """At how many samples this peer stops in the next step, unless the leader of that says something else."""
+        me = [member.peer_id for member in plan.members].index(self._node.peer_id)
+        return plan.limits[me] if plan.limits else None
+
+    async def _apply_and_reopen(self, step: int, limit: int | None) -> str | None:
+        """Returns the digest of the state where states are to be compared and not averaged."""
+        is_due = not self._settings.average_parameters_every and step % self._settings.digest_every == 0
+        compares = is_due and bool(self.surveyor.active())
+        replica, port, result = self._replica, self._port, self._result
+
+        def run() -> str | None:
+            replica.apply(result, step)
+            port.reopen(limit)
+            return replica.digest() if compares else None
+
+        digest: str | None = await port.request("apply", run)
+        return digest
+
+    async def _average_parameters(self, plan: Plan) -> None:
+        try:
+            await self._parameter_average.take(plan)
+        except RoundAbortedError as error:
+            self._node.events.emit("parameters.not_averaged", step=plan.step, why=error.message)
+            self._needs_state = True  # most of the others may have averaged theirs
+
+    # ---- state
+
+    async def _synchronise(self) -> None:
+        """Fetch what the swarm has and this peer lacks; alone, or first of all, just go on."""
+        newest = self._step_to_fetch()
+        if newest is not None:
+            self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
+            self._announcer.set_status("syncing")
+            begun = asyncio.get_running_loop().time()
+            try:
+                self.step = await self._synchroniser.fetch(newest, self._watch_whether_over(newest))
+            except OutOfSyncError as error:
+                self._fetches_given_up += 1
+                self._node.events.emit("sync.overtaken", step=newest, why=error.message)
+                return
+            except RemoteError as error:
+                self.step, self._at_least = standing, 0
+                self._node.events.emit("sync.failed", step=newest, why=error.message)
+                await asyncio.sleep(SYNC_RETRY_S)
+                return
+            self._formation.come_back(self.surveyor.settled())
+            self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
+            self._node.events.emit("sync.finished", step=self.step, seconds=asyncio.get_running_loop().time() - begun)
+            # If a step ended meanwhile it still has to be seen fetching: the next one is held for it only then.
+            self._needs_state = self.surveyor.is_behind(self.step)
+            return
+        if not self._needs_state:  # diverged, from others who have not told their step yet
+            await asyncio.sleep(SYNC_PAUSE_S)
+        self._needs_state = False
+
+    async def _watch_whether_over(self, step: int) -> NoReturn:
+        """Raise `OutOfSyncError` when the state of `step` is of no use any more.
+
+        A step is held for those that fetch its state. So the next one's is fetched from its very beginning.
+        """
+        await asyncio.sleep(SHORTEST_FETCH_S)
+        while self._fetches_given_up >= MOST_FETCHES_GIVEN_UP or (self.surveyor.newest_step() or 0) <= step:
+            await asyncio.sleep(OVERTAKEN_PERIOD_S)
+        raise OutOfSyncError("the swarm went on before the state was here", code="behind", round=step)
+
+    def _step_to_fetch(self) -> int | None:
+        """The step whose state this peer needs, or None if what it has will do.
+
+        It goes back to an earlier one only if its state has been another than that of most for a while.
+        """
+        newest = max(self.surveyor.newest_step() or 0, self._at_least)
+        if not self.surveyor.settled():
+            return None
+        since_s, now = self._diverged_since_s, asyncio.get_running_loop().time()
+        return newest if newest >= self.step or (since_s is not None and now - since_s > DIVERGED_S) else None
+
+    def _is_diverged(self) -> bool:
+        if not self._synchroniser.is_diverged(set(self.surveyor.alive()) - {self._node.peer_id}):
+            self._diverged_since_s = None
+            return False
+        if self._diverged_since_s is None:
+            self._diverged_since_s = asyncio.get_running_loop().time()
+            self._node.events.emit("member.diverged", step=self.step)
+        return True
+
+    def _is_finished(self) -> bool:
+        last = self._settings.stop_after_steps
+        return last is not None and self.step >= last and not self._needs_state

@@ -1,0 +1,64 @@
+"""Keeping one member's state the same as the swarm's: comparing digests, and fetching the state where it differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from minga.core.aio.hedging import racing
+from minga.core.thread_guard import loop_bound
+from minga.network.gossip.board import Board
+from minga.network.gossip.records import StateInfo
+from minga.network.interface import PeerId
+from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.life.digest_exchange import DigestHistory
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.snapshot import StateSnapshot
+
+Download = Callable[[int, StateSnapshot], Coroutine[Any, Any, StateSnapshot]]
+
+
+@loop_bound
+class Synchroniser:
+    """Publishes, compares and replaces the state behind `port`.
+
+    `download(minimum_step, have)` fetches the swarm's state of at least that step from other peers, transferring only
+    what differs from `have`; it raises a `RemoteError` if nobody can serve it.
+    """
+
+    def __init__(self, board: Board, replica: ReplicaInterface, port: TrainerPort, download: Download) -> None:
+        self._board, self._replica, self._port, self._download = board, replica, port, download
+        self._digests = DigestHistory()
+
+    async def capture(self) -> StateSnapshot:
+        """A copy of the present state, made by the training thread."""
+        snapshot: StateSnapshot = await self._port.request("capture", self._replica.capture)
+        return snapshot
+
+    async def fetch(self, minimum_step: int, overtaken: Coroutine[Any, Any, NoReturn]) -> int:
+        """Take over the swarm's state of at least `minimum_step`; returns its step.
+
+        What was accumulated towards a step is dropped. Raises, with nothing changed, `RemoteError` if nobody can serve
+        the state, or what `overtaken` raises while it is being downloaded.
+        """
+        own = await self.capture()
+        async with racing((self._download(minimum_step, own), overtaken)) as ends:
+            snapshot: StateSnapshot = await next(ends)
+
+        def restore() -> None:
+            self._replica.restore(snapshot)
+            self._port.reopen(0, drop_all=True)  # the leader says whether there is time for a micro-batch
+
+        await self._port.request("restore", restore)
+        self._digests.clear()
+        return snapshot.step
+
+    def publish(self, step: int, digest: str) -> None:
+        """Tell the others the digest of this peer's state after `step`."""
+        self._digests.add(step, digest)
+        self._board.put(StateInfo(step, digest))
+
+    def is_diverged(self, others: set[PeerId]) -> bool:
+        """Whether most of `others`, as far as they published theirs, have another state than this peer."""
+        told = ((peer, state) for peer, state in self._board.payloads(StateInfo).items() if peer in others)
+        return self._digests.is_minority(told, self._board.peer_id)

@@ -1,0 +1,279 @@
+"""The life of one peer in a secure run, on the event loop; what `member.py` is in ordinary runs.
+
+    wait for the genesis ──▶ founders: take secure steps ──▶ the run's last step
+                        └──▶ newcomers: state, probation ──┘
+
+What the members say to each other, and who has to go, is the affair of `minga.security`; here it meets the board, the
+training thread and the servers of state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from minga.core.errors import ConfigurationError, RemoteError, RunFinishedError
+from minga.core.spec.run_spec import RunSpec
+from minga.core.thread_guard import loop_bound
+from minga.identity.keys.keys import Identity
+from minga.network.gossip.board import Board
+from minga.network.gossip.records import StateInfo
+from minga.network.interface import PeerId
+from minga.network.rpc.node import Node
+from minga.security.accountability.log import EvidenceLog
+from minga.security.messaging.voting import DivergedError
+from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.settings import SecureSettings
+from minga.security.step.joiner import SecureNewcomer
+from minga.security.step.member import BannedError, SecureMember
+from minga.training.bridge.assigned_port import PublicPort
+from minga.training.life.board_view import BoardSurveyor
+from minga.training.life.founding import Founding
+from minga.training.life.leaving import closing, see_others_off
+from minga.training.life.progress_publisher import Announcer
+from minga.training.life.verified_backend import PublicWork
+from minga.training.life.verified_files import evidence_file, genesis_file
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.donors import OvertakenError
+
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
+"""Between two attempts to come to where the members are, in seconds; short at first, since steps may be short."""
+PATIENT_ATTEMPTS = 5
+"""So often in a row the members may have gone on when their state is here, which is normal where steps are short."""
+MAX_DIVERGENCES = 3
+"""A machine that computes in another way would fetch the whole state again and again, for nothing."""
+
+
+@dataclass(frozen=True)
+class SecureOptions:
+    """How one peer takes part: the key of the run's `organiser`, how it conducts itself, the folder of the run, and
+    where its secrets come from.
+    """
+
+    organiser: str
+    conduct: Conduct
+    directory: Path | None = None
+    entropy: Callable[[int], bytes] = secrets.token_bytes
+
+
+@loop_bound
+class SecureLife:
+    """Drives the steps of one peer."""
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        board: Board,
+        spec: RunSpec,
+        options: SecureOptions,
+        replica: ReplicaInterface,
+        port: PublicPort,
+    ) -> None:
+        self.ready = asyncio.Event()
+        """Set once the peer takes part in steps."""
+        self.on_finished: Callable[[StateSnapshot], None] | None = None
+        """Called on the loop with the state after the run's last step."""
+        self.surveyor = BoardSurveyor(board, node)
+        self.secure: SecureMember | None = None
+        """Set while this peer is where the members are."""
+        self._node, self._identity, self._board, self._spec = node, identity, board, spec
+        self._options, self._replica, self._port = options, replica, port
+        self._work = PublicWork(node, replica, port)
+        self._known: frozenset[PeerId] = frozenset()
+        """Peers whose word counts if this peer has to enter: the founders, and the members that it came to know by the
+        word of most of these.
+        """
+        self._founders = self._known
+        self._is_vouched_for = True
+        """Whether the members whom this peer follows, or is one of, are known to be the true ones."""
+        self._pause_s = SHORTEST_PAUSE_S
+        self._attempts = 0
+        """How often in a row this peer tried in vain to come to where the members are."""
+        self._divergences = 0
+        """Steps in a row by which this peer came to another state than the members."""
+        security, path = spec.security, options.directory
+        self._settings = SecureSettings(
+            peers_per_validator=security.peers_per_validator,
+            probation_steps=security.probation_steps,
+            aggregator=security.aggregator,
+        )
+        self._evidence = EvidenceLog(None if path is None else evidence_file(path, node.peer_id))
+        layout = replica.vector.layout
+        self._announcer = Announcer(
+            board,
+            node,
+            port,
+            lambda: (self.step, self._batch_size),
+            client=False,
+            vector_bytes=layout.encoded_bytes(0, replica.vector.numel),
+        )
+        kept = None if path is None else genesis_file(path, node.peer_id)
+        self.founding = Founding(node, identity, options.organiser, security.founders, kept)
+
+    @property
+    def step(self) -> int:
+        """Global steps that this peer has taken, or fetched the state of."""
+        return self._replica.step
+
+    @property
+    def view(self) -> tuple[PeerId, ...]:
+        """The members at present."""
+        return self.secure.ledger.members if self.secure is not None else ()
+
+    @property
+    def has_a_say(self) -> bool:
+        """Whether the others count on this peer in the present step."""
+        return self.secure is not None and self.secure.is_member and not self._is_finished()
+
+    def close(self, error: BaseException) -> None:
+        """Let the trainer go; its next boundary raises `error`."""
+        self._port.close(error)
+
+    async def see_off(self, limit_s: float) -> None:
+        """Before this peer leaves: nothing of it is needed, since everybody keeps what was aggregated."""
+
+    async def run(self, step: int = 0) -> None:
+        """Live until cancelled; `step` is where the local state stands.
+
+        After the run's last step the trainer is let go with `RunFinishedError`, but the peer goes on serving its
+        state to others. Whatever is raised here also lets the trainer go, by a `ClosedError` if it is no error of
+        minga's own.
+        """
+        publisher = asyncio.get_running_loop().create_task(self._announcer.run())
+        try:
+            await self._begin(step)
+            while not self._is_finished():
+                if self.secure is None:
+                    await self._enter()
+                else:
+                    await self._take_step(self.secure)
+            await self._finish()
+            await asyncio.Event().wait()
+        except Exception as error:
+            self._port.close(closing(error))
+            self.ready.set()
+            raise
+        finally:
+            publisher.cancel()
+
+    # ---- inner workings
+
+    @property
+    def _batch_size(self) -> int:
+        return len(self.view) * self._port.unit
+
+    async def _begin(self, step: int) -> None:
+        """Find out who the founders are; to be one of them at the first step is to be a member from the start."""
+        waiting = asyncio.get_running_loop().create_task(self._wait_as_founder())
+        try:
+            beginning = await self.founding.find()
+        finally:
+            waiting.cancel()
+        self._known = self._founders = frozenset(map(PeerId, beginning.genesis.founders))
+        if self._node.peer_id in self._known and not beginning.has_begun and not step:
+            standing = Standing.first(self._node.run_id, self._known)
+            conduct, settings = self._options.conduct, self._settings
+            self.secure = SecureMember(
+                self._node,
+                self._identity,
+                standing,
+                self._work,
+                settings,
+                conduct,
+                self._evidence,
+                entropy=self._options.entropy,
+            )
+            self._take_part()
+
+    async def _enter(self) -> None:
+        """Come to where the members are, as somebody who was not there, and try again if that fails."""
+        self._announcer.set_status("syncing")
+        newcomer = SecureNewcomer(
+            self._node,
+            self._identity,
+            self._known,
+            self._work,
+            self._settings,
+            self._options.conduct,
+            self._evidence,
+            entropy=self._options.entropy,
+        )
+        began_s = asyncio.get_running_loop().time()
+        try:
+            self.secure = await newcomer.enter()
+        except BannedError:
+            raise
+        except RemoteError as error:
+            self._attempts += 1
+            is_normal = isinstance(error, OvertakenError) and self._attempts < PATIENT_ATTEMPTS
+            self._node.events.emit("sync.overtaken" if is_normal else "sync.failed", step=self.step, why=error.message)
+            await self._pause()
+            return
+        self._is_vouched_for = newcomer.is_vouched_for
+        seconds = asyncio.get_running_loop().time() - began_s
+        self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
+        self._take_part()
+
+    async def _pause(self) -> None:
+        """Before another attempt: the longer, the longer no step has succeeded."""
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
+
+    def _take_part(self) -> None:
+        self._announcer.set_status("training")
+        self.ready.set()
+
+    async def _wait_as_founder(self) -> None:
+        """Until there are enough to begin, the program that holds this peer has all there is."""
+        await self.founding.is_first.wait()
+        self._take_part()
+
+    async def _take_step(self, secure: SecureMember) -> None:
+        try:
+            await secure.take_step()
+        except BannedError:
+            raise
+        except RemoteError as error:  # it was away for too long, or most are somewhere else
+            self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
+            self.secure = None
+            self._divergences += isinstance(error, DivergedError)
+            if self._divergences >= MAX_DIVERGENCES:
+                raise ConfigurationError(
+                    f"{self._divergences} times in a row this peer came to another state than the members by the same "
+                    "step: it computes in another way, so look for another kind of device, number of threads or "
+                    "version of torch than theirs"
+                ) from error
+            self._attempts += 1
+            if self._attempts >= PATIENT_ATTEMPTS:
+                why = f"{self._attempts} times in a row the members had gone on when it was here; {error.message}"
+                self._node.events.emit("sync.failed", step=self.step, why=why)
+            await self._pause()
+            return
+        self._pause_s, self._attempts, self._divergences = SHORTEST_PAUSE_S, 0, 0
+        if self._is_vouched_for:
+            self._known = (self._founders | {*secure.ledger.members}) - secure.ledger.bans.keys()
+        self.founding.step = self.step
+        samples = self._port.unit if secure.is_member else 0
+        self._node.events.emit(
+            "step.applied", step=self.step, samples=samples, members=len(self.view), batch=self._batch_size
+        )
+        if self.step % self._spec.state.digest_every == 0:
+            self._board.put(StateInfo(self.step, self._work.state_digest))
+
+    async def _finish(self) -> None:
+        self._node.events.emit("run.finished", step=self.step)
+        self._announcer.set_status("finished")
+        if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
+            self.on_finished(await self._port.request("capture", self._replica.capture))
+        await see_others_off(self.surveyor, self.view, self.step)
+        self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
+
+    def _is_finished(self) -> bool:
+        last = self._spec.training.stop_after_steps
+        return last is not None and self.step >= last

@@ -1,0 +1,323 @@
+"""`minga.Optimizer`: an ordinary torch optimizer whose steps are taken together with the rest of the run."""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, SupportsIndex
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from minga.core.errors import ConfigurationError, RunFinishedError
+from minga.core.spec.run_spec import RunSpec
+from minga.security.randomness.public_batch import PublicBatch
+from minga.training.bridge.assigned_port import PublicPort
+from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.thread_task import Work
+from minga.training.peer import Peer
+from minga.training.replica.process_group import FollowingReplica, LeadingReplica, Ranks
+from minga.training.replica.replica import Replica
+
+IDLE_S = 0.02
+"""Longest pause, in seconds, of a thread that has nothing to do but wait."""
+
+MAX_MICRO_BATCH = 1 << 24
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Wraps a torch optimizer so that it steps once per `target_batch_size` samples of all peers together.
+
+    Call `backward()` on the mean loss of each micro-batch, then `step(samples=...)` with the number of samples in it,
+    then `zero_grad()`. A call returns at once, except where the swarm's step is complete: there it takes part in the
+    averaging (or, with the delayed strategy, collects the result) and applies the same update as every other peer.
+
+    optimizer: any `torch.optim.Optimizer`; its parameters are averaged as gradients in float32. A parameter that had no
+        gradient counts with a gradient of zero; one that requires none when this is made is never trained.
+    peer: from `minga.join` or `minga.host`; one peer has one optimizer. If `torch.distributed` is initialised, all its
+        processes are one peer: rank 0 passes the peer, the others None, and all make the same calls. Gradients are
+        combined over the ranks, unless `model` is a `DistributedDataParallel`, which does that itself.
+    target_batch_size: samples per global step, or "auto"; None takes the run spec's, anything else must agree with it.
+    scheduler: a learning-rate scheduler of `optimizer`, advanced once per global step; do not step it yourself.
+    model: gives the parameters their names in checkpoints, and its buffers to the buffers policy of the run spec.
+    max_grad_norm: clip the norm of the averaged gradient, by the same number on all peers; None takes the run spec's,
+        or with recipe "custom" does not clip.
+
+    The constructor returns when this peer has the swarm's current state. Raises `ConfigurationError` for arguments that
+    disagree with the run spec or with each other. With `torch.amp.GradScaler`, call `scaler.step(opt, samples=...)`: a
+    micro-batch that overflowed is left out, and the scale shrinks.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        peer: Peer | None,
+        *,
+        target_batch_size: int | str | None = None,
+        scheduler: LRScheduler | None = None,
+        model: torch.nn.Module | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        if isinstance(optimizer, Optimizer):
+            raise ConfigurationError("this is a minga.Optimizer already; pass the torch optimizer that it wraps")
+        ranks = Ranks.of_this_process(has_peer=peer is not None)
+        spec = _spec(ranks, peer)
+        if target_batch_size not in (None, spec.training.target_batch_size):
+            raise ConfigurationError(
+                f"target_batch_size={target_batch_size} disagrees with the run spec, which all peers share: "
+                f"{spec.training.target_batch_size}"
+            )
+        _check_public(spec, ranks, model)
+        self._replica = _replica(ranks, spec, optimizer, scheduler, model, _norm(max_grad_norm, spec))
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.inner, self.scheduler, self.peer = optimizer, scheduler, peer
+        self.param_groups, self.state, self.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
+        self.finished = False
+        """Whether the run has reached its last step; `step` does nothing from then on."""
+        self.dropped_micro_batches = 0
+        """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
+        self._last_step = spec.training.stop_after_steps
+        self._port: TrainerPort | PublicPort | None = None
+        if peer is not None:
+            self._enter(peer)
+            self._work_until(peer.is_ready)
+        else:
+            self._work_until(lambda: True)
+
+    @property
+    def global_step(self) -> int:
+        """Global steps that this peer's state has seen."""
+        return self._replica.step
+
+    def step(
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        samples: SupportsIndex = 0,
+        loss: float | torch.Tensor | None = None,
+    ) -> Any:
+        """Count the gradients of one micro-batch of `samples` samples; see the class. Returns the closure's result.
+
+        The gradients are taken: they are None afterwards. `loss` is for displays only.
+
+        Raises the `LocalError` that ended this peer, if any; other peers' faults never surface here.
+        """
+        count = _count(samples)
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        if not self.finished:
+            self._add(count, loss)
+        self.zero_grad()  # before any update, which must not see them a second time
+        if not self.finished:
+            self._work_until(lambda: True)
+        return result
+
+    def batches(self) -> Iterator[PublicBatch]:
+        """The micro-batches to compute in a run with `security.mode = "byzantine"`, until the run is over.
+
+        There nobody chooses its data: others compute the same again to see whether it is right. For each, call
+        `backward()` on the mean loss of the samples `batch.indices(len(dataset))`, then `step(samples=batch.size)` and
+        `zero_grad()`. All chance (masks, crops) has to come from `batch.number`; torch's own generator is seeded by it.
+        The parameters may be those of some steps ago meanwhile. Raises `ConfigurationError` in other runs.
+        """
+        port = self._port
+        if not isinstance(port, PublicPort):
+            raise ConfigurationError(
+                'batches() is for runs with security.mode = "byzantine"; in others choose your own'
+            )
+        while True:
+            port.want_batch()
+            self._work_until(lambda: True)
+            if self.finished:
+                return
+            try:
+                yield port.next_batch()
+            finally:
+                if port.take_back():
+                    self.zero_grad()  # what it left behind belongs to no gradient
+
+    def follow(self, seconds: float | None = None) -> None:
+        """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state.
+
+        Raises `ConfigurationError` in a run with `security.mode = "byzantine"`, where everybody owes gradients.
+        """
+        if isinstance(self._port, PublicPort):
+            raise ConfigurationError(
+                'follow() is not for runs with security.mode = "byzantine": there everybody owes gradients, and who '
+                "computes none is taken for away; use batches()"
+            )
+        if self._port is not None:
+            self._port.pause()
+        self._work_until(lambda: self.finished, seconds)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of the micro-batch, as with any optimizer."""
+        if not set_to_none:
+            self.inner.zero_grad(set_to_none=False)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's state, with the key `global_step` added."""
+        return {**self.inner.state_dict(), "global_step": self.global_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned at this same global step, on all peers alike.
+
+        Raises `ConfigurationError` for the state of another step, since only the swarm moves steps. Runs are resumed
+        from their own checkpoints; to begin one with a given state, load it into the torch optimizer before wrapping.
+        """
+        step = state_dict.get("global_step", self.global_step)
+        if step != self.global_step:
+            raise ConfigurationError(
+                f"the state is of global step {step}, and this peer is at {self.global_step}; a run resumes from its "
+                "own checkpoints, and to begin one with a given state load that into the torch optimizer first"
+            )
+        self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "global_step"})
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not possible once the vector that peers average is fixed; raises `ConfigurationError`."""
+        if hasattr(self, "inner"):
+            raise ConfigurationError("parameters cannot be added to a run: all peers average the same vector")
+        super().add_param_group(param_group)
+
+    def digest(self) -> str:
+        """The digest of the present state, 64 hexadecimal digits: peers at one step that agree have equal ones."""
+        return self._replica.digest()
+
+    def save_checkpoint(self) -> None:
+        """Write the present state to this peer's folder of the run, and wait until it is there; rank 0 only."""
+        if self.peer is not None:
+            self.peer.save_checkpoint(self._replica.capture(), wait=True)
+
+    # ---- inner workings: all on the thread that trains
+
+    def _enter(self, peer: Peer) -> None:
+        """Begin to take part, with the newest state that this machine has."""
+        checkpoint = peer.newest_checkpoint()
+        if checkpoint is not None:
+            self._replica.restore(checkpoint)
+        elif isinstance(self._replica, LeadingReplica):
+            self._replica.share()
+        self._seen_step = self._replica.step
+        self._port = peer.attach(self._replica)
+
+    def _add(self, samples: int, loss: float | torch.Tensor | None) -> None:
+        samples = self._replica.collect(samples)
+        port, peer = self._port, self.peer
+        if port is None or peer is None:
+            return
+        if port.add(lambda vector: self._replica.accumulate(vector, samples / port.unit), samples):
+            value = math.nan if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+            peer.count(samples, value if math.isfinite(value) else None)
+        else:
+            self.dropped_micro_batches += 1
+            peer.emit("micro_batch.dropped", step=self.global_step, samples=samples)
+
+    def _work_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
+        """Do what the swarm asks for, until nothing holds this thread back and `is_done()`, or for `seconds`."""
+        if isinstance(self._replica, FollowingReplica):
+            self.finished = self._replica.obey()
+            return
+        try:
+            self._serve(is_done, math.inf if seconds is None else time.monotonic() + seconds)
+        except RunFinishedError:
+            self.finished = True
+        except BaseException as error:
+            self._replica.fail(error)
+            raise
+        self._replica.release(finished=self.finished)
+
+    def _serve(self, is_done: Callable[[], bool], deadline: float) -> None:
+        if self._port is None:
+            return
+        while time.monotonic() < deadline:
+            work = self._port.poll()
+            if isinstance(work, Work):
+                self._port.finish(work)
+                self._after_step()
+            elif work is None and is_done() and not self._is_complete():
+                return
+            elif work is None:  # not held back by the step, but by `is_done`, or by others who need the last step
+                time.sleep(IDLE_S)
+            else:
+                self._port.wait(IDLE_S)
+
+    def _is_complete(self) -> bool:
+        return self._last_step is not None and self._replica.step >= self._last_step
+
+    def _after_step(self) -> None:
+        step, peer = self._replica.step, self.peer
+        if step == self._seen_step or peer is None:
+            return
+        self._seen_step = step
+        peer.publish_metrics(step)
+        if self._is_complete() or peer.is_checkpoint_due(step):
+            peer.save_checkpoint(self._replica.capture())
+
+
+def _spec(ranks: Ranks | None, peer: Peer | None) -> RunSpec:
+    own = None if peer is None else peer.spec
+    if ranks is not None:
+        return ranks.share_spec(own)
+    if own is None:
+        raise ConfigurationError("a peer is needed: minga.join(link) or minga.host(spec)")
+    return own
+
+
+def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
+    if max_grad_norm is None:  # a custom loop's optimizer is not the run spec's
+        return None if spec.model.recipe == "custom" else spec.optimizer.max_grad_norm
+    if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
+        raise ConfigurationError(f"max_grad_norm={max_grad_norm} is no positive number")
+    return max_grad_norm
+
+
+def _check_public(spec: RunSpec, ranks: Ranks | None, model: torch.nn.Module | None) -> None:
+    if spec.security.mode != "byzantine":
+        return
+    if ranks is not None:
+        raise ConfigurationError('in a run with security.mode = "byzantine" each process is a peer of its own')
+    if spec.training.buffers == "average" and any(b.is_floating_point() for b in (model.buffers() if model else ())):
+        raise ConfigurationError(
+            "the buffers of this model move with what one peer computed before, which others cannot check: "
+            'security.mode = "byzantine" needs training.buffers = "local" for it'
+        )
+
+
+def _replica(
+    ranks: Ranks | None,
+    spec: RunSpec,
+    optimizer: torch.optim.Optimizer,
+    scheduler: LRScheduler | None,
+    model: torch.nn.Module | None,
+    norm: float | None,
+) -> Replica:
+    if ranks is None:
+        return Replica(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm)
+    kind = LeadingReplica if ranks.leads else FollowingReplica
+    replica = kind(ranks, spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm)
+    layout = replica.vector.layout.fingerprint.encode()
+    if not ranks.agree(ranks.share_bytes(layout) == layout):
+        raise ConfigurationError("the processes of this peer have different models or optimizers")
+    return replica
+
+
+def _count(samples: SupportsIndex) -> int:
+    try:
+        count = -1 if isinstance(samples, bool) else operator.index(samples)
+    except TypeError:
+        count = -1
+    if not 1 <= count <= MAX_MICRO_BATCH:
+        raise ConfigurationError(
+            f"step(samples=...) needs the number of samples in this micro-batch, from 1 to {MAX_MICRO_BATCH}, "
+            f"got {samples!r}"
+        )
+    return count

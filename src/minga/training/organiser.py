@@ -1,0 +1,219 @@
+"""What an organiser of a run for members does: invite, admit, bar, hand the role over, see who is in.
+
+The desk needs the organiser's key file, which a running peer of the same machine may hold: it signs with the key, but
+enters the run as a monitor that the key vouches for. What it signs is verified by every member for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minga.core.errors import ConfigurationError, IdentityError, RemoteError
+from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers
+from minga.identity.access.orders import MAX_REASON_CHARACTERS, MAX_TERMS, Grant, Revocation, Transfer
+from minga.identity.keys.keys import Identity
+from minga.identity.links.grant import LinkAccess
+from minga.identity.links.links import Link
+from minga.network.gossip.records import AddressInfo
+from minga.training.access.access_files import AccessFiles
+from minga.training.join import PeerOptions, join
+from minga.training.peer import Peer
+from minga.training.rejoin import WayBack
+
+GOSSIP_S = 3.0
+"""Seconds in which a board that was just made equal with others' hears of everybody who is there."""
+
+
+@dataclass(frozen=True)
+class MemberView:
+    """One admitted peer as the desk sees it: `expires` in Unix seconds (None: for good), by which invitation, and under
+    which `name` its person logged in ("": by no login).
+    """
+
+    peer: str
+    role: str
+    expires: int | None
+    invitation: str | None
+    is_organiser: bool
+    name: str = ""
+
+
+class OrganiserDesk:
+    """Signs for one organiser. `peer` is the connection to the run, None where nobody answers."""
+
+    def __init__(self, link: Link, ledger: AccessLedger, key: Identity, files: AccessFiles, peer: Peer | None) -> None:
+        self.ledger, self.is_connected = ledger, peer is not None
+        self._link, self._key, self._files, self._peer = link, key, files, peer
+
+    # ---- admitting
+
+    def invite(self, uses: int, valid_s: float) -> Link:
+        """A link that admits the first `uses` peers who come with it in the next `valid_s` seconds."""
+        key = Identity.generate()
+        return self._with(LinkAccess(self._grant(key.peer_id, uses, valid_s), key.seed))
+
+    def admit(self, peer_id: str, valid_s: float) -> Link:
+        """A link that admits one peer by its key for the next `valid_s` seconds."""
+        return self._with(LinkAccess(self._grant(peer_id, 0, valid_s)))
+
+    def add_signature(self, access: LinkAccess) -> Link:
+        """The link with this organiser's signature of its grant added to those of others."""
+        if access.grant.term != self.ledger.term:
+            raise ConfigurationError(
+                "the link was signed by organisers who have handed their role over; make a new one"
+            )
+        return self._with(LinkAccess(access.grant.signed_by(self._key), access.secret))
+
+    def signatures_missing(self, access: LinkAccess) -> int:
+        """How many more organisers have to sign a grant."""
+        organisers = self.ledger.organisers
+        return max(0, organisers.needed - len(access.grant.signers(organisers.keys)))
+
+    # ---- barring and handing over
+
+    def bar(self, key: str, reason: str) -> bool:
+        """Bar a peer's key or an invitation's; False if more organisers have to do so until it takes effect."""
+        if {key} == self.ledger.organisers.keys:
+            raise ConfigurationError("the only organiser cannot be barred; hand the role over first")
+        if len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable():
+            raise ConfigurationError(f"a reason has at most {MAX_REASON_CHARACTERS} printable characters")
+        ledger = self.ledger
+        run, now = bytes.fromhex(ledger.run_id), int(time.time())
+        order = Revocation(run, ledger.term, now, (), bytes.fromhex(key), ledger.next_version, reason)
+        self._issue(order.signed_by(self._key))
+        return key in ledger.barred()
+
+    def propose_transfer(self, organisers: Sequence[str], needed: int) -> Transfer:
+        """An order that hands the role over, with this organiser's signature."""
+        ledger = self.ledger
+        if needed > len(set(organisers)) or len(set(organisers)) != len(organisers):
+            raise ConfigurationError(
+                f"{needed} signatures of {len(set(organisers))} different organisers cannot be had"
+            )
+        if ledger.term + 1 >= MAX_TERMS:
+            raise ConfigurationError(f"the role can be handed over {MAX_TERMS - 1} times; begin a new run")
+        keys = tuple(bytes.fromhex(key) for key in organisers)
+        run = bytes.fromhex(ledger.run_id)
+        return Transfer(run, ledger.term, int(time.time()), (), keys, needed, ledger.all_barred()).signed_by(self._key)
+
+    def hand_over(self, order: Transfer) -> tuple[Transfer, bool]:
+        """A transfer with this organiser's signature, and whether that was the last that it took: it is in force then.
+
+        Raises `ConfigurationError` for a transfer of another run or term.
+        """
+        if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
+            raise ConfigurationError("this transfer belongs to another run, or to a term that is over; make a new one")
+        order = order.signed_by(self._key)
+        in_force = len(order.signers(self.ledger.organisers.keys)) >= self.ledger.organisers.needed
+        if in_force:
+            self._issue(order)
+        return order, in_force
+
+    # ---- who is in
+
+    def members(self) -> list[MemberView]:
+        """Everybody who is in the run at present, as far as this peer hears of them."""
+        if self._peer is None:
+            return []
+        session, organisers = self._peer.session, self.ledger.organisers.keys
+        time.sleep(GOSSIP_S)
+
+        def look() -> list[MemberView]:
+            found = []
+            for peer in session.board.owners():
+                known, info = session.admission.members().get(peer), session.board.get(peer, AddressInfo)
+                if known is not None and not known.access.only_watches:
+                    role = info.role if info is not None else "unknown"
+                    access = known.access
+                    view = MemberView(peer, role, access.expires, access.invitation, peer in organisers, access.name)
+                    found.append(view)
+            return found
+
+        return self._peer.on_loop(look)
+
+    # ---- inner workings
+
+    def _grant(self, subject: str, uses: int, valid_s: float) -> Grant:
+        now = int(time.time())
+        run, version = bytes.fromhex(self.ledger.run_id), self.ledger.next_version
+        unsigned = Grant(
+            run, self.ledger.term, now, (), bytes.fromhex(subject), uses, version, now + max(1, int(valid_s))
+        )
+        return unsigned.signed_by(self._key)
+
+    def _with(self, access: LinkAccess) -> Link:
+        entries = self._peer.link.entries if self._peer is not None else ()
+        return replace(self._link, entries=entries or self._link.entries, access=access)
+
+    def _issue(self, order: Transfer | Revocation) -> None:
+        """Enter an order here, keep it, and bring it to everybody who is connected."""
+        peer = self._peer
+        if peer is None:
+            self.ledger.take(order)
+        else:
+            session = peer.session
+            peer.on_loop(lambda: session.admission.take([order]))
+            asyncio.run_coroutine_threadsafe(session.spread_orders(), peer.on_loop(asyncio.get_running_loop)).result()
+        self._files.keep_orders(list(self.ledger.orders()))
+
+
+@contextlib.contextmanager
+def organiser_desk(
+    link: Link, options: PeerOptions, identity: Path | None, on_peer: Callable[[Peer], None]
+) -> Iterator[OrganiserDesk]:
+    """The desk of whichever organiser's key lies in the file `identity` or beside it.
+
+    `on_peer` is given the peer by which the desk enters the run. If nobody answers, the desk works with what this
+    machine remembers of the run. Raises `ConfigurationError` for a run that is open, and `IdentityError` if no
+    organiser's key is here.
+    """
+    options = replace(options, role="monitor", ephemeral=True, identity=None, voucher=identity)
+    link = replace(link, access=None, authority=None)  # it may lack signatures, and is for somebody else
+    directory = options.run_directory(link.run_id)
+    files = AccessFiles(directory)
+    with contextlib.ExitStack() as stack:
+        peer: Peer | None = None
+        try:
+            peer = stack.enter_context(join(link, options, with_files=False))
+            on_peer(peer)
+            ledger = peer.session.admission.ledger
+        except RemoteError:
+            known = WayBack.spec(directory, link)
+            if known is None:
+                raise
+            signed, spec = known
+            ledger = None
+            if spec.security.mode == "members":
+                ledger = AccessLedger(signed.run_id, Organisers.of_spec(spec, signed.organiser), signed.organiser)
+        if ledger is None:
+            raise ConfigurationError("this run is open to everybody who has its link; nobody needs to be admitted")
+        _take_kept(ledger, files, peer)
+        yield OrganiserDesk(link, ledger, _key_of(ledger, identity), files, peer)
+
+
+def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:
+    """Enter what this machine remembers, such as orders from a time when nobody was there to take them."""
+    if peer is not None:
+        session = peer.session
+        peer.on_loop(lambda: session.admission.take(files.orders()))
+        return
+    for order in files.orders():
+        with contextlib.suppress(InvalidOrderError):
+            ledger.take(order)
+
+
+def _key_of(ledger: AccessLedger, identity: Path | None) -> Identity:
+    keys = Identity.stored(identity)
+    found = next((key for key in keys if key.peer_id in ledger.organisers.keys), None)
+    if found is None:
+        here = ", ".join(key.peer_id[:10] for key in keys) or "no key"
+        organisers = ", ".join(sorted(key[:10] for key in ledger.organisers.keys))
+        raise IdentityError(
+            f"only an organiser can do that: {organisers}; here is {here}. Name the right key file with --identity"
+        )
+    return found

@@ -1,0 +1,242 @@
+"""A peer as a program holds it: a background thread that takes part in a run, and what it knows."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from minga.averaging.strategy_choice import STRATEGIES
+from minga.core.errors import ClosedError, ConfigurationError, StorageError
+from minga.core.events import Event, Value
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.encoding import Entry
+from minga.identity.links.links import Link
+from minga.identity.links.signed_spec import SignedRunSpec
+from minga.network.gossip.records import Metrics
+from minga.training.bridge.assigned_port import PublicPort
+from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.loop_thread import LoopThread
+from minga.training.replica.replica import Replica
+from minga.training.session import Session
+from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.run_files import RunFileServer
+
+T = TypeVar("T")
+
+CLOSE_S = 0.9
+
+
+class Peer:
+    """This process's part in a run; made by `minga.join` and `minga.host`, and used by `minga.Optimizer`.
+
+    All networking happens on one background thread; every method may be called from the program's own thread. Use it
+    as a context manager, or call `close` at the end.
+    """
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        session: Session,
+        signed_spec: SignedRunSpec,
+        spec: RunSpec,
+        files: Mapping[str, Path],
+        directory: Path,
+    ) -> None:
+        self.spec = spec
+        """The run spec, the same for all peers."""
+        self.files = dict(files)
+        """Files that ship with the run (such as the tokenizer), by name."""
+        self.directory = directory
+        """Where this peer keeps files and checkpoints of the run."""
+        self._thread, self._session, self._signed_spec = thread, session, signed_spec
+        self._held = contextlib.ExitStack()
+        self._saving: threading.Thread | None = None
+        self._metrics = Metrics(0, 0.0, 0, 0)
+        self._closed = False
+        thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
+        if spec.security.mode == "byzantine" and self.role == "monitor":
+            thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
+        atexit.register(self.close)
+
+    # ---- who and where
+
+    @property
+    def peer_id(self) -> str:
+        """This peer's public key, 64 hexadecimal digits."""
+        return self._session.peer_id
+
+    @property
+    def role(self) -> str:
+        """How this peer takes part: "trainer", "client", "auxiliary" or "monitor"."""
+        return self._session.settings.role
+
+    @property
+    def run_id(self) -> str:
+        """The hash of the run spec, 64 hexadecimal digits."""
+        return self._session.node.run_id
+
+    @property
+    def link(self) -> Link:
+        """An invitation to this run: enter by this peer if it can be dialled, and by others that it knows."""
+
+        def make() -> Link:
+            living = map(self._session.board.address_of, self._session.board.owners())
+            addresses = [self._session.node.address, *filter(None, living), *self._session.entries]
+            entries: dict[str, Entry] = {}
+            for address in addresses:
+                direct = tuple(a for a in address.direct if "%" not in a)[:8]
+                if (direct or address.relay) and len(entries) < 3:
+                    entries.setdefault(address.peer_id, Entry(address.peer_id, direct, address.relay))
+            return Link(self.run_id, self._signed_spec.organiser, tuple(entries.values()))
+
+        return self.on_loop(make)
+
+    # ---- for programs
+
+    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Hear of every event, on the background thread; returns the function that ends this."""
+        return self._session.events.subscribe(listener)
+
+    def emit(self, kind: str, **fields: Value) -> None:
+        """Add an event of the program's own, for displays and logs."""
+        self._soon(lambda: self._session.events.emit(kind, **fields))
+
+    def on_loop(self, function: Callable[[], T]) -> T:
+        """Run a short function on the background thread and return its result. Raises `ClosedError` after `close`."""
+        if self._closed:
+            raise ClosedError("this peer was closed")
+        return self._thread.ask(function)
+
+    @property
+    def session(self) -> Session:
+        """The peer's inner parts; touch them only on the background thread (`on_loop`)."""
+        return self._session
+
+    def close(self, reason: str = "") -> None:
+        """Say goodbye and end the background thread; may be called twice.
+
+        Takes about a second at most, and as long as a checkpoint that is being written needs to be whole.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
+            self._thread.call(self._session.close(reason), CLOSE_S)
+        self._thread.close()
+        if self._saving is not None:
+            self._saving.join()
+        self._held.close()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("" if kind is None else kind.__name__)
+
+    def hold(self, held: contextlib.ExitStack) -> None:
+        """Free, when this peer is closed, what this process alone may use as long as it lives, such as its key."""
+        self._held = held
+
+    # ---- for the optimizer
+
+    @cached_property
+    def _checkpoints(self) -> CheckpointStore:
+        return CheckpointStore(self.directory / "checkpoints", keep=self.spec.checkpoints.keep)
+
+    def attach(self, replica: Replica) -> TrainerPort | PublicPort:
+        """Begin to take part in steps with `replica`; its thread has to serve the port that is returned.
+
+        Raises `ConfigurationError` for a second replica and for a monitor.
+        """
+
+        def start() -> TrainerPort | PublicPort:
+            if self._session.member is not None:
+                raise ConfigurationError(
+                    "this peer already has an optimizer; put all parameters into one, as parameter groups, or use one "
+                    "peer for each model"
+                )
+            if self.role == "monitor":
+                raise ConfigurationError("a monitor only watches; join with another role to train")
+            training, security = self.spec.training, self.spec.security
+            if security.mode == "byzantine":
+                public = PublicPort(
+                    self._thread.loop,
+                    replica.vector.new,
+                    micro_batches=self.spec.micro_batches_per_member,
+                    size=security.micro_batch_size,
+                )
+                organiser = self._signed_spec.organiser
+                self._session.attach_secure(self.spec, replica, public, organiser, self.directory)
+                return public
+            port = TrainerPort(
+                self._thread.loop,
+                replica.vector.new,
+                strategy=STRATEGIES.get(training.strategy),
+                target_batch_sizes=training.batch_range,
+            )
+            port.on_broken_sum = replica.look_closely
+            self._session.attach(self.spec, replica, port)
+            return port
+
+        return self.on_loop(start)
+
+    def is_ready(self) -> bool:
+        """Whether this peer has the swarm's state and takes part in steps."""
+        return self._session.member is not None and self._session.member.ready.is_set()
+
+    def newest_checkpoint(self) -> StateSnapshot | None:
+        """The newest intact checkpoint of this run on this machine. Raises `StorageError` if all are damaged."""
+        checkpoint = self._checkpoints.load()
+        return None if checkpoint is None else checkpoint.snapshot
+
+    def is_checkpoint_due(self, step: int) -> bool:
+        """Whether the run spec asks for a checkpoint after `step`, and the last one is written."""
+        every = self.spec.checkpoints.every_steps
+        return every > 0 and step % every == 0 and not (self._saving is not None and self._saving.is_alive())
+
+    def save_checkpoint(self, snapshot: StateSnapshot, *, wait: bool = False) -> None:
+        """Write a checkpoint beside training, or (`wait`) at once."""
+        if self._saving is not None:
+            self._saving.join()
+        self._saving = threading.Thread(target=self._save, args=(snapshot,), name="minga-checkpoint")
+        self._saving.start()
+        if wait:
+            self._saving.join()
+
+    def count(self, samples: int, loss: float | None) -> None:
+        """Add a micro-batch to the totals that this peer publishes about itself."""
+        m = self._metrics
+        self._metrics = Metrics(
+            m.step, m.loss_sum + (loss or 0.0), m.samples + samples, m.mini_steps + (loss is not None)
+        )
+
+    def publish_metrics(self, step: int) -> None:
+        """Let the others see this peer's totals after `step`."""
+        m = self._metrics
+
+        def publish() -> None:
+            sent, received = self._session.node.traffic()
+            self._session.board.put(Metrics(step, m.loss_sum, m.samples, m.mini_steps, sent, received))
+
+        self._soon(publish)
+
+    def _soon(self, function: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody listens any more
+            self._thread.loop.call_soon_threadsafe(function)
+
+    def _save(self, snapshot: StateSnapshot) -> None:
+        try:
+            path = self._checkpoints.save(snapshot, files={"run-spec.toml": self.spec.to_toml().encode()})
+            self.emit("checkpoint.saved", step=snapshot.step, path=str(path))
+        except StorageError as error:
+            self.emit("checkpoint.failed", step=snapshot.step, why=str(error))

@@ -1,0 +1,125 @@
+"""What a peer keeps of a run so that it finds back when nobody whom the link names is there any more.
+
+The signed run spec lies in the run's folder, and so do, for each key, the UDP port that it had (so that others find
+the peer where it was) and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
+that finds nobody goes on alone from its checkpoint. So a run outlives the death of all its peers, whoever comes back
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from minga.core.decoding import DECODING_ERRORS
+from minga.core.errors import ConfigurationError, ProtocolError
+from minga.core.files import write_atomically
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.keys.keys import Identity
+from minga.identity.links.links import Link
+from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
+from minga.network.interface import MAX_ENDPOINTS, Address, PeerId
+
+SPEC_FILE = "run-spec.signed"
+MAX_PLACES = 16
+MAX_PLACES_BYTES = 1 << 16
+KEEP_PERIOD_S = 5.0
+
+
+class Places(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where this peer was, and where others were, when it last looked."""
+
+    own_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    others: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_PLACES)] = ()
+
+
+class WayBack:
+    """The files of one run's folder that lead back into the run. What is missing or damaged counts as not known."""
+
+    def __init__(self, directory: Path, peer: PeerId) -> None:
+        self._directory, self._places_file = directory, f"places-{peer[:16]}.msgpack"
+        self._kept: Places | None = None
+
+    @staticmethod
+    def spec(directory: Path, link: Link) -> tuple[SignedRunSpec, RunSpec] | None:
+        """The signed run spec of an earlier time, if it is the one that the link names."""
+        try:
+            body = (directory / SPEC_FILE).read_bytes()
+            signed = SignedRunSpec.decode(body[: MAX_SIGNED_SPEC_BYTES + 1])
+            return signed, signed.verify(link.run_id, link.organiser)
+        except (OSError, ProtocolError):
+            return None
+
+    @staticmethod
+    def check_organiser(directory: Path, run_id: str, identity: Identity) -> None:
+        """Raise `ConfigurationError` if somebody else than `identity` is the organiser of the run in `directory`."""
+        path = directory / SPEC_FILE
+        try:
+            signed = SignedRunSpec.decode(path.read_bytes()[: MAX_SIGNED_SPEC_BYTES + 1])
+            signed.verify(run_id, signed.organiser)
+        except (OSError, ProtocolError):
+            return
+        if signed.organiser != identity.peer_id:
+            raise ConfigurationError(
+                f"the organiser of this run is {signed.organiser[:10]}, and the key in use here is "
+                f"{identity.peer_id[:10]}, whose link would lead into another run: if that key is yours, name its file "
+                "with --identity, or end the peer that uses it; if not, join by the organiser's link; to begin anew, "
+                f"move {path} away"
+            )
+
+    def keep_spec(self, signed: SignedRunSpec) -> None:
+        """Remember the signed run spec; a disk that refuses is no reason not to take part."""
+        self._write(SPEC_FILE, signed.encode())
+
+    def places(self) -> Places:
+        """What was known last."""
+        try:
+            with (self._directory / self._places_file).open("rb") as file:
+                return msgspec.msgpack.decode(file.read(MAX_PLACES_BYTES), type=Places)
+        except (OSError, *DECODING_ERRORS):
+            return Places()
+
+    def now(self, seen: Places) -> Places:
+        """What is to be remembered if this is seen at present.
+
+        Who is no longer seen is kept until others take its place: when all are gone, it is they who may come back.
+        """
+        known = self.places() if self._kept is None else self._kept
+        others = {address.peer_id: address for address in known.others}
+        fresh = {address.peer_id: address for address in seen.others}
+        self._kept = Places(seen.own_port, tuple({**fresh, **others, **fresh}.values())[:MAX_PLACES])
+        return self._kept
+
+    async def keep_places(self, look: Callable[[], Places]) -> None:
+        """Remember where everybody is, every few seconds if it changed, until cancelled."""
+        while True:
+            before = self._kept
+            if (places := self.now(look())) != before:
+                body = msgspec.msgpack.encode(places)
+                await asyncio.get_running_loop().run_in_executor(None, self._write, self._places_file, body)
+            await asyncio.sleep(KEEP_PERIOD_S)
+
+    def _write(self, name: str, body: bytes) -> None:
+        with contextlib.suppress(OSError):
+            write_atomically(self._directory / name, body)
+
+
+def own_port(address: Address) -> int:
+    """The UDP port of the first direct address, 0 if there is none."""
+    port = address.direct[0].rpartition(":")[2] if address.direct else ""
+    return int(port) if port.isascii() and port.isdecimal() and int(port) < 65536 else 0
+
+
+def merged(addresses: Iterable[Address]) -> list[Address]:
+    """One address for each peer, with everything that was said of it: it may have moved, or be back where it was."""
+    found: dict[PeerId, Address] = {}
+    for new in addresses:
+        old = found.get(new.peer_id, new)
+        direct = tuple(dict.fromkeys((*old.direct, *new.direct)))[:MAX_ENDPOINTS]
+        found[new.peer_id] = Address(new.peer_id, direct, old.relay or new.relay)
+    return list(found.values())

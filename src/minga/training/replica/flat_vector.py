@@ -1,0 +1,176 @@
+"""Gradients (and averaged buffers) of a model as one flat vector, and back.
+
+Order: tensors that the adaptive codec quantises come first, small ones (biases, norms) after them, so that the codecs
+of a layout form few long segments; within each kind the order is that of the optimizer's parameter groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
+from minga.averaging.codecs.layout import ADAPTIVE_INT8_MIN_ELEMENTS, VectorLayout
+from minga.core.errors import ConfigurationError
+from minga.training.replica.buffers import SharedBuffers
+
+QUICK_ELEMENTS = 1 << 16
+STAGED_ELEMENTS = 1 << 24
+"""Gradients on an accelerator come to the CPU in pieces of at most this many elements, or of one tensor."""
+
+
+class ParameterVector:
+    """Which tensors make up the averaged vector of one optimizer, and where each lies in it.
+
+    Parameters that do not require a gradient are left out; shared ones count once. Movements of `buffers` are averaged
+    alongside. Raises `ConfigurationError` for parameters that cannot be averaged.
+
+    With `quick` only tensors of at most `QUICK_ELEMENTS` elements (biases and norms, which hardly ever stay finite
+    where others do not) are looked at before they are added: whoever uses the sum has to look at that.
+    """
+
+    quick = False
+
+    def __init__(self, optimizer: torch.optim.Optimizer, buffers: SharedBuffers, codec: str) -> None:
+        parameters: dict[int, torch.Tensor] = {}
+        for group in optimizer.param_groups:
+            parameters.update({id(p): p for p in group["params"] if p.requires_grad})
+        if not parameters:
+            raise ConfigurationError("the optimizer has no parameter that requires a gradient")
+        tensors = sorted(parameters.values(), key=lambda p: p.numel() < ADAPTIVE_INT8_MIN_ELEMENTS)
+        for tensor in tensors:
+            _check_parameter(tensor)
+        self._parameters = [p for p in tensors if p.numel()]
+        self._buffers = buffers
+        self._staging: torch.Tensor | None = None
+        self.layout = VectorLayout(tuple(t.numel() for t in [*self._parameters, *buffers.averaged]), codec)
+        self.numel = self.layout.total
+
+    def new(self) -> torch.Tensor:
+        """A zeroed float32 vector in CPU memory."""
+        return torch.zeros(self.numel, dtype=torch.float32)
+
+    def wait(self) -> None:
+        """Block until the present gradients are there; an accelerator may still be computing them."""
+        for device in {p.grad.device for p in self._parameters if p.grad is not None and p.grad.device.type != "cpu"}:
+            torch.zeros((), device=device).cpu()  # comes after what was asked of the device before
+
+    @torch.no_grad()
+    def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
+        """Add `weight` times the present gradients, and the buffers' movements likewise, to `vector`.
+
+        Returns False, leaving `vector` unchanged, if a gradient is not finite. Missing gradients count as zero, sparse
+        ones are made dense. The mean of a buffer is thus over all micro-batches, as that of a gradient is.
+        """
+        values = [*(p.grad for p in self._parameters), *self._buffers.movements()]
+        quick = self.quick
+        if not all_finite([v for v in values if v is not None and not (quick and v.numel() > QUICK_ELEMENTS)]):
+            self._buffers.undo_broken()
+            return False
+        far: list[tuple[int, torch.Tensor]] = []
+        offset = 0
+        for value, numel in zip(values, self.layout.numels, strict=True):
+            if value is not None:
+                flat = (value.to_dense() if value.is_sparse else value).detach().reshape(-1)
+                if flat.device.type == "cpu":
+                    vector[offset : offset + numel].add_(flat, alpha=weight)
+                else:
+                    far.append((offset, flat))
+            offset += numel
+        for start, piece in self._fetch(far):
+            vector[start : start + piece.numel()].add_(piece, alpha=weight)
+        return True
+
+    @torch.no_grad()
+    def load(self, vector: torch.Tensor) -> None:
+        """Set all gradients from a vector of means, and move the averaged buffers by theirs."""
+        slices = self._slices(vector)
+        for parameter in self._parameters:
+            if parameter.grad is None or parameter.grad.is_sparse:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(next(slices).view(parameter.shape))
+        self._buffers.advance(list(slices))
+
+    @torch.no_grad()
+    def read_values(self) -> torch.Tensor:
+        """The parameters themselves, in the order of the vector; buffers, which cannot drift apart, as zeros."""
+        values = self.new()
+        for parameter, part in zip(self._parameters, self._slices(values), strict=False):
+            part.copy_(parameter.reshape(-1))
+        return values
+
+    @torch.no_grad()
+    def write_values(self, vector: torch.Tensor) -> None:
+        """Set the parameters from such a vector."""
+        for parameter, part in zip(self._parameters, self._slices(vector), strict=False):
+            parameter.copy_(part.view(parameter.shape))
+
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters in the vector, in its order."""
+        return list(self._parameters)
+
+    def _slices(self, vector: torch.Tensor) -> Iterator[torch.Tensor]:
+        offset = 0
+        for numel in self.layout.numels:
+            yield vector[offset : offset + numel]
+            offset += numel
+
+    def _fetch(self, values: Sequence[tuple[int, torch.Tensor]]) -> Iterator[tuple[int, torch.Tensor]]:
+        """Flat float32 CPU copies of flat tensors elsewhere, given and returned with their offsets.
+
+        Neighbours on one device are joined there first, so that few large transfers do, into memory that the device can
+        write to directly. Each piece is valid until the next is taken.
+        """
+        run: list[torch.Tensor] = []
+        start = stop = 0
+        for offset, value in values:
+            full = stop - start + value.numel() > STAGED_ELEMENTS
+            if run and (offset != stop or value.device != run[0].device or full):
+                yield start, self._stage(run)
+                run = []
+            if not run:
+                start = offset
+            run.append(value)
+            stop = offset + value.numel()
+        if run:
+            yield start, self._stage(run)
+
+    def _stage(self, run: Sequence[torch.Tensor]) -> torch.Tensor:
+        joined = torch.cat([value.to(torch.float32) for value in run])
+        if self._staging is None or self._staging.numel() < joined.numel():
+            pinned = joined.device.type == "cuda"
+            self._staging = torch.empty(joined.numel(), dtype=torch.float32, pin_memory=pinned)
+        return self._staging[: joined.numel()].copy_(joined)  # waits until it is here
+
+
+def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no element is NaN, infinite or too large to be sent; one synchronisation with each accelerator."""
+    on_device: list[torch.Tensor] = []
+    for tensor in tensors:
+        values = tensor.coalesce().values() if tensor.is_sparse else tensor
+        if values.numel() == 0:
+            continue
+        if values.device.type == "cpu":
+            flat = values.reshape(-1)
+            if flat.dtype == torch.float32 and float(torch.dot(flat, flat)) <= CONTRIBUTION_LIMIT**2:
+                continue  # the fastest way to see it; whatever fails here is looked at more closely
+            if not is_finite(flat, CONTRIBUTION_LIMIT):
+                return False
+        else:
+            on_device += [bound.to(torch.float32) for bound in torch.aminmax(values)]
+    devices = {bound.device for bound in on_device}
+    bounds = [torch.stack([bound for bound in on_device if bound.device == device]).cpu() for device in devices]
+    return all(is_finite(each, CONTRIBUTION_LIMIT) for each in bounds)
+
+
+def _check_parameter(parameter: torch.Tensor) -> None:
+    shape = list(parameter.shape)
+    if parameter.is_complex():
+        raise ConfigurationError(f"a parameter of shape {shape} is complex; only real ones can be averaged")
+    if parameter.is_meta:
+        raise ConfigurationError(f"a parameter of shape {shape} is on the device meta: give it values first")
+    if hasattr(parameter, "placements"):
+        raise ConfigurationError(
+            f"a parameter of shape {shape} is spread over devices (DTensor), which is not possible"
+        )

@@ -1,0 +1,35 @@
+"""Averaging the parameters themselves now and then: devices of different kinds drift apart in the last bits."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from blake3 import blake3
+
+from minga.averaging.allreduce.service import AllReduce
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.messages import Plan
+from minga.core.thread_guard import loop_bound
+from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.replica.interface import ReplicaInterface
+
+
+@loop_bound
+class ParameterAverage:
+    """Replaces the parameters behind `port` by the mean over the group of a step that was just applied.
+
+    The group and its parts are those of that step, so that nothing has to be agreed on.
+    """
+
+    def __init__(self, all_reduce: AllReduce, replica: ReplicaInterface, port: TrainerPort) -> None:
+        self._all_reduce, self._replica, self._port = all_reduce, replica, port
+        self._mean: torch.Tensor | None = None
+
+    async def take(self, plan: Plan) -> None:
+        """Average with the members of `plan`. Raises `RoundAbortedError`, with nothing changed, if that fails."""
+        mean = self._mean = self._replica.vector.new() if self._mean is None else self._mean
+        values = await self._port.request("read", self._replica.read_values)
+        layout = VectorLayout(self._replica.vector.layout.numels, "float32")
+        again = msgspec.structs.replace(plan, round_id=blake3(plan.round_id.encode()).hexdigest()[:32])
+        await self._all_reduce.reduce(again, layout, values, 1, mean)
+        await self._port.request("write", lambda: self._replica.write_values(mean))

@@ -1,0 +1,372 @@
+"""A session: one peer's presence in one run, on the event loop, in either world.
+
+It assembles the rooms below: a node on a network, the board and its gossip, the servers of state and files, and, once
+a trainer is attached, the member that takes the steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minga.averaging.planning.plan_maker import Divide
+from minga.averaging.solver.planner import divide
+from minga.averaging.strategy_choice import facts_of
+from minga.core.aio.hedging import racing
+from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
+from minga.core.events import EventBus
+from minga.core.rate_cap import RateCap
+from minga.core.spec.run_spec import RunSpec
+from minga.core.thread_guard import any_thread, loop_bound
+from minga.identity.access.ledger import AccessLedger
+from minga.identity.access.token import Token
+from minga.identity.keys.keys import Identity
+from minga.network.bandwidth.access_link import LineRates, Lines
+from minga.network.gossip.board import Board
+from minga.network.gossip.gossip import Gossip
+from minga.network.gossip.link_record import LinkReporter
+from minga.network.gossip.records import AddressInfo, Credential
+from minga.network.interface import Address, Network, PeerId
+from minga.network.probing.prober import Prober
+from minga.network.rpc.dial_back import Reachability
+from minga.network.rpc.handshake import Role
+from minga.network.rpc.node import Node
+from minga.security.protocol.behaviour import Conduct
+from minga.training.access.access_files import AccessFiles
+from minga.training.access.access_watch import Doorkeeper
+from minga.training.access.admission import CODE, Admission
+from minga.training.bridge.assigned_port import PublicPort
+from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.life.founding import Founding
+from minga.training.life.member import Member, MemberSettings
+from minga.training.life.state_sync import Download
+from minga.training.life.verified_files import genesis_file
+from minga.training.life.verified_member import SecureLife, SecureOptions
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.download import SyncProgress, download
+from minga.training.transfer.server import StateServer
+
+ENTRY_ATTEMPTS = 3
+ENTRY_PAUSE_S = 1.0
+SEE_OFF_S = 0.3
+"""Longest time, in seconds, that others of the last round have to take over what this peer made in it."""
+LEAVE_S = 0.8
+"""Longest time, in seconds, that saying goodbye may take."""
+
+logger = logging.getLogger("minga")
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """What this peer itself decides about taking part.
+
+    `max_upload` and `max_download` are kept to by everything that it sends and receives, and told to the plan; verified
+    chunks of an unfinished state download are kept in `cache`. With `may_be_alone` it goes on where nobody answers.
+    `divide` says who reduces what in the groups that it leads.
+    """
+
+    role: Role = "trainer"
+    max_upload: RateCap | None = None
+    max_download: RateCap | None = None
+    cache: Path | None = None
+    may_be_alone: bool = False
+    divide: Divide = divide
+
+
+Meeting = Callable[["Session", PeerId], Awaitable[None]]
+"""What a newcomer does with the first peer that it meets, before it believes anything else."""
+
+
+@loop_bound
+class Session:
+    """One peer in one run. `entries` are addresses at which the run can be found; none for its very first peer.
+
+    `admission` says who may take part (default: everybody). Where it is not decided yet what kind of run this is,
+    `on_meeting` has to find that out from a peer, and call `open_to_all` or `Session.for_members`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        identity: Identity,
+        run_id: str,
+        settings: SessionSettings,
+        entries: Sequence[Address] = (),
+        admission: Admission | None = None,
+        on_meeting: Meeting | None = None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.events = EventBus(loop.time)
+        self.admission = admission or Admission.for_everybody(network.peer_id, network.wall_time)
+        self.admission.events = self.events
+        self._on_meeting = on_meeting
+        self.settings, self.entries = settings, tuple(e for e in entries if e.peer_id != network.peer_id)
+        self.node = Node(
+            network,
+            run_id=run_id,
+            role=settings.role,
+            lookup=self._lookup,
+            events=self.events,
+            lines=Lines(loop.time, network.wall_time, settings.max_upload, settings.max_download),
+            gate=self.admission,
+        )
+        self.board = Board(
+            identity, run_id, wall_time=network.wall_time, clock=loop.time, events=self.events, gate=self.admission
+        )
+        self.gossip = Gossip(self.board, self.node, entries=self.entries)
+        self._reachability = Reachability(self.node)
+        self.state_server = StateServer(self.node)
+        self.member: Member | SecureLife | None = None
+        self.conduct = Conduct()
+        """What this peer does of its own accord in a secure run; only tests of the others' defence change it."""
+        self.founding: Founding | None = None
+        """How a secure run begins, as this peer sees it."""
+        self.sync_progress: SyncProgress | None = None
+        self.identity = identity
+        self._life: asyncio.Task[None] | None = None
+        self._doorkeeper: Doorkeeper | None = None
+        self._started = False
+
+    @property
+    @any_thread
+    def peer_id(self) -> PeerId:
+        """This peer's own id."""
+        return self.node.peer_id
+
+    async def start(self) -> None:
+        """Appear in the run: accept connections, find the others through the entries, publish the own address.
+
+        Raises the error of the last entry tried if none of them lets this peer in.
+        """
+        self.node.start()
+        self._started = True
+        if self._doorkeeper is not None:
+            self.node.spawn(self._doorkeeper.run())
+        self.gossip.start()
+        await self._enter()
+        if self.settings.role in ("trainer", "auxiliary") and await self._reachability.check() is False:
+            self.settings = replace(self.settings, role="client")
+            self.node.role, self.node.is_dialable = "client", False
+            self.events.emit("peer.not_dialable")
+        self.publish_address()
+
+    def rates(self) -> LineRates:
+        """What this peer's line carries at present, as far as it is known, and its caps."""
+        return self.node.lines.rates()
+
+    def publish_address(self) -> None:
+        """Tell the others where this peer can be dialled; call it again when that changes."""
+        if self.admission.ledger is not None:
+            self._publish_token()
+            if self.admission.only_watches:
+                return
+        address = self.node.address
+        self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
+
+    def show_token(self, token: Token) -> None:
+        """Show a newer access token from now on: in hellos, and by gossip to those who are connected already."""
+        self.admission.show(token)
+        if self._doorkeeper is not None:
+            self._doorkeeper.keep_token(token)
+            self._publish_token()
+
+    def for_members(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
+        """Only those whom the orders in `ledger` admit may take part; what is learned about that is kept in `files`."""
+        refused = self.admission.enforce(ledger)
+        self._doorkeeper = Doorkeeper(
+            self.node,
+            self.board,
+            self.admission,
+            ledger,
+            files,
+            in_step=lambda: self.member is not None and self.member.ready.is_set(),
+            on_own_end=self._lose_access,
+        )
+        if self._started:
+            self.node.spawn(self._doorkeeper.run())
+        for peer in refused:
+            self.node.spawn(self.node.disconnect(peer))
+
+    async def spread_orders(self) -> None:
+        """Bring the organisers' orders to all neighbours, and wait until each has them or is gone."""
+        if self._doorkeeper is not None:
+            exchange = self._doorkeeper.exchange.exchange
+            await asyncio.gather(*map(exchange, self.node.connected()), return_exceptions=True)
+
+    def attach(self, spec: RunSpec, replica: ReplicaInterface, port: TrainerPort) -> Member:
+        """Begin to take part in steps with a trainer behind `port`."""
+        settings = MemberSettings(
+            target_batch_sizes=spec.training.batch_range,
+            aggregates=self.settings.role != "client",
+            computes=self.settings.role != "auxiliary",
+            overlapped=facts_of(spec.training.strategy).overlaps,
+            most_communication=spec.training.most_communication,
+            wait_in_minority=spec.network.minority == "wait",
+            digest_every=spec.state.digest_every,
+            average_parameters_every=spec.averaging.average_parameters_every,
+            stop_after_steps=spec.training.stop_after_steps,
+            divide=self.settings.divide,
+        )
+        member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica))
+        self._begin(member, replica, port)
+        return member
+
+    def attach_secure(
+        self,
+        spec: RunSpec,
+        replica: ReplicaInterface,
+        port: PublicPort,
+        organiser: str,
+        directory: Path | None = None,
+        *,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> SecureLife:
+        """The same in a run whose members check each other; `organiser` is whose key signed the run spec, in
+        `directory` is kept what has to be known about the run, and from `entropy` come this peer's secrets. Raises
+        `ConfigurationError` for other roles than trainer.
+        """
+        if self.settings.role != "trainer":
+            raise ConfigurationError(
+                f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
+                "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
+            )
+        options = SecureOptions(organiser, self.conduct, directory, entropy)
+        life = SecureLife(self.node, self.identity, self.board, spec, options, replica, port)
+        self.founding = life.founding
+        self._begin(life, replica, port)
+        return life
+
+    def preside(self, spec: RunSpec, organiser: str, directory: Path | None = None) -> None:
+        """In a run whose members check each other: see it founded without taking part. Only the organiser, who must
+        never name other founders, keeps in `directory` who they are.
+        """
+        kept = None if directory is None or self.peer_id != organiser else genesis_file(directory, self.peer_id)
+        self.founding = founding = Founding(self.node, self.identity, organiser, spec.security.founders, kept)
+
+        async def see_it_founded() -> None:
+            await founding.find(takes_part=False)
+
+        self.node.spawn(see_it_founded())
+
+    async def close(self, reason: str = "") -> None:
+        """Say goodbye and end everything, within `SEE_OFF_S` and `LEAVE_S` seconds."""
+        if self.member is not None:
+            await self.member.see_off(SEE_OFF_S)
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.gather(self._life, return_exceptions=True)
+        if self.member is not None:
+            self.member.close(ClosedError("this peer was closed"))
+        with contextlib.suppress(RemoteError, TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self.gossip.leave(reason)
+        await self.node.close()
+
+    # ---- inner workings
+
+    def _begin(self, member: Member | SecureLife, replica: ReplicaInterface, port: TrainerPort | PublicPort) -> None:
+        member.on_finished = self.state_server.publish_last
+        self.member = member
+
+        def serve_state() -> None:
+            if self.state_server.wants(replica.step):
+                self.state_server.publish(replica.capture())
+
+        port.at_boundary = serve_state
+        self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
+        self.node.spawn(Prober(self.node, lambda: member.surveyor.reachable() if member.ready.is_set() else []).run())
+        self.node.spawn(LinkReporter(self.node, self.board).run())
+
+    def _publish_token(self) -> None:
+        if credential := self.admission.credential():
+            self.board.put(Credential(credential))
+
+    def _lookup(self, peer: PeerId) -> Address | None:
+        known = self.board.address_of(peer)
+        if known is not None and known.dialable:
+            return known
+        return next((entry for entry in self.entries if entry.peer_id == peer), known)
+
+    async def _enter(self) -> None:
+        """Find the run by any entry; all are asked at once, because an address where nobody is takes long to find out.
+
+        Raises `RejectedError` if those who answer let this peer not in, and `UnreachableError` if nobody answers.
+        """
+        error: RemoteError | None = None
+        attempts = 1 if self.settings.may_be_alone else ENTRY_ATTEMPTS  # one lasts as long as a dial, about 10 s
+        for attempt in range(attempts if self.entries else 0):
+            if attempt:
+                await asyncio.sleep(ENTRY_PAUSE_S)
+            errors: list[RemoteError] = []
+            async with racing(map(self._knock, self.entries)) as knocks:
+                for knock in knocks:
+                    try:
+                        await knock
+                        return
+                    except RemoteError as failure:
+                        errors.append(failure)
+            if refused := [failure for failure in errors if isinstance(failure, RejectedError)]:
+                raise refused[0]
+            error = errors[-1]
+        if error is not None and self.settings.may_be_alone:
+            self.events.emit("run.nobody_answers", why=str(error))
+        elif error is not None:
+            raise UnreachableError(
+                f"none of the {len(self.entries)} entry addresses of the link answers; the last error was: {error}"
+            ) from error
+
+    async def _knock(self, entry: Address) -> None:
+        await self.node.dial(entry)
+        if self._on_meeting is not None and not self.admission.is_decided:
+            await self._on_meeting(self, entry.peer_id)
+        if self._doorkeeper is not None:
+            await self._doorkeeper.exchange.exchange(entry.peer_id)
+        await self.gossip.synchronise(entry.peer_id)
+
+    def _lose_access(self, why: str) -> None:
+        """This peer may not take part any more: let the trainer go."""
+        error = RejectedError(f"this machine's access to the run has ended: {why}", code=CODE)
+        self.events.emit("access.lost", why=why)
+        if self._life is not None:
+            self._life.cancel()
+        if self.member is not None:
+            self.member.close(error)
+
+    async def _live(self, member: Member | SecureLife, step: int) -> None:
+        try:
+            await member.run(step)
+        except MingaError as error:
+            self.events.emit("member.failed", why=str(error))
+        except Exception as error:  # a mistake in the program: nobody else would say where it was
+            logger.exception("this peer's member of the run failed")
+            self.events.emit("member.failed", why=traceback.format_exception_only(error)[-1].strip())
+
+    def _downloader(self, replica: ReplicaInterface) -> Download:
+        def note(progress: SyncProgress) -> None:
+            self.sync_progress = progress
+            self.events.emit(
+                "sync.progress", step=progress.step, done_bytes=progress.done_bytes, total_bytes=progress.total_bytes
+            )
+
+        async def fetch(minimum_step: int, own: StateSnapshot) -> StateSnapshot:
+            with self.state_server.fetching():
+                state = await download(
+                    self.node,
+                    self.member.surveyor.donors() if self.member is not None else [],
+                    minimum_step=minimum_step,
+                    have=own,
+                    cache=self.settings.cache,
+                    accept=replica.check,
+                    progress=note,
+                )
+            self.state_server.withdraw()  # what was served before is not what this peer will have
+            return state.snapshot
+
+        return fetch

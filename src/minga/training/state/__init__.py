@@ -1,0 +1,10 @@
+"""A training state as bytes: read out, hashed, written to disk, put back.
+
+    model, optimizer, scheduler ─▶ state_dict ─▶ snapshot (flat buffer, scalars) ─▶ manifest (hashes, digest)
+                                                    └─▶ checkpoint_files ─▶ checkpoints (folders on disk)
+
+Read: snapshot (named tensors in one block of bytes), scalars (the small numbers), state_dict (from and to torch),
+manifest (a state by its hashes), checkpoint_files (one checkpoint), checkpoints (all of a run on this machine).
+
+Called by replica, transfer, training/peer and cli. It knows no network; equal states give equal bytes everywhere.
+"""

@@ -1,0 +1,173 @@
+"""The files of one checkpoint: how a snapshot becomes a folder and the reverse.
+
+    manifest.json             step, digest, tensors, scalars, chunk hashes, and the hashes of further files
+    model.safetensors         parameters and buffers under their own names: any tool can read them
+    optimizer.safetensors     what the optimizer keeps, as <parameter>/<key>
+    …                         further files given by the caller, such as the run spec
+
+Everything is verified on reading: the state against the chunk hashes, those against the digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from minga.core.decoding import DECODING_ERRORS
+from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
+from minga.training.state.scalars import Json, canonical_json
+from minga.training.state.snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes
+from minga.training.state.state_dict import MODEL, OPTIMIZER
+
+MANIFEST_NAME = "manifest.json"
+_TENSOR_FILES = {MODEL: "model.safetensors", OPTIMIZER: "optimizer.safetensors"}
+RESERVED_NAMES = frozenset({MANIFEST_NAME, *_TENSOR_FILES.values()})
+
+
+class CheckpointFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A further file of a checkpoint: its BLAKE3 in hexadecimal."""
+
+    blake3: str
+
+
+class _Tensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _ManifestFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`manifest.json`: a manifest that people can read."""
+
+    format: int
+    step: int
+    digest: str
+    total_bytes: int
+    scalars: dict[str, object]
+    tensors: tuple[_Tensor, ...]
+    chunk_blake3: tuple[str, ...]
+    files: dict[str, CheckpointFile]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint in memory: state, manifest, further files by name, and the folder that it came from."""
+
+    snapshot: StateSnapshot
+    manifest: Manifest
+    files: dict[str, bytes]
+    path: Path
+
+
+def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+    """Write all files of a checkpoint into the empty `folder` and flush them to the disk.
+
+    Raises `OSError` when the disk refuses, `ValueError` for the name of a further file that is taken.
+    """
+    if taken := RESERVED_NAMES & {name.lower() for name in files}:
+        raise ValueError(f"{min(taken)} is a file of the checkpoint itself")
+    tensors: dict[str, dict[str, torch.Tensor]] = {prefix: {} for prefix in _TENSOR_FILES}
+    for entry, tensor in snapshot.named_tensors():
+        prefix = MODEL if entry.name.startswith(MODEL) else OPTIMIZER
+        tensors[prefix][entry.name.removeprefix(prefix)] = tensor
+    for prefix, name in _TENSOR_FILES.items():
+        try:
+            save_file(tensors[prefix], folder / name, metadata={"format": "pt", "step": str(snapshot.step)})
+        except SafetensorError as error:
+            raise OSError(f"{name} could not be written: {error}") from error
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    (folder / MANIFEST_NAME).write_bytes(_encode(manifest, files))
+    for path in folder.iterdir():
+        _flush(path)
+    flush_folder(folder)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read and verify a checkpoint. Raises `ValueError` naming what is damaged, `OSError` when the disk refuses."""
+    written = _read_manifest(folder)
+    entries = tuple(TensorEntry(each.name, each.dtype, each.shape) for each in written.tensors)
+    scalars: dict[str, Json] = json.loads(msgspec.json.encode(written.scalars))
+    hashes = b"".join(bytes.fromhex(each) for each in written.chunk_blake3)
+    manifest = Manifest(written.format, written.step, written.total_bytes, entries, canonical_json(scalars), hashes)
+    manifest.check()
+    if manifest.digest != written.digest:
+        raise ValueError(f"{MANIFEST_NAME} does not match its digest")
+    buffer = torch.zeros(layout_bytes(entries), dtype=torch.uint8)
+    snapshot = StateSnapshot(manifest.step, entries, manifest.scalars, buffer)
+    _fill(folder, snapshot)
+    if damaged := build_manifest(snapshot).diff(manifest):
+        raise ValueError(f"{len(damaged)} of {manifest.chunk_count} chunks of the tensors do not match their hashes")
+    files = {name: (folder / name).read_bytes() for name in written.files}
+    for name, content in files.items():
+        if blake3(content).hexdigest() != written.files[name].blake3:
+            raise ValueError(f"{name} does not match its hash")
+    return Checkpoint(snapshot, manifest, files, folder)
+
+
+def _encode(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
+    written = _ManifestFile(
+        FORMAT,
+        manifest.step,
+        manifest.digest,
+        manifest.total_bytes,
+        dict(manifest.scalars),
+        tuple(_Tensor(entry.name, entry.dtype, entry.shape) for entry in manifest.tensors),
+        tuple(manifest.chunk_hash(index).hex() for index in range(manifest.chunk_count)),
+        {name: CheckpointFile(blake3(content).hexdigest()) for name, content in files.items()},
+    )
+    return msgspec.json.format(msgspec.json.encode(written), indent=1)
+
+
+def _read_manifest(folder: Path) -> _ManifestFile:
+    path = folder / MANIFEST_NAME
+    if path.stat().st_size > 4 * MAX_MANIFEST_BYTES:
+        raise ValueError(f"{MANIFEST_NAME} is impossibly large")
+    try:
+        written = msgspec.json.decode(path.read_bytes(), type=_ManifestFile)
+    except DECODING_ERRORS as error:
+        raise ValueError(f"{MANIFEST_NAME} is malformed: {error}") from error
+    if any(Path(name).name != name for name in written.files):
+        raise ValueError(f"{MANIFEST_NAME} names files outside of the checkpoint")
+    return written
+
+
+def _fill(folder: Path, snapshot: StateSnapshot) -> None:
+    """Read all tensors into the snapshot's buffer."""
+    targets = {entry.name: tensor for entry, tensor in snapshot.named_tensors()}
+    for prefix, name in _TENSOR_FILES.items():
+        try:
+            with safe_open(folder / name, framework="pt", device="cpu") as file:
+                for key in file.keys():  # noqa: SIM118 (this is no dictionary)
+                    target, value = targets.pop(prefix + key, None), file.get_tensor(key)
+                    if target is None or (target.shape, target.dtype) != (value.shape, value.dtype):
+                        raise ValueError(f"{name} holds {key} as {DTYPE_NAMES.get(value.dtype)}, unlike the manifest")
+                    target.copy_(value)
+        except SafetensorError as error:
+            raise ValueError(f"{name} is damaged: {error}") from error
+    if targets:
+        raise ValueError(f"{min(targets)} is missing")
+
+
+def _flush(path: Path) -> None:
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable; Windows does that by itself and cannot open folders."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,296 @@
+"""The training state of this process: parameters, buffers, optimizer and scheduler, read out and put back.
+
+Theory of operation. Tensors are named by what they belong to, never by their place in some pickle:
+
+    model/<parameter or buffer name>                    every parameter and persistent buffer, tied ones once
+    optimizer/<parameter name>/<key>                    tensors that the optimizer keeps for a parameter
+
+Python numbers that the optimizer keeps for a parameter, the numbers of its parameter groups and those of the scheduler
+are scalars (see `_scalars`). The order is that of the model, then of the keys' names, so equal states give equal bytes.
+
+Optimizers create their state on the first step. A newcomer's optimizer has none yet: `restore` creates the tensors
+from the snapshot, with its dtypes and shapes, and removes those that the snapshot lacks. `torch`'s own
+`load_state_dict` is not used, because it casts optimizer state to the parameter's dtype. Existing tensors are filled in
+place, so that views of them (a flat parameter buffer, a compiled graph) stay valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from minga.core.errors import ConfigurationError
+from minga.training.state.manifest import Manifest, gap_after, manifest_of
+from minga.training.state.scalars import (
+    Json,
+    decode_number,
+    encode_number,
+    group_numbers,
+    merge_numbers,
+    numbers_of,
+    set_group_numbers,
+)
+from minga.training.state.snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes, padded
+
+MODEL, OPTIMIZER = "model/", "optimizer/"
+
+_MAX_OPTIMIZER_FACTOR = 16
+_MAX_OPTIMIZER_EXTRA_BYTES = 64 << 20
+"""Optimizer state may take this many times the bytes of the model, and a little: Adam on bfloat16 takes 4 times."""
+
+
+class TrainingState:
+    """A view of one optimizer, the model that it trains and its learning-rate scheduler.
+
+    Without a `model`, the state's parameters are those of the optimizer and there are no buffers. With
+    `include_buffers=False` the model's buffers (BatchNorm statistics) stay each peer's own.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        model: torch.nn.Module | None = None,
+        scheduler: LRScheduler | None = None,
+        include_buffers: bool = True,
+    ) -> None:
+        self._optimizer, self._scheduler = optimizer, scheduler
+        self._model = None if model is None else _unwrapped(model)
+        self._include_buffers = include_buffers
+
+    def capture(self, step: int, reuse: StateSnapshot | None = None) -> StateSnapshot:
+        """Copy the whole state to the CPU, as it is after global step `step`.
+
+        The memory of `reuse`, a snapshot that nobody needs any more, is taken if it fits: copying into fresh memory
+        takes several times as long. Raises `ConfigurationError` for state that cannot be described,
+        `NonFiniteError` if a setting is NaN.
+        """
+        tensors = list(self._tensors())
+        entries = tuple(entry for entry, _ in tensors)
+        if reuse is not None and reuse.buffer.numel() == layout_bytes(entries):
+            buffer = reuse.buffer
+        else:
+            buffer = torch.empty(layout_bytes(entries), dtype=torch.uint8)
+        offset = 0
+        for entry, tensor in tensors:
+            end, next_offset = offset + entry.size_bytes, offset + padded(entry.size_bytes)
+            buffer[offset:end].view(tensor.dtype).view(entry.shape).copy_(tensor)
+            buffer[end:next_offset].zero_()
+            offset = next_offset
+        return StateSnapshot(step, entries, self._scalars(), buffer)
+
+    def manifest(self, step: int) -> Manifest:
+        """The manifest of the state as it is now, without copying what already lies on the CPU.
+
+        Equals `build_manifest(self.capture(step))`. Raises as `capture` does.
+        """
+        tensors = list(self._tensors())
+        entries = tuple(entry for entry, _ in tensors)
+        return manifest_of(step, entries, self._scalars(), _pieces(tensor for _, tensor in tensors))
+
+    def digest(self, step: int) -> str:
+        """The state digest as it is now, 64 hexadecimal digits. Raises as `capture` does."""
+        digest: str = self.manifest(step).digest
+        return digest
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise `ConfigurationError` unless a state with this manifest can be put in here; nothing is changed."""
+        self._check(manifest.tensors, manifest.scalars)
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        """Put a snapshot into the model, the optimizer and the scheduler, in place.
+
+        Raises `ConfigurationError`, before anything was changed, if the snapshot is not of this model and optimizer.
+        """
+        self._check(snapshot.tensors, snapshot.scalars)
+        model = {MODEL + name: tensor for name, tensor in self._model_tensors()}
+        parameters = dict(self._optimized())
+        groups = {parameter: group for group in self._optimizer.param_groups for parameter in group["params"]}
+        state: dict[str, dict[str, Any]] = {name: {} for name in parameters}
+        with torch.no_grad():
+            for entry, value in snapshot.named_tensors():
+                if entry.name in model:
+                    model[entry.name].copy_(value)
+                else:
+                    name, key = _split(entry.name)
+                    parameter = parameters[name]
+                    state[name][key] = self._own_tensor(parameter, groups[parameter], key, value)
+        for name, values in _dictionary(snapshot.scalars["state"]).items():
+            state[name].update({key: _plain(value) for key, value in _dictionary(values).items()})
+        for name, parameter in parameters.items():
+            self._optimizer.state.pop(parameter, None)
+            if state[name]:
+                self._optimizer.state[parameter] = state[name]
+        for group, numbers in zip(self._optimizer.param_groups, _list(snapshot.scalars["groups"]), strict=True):
+            set_group_numbers(group, numbers)
+        if self._scheduler is not None:
+            here = self._scheduler.state_dict()
+            self._scheduler.load_state_dict(merge_numbers(here, snapshot.scalars["scheduler"]))
+
+    # ---- what there is
+
+    def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and tensor of everything that belongs under `model/`."""
+        if self._model is None:
+            yield from self._optimized()
+            return
+        parameters = dict(self._model.named_parameters())
+        yield from parameters.items()
+        known = {id(parameter) for parameter in parameters.values()}
+        yield from ((name, each) for name, each in self._optimized() if id(each) not in known)
+        if self._include_buffers:
+            persistent = self._model.state_dict(keep_vars=True)
+            yield from ((name, each) for name, each in self._model.named_buffers() if name in persistent)
+
+    def _optimized(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and parameter of everything that the optimizer trains, in the order of its groups."""
+        names: dict[int, str] = {}
+        if self._model is not None:
+            names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        for i, group in enumerate(self._optimizer.param_groups):
+            given = group.get("param_names")
+            for j, parameter in enumerate(group["params"]):
+                own = given[j] if given else f"group{i}.{j}"
+                yield names.get(id(parameter), own), parameter
+
+    def _tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
+        for name, tensor in self._model_tensors():
+            yield _entry(MODEL + name, tensor), tensor.detach()
+        for name, parameter in self._optimized():
+            for key, value in sorted(self._optimizer.state.get(parameter, {}).items()):
+                if isinstance(value, torch.Tensor):
+                    yield _entry(f"{OPTIMIZER}{name}/{_plain_key(key)}", value), value.detach()
+
+    def _scalars(self) -> dict[str, Json]:
+        state: dict[str, Json] = {}
+        for name, parameter in self._optimized():
+            values = self._optimizer.state.get(parameter, {}).items()
+            numbers = {_plain_key(k): _scalar(name, k, v) for k, v in values if not isinstance(v, torch.Tensor)}
+            if numbers:
+                state[name] = dict(numbers)
+        return {
+            "groups": [group_numbers(group) for group in self._optimizer.param_groups],
+            "scheduler": None if self._scheduler is None else numbers_of(self._scheduler.state_dict()),
+            "state": state,
+        }
+
+    # ---- what may come in
+
+    def _check(self, tensors: tuple[TensorEntry, ...], scalars: dict[str, Json]) -> None:
+        here = {MODEL + name: _entry(MODEL + name, tensor) for name, tensor in self._model_tensors()}
+        there = {entry.name: entry for entry in tensors if entry.name.startswith(MODEL)}
+        for name in sorted(here.keys() | there.keys()):
+            if here.get(name) != there.get(name):
+                raise ConfigurationError(
+                    f"the state does not fit this model: {name} is {_describe(there.get(name))} in the state and "
+                    f"{_describe(here.get(name))} here; build the same model with the same dtype as the run"
+                )
+        model_bytes = sum(entry.size_bytes for entry in here.values())
+        others = [entry for entry in tensors if entry.name not in here]
+        if layout_bytes(others) > _MAX_OPTIMIZER_FACTOR * model_bytes + _MAX_OPTIMIZER_EXTRA_BYTES:
+            raise ConfigurationError("the state holds far more optimizer state than any optimizer keeps for this model")
+        parameters = {name for name, _ in self._optimized()}
+        for entry in others:
+            if not entry.name.startswith(OPTIMIZER) or _split(entry.name)[0] not in parameters:
+                raise ConfigurationError(f"the state holds {entry.name}, which this optimizer does not train")
+        self._check_scalars(scalars, parameters)
+
+    def _check_scalars(self, scalars: dict[str, Json], parameters: set[str]) -> None:
+        if scalars.keys() != {"groups", "scheduler", "state"}:
+            raise ConfigurationError("the state's scalars are malformed: not groups, scheduler and state")
+        groups, count = _list(scalars["groups"]), len(self._optimizer.param_groups)
+        if len(groups) != count or not all(isinstance(group, dict) for group in groups):
+            raise ConfigurationError(f"the state has {len(groups)} parameter groups and this optimizer {count}")
+        for name, values in _dictionary(scalars["state"]).items():
+            if name not in parameters:
+                raise ConfigurationError(f"the state holds numbers for {name[:100]}, which is not trained here")
+            for key, value in _dictionary(values).items():
+                if isinstance(value, dict | list) or not key:
+                    raise ConfigurationError(f"optimizer state {key[:100]} of {name[:100]} is not a plain value")
+        if (self._scheduler is None) != (scalars["scheduler"] is None):
+            raise ConfigurationError("the state has a learning-rate scheduler where this peer has none, or the reverse")
+
+    def _own_tensor(
+        self, parameter: torch.Tensor, group: dict[str, Any], key: str, value: torch.Tensor
+    ) -> torch.Tensor:
+        """The optimizer's tensor `key` of `parameter`, filled with `value`; a new one if there is none that fits."""
+        tensor = self._optimizer.state.get(parameter, {}).get(key)
+        if not isinstance(tensor, torch.Tensor) or (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
+            # torch keeps step counters on the CPU, where reading them costs nothing, unless its kernels count.
+            on_cpu = key == "step" and not group.get("capturable") and not group.get("fused")
+            if (parameter.shape, parameter.dtype) == (value.shape, value.dtype) and not on_cpu:
+                tensor = torch.empty_like(parameter, requires_grad=False)
+            else:
+                tensor = torch.empty(value.shape, dtype=value.dtype, device="cpu" if on_cpu else parameter.device)
+        return tensor.copy_(value)
+
+
+def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """The model without wrappers that rename its parameters on some peers only."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, torch.nn.Module):
+            return model
+        model = inner
+
+
+def _entry(name: str, tensor: torch.Tensor) -> TensorEntry:
+    dtype = DTYPE_NAMES.get(tensor.dtype)
+    if dtype is None or tensor.layout is not torch.strided:
+        raise ConfigurationError(f"{name} is a tensor of {tensor.dtype}, {tensor.layout}, which a state cannot hold")
+    return TensorEntry(name, dtype, tuple(tensor.shape))
+
+
+def _pieces(tensors: Iterator[torch.Tensor]) -> Iterator[memoryview]:
+    """The bytes of a snapshot of `tensors`, piece by piece; each is valid until the next is taken."""
+    for tensor in tensors:
+        flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+        yield flat.numpy().data
+        yield gap_after(flat.numel())
+
+
+def _plain_key(key: object) -> str:
+    if not isinstance(key, str) or not key or "/" in key:
+        raise ConfigurationError(f"the optimizer keeps state under {key!r}; keys must be text without a slash")
+    return key
+
+
+def _scalar(name: str, key: str, value: Any) -> Json:
+    if isinstance(value, bool | str) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return encode_number(value)
+    raise ConfigurationError(
+        f"the optimizer keeps {key} of {name} as {type(value).__name__}; only tensors and plain numbers can be shared"
+    )
+
+
+def _plain(value: Json) -> Json:
+    """The reverse of `_scalar`."""
+    return value if isinstance(value, bool) or (number := decode_number(value)) is None else number
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Parameter name and key of an optimizer tensor's name."""
+    parameter, _, key = name.removeprefix(OPTIMIZER).rpartition("/")
+    return parameter, key
+
+
+def _describe(entry: TensorEntry | None) -> str:
+    return "missing" if entry is None else f"{entry.dtype} {list(entry.shape)}"
+
+
+def _dictionary(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise ConfigurationError("the state's scalars are malformed: a dictionary is missing")
+    return value
+
+
+def _list(value: Json) -> list[Json]:
+    if not isinstance(value, list):
+        raise ConfigurationError("the state's scalars are malformed: a list is missing")
+    return value

@@ -1,0 +1,160 @@
+"""Asking donors what state they have, and choosing one.
+
+Donors are asked all at once. Each votes for the states that it holds ready; the state with most votes wins, then the
+later one, then the one with the lower digest. As soon as more than half of all donors agree, the others get
+`GRACE_S` more to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from blake3 import blake3
+
+from minga.core.errors import ProtocolError, RemoteError, SilentError, StateMismatchError, UnreachableError
+from minga.network.interface import PeerId
+from minga.network.rpc.node import Node
+from minga.training.state.manifest import Manifest
+from minga.training.transfer.chunk_fetch import drop_donor
+from minga.training.transfer.messages import (
+    BOUNDARY_WAIT_S,
+    CHUNK_TIMEOUT_S,
+    DESCRIBE,
+    MANIFEST,
+    PAGE_BYTES,
+    DescribeReply,
+    DescribeRequest,
+    Description,
+    ManifestReply,
+    ManifestRequest,
+)
+
+DESCRIBE_TIMEOUT_S = BOUNDARY_WAIT_S + 15.0
+"""Seconds for an answer: the donor's own wait, and time to dial, copy and hash."""
+
+GRACE_S = 1.0
+MAX_REASONS = 10
+
+
+class OvertakenError(UnreachableError):
+    """Nobody has the state that is wanted any more: all who have one have taken further steps since."""
+
+
+class Donors:
+    """The donors that were asked: what they have, which states lead, and why some are not used any more."""
+
+    def __init__(self, node: Node, donors: Sequence[PeerId], expect_digest: str | None) -> None:
+        self.failed: dict[PeerId, RemoteError] = {}
+        self._node, self._donors, self._expect_digest = node, list(dict.fromkeys(donors)), expect_digest
+        self._votes: dict[Description, set[PeerId]] = {}
+        self._reached: dict[PeerId, int] = {}
+        """The newest step of which each donor has the state."""
+        self._minimum_step = 0
+
+    async def ask(self, minimum_step: int) -> None:
+        """Ask all donors what they have of that step or later ones."""
+        self._minimum_step = minimum_step
+        asking = {asyncio.ensure_future(_ask(self._node, donor, minimum_step)): donor for donor in self._donors}
+        try:
+            waiting = set(asking)
+            while waiting:
+                most = max(map(len, self._votes.values()), default=0)
+                grace_s = GRACE_S if most * 2 > len(self._donors) else None
+                answered, waiting = await asyncio.wait(waiting, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+                if not answered:
+                    break
+                for task in sorted(answered, key=lambda each: asking[each]):
+                    self._count(asking[task], task)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    def leading(self) -> tuple[Description, list[PeerId]] | None:
+        """The state that most of the donors not yet dropped have, and which these are; None if there is none."""
+        supporters = {state: sorted(voters - self.failed.keys()) for state, voters in self._votes.items()}
+        ranking = sorted(supporters, key=lambda state: (-len(supporters[state]), -state.step, state.digest))
+        return (ranking[0], supporters[ranking[0]]) if ranking and supporters[ranking[0]] else None
+
+    def drop(self, donor: PeerId, error: RemoteError) -> None:
+        """Do not use a donor any more, and say why."""
+        self.failed[donor] = error
+        drop_donor(self._node, donor, error)
+
+    def nobody(self) -> UnreachableError:
+        """The error that tells why the state cannot be had; an `OvertakenError` if it has become an old one."""
+        reasons = [f"{donor[:10]}: {error.message}" for donor, error in sorted(self.failed.items())]
+        reached = {donor: step for donor, step in sorted(self._reached.items()) if donor not in self.failed}
+        reasons += [
+            f"{donor[:10]}: has another state than the one wanted, of step {reached[donor]}" for donor in reached
+        ]
+        count, told = len(self._donors), "; ".join(reasons[:MAX_REASONS]) or "there was nobody to ask"
+        kind = OvertakenError if reached and min(reached.values()) > self._minimum_step else UnreachableError
+        return kind(f"none of {count} donors could serve the state ({told})", phase="state download")
+
+    async def fetch_manifest(self) -> tuple[Manifest, list[PeerId]]:
+        """The manifest of the leading state, and who has that state.
+
+        A donor that does not serve what it described is dropped, with its vote. Raises `UnreachableError` when no
+        state is left.
+        """
+        while leading := self.leading():
+            state, supporters = leading
+            donor = supporters[0]
+            try:
+                async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                    return _checked(donor, state, await _receive_manifest(self._node, donor, state.digest)), supporters
+            except TimeoutError:
+                self.drop(donor, SilentError(f"sent no manifest within {CHUNK_TIMEOUT_S:.0f} s", peer=donor))
+            except RemoteError as error:
+                self.drop(donor, error)
+        raise self.nobody()
+
+    def _count(self, donor: PeerId, answer: asyncio.Task[DescribeReply]) -> None:
+        try:
+            states = answer.result().snapshots
+        except RemoteError as error:
+            self.drop(donor, error)
+            return
+        self._reached[donor] = max(state.step for state in states)
+        for state in states:
+            if self._expect_digest in (None, state.digest):
+                self._votes.setdefault(state, set()).add(donor)
+
+
+async def _ask(node: Node, donor: PeerId, minimum_step: int) -> DescribeReply:
+    request = DescribeRequest(minimum_step)
+    reply = await node.call(donor, DESCRIBE, request, DescribeReply, timeout_s=DESCRIBE_TIMEOUT_S)
+    if not reply.snapshots or any(state.step < minimum_step for state in reply.snapshots):
+        error_text = f"offers no state or one before step {minimum_step}"
+        node.offend(donor, error_text)
+        raise ProtocolError(error_text, peer=donor)
+    return reply
+
+
+async def _receive_manifest(node: Node, donor: PeerId, digest: str) -> bytearray:
+    encoded = bytearray()
+    async with node.open(donor, MANIFEST) as stream:
+        await stream.send(ManifestRequest(digest))
+        size_bytes = (await stream.receive(ManifestReply)).size_bytes
+        # Memory grows with what really came, not with what was announced.
+        while len(encoded) < size_bytes:
+            page = bytearray(min(PAGE_BYTES, size_bytes - len(encoded)))
+            await stream.receive_bulk_into(memoryview(page))
+            encoded += page
+        await stream.finish()
+    return encoded
+
+
+def _checked(donor: PeerId, state: Description, encoded: bytearray) -> Manifest:
+    """The decoded manifest. Raises `StateMismatchError` if it is not what the donor described."""
+    if blake3(encoded).hexdigest() != state.digest:
+        raise StateMismatchError("served a manifest that does not match its digest", peer=donor)
+    try:
+        manifest = Manifest.decode(encoded)
+    except ValueError as error:
+        raise StateMismatchError(f"offers a state that nobody can use: {error}", peer=donor) from error
+    if manifest.step != state.step:
+        raise StateMismatchError(f"calls a state of step {manifest.step} one of step {state.step}", peer=donor)
+    return manifest

@@ -1,0 +1,177 @@
+"""Downloading a training state from several donors at once, verified and resumable.
+
+Theory of operation. The donors are asked what they have, and the state that most of them publish is chosen; its digest
+is what everything else is checked against. The manifest is taken from any of them, then the chunks from all of them
+(see `_chunk_fetch`). Chunks that this peer has already, in its own state or in a cache left by a download that broke
+off, are not transferred: healing a peer that differs in one tensor costs a few chunks.
+
+Who serves something that does not match is dropped, named and counted as an offender; the download goes on with the
+others. The number of donors that publish a digest is all that this module knows about its truth, so a caller that
+learned the digest from the signed records of the whole swarm should pass it as `expect_digest`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.core.errors import RemoteError, StorageError
+from minga.network.interface import PeerId
+from minga.network.meta_bytes import fill
+from minga.network.rpc.node import Node
+from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.chunk_cache import DownloadCache
+from minga.training.transfer.chunk_fetch import ChunkFetch
+from minga.training.transfer.donors import Donors
+
+
+@dataclass(frozen=True)
+class SyncProgress:
+    """How far a download is. `done_bytes` counts verified bytes, `reused_bytes` those of them that were here already;
+    `received_bytes` is what each donor sent.
+    """
+
+    step: int
+    done_bytes: int
+    total_bytes: int
+    reused_bytes: int
+    done_chunks: int
+    total_chunks: int
+    received_bytes: dict[PeerId, int]
+
+
+@dataclass(frozen=True)
+class DownloadedState:
+    """A verified state; how many bytes of chunks were transferred for it; and which donors failed, and why."""
+
+    snapshot: StateSnapshot
+    manifest: Manifest
+    received_bytes: int
+    failed: dict[PeerId, RemoteError]
+
+
+async def download(
+    node: Node,
+    donors: Sequence[PeerId],
+    *,
+    minimum_step: int = 0,
+    expect_digest: str | None = None,
+    have: StateSnapshot | None = None,
+    cache: Path | None = None,
+    accept: Callable[[Manifest], None] | None = None,
+    progress: Callable[[SyncProgress], None] | None = None,
+) -> DownloadedState:
+    """Download the state after step `minimum_step` or later that most of `donors` publish.
+
+    `have` is this peer's own state (without content, if the one to come has none), `cache` a folder for verified
+    chunks. `accept` may refuse a manifest, by raising, before memory is taken for its state: pass
+    `TrainingState.check`. Raises `UnreachableError` with the reason of each donor if the state could not be had from
+    them, `StorageError` if memory does not suffice, and what `accept` raises.
+    Chunks that arrived stay in the cache; trying again is up to the caller.
+    """
+    asked = Donors(node, donors, expect_digest)
+    await asked.ask(minimum_step)
+    manifest, supporters = await asked.fetch_manifest()
+    if accept is not None:
+        accept(manifest)
+    device = torch.device("cpu") if have is None else have.buffer.device
+    work = _Download(node, manifest, DownloadCache(cache, manifest, node.events), progress, device)
+    return await work.run(asked, supporters, have)
+
+
+class _Download:
+    """One download, from the manifest on."""
+
+    def __init__(
+        self,
+        node: Node,
+        manifest: Manifest,
+        cache: DownloadCache,
+        progress: Callable[[SyncProgress], None] | None,
+        device: torch.device,
+    ) -> None:
+        self._node, self._manifest, self._cache, self._progress = node, manifest, cache, progress
+        try:
+            self._buffer = torch.empty(manifest.total_bytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:
+            raise StorageError(f"no memory for a state of {manifest.total_bytes >> 20} MiB") from error
+        self._target = as_bytes(self._buffer)
+        self._done_bytes = self._done_chunks = self._reused_bytes = 0
+        self._received_bytes: dict[PeerId, int] = {}
+
+    async def run(self, asked: Donors, supporters: list[PeerId], have: StateSnapshot | None) -> DownloadedState:
+        manifest = self._manifest
+        missing = await asyncio.get_running_loop().run_in_executor(None, self._copy_own, have)
+        try:
+            missing = await self._cache.fill(missing, self._chunk)
+            self._count_reused(missing)
+            fetch = ChunkFetch(self._node, manifest, missing, self._store, self._buffer.device)
+            self._received_bytes = fetch.received_bytes
+            self._tell()
+            await fetch.run(supporters)
+            asked.failed.update(fetch.failed)
+            if not fetch.complete:
+                raise asked.nobody()
+        finally:
+            await self._cache.close()
+        await self._cache.remove()
+        received_bytes = sum(self._received_bytes.values())
+        self._node.events.emit(
+            "state.downloaded",
+            step=manifest.step,
+            digest=manifest.digest,
+            received_bytes=received_bytes,
+            total_bytes=manifest.total_bytes,
+            donors=[str(donor) for donor in sorted(self._received_bytes)],
+        )
+        snapshot = StateSnapshot(manifest.step, manifest.tensors, manifest.scalars, self._buffer)
+        return DownloadedState(snapshot, manifest, received_bytes, asked.failed)
+
+    def _chunk(self, index: int) -> memoryview:
+        start = index * CHUNK_BYTES
+        return self._target[start : start + self._manifest.chunk_size(index)]
+
+    def _copy_own(self, have: StateSnapshot | None) -> list[int]:
+        """Copy the chunks that `have` holds to where they belong; returns the indices of the others."""
+        if have is None:
+            return list(range(self._manifest.chunk_count))
+        places, missing = build_manifest(have).hash_index(), []
+        for index in range(self._manifest.chunk_count):
+            place = places.get(self._manifest.chunk_hash(index))
+            if place is None:
+                missing.append(index)
+            else:
+                fill(self._chunk(index), have.bytes_view[place * CHUNK_BYTES : (place + 1) * CHUNK_BYTES])
+        return missing
+
+    def _count_reused(self, missing: list[int]) -> None:
+        manifest = self._manifest
+        self._reused_bytes = manifest.total_bytes - sum(map(manifest.chunk_size, missing))
+        self._done_bytes, self._done_chunks = self._reused_bytes, manifest.chunk_count - len(missing)
+
+    async def _store(self, index: int, data: memoryview) -> None:
+        fill(self._chunk(index), data)
+        self._done_bytes += data.nbytes
+        self._done_chunks += 1
+        await self._cache.write(index, self._chunk(index))
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            self._progress(
+                SyncProgress(
+                    self._manifest.step,
+                    self._done_bytes,
+                    self._manifest.total_bytes,
+                    self._reused_bytes,
+                    self._done_chunks,
+                    self._manifest.chunk_count,
+                    dict(self._received_bytes),
+                )
+            )

@@ -1,0 +1,79 @@
+"""What donors and downloaders of a training state say to each other.
+
+state.describe   DescribeRequest -> DescribeReply               what can be had; may wait for a step boundary
+state.manifest   ManifestRequest -> ManifestReply, then bulk frames of at most PAGE_BYTES until all bytes came
+state.chunks     OpenDownload, then Take -> one bulk frame for each index, as often as wanted; an empty Take ends it
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from minga.training.state.manifest import MAX_MANIFEST_BYTES, MAX_STATE_BYTES, MAX_STEP, Digest
+
+DESCRIBE, MANIFEST, CHUNKS = "state.describe", "state.manifest", "state.chunks"
+
+PAGE_BYTES = 1 << 20
+MAX_TAKE = 32
+"""Most chunks asked for in one message."""
+
+MAX_HELD = 2
+"""Most snapshots that one donor holds at a time."""
+
+CHUNK_TIMEOUT_S = 60.0
+"""Seconds for one chunk: a donor or downloader below 17 KB/s only holds the others up."""
+
+BOUNDARY_WAIT_S = 30.0
+"""Seconds that a donor waits for its training thread to come by. It comes by between two micro-batches."""
+
+Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_STATE_BYTES >> 20)]
+
+
+class DescribeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What state after global step `minimum_step` or later can be had?"""
+
+    minimum_step: Step
+
+
+class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One state that the donor holds ready."""
+
+    step: Step
+    digest: Digest
+
+
+class DescribeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All states that the donor holds ready, newest first."""
+
+    snapshots: Annotated[tuple[Description, ...], msgspec.Meta(max_length=MAX_HELD)]
+
+
+class ManifestRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Send the manifest with this digest."""
+
+    digest: Digest
+
+
+class ManifestReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many bytes of manifest follow."""
+
+    size_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
+
+
+class OpenDownload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The chunks asked for on this stream are those of the state with this digest."""
+
+    digest: Digest
+
+
+class DownloadOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Go ahead."""
+
+
+class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Send these chunks, in this order; none at all means that the download is over."""
+
+    indices: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_TAKE)]

@@ -1,0 +1,240 @@
+"""Serving the training state to newcomers and to peers that fell behind.
+
+Theory of operation. The state may be copied only between two optimizer steps, and only by the training thread. So a
+request that no held snapshot satisfies raises a flag; the training thread asks `wants` whenever it comes by, which
+costs one attribute when nobody asked, and hands over a copy with `publish`. All who asked meanwhile are served from
+that one copy, so that they also agree on it. It is dropped when nobody used it for `IDLE_S` seconds. But the state
+after the run's last step stays, since no training thread is left that could be asked for it again.
+
+A snapshot takes as much memory as the state itself. There are never more than two, and none that is being downloaded
+makes room for a newer one before it is `MIN_HELD_S` old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from minga.core.aio.signal import Signal
+from minga.core.errors import ProtocolError, RejectedError, SilentError
+from minga.core.thread_guard import any_thread, loop_bound
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.transfer.messages import (
+    BOUNDARY_WAIT_S,
+    CHUNK_TIMEOUT_S,
+    CHUNKS,
+    DESCRIBE,
+    MANIFEST,
+    MAX_HELD,
+    PAGE_BYTES,
+    DescribeReply,
+    DescribeRequest,
+    Description,
+    DownloadOpened,
+    ManifestReply,
+    ManifestRequest,
+    OpenDownload,
+    Take,
+)
+
+IDLE_S = 60.0
+"""Seconds after the last use during which a snapshot stays for downloads that resume or come late."""
+
+MIN_HELD_S = 120.0
+MAX_DOWNLOADS = 8
+"""Downloads served at once; each has one chunk of 1 MiB in flight, and what the transport buffers."""
+
+MAX_WAITING = 64
+
+
+@dataclass(eq=False)
+class _Held:
+    snapshot: StateSnapshot
+    manifest: Manifest
+    since: float
+    last_used: float
+    downloads: int = 0
+    stays: bool = False
+
+
+@loop_bound
+class StateServer:
+    """Answers `state.*` calls on `node`. Made on the event loop; `wants` and `publish` are for the training thread."""
+
+    def __init__(self, node: Node, *, max_downloads: int = MAX_DOWNLOADS, idle_s: float = IDLE_S) -> None:
+        self._node, self._max_downloads, self._idle_s = node, max_downloads, idle_s
+        self._loop = asyncio.get_running_loop()
+        self._held: tuple[_Held, ...] = ()  # newest first; replaced as a whole, for other threads read it
+        self._published_step = -1
+        self._waiting: list[int] = []
+        self._is_fetching = False
+        self._changed = Signal()
+        self._downloads: dict[PeerId, int] = {}
+        node.serve(DESCRIBE, self._describe)
+        node.serve(MANIFEST, self._serve_manifest)
+        node.serve(CHUNKS, self._serve_chunks)
+
+    # ---- for the training thread
+
+    @any_thread
+    def wants(self, step: int) -> bool:
+        """Whether to call `publish` with the state after `step`, which is how it is right now; any thread, cheap."""
+        if not self._waiting or step <= self._published_step:
+            return False
+        oldest = self._held[-1] if len(self._held) >= MAX_HELD else None
+        return oldest is None or not oldest.downloads or self._loop.time() - oldest.since >= MIN_HELD_S
+
+    @any_thread
+    def publish(self, snapshot: StateSnapshot, manifest: Manifest | None = None, *, stays: bool = False) -> None:
+        """Serve `snapshot`, which must not be changed any more; any thread. Its manifest is computed if not given.
+
+        With `stays` it is served until the peer ends, however long nobody asks for it.
+        """
+        self._published_step = snapshot.step
+        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile, and with it all who wanted the state
+            self._loop.call_soon_threadsafe(lambda: self._node.spawn(self._admit(snapshot, manifest, stays=stays)))
+
+    @any_thread
+    def publish_last(self, snapshot: StateSnapshot) -> None:
+        """Serve the state after the run's last step, until the peer ends."""
+        self.publish(snapshot, stays=True)
+
+    @any_thread
+    def withdraw(self) -> None:
+        """Serve none of the snapshots held, because this peer's state turned out to be wrong; any thread."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._withdraw)
+
+    # ---- for everybody
+
+    @property
+    @any_thread
+    def held_bytes(self) -> int:
+        """Bytes of the snapshots held in memory."""
+        return sum(held.manifest.total_bytes for held in self._held)
+
+    @contextlib.contextmanager
+    def fetching(self) -> Iterator[None]:
+        """This peer fetches the state itself: nobody waits for what it does not have yet; on the loop."""
+        self._is_fetching = True
+        self._changed.fire()
+        try:
+            yield
+        finally:
+            self._is_fetching = False
+
+    # ---- inner workings, on the loop
+
+    async def _admit(self, snapshot: StateSnapshot, manifest: Manifest | None, *, stays: bool) -> None:
+        if manifest is None:
+            manifest = await self._loop.run_in_executor(None, build_manifest, snapshot)
+        now = self._loop.time()
+        if all(held.manifest.digest != manifest.digest for held in self._held):
+            held = [*self._held]
+            # Room is made by what nobody downloads, then by what is oldest.
+            while len(held) >= MAX_HELD:
+                held.remove(min(held, key=lambda h: (h.downloads > 0, h.since)))
+            held.append(_Held(snapshot, manifest, now, now))
+            self._held = tuple(sorted(held, key=lambda h: -h.snapshot.step))
+            self._node.events.emit("state.published", step=snapshot.step, digest=manifest.digest)
+        self._use(manifest.digest).stays |= stays
+        self._changed.fire()
+
+    def _release_idle(self) -> None:
+        now = self._loop.time()
+        # Timers may fire a rounding error early.
+        kept = tuple(h for h in self._held if h.stays or h.downloads or now - h.last_used < self._idle_s - 1e-3)
+        if len(kept) < len(self._held):
+            self._held = kept
+            self._published_step = max((held.snapshot.step for held in kept), default=-1)
+
+    def _withdraw(self) -> None:
+        self._held, self._published_step = (), -1
+
+    def _use(self, digest: str) -> _Held:
+        held = next((held for held in self._held if held.manifest.digest == digest), None)
+        if held is None:
+            raise RejectedError("the state with this digest is not held here any more", code="gone")
+        held.last_used = self._loop.time()
+        self._loop.call_later(self._idle_s, self._release_idle)
+        return held
+
+    async def _describe(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(DescribeRequest)
+        if len(self._waiting) >= MAX_WAITING:
+            raise RejectedError("too many peers are waiting for the state here", code="busy", peer=peer)
+        deadline = self._loop.time() + BOUNDARY_WAIT_S
+        while not (ready := [held for held in self._held if held.snapshot.step >= request.minimum_step]):
+            left_s = deadline - self._loop.time()
+            if left_s <= 0 or self._is_fetching:
+                raise RejectedError(f"no state of step {request.minimum_step} or later here", code="not_ready")
+            self._waiting.append(request.minimum_step)
+            try:
+                await self._changed.wait(left_s)
+            finally:
+                self._waiting.remove(request.minimum_step)
+        for held in ready:
+            self._use(held.manifest.digest)
+        found = (Description(h.snapshot.step, h.manifest.digest) for h in ready)
+        await stream.send(DescribeReply(tuple(found)))
+
+    async def _serve_manifest(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(ManifestRequest)
+        encoded = memoryview(self._use(request.digest).manifest.encoded)
+        await stream.send(ManifestReply(encoded.nbytes))
+        for start in range(0, encoded.nbytes, PAGE_BYTES):
+            await _timely(stream.send_bulk(encoded[start : start + PAGE_BYTES]), peer)
+
+    async def _serve_chunks(self, peer: PeerId, stream: MessageStream) -> None:
+        digest = (await stream.receive(OpenDownload)).digest
+        held = self._use(digest)
+        if sum(self._downloads.values()) >= self._max_downloads or self._downloads.get(peer, 0) >= 2:
+            raise RejectedError(f"{self._max_downloads} downloads are served at a time", code="busy")
+        self._downloads[peer] = self._downloads.get(peer, 0) + 1
+        held.downloads += 1
+        try:
+            await stream.send(DownloadOpened())
+            await self._send_chunks(held, peer, stream)
+        finally:
+            held.downloads -= 1
+            self._downloads[peer] -= 1
+            if not self._downloads[peer]:
+                del self._downloads[peer]
+            held.last_used = self._loop.time()
+            self._loop.call_later(self._idle_s, self._release_idle)
+
+    async def _send_chunks(self, held: _Held, peer: PeerId, stream: MessageStream) -> None:
+        manifest, data = held.manifest, held.snapshot.bytes_view
+        # Chunks may be asked for again after a dropped connection, but not for ever.
+        left = 2 * manifest.chunk_count + MAX_HELD
+        while indices := (await self._next_take(peer, stream)).indices:
+            left -= len(indices)
+            if max(indices) >= manifest.chunk_count or left < 0:
+                raise ProtocolError("asked for chunks that do not exist, or too often", peer=peer)
+            for index in indices:
+                if held not in self._held:
+                    raise RejectedError("this state made room for a newer one", code="gone", peer=peer)
+                start = index * CHUNK_BYTES
+                await _timely(stream.send_bulk(data[start : start + manifest.chunk_size(index)]), peer)
+
+    async def _next_take(self, peer: PeerId, stream: MessageStream) -> Take:
+        try:
+            async with asyncio.timeout(CHUNK_TIMEOUT_S):
+                return await stream.receive(Take)
+        except TimeoutError as error:
+            raise RejectedError("nothing was asked for any more", code="idle", peer=peer) from error
+
+
+async def _timely(sending: Coroutine[Any, Any, None], peer: PeerId) -> None:
+    try:
+        async with asyncio.timeout(CHUNK_TIMEOUT_S):
+            await sending
+    except TimeoutError as error:
+        raise SilentError(f"did not take a chunk within {CHUNK_TIMEOUT_S:.0f} s", peer=peer) from error

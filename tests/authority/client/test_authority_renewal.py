@@ -1,0 +1,172 @@
+"""Tokens of an authority that are renewed, or not, in the middle of a run; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from minga.authority.client.renewal import keep_renewed
+from minga.core.errors import RejectedError, UnreachableError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.ledger import CLOCK_SKEW_S
+from minga.identity.access.token import Login, Token
+from minga.identity.keys.keys import Identity
+from minga.network.virtual.host import EPOCH_S
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.access.admission import Admission
+from minga.training.session import Session, SessionSettings
+from tests.identity.access.test_members import ORGANISER, ended, grant, make_swarm, members_spec, train_on
+from tests.worlds.swarm_tools import virtually as virtually_for
+
+INVITATION = Identity.from_seed(b"i" * 32)
+TOKEN_S = 40
+virtually = functools.partial(virtually_for, limit_s=1000.0)
+SLOW = TrainerSettings(micro_batch=4, micro_batch_s=5.0)
+
+
+@dataclass
+class Authority:
+    """Signs at its own time for `alice`; raises `failures` first, and `says_no` from then on."""
+
+    spec: RunSpec
+    now_s: float = EPOCH_S
+    last_s: float = float("inf")
+
+    def token_for(self, peer_id: str) -> Token:
+        permission = grant(self.spec, INVITATION.peer_id, ORGANISER, uses=100)
+        expires = int(min(self.last_s, self.now_s + TOKEN_S))
+        return Token.by_login(permission, INVITATION, peer_id, Login("alice", expires))
+
+
+class Renewing:
+    """Stands in for `LogIn`: the same authority, asked by one peer of the virtual world."""
+
+    def __init__(self, authority: Authority, peer: SimulatedPeer, *failures: Exception) -> None:
+        self.authority, self.peer, self.failures = authority, peer, list(failures)
+        self.asked_s: list[float] = []
+
+    async def renew(self, identity: Identity) -> Token:
+        self.authority.now_s = self.peer.network.wall_time()
+        self.asked_s.append(self.authority.now_s - EPOCH_S)
+        if self.failures:
+            raise self.failures.pop(0)
+        return self.authority.token_for(identity.peer_id)
+
+
+def add(swarm: Swarm, authority: Authority, *failures: Exception, skew_s: float = 0.0) -> tuple[str, Renewing]:
+    """A member whose token is kept renewed."""
+    peer = swarm.add(HostSettings(clock_skew_s=skew_s), SLOW, access=authority)  # type: ignore[arg-type]
+    renewing = Renewing(authority, peer, *failures)
+    peer.session.node.spawn(keep_renewed(peer.session, renewing))  # type: ignore[arg-type]
+    return peer.name, renewing
+
+
+def now_s() -> float:
+    """Virtual seconds since the beginning."""
+    return asyncio.get_running_loop().time()
+
+
+def tokens_known(swarm: Swarm, of: str, at: str) -> Any:
+    known = swarm.peers[at].session.admission.members()[swarm.peers[of].network.peer_id]
+    return known.access.expires
+
+
+@virtually
+async def test_members_train_on_while_their_tokens_are_renewed() -> None:
+    spec = members_spec()
+    swarm, authority = make_swarm(spec), Authority(spec)
+    names = [add(swarm, authority, skew_s=skew_s)[0] for skew_s in (-50.0, 0.0, 50.0)]
+    await swarm.run_until_step(2, peers=names)
+    while now_s() < 2 * TOKEN_S + CLOCK_SKEW_S:
+        await train_on(swarm, names)
+    assert not swarm.log.of("access.ended")
+    assert {logged.peer for logged in swarm.log.of("access.renewed")} == set(names)
+    late, _ = add(swarm, authority)
+    await train_on(swarm, [*names, late])
+    assert all(tokens_known(swarm, of, late) > EPOCH_S + CLOCK_SKEW_S + TOKEN_S for of in names)
+    assert {m.access.name for m in swarm.peers[names[0]].session.admission.members().values()} == {"alice"}
+    await swarm.close()
+
+
+@virtually
+async def test_an_authority_that_is_down_for_a_while_is_not_noticed() -> None:
+    spec = members_spec()
+    swarm, authority = make_swarm(spec), Authority(spec)
+    down = [UnreachableError("down")] * 3
+    steady, _ = add(swarm, authority)
+    patient, renewing = add(swarm, authority, *down)
+    await swarm.run_until_step(2, peers=[steady, patient])
+    while now_s() < 2 * TOKEN_S + CLOCK_SKEW_S:
+        await train_on(swarm, [steady, patient])
+    assert not swarm.log.of("access.ended")
+    pauses = [after - before for before, after in zip(renewing.asked_s, renewing.asked_s[1:], strict=False)]
+    assert pauses[:3] == pytest.approx([5.0, 10.0, 20.0], abs=1.0)
+    await swarm.close()
+
+
+@virtually
+async def test_who_gets_no_further_token_goes_when_the_last_one_ends() -> None:
+    spec = members_spec()
+    swarm, authority = make_swarm(spec), Authority(spec)
+    steady, _ = add(swarm, authority)
+    second, _ = add(swarm, authority)
+    removed, renewing = add(swarm, authority, RejectedError("alice is not on the list", code="access"))
+    await swarm.run_until_step(2, peers=[steady, second, removed])
+    gone = swarm.peers[removed]
+    await gone.ended.wait()
+    assert isinstance(gone.error, RejectedError)
+    assert "has expired; log in again" in str(gone.error)
+    assert len(renewing.asked_s) == 1, "a no is not asked for again"
+    assert now_s() < TOKEN_S + CLOCK_SKEW_S + 130.0
+    await train_on(swarm, [steady, second])
+    assert all("expired" in why for why in ended(swarm, removed).values())
+    await swarm.close()
+
+
+@virtually
+async def test_whose_clock_is_too_far_ahead_is_told_so_and_does_not_ask_for_ever() -> None:
+    class OnTime(Renewing):
+        async def renew(self, identity: Identity) -> Token:
+            self.asked_s.append(now_s())
+            self.authority.now_s = EPOCH_S + now_s()
+            return self.authority.token_for(identity.peer_id)
+
+    spec = members_spec()
+    swarm, authority = make_swarm(spec), Authority(spec)
+    peer = swarm.add(HostSettings(clock_skew_s=TOKEN_S + 2 * CLOCK_SKEW_S), SLOW, access=authority)  # type: ignore[arg-type]
+    renewing = OnTime(authority, peer)
+    await keep_renewed(peer.session, renewing)  # type: ignore[arg-type]
+    (told,) = swarm.log.of("access.not_renewed")
+    assert "clock is wrong" in str(told.event.fields["why"])
+    assert not told.event.fields["tries_again"]
+    assert len(renewing.asked_s) == 1
+    await swarm.close()
+
+
+@virtually
+async def test_whose_time_ends_is_not_asked_for_over_and_over() -> None:
+    spec = members_spec()
+    swarm, authority = make_swarm(spec), Authority(spec, last_s=EPOCH_S + 1.5 * TOKEN_S)
+    name, renewing = add(swarm, authority)
+    await swarm.peers[name].ended.wait()
+    assert len(renewing.asked_s) == 2
+    await swarm.close()
+
+
+@virtually
+async def test_an_organiser_has_nothing_to_renew() -> None:
+    spec = members_spec()
+    swarm = make_swarm(spec)
+    network = swarm.internet.host(name="organiser", private_key=ORGANISER.seed)
+    admission = Admission(network.peer_id, network.wall_time, None)
+    session = Session(network, ORGANISER, spec.run_id, SessionSettings(), (), admission)
+    renewing = Renewing(Authority(spec), session.node, UnreachableError("down"))  # type: ignore[arg-type]
+    await keep_renewed(session, renewing)  # type: ignore[arg-type]
+    assert renewing.asked_s == []
+    await swarm.close()

@@ -1,0 +1,564 @@
+"""The authority: who gets a token, who does not, and what it tells them. Without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from minga.authority.client.client import LoginNeeded
+from minga.authority.client.join import _completed
+from minga.authority.client.login import Credentials, LogIn
+from minga.authority.messages import ByAccessToken, ByCode, ByKey, Offer, SignedRequest, TokenRequest, decode
+from minga.authority.server.allow_list import AllowList
+from minga.authority.server.codes import HASH_PATTERN, fits, hashed, new_code
+from minga.authority.server.issuer import Issuer
+from minga.authority.server.rate_limit import RateLimit
+from minga.authority.server.revocation import watch_list
+from minga.authority.server.roster import RosterFile
+from minga.authority.server.service import BURST
+from minga.core.errors import (
+    ConfigurationError,
+    LocalError,
+    ProtocolError,
+    RejectedError,
+    StorageError,
+    UnreachableError,
+)
+from minga.identity.access.ledger import CLOCK_SKEW_S, NoAccessError
+from minga.identity.access.orders import Revocation
+from minga.identity.access.token import Token
+from minga.identity.keys.keys import Identity
+from minga.identity.links.links import Link
+from tests.worlds.authority_tools import (
+    CODES,
+    HOUR_S,
+    INVITATION,
+    ORGANISER,
+    OTHER,
+    PEER,
+    RUN,
+    Place,
+    asynchronously,
+    hash_of,
+    invitation_link,
+    ledger,
+    people,
+    raw,
+)
+
+ALICE = ByCode("alice", CODES["alice"])
+
+
+def peers(count: int) -> list[Identity]:
+    return [Identity.from_seed(bytes([i]) * 32) for i in range(1, count + 1)]
+
+
+async def token_of(place: Place, peer: Identity, login: Any = ALICE) -> Token:
+    client = place.client()
+    try:
+        answer = await client.token(peer, login)
+    finally:
+        await client.close()
+    assert isinstance(answer, tuple)
+    return answer[0]
+
+
+async def refusal(place: Place, peer: Identity, login: Any = ALICE) -> RejectedError:
+    with pytest.raises(RejectedError) as caught:
+        await token_of(place, peer, login)
+    assert caught.value.code == "access"
+    assert place.pauses == [], "a no is not asked for again"
+    return caught.value
+
+
+# ---- who gets what
+
+
+@asynchronously
+async def test_who_logs_in_gets_a_token_that_members_accept(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    token = await token_of(place, PEER)
+    access = ledger().check(token, PEER.peer_id, place.clock.now_s)
+    assert (access.name, access.invitation) == ("alice", INVITATION.peer_id)
+    assert access.expires == pytest.approx(place.clock.now_s + 6 * HOUR_S, abs=1)
+    with pytest.raises(NoAccessError, match="another peer"):
+        ledger().check(token, OTHER.peer_id, place.clock.now_s)
+    with pytest.raises(NoAccessError, match="log in again"):
+        ledger().check(token, PEER.peer_id, place.clock.now_s + 6 * HOUR_S + CLOCK_SKEW_S + 1)
+    for change in ({"name": "bob"}, {"expires": token.login.expires + 60}):  # type: ignore[union-attr]
+        import msgspec
+
+        doctored = msgspec.structs.replace(token, login=msgspec.structs.replace(token.login, **change))
+        with pytest.raises(NoAccessError, match="another peer"):
+            ledger().check(doctored, PEER.peer_id, place.clock.now_s)
+
+
+@pytest.mark.parametrize(
+    ("login", "cause"),
+    [
+        (ByCode("alice", "aaaa-bbbb-cccc-dddx"), "the name or the code is wrong"),
+        (ByCode("nobody", CODES["alice"]), "the name or the code is wrong"),
+        (ByCode("codeless", CODES["alice"]), "the name or the code is wrong"),
+        (ByAccessToken("hf_x"), "does not know the way 'token'; it offers: code"),
+        (ByKey(), "this key has no access yet"),
+    ],
+)
+@asynchronously
+async def test_a_wrong_login_is_refused_in_words(tmp_path: Path, login: Any, cause: str) -> None:
+    place = Place(tmp_path, people("alice") + "[people.codeless]\n")
+    assert cause in str(await refusal(place, PEER, login))
+    assert list(place.roster.seats()) == []
+
+
+@asynchronously
+async def test_codes_may_be_typed_carelessly(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    await token_of(place, PEER, ByCode("alice", " AAAA bbbbcccc-DDDD"))
+
+
+@asynchronously
+async def test_whose_time_is_over_is_refused_and_nobody_gets_more_than_their_time(tmp_path: Path) -> None:
+    place = Place(tmp_path, "")
+    place.write(people("alice") + "until = 2020-01-31\n")
+    assert "not on the list" in str(await refusal(place, PEER))
+    place.write(people("alice") + "until = 2100-01-31T12:00:00Z\n")
+    place.clock.now_s = AllowList.read(place.path).people["alice"].until_s - 600.0  # type: ignore[operator]
+    assert "invitation has ended" in str(await refusal(place, PEER))
+
+
+@asynchronously
+async def test_no_token_outlasts_the_invitation(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"), link=invitation_link(valid_s=600.0))
+    assert (await token_of(place, PEER)).expires == place.issuer.expires
+
+
+@asynchronously
+async def test_a_person_has_as_many_peers_at_a_time_as_the_list_says(tmp_path: Path) -> None:
+    place = Place(tmp_path, "peers = 2\n" + people("alice", "bob"))
+    first, second, third = peers(3)
+    for peer in (first, second, first):
+        await token_of(place, peer)
+    why = str(await refusal(place, third))
+    assert "alice may have 2 peers at a time" in why
+    await token_of(place, third, ByCode("bob", CODES["bob"]))
+    place.clock.now_s += 6 * HOUR_S + CLOCK_SKEW_S + 1
+    await token_of(place, OTHER)
+
+
+@asynchronously
+async def test_an_invitation_is_used_up_in_time(tmp_path: Path) -> None:
+    place = Place(tmp_path, "peers = 9\n" + people("alice"), link=invitation_link(uses=2))
+    first, second, third = peers(3)
+    for peer in (first, second, first):
+        await token_of(place, peer)
+    assert "used up" in str(await refusal(place, third))
+
+
+@asynchronously
+async def test_of_two_who_want_the_last_place_one_gets_it(tmp_path: Path) -> None:
+    place = Place(tmp_path, "peers = 1\n" + people("alice"))
+    answers = await asyncio.gather(*(token_of(place, peer) for peer in peers(2)), return_exceptions=True)
+    assert sorted(type(answer) for answer in answers if isinstance(answer, Exception)) == [RejectedError]
+    assert len(list(place.roster.seats())) == 1
+
+
+# ---- over time
+
+
+@asynchronously
+async def test_renewal_needs_the_key_only_until_the_login_is_too_old(tmp_path: Path) -> None:
+    place = Place(tmp_path, 'login = "7d"\n' + people("alice"))
+    before = await token_of(place, PEER)
+    place.clock.now_s += 4 * HOUR_S
+    after = await token_of(place, PEER, ByKey())
+    assert (after.expires or 0) == pytest.approx((before.expires or 0) + 4 * HOUR_S, abs=1)
+    assert "log in" in str(await refusal(place, OTHER, ByKey()))
+    place.clock.now_s += 7 * 24 * HOUR_S
+    with pytest.raises(LoginNeeded, match="last login of alice was too long ago"):
+        await token_of(place, PEER, ByKey())
+    await token_of(place, PEER)
+
+
+@asynchronously
+async def test_another_provider_needs_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = Place(tmp_path, people("alice", "bob"))
+    await token_of(place, PEER)
+    place.write('[provider]\nkind = "huggingface"\n[people.alice]\n')
+    await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
+    assert {seat.provider for _, seat in place.roster.seats()} == {"file"}
+    await token_of(place, PEER, ByKey())
+    assert [record.getMessage().endswith("restart it") for record in caplog.records] == [True]
+
+
+@asynchronously
+async def test_the_count_survives_a_restart(tmp_path: Path) -> None:
+    place = Place(tmp_path, "peers = 1\n" + people("alice"))
+    await token_of(place, PEER)
+    with pytest.raises(ConfigurationError, match="another authority uses"):
+        Place(tmp_path, people("alice"))
+    place.close()
+    again = Place(tmp_path, "peers = 1\n" + people("alice"))
+    assert "1 peer at a time" in str(await refusal(again, OTHER))
+    await token_of(again, PEER, ByKey())
+    assert json.loads((tmp_path / "allow.roster.json").read_text())["seats"][PEER.peer_id]["name"] == "alice"
+
+
+@asynchronously
+async def test_no_token_leaves_that_the_disk_did_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place(tmp_path, people("alice"))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("minga.authority.server.roster.write_atomically", full)
+    with pytest.raises(UnreachableError, match="the authority's disk refused"):
+        await token_of(place, PEER)
+    assert list(place.roster.seats()) == []
+
+
+@asynchronously
+async def test_who_is_taken_off_the_list_gets_nothing_more(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice", "bob"))
+    await token_of(place, PEER)
+    place.write(people("bob"))
+    assert "alice is not on the list" in str(await refusal(place, PEER, ByKey()))
+    assert "wrong" in str(await refusal(place, PEER))
+    assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
+
+
+@asynchronously
+async def test_whose_time_runs_out_is_not_one_taken_off_the_list(tmp_path: Path) -> None:
+    place = Place(tmp_path, "")
+    until = dt.datetime.fromtimestamp(int(place.clock.now_s + HOUR_S), dt.UTC)
+    place.write(people("alice") + f"until = {until.isoformat()}\n")
+    await token_of(place, PEER)
+    place.clock.now_s += HOUR_S
+    assert "not on the list" in str(await refusal(place, PEER, ByKey()))
+    assert place.issuer.overdue() == []
+    place.write(people("bob"))
+    assert place.issuer.overdue() == [(PEER.peer_id, "alice")]
+
+
+@asynchronously
+async def test_who_is_taken_off_is_barred_once_where_there_is_an_organisers_key(tmp_path: Path) -> None:
+    place, barred = Place(tmp_path, people("alice")), list[str]()
+    await token_of(place, PEER)
+    done = asyncio.Event()
+
+    def tell(kind: str, **fields: Any) -> None:
+        place.told.append((kind, fields))
+
+    def bar(them: Any) -> None:
+        barred.extend(them)
+        loop.call_soon_threadsafe(done.set)
+
+    loop = asyncio.get_running_loop()
+    place.write(people("bob"))
+    watching = asyncio.create_task(watch_list(place.issuer, place.roster, bar, tell))
+    await done.wait()
+    while not place.roster.seat(PEER.peer_id).barred:  # type: ignore[union-attr]
+        await asyncio.sleep(0)
+    watching.cancel()
+    assert barred == [PEER.peer_id]
+    assert place.issuer.overdue() == []
+    place.write(people("alice", "bob"))
+    assert "barred this peer's key" in str(await refusal(place, PEER, ByKey()))
+
+
+@asynchronously
+async def test_a_list_that_became_wrong_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = Place(tmp_path, people("alice"))
+    with caplog.at_level(logging.WARNING):
+        place.write("peers = -1\n")
+        await token_of(place, PEER)
+    assert "the list stays as it was" in caplog.text
+
+
+def test_an_organiser_stands_above_the_authority(tmp_path: Path) -> None:
+    place, book = Place(tmp_path, people("alice")), ledger()
+    token = asyncio.run(token_of(place, PEER))
+    for subject, cause in ((PEER.peer_id, "barred this peer"), (INVITATION.peer_id, "barred this")):
+        book = ledger()
+        order = Revocation(bytes.fromhex(RUN), 0, 1, (), bytes.fromhex(subject), 1)
+        book.take(order.signed_by(ORGANISER))
+        with pytest.raises(NoAccessError, match=cause):
+            book.check(token, PEER.peer_id, place.clock.now_s)
+
+
+# ---- requests that are none
+
+
+async def signed(place: Place, **changes: Any) -> bytes:
+    import msgspec
+
+    offer = decode((await raw(place, "GET", "/v1/offer")).content, Offer)
+    fields = {"run": offer.run, "peer": bytes.fromhex(PEER.peer_id), "nonce": offer.nonce, "login": ALICE, **changes}
+    return msgspec.json.encode(SignedRequest.sign(TokenRequest(**fields), PEER))
+
+
+@asynchronously
+async def test_a_recorded_request_is_worth_nothing(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    body = await signed(place)
+    assert (await raw(place, "POST", "/v1/token", body)).status_code == 200
+    again = await raw(place, "POST", "/v1/token", body)
+    assert (again.status_code, again.json()["code"]) == (409, "nonce")
+    late = await signed(place)
+    place.clock.now_s += 61.0
+    assert (await raw(place, "POST", "/v1/token", late)).json()["code"] == "nonce"
+    invented = await signed(place, nonce=bytes(16))
+    assert (await raw(place, "POST", "/v1/token", invented)).json()["code"] == "nonce"
+
+
+@asynchronously
+async def test_a_request_for_another_key_or_run_is_refused(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    other = await raw(place, "POST", "/v1/token", await signed(place, peer=bytes.fromhex(OTHER.peer_id)))
+    assert (other.status_code, "signature" in other.json()["message"]) == (400, True)
+    run = await raw(place, "POST", "/v1/token", await signed(place, run=bytes(32)))
+    assert (run.status_code, "another run" in run.json()["message"]) == (400, True)
+    with pytest.raises(RejectedError, match="for another run"):
+        await place.client("cd" * 32).token(PEER, ALICE)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"{}", 400),
+        (b"[" * 5000, 400),
+        (b"\xff\xfe", 400),
+        (b'{"request":"!","signature":"!"}', 400),
+        (b'{"request":"e30=","signature":"' + b"A" * 86 + b'=="}', 400),
+        (b" " * 8193, 413),
+        (b"x" * 1_000_000, 413),
+    ],
+)
+@asynchronously
+async def test_malformed_and_oversized_bodies_are_refused(tmp_path: Path, body: bytes, status: int) -> None:
+    place = Place(tmp_path, people("alice"))
+    answer = await raw(place, "POST", "/v1/token", body)
+    assert answer.status_code == status
+    assert len(answer.content) < 600
+    await token_of(place, PEER)
+
+
+@asynchronously
+async def test_what_is_not_there_is_not_there(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    assert (await raw(place, "GET", "/")).status_code == 404
+    assert (await raw(place, "GET", "/v1/token")).status_code == 405
+    assert (await raw(place, "POST", "/v1/device")).status_code == 401
+
+
+@asynchronously
+async def test_who_asks_too_often_has_to_wait(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    for _ in range(BURST):
+        assert (await raw(place, "GET", "/v1/offer")).status_code == 200
+    busy = await raw(place, "GET", "/v1/offer")
+    assert (busy.status_code, busy.headers["Retry-After"]) == (429, "1")
+    await token_of(place, PEER)  # the client waits, and comes again
+    assert place.pauses
+
+
+def test_addresses_are_counted_apart_and_networks_together() -> None:
+    limit = RateLimit(1, 0.5, lambda: 0.0)
+    assert [limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.1"), limit.wait_s("192.0.2.2")] == [0.0, 2.0, 0.0]
+    assert [limit.wait_s("2001:db8::1"), limit.wait_s("2001:db8::2"), limit.wait_s("2001:db8:0:1::1")] == [
+        0.0,
+        2.0,
+        0.0,
+    ]
+
+
+@asynchronously
+async def test_no_secret_is_told_or_kept(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    await token_of(place, PEER)
+    await refusal(place, PEER, ByCode("alice", "secret-guess"))
+    assert [kind for kind, _ in place.told] == ["authority.issued", "authority.refused"]
+    everything = repr(place.told) + (tmp_path / "allow.roster.json").read_text()
+    assert not re.search("secret-guess|aaaa-bbbb|scrypt", everything)
+
+
+# ---- an authority that is down, or another
+
+
+@asynchronously
+async def test_an_authority_that_is_down_is_asked_again_and_then_named(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    works, failures = place.transport, [httpx2.ConnectError("refused"), None, httpx2.ReadError("gone")]
+
+    async def flaky(request: httpx2.Request) -> httpx2.Response:
+        if failures and (failure := failures.pop(0)) is not None:
+            raise failure
+        return await works.handle_async_request(request)
+
+    place.transport = httpx2.MockTransport(flaky)
+    await token_of(place, PEER)
+    assert place.pauses == [1.0, 2.0]
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(502, text="<html>bad gateway</html>"))
+    place.pauses.clear()
+    with pytest.raises(UnreachableError, match=r"the authority http://127.0.0.1:8470, where people log in.*502"):
+        await token_of(place, PEER)
+    assert place.pauses == [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx2.Response(200, text="<html>a web page</html>"),
+        httpx2.Response(302, headers={"Location": "https://elsewhere.test/"}),
+        httpx2.Response(404),
+        httpx2.Response(200, content=b'{"run":"' + b"A" * 9000),
+    ],
+)
+@asynchronously
+async def test_what_is_no_authority_is_named(tmp_path: Path, answer: httpx2.Response) -> None:
+    place = Place(tmp_path, people("alice"))
+    place.transport = httpx2.MockTransport(lambda _: answer)
+    with pytest.raises((ProtocolError, UnreachableError), match=r"no authority of this version|more than 8192 bytes"):
+        await token_of(place, PEER)
+
+
+@asynchronously
+async def test_what_an_authority_says_cannot_move_the_cursor(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(403, json={"code": "x", "message": "\x1b[2Jgone"}))
+    with pytest.raises(RejectedError) as caught:
+        await token_of(place, PEER)
+    assert str(caught.value).isprintable()
+    answer = {"device": "d", "url": "http://evil.test", "code": "A", "interval_s": 1, "expires_s": 9}
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=answer))
+    with pytest.raises(ProtocolError, match="no https:// address"):
+        await place.client().begin_device()
+
+
+class Nobody:
+    """A person who may not be asked."""
+
+    def has_secret(self) -> bool:
+        raise AssertionError
+
+    name = secret = open_browser = wait = welcome = has_secret
+
+
+@asynchronously
+async def test_a_kept_token_will_do_while_the_authority_is_down(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    kept = await token_of(place, PEER)
+    place.transport = httpx2.MockTransport(lambda _: httpx2.Response(503))
+    log_in = LogIn(place.client(), Nobody(), place.sleep)  # type: ignore[arg-type]
+    assert await log_in.obtain(PEER, kept) == kept
+    with pytest.raises(UnreachableError):
+        await log_in.obtain(PEER, None)
+
+
+@asynchronously
+async def test_a_clock_that_is_further_ahead_than_a_token_lives_is_named(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    person = Credentials("alice", CODES["alice"])
+    for ahead_s, is_told in ((6 * HOUR_S, False), (7 * HOUR_S, True)):
+
+        def wrong(ahead_s: float = ahead_s) -> float:
+            return place.clock.now_s + ahead_s
+
+        with pytest.raises(LocalError, match=r"clock is wrong.* 1 h ago") if is_told else contextlib.nullcontext():
+            await LogIn(place.client(), person, place.sleep, wrong).obtain(PEER, None)
+
+
+@asynchronously
+async def test_a_program_brings_its_credentials_or_a_key_that_is_known(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+
+    async def obtain(person: Credentials) -> Token:
+        client = place.client()
+        try:
+            return await LogIn(client, person, place.sleep).obtain(PEER, None)
+        finally:
+            await client.close()
+
+    for lacking, cause in ((Credentials(), "no name was given"), (Credentials("alice"), "wants the code of alice")):
+        with pytest.raises(ConfigurationError, match=cause):
+            await obtain(lacking)
+    await obtain(Credentials("alice", CODES["alice"]))
+    await obtain(Credentials())
+    assert CODES["alice"] not in repr(Credentials("alice", CODES["alice"]))
+
+
+@asynchronously
+async def test_logins_work_where_a_loop_runs_already() -> None:
+    async def answer() -> int:
+        await asyncio.sleep(0)
+        return 42
+
+    assert _completed(answer()) == 42
+
+
+# ---- files
+
+
+def test_codes() -> None:
+    code = new_code()
+    assert re.fullmatch("([a-z2-7]{4}-){3}[a-z2-7]{4}", code)
+    stored = hashed(code)
+    assert re.match(HASH_PATTERN, stored)
+    assert (fits(code, stored), fits(code[:-1] + "9", stored), code in stored) == (True, False, False)
+    assert hashed(code) != stored
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("peers = -1", "peers"),
+        ("people = 3", "people"),
+        ('token = "forever"', "not a duration"),
+        ('token = "1s"', "between 1 minute"),
+        ("colour = 1", "colour: unknown key"),
+        ('tokens = "6h"', "did you mean token?"),
+        ("[people.alice]\npeer = 2", "did you mean peers?"),
+        ('[people."a b"]', "people"),
+        ('[people.alice]\ncode = "plain"', "people.alice.code"),
+        ('[provider]\nkind = "ldap"', "provider.kind"),
+        ('[provider]\nkind = "oauth"\nclient_id = "x"', "needs device_url, token_url, user_url"),
+        ('[provider]\nkind = "huggingface"\nendpoint = "http://hub.test"', "https://"),
+        ('[provider]\norganisation = "x"', "huggingface"),
+    ],
+)
+def test_mistakes_in_the_list_are_named(tmp_path: Path, text: str, cause: str) -> None:
+    path = tmp_path / "allow.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        AllowList.read(path)
+    assert (cause in str(caught.value), str(path) in str(caught.value)) == (True, True), str(caught.value)
+    assert "plain" not in str(caught.value), "no secret is repeated"
+
+
+def test_a_roster_that_is_damaged_or_of_another_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "roster.json"
+    path.write_text("{}")
+    with pytest.raises(ConfigurationError, match="damaged"):
+        RosterFile(path, RUN, lambda: 0.0)
+    path.write_text(json.dumps({"format": "minga-authority-1", "run": "cd" * 32, "seats": {}}))
+    with pytest.raises(ConfigurationError, match="another run"):
+        RosterFile(path, RUN, lambda: 0.0)
+    with pytest.raises(StorageError):
+        RosterFile(tmp_path / "roster.json.lock" / "x.json", RUN, lambda: 0.0)
+
+
+def test_an_authority_needs_an_invitation(tmp_path: Path) -> None:
+    place = Place(tmp_path, people("alice"))
+    plain = Link(RUN, ORGANISER.peer_id, invitation_link().entries)
+    with pytest.raises(ConfigurationError, match="minga admit LINK --uses 500"):
+        Issuer(plain, place.allowed, place.roster, place.clock)
+    assert hash_of("alice").startswith("scrypt:14:8:1:")

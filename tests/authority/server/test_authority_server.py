@@ -1,0 +1,149 @@
+"""The authority's web server on the loopback interface: TLS, limits, and where it may listen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import io
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from minga.authority.client.client import AuthorityClient
+from minga.authority.messages import ByCode
+from minga.authority.server import service
+from minga.authority.server.app import AuthorityServer, AuthoritySettings
+from minga.cli.access.authority import _parse_listen
+from minga.cli.diagnosing.hops import check_authority
+from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
+from minga.cli.terminal.output import Output
+from minga.core.errors import ConfigurationError
+from minga.identity.links.links import Link
+from tests.worlds.authority_tools import CODES, PEER, RUN, asynchronously, invitation_link, people
+
+
+def certify(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 and its key."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "cert.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    none = serialization.NoEncryption()
+    paths[1].write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, none)
+    )
+    return paths
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, **changes: Any) -> AsyncIterator[AuthorityServer]:
+    server = AuthorityServer(settings(folder, **changes), None, lambda *_, **__: None)
+    running = asyncio.create_task(server.run())
+    try:
+        yield server
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        server.close()
+
+
+def settings(folder: Path, **changes: Any) -> AuthoritySettings:
+    path = folder / "allow.toml"
+    path.write_text(people("alice"))
+    return AuthoritySettings(invitation_link(), path, folder / "roster.json", **{"port": 0, **changes})
+
+
+@asynchronously
+async def test_a_server_with_its_own_certificate(tmp_path: Path) -> None:
+    certificate, key = certify(tmp_path)
+    async with serving(tmp_path, certificate=certificate, key=key) as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        assert server.link.authority == server.url
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        client = AuthorityClient(server.url, RUN, transport=httpx2.AsyncHTTPTransport(verify=trusting))
+        answer = await client.token(PEER, ByCode("alice", CODES["alice"]))
+        await client.close()
+        assert isinstance(answer, tuple)
+
+
+@asynchronously
+async def test_a_request_that_dawdles_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BODY_S", 0.05)
+    async with serving(tmp_path) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        writer.write(b"POST /v1/token HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
+        await writer.wait_closed()
+
+
+@asynchronously
+async def test_the_doctor_asks_the_authority(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        (found,) = [hop async for hop in check_authority(server.link)]
+        assert (found[:2], "codes from the organiser" in found[2]) == (("authority", True), True)
+        other = Link("cd" * 32, server.link.organiser, server.link.entries, authority=server.url)
+        assert [ok async for _, ok, detail, _ in check_authority(other) if "another run" in detail] == [False]
+    assert [ok async for _, ok, _, _ in check_authority(server.link)] == [False]
+    assert [hop async for hop in check_authority(invitation_link())] == []
+
+
+def test_where_an_authority_may_not_be(tmp_path: Path) -> None:
+    for changes in ({"host": "0.0.0.0"}, {"url": "http://authority.example"}):
+        with pytest.raises(ConfigurationError, match="--cert and --key"):
+            AuthorityServer(settings(tmp_path, **changes), None, lambda *_, **__: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigurationError, match="--listen"):
+        AuthorityServer(settings(tmp_path, port=taken.getsockname()[1]), None, lambda *_, **__: None)
+    for broken in (tmp_path / "missing.pem", tmp_path / "allow.toml"):
+        with pytest.raises(ConfigurationError, match="cannot be used"):
+            AuthorityServer(settings(tmp_path, certificate=broken, key=broken), None, lambda *_, **__: None)
+    server = AuthorityServer(settings(tmp_path, url="https://a.example"), None, lambda *_, **__: None)
+    assert server.link.authority == "https://a.example"
+    server.close()
+
+
+def test_listen_option() -> None:
+    assert _parse_listen("127.0.0.1:0") == ("127.0.0.1", 0)
+    assert _parse_listen("[::1]:8470") == ("::1", 8470)
+    assert _parse_listen(":8470") == ("127.0.0.1", 8470)
+    for wrong in ("", "8470", "a:b", "::1:8470", "127.0.0.1:70000"):
+        with pytest.raises(ConfigurationError, match="--listen"):
+            _parse_listen(wrong)
+
+
+def test_secrets_come_from_files_or_from_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret"
+    path.write_text(" abc \n")
+    output = Output(json_output=False)
+    assert PersonAtTerminal(LoginOptions("alice", path), output).secret("code", "https://a.example") == "abc"
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    nobody = PersonAtTerminal(LoginOptions(), output)
+    with pytest.raises(ConfigurationError, match="--login"):
+        nobody.name("codes")
+    with pytest.raises(ConfigurationError, match="--secret FILE"):
+        nobody.secret("code", "https://a.example")
+    for body in (b"", b"\xff\xfe", b"x" * 1001):
+        path.write_bytes(body)
+        with pytest.raises(ConfigurationError, match="--secret"):
+            PersonAtTerminal(LoginOptions(None, path), output).secret("code", "https://a.example")

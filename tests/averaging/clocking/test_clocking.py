@@ -1,0 +1,101 @@
+"""Swarms clock themselves: everybody who can takes part, batches are right, and the slow cost the others nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.swarm import Swarm, TrainerSettings
+from tests.worlds.swarm_tools import make_spec, rounds, virtually
+
+NEAR, FAR = HostSettings(latency_s=0.005), HostSettings(latency_s=0.04)
+
+
+def batches(swarm: Swarm, first: int, last: int) -> dict[int, dict[str, int]]:
+    """step -> peer -> samples."""
+    found = rounds(swarm)
+    return {step: dict(members) for step in range(first, last) for members in found[step].values()}
+
+
+def test_the_second_peer_takes_part_however_small_the_batch() -> None:
+    """The first is ten times faster and has the whole batch in a second; the other one is far away."""
+
+    @virtually
+    async def main() -> Swarm:
+        swarm = Swarm(make_spec(64), seed=1)
+        swarm.add(NEAR, TrainerSettings(4, 4 / 64, jitter=0.05))
+        swarm.add(FAR, TrainerSettings(1, 1 / 6.4, jitter=0.05))
+        await swarm.run_until_step(12, limit_s=120)
+        await swarm.close()
+        return swarm
+
+    steps = batches(main(), 3, 11)
+    assert all(step["peer-0"] and step["peer-1"] for step in steps.values())
+    assert all(64 <= sum(step.values()) < 64 + 4 for step in steps.values())
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
+def test_a_peer_twenty_times_slower_does_not_slow_the_others_and_is_told(strategy: str) -> None:
+    def taken(*, slow: bool) -> tuple[Swarm, float]:
+        @virtually
+        async def main() -> Swarm:
+            swarm = Swarm(make_spec(128, training={"strategy": strategy}), seed=2)
+            for _ in range(3):
+                swarm.add(NEAR, TrainerSettings(4, 0.25, jitter=0.05))
+            if slow:
+                swarm.add(NEAR, TrainerSettings(4, 5.0, jitter=0.05), name="slow")
+            await swarm.run_until_step(12, limit_s=600, peers=["peer-0", "peer-1", "peer-2"])
+            await swarm.close()
+            return swarm
+
+        swarm = main()
+        at = {e.event.fields["step"]: e.event.time for e in swarm.log.of("step.applied") if e.peer == "peer-0"}
+        return swarm, at[12] - at[5]
+
+    swarm, seconds = taken(slow=True)
+    assert seconds <= 1.05 * taken(slow=False)[1]
+    (told,) = swarm.log.of("training.too_slow")
+    assert told.peer == "slow"
+    assert "smaller micro-batches would count" in str(told.event.fields["why"])
+    assert swarm.peers["slow"].replica.step >= 11, "it has the state, and could serve it"
+
+
+def test_a_slow_peer_counts_again_when_steps_become_long_enough() -> None:
+    @virtually
+    async def main() -> Swarm:
+        swarm = Swarm(make_spec(128), seed=3)
+        for _ in range(3):
+            swarm.add(NEAR, TrainerSettings(4, 0.25))
+        swarm.add(NEAR, TrainerSettings(4, 5.0), name="slow")
+        await swarm.run_until_step(8, limit_s=600)
+        for name in ("peer-1", "peer-2"):
+            await swarm.peers[name].session.close()
+        await swarm.run_until_step(14, limit_s=600)
+        await swarm.close()
+        return swarm
+
+    steps = batches(main(), 11, 13)
+    assert all(step["slow"] >= 4 for step in steps.values())
+
+
+def test_newcomers_make_the_next_step() -> None:
+    @virtually
+    async def main() -> tuple[Swarm, list[int]]:
+        swarm = Swarm(make_spec(64), seed=4)
+        for _ in range(3):
+            swarm.add(NEAR, TrainerSettings(2, 0.1, jitter=0.05))
+        entered = []
+        for number in range(3):
+            await swarm.run_until_step(5 * number + 5, limit_s=600)
+            entered.append(5 * number + 5)
+            swarm.add(FAR, TrainerSettings(2, 0.1, jitter=0.05), name=f"new-{number}")
+        await swarm.run_until_step(22, limit_s=600)
+        await swarm.close()
+        return swarm, entered
+
+    swarm, entered = main()
+    steps = batches(swarm, 1, 21)
+    for number, step in enumerate(entered):
+        assert any(f"new-{number}" in steps[later] for later in range(step, step + 3)), "it fetched the state in time"
+        assert all(steps[later].get(f"new-{number}") for later in range(step + 4, 21)), "and counts from then on"
+    assert all(64 <= sum(step.values()) <= 70 for step in steps.values())

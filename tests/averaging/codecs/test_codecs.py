@@ -1,0 +1,225 @@
+"""Codecs: the conformance suite on each, the exact wire formats, and errors in numbers."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from minga.averaging.codecs import tensor_bytes
+from minga.averaging.codecs.dense import FLOAT32_MAX, Codec, InvalidEncodingError, codec, is_finite
+from minga.averaging.codecs.registry import CODECS
+from minga.core.errors import ConfigurationError
+from minga.testing import CODEC_CHECKS, CodecViolation
+from minga.testing.codec_suite import check_error_bound
+from tests.worlds.nonzero_codec import ENTRY, NonzeroCodec
+
+ALL = pytest.mark.parametrize("name", CODECS.names())
+
+
+def encode(name: str, values: torch.Tensor) -> bytearray:
+    target = bytearray(codec(name).max_encoded_bytes(values.numel()))
+    codec(name).encode(values, target)
+    return target
+
+
+def decode(name: str, encoded: bytes | bytearray, numel: int) -> torch.Tensor:
+    target = torch.zeros(numel)
+    codec(name).decode(encoded, target)
+    return target
+
+
+@ALL
+@pytest.mark.parametrize("check", CODEC_CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Callable[[Codec], None], name: str) -> None:
+    check(codec(name))
+
+
+@ALL
+@pytest.mark.parametrize("check", CODEC_CHECKS, ids=lambda check: check.__name__)
+def test_conformance_on_a_machine_that_must_reorder_bytes(
+    check: Callable[[Codec], None], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_bytes, "_SWAP", True)
+    check(codec(name))
+
+
+@pytest.mark.parametrize("check", CODEC_CHECKS, ids=lambda check: check.__name__)
+def test_conformance_of_a_codec_whose_encodings_differ_in_length(check: Callable[[Codec], None]) -> None:
+    check(NonzeroCodec())
+
+
+def test_the_suite_finds_a_codec_that_takes_more_than_it_says() -> None:
+    class Growing(NonzeroCodec):
+        def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+            return super()._encode(source, raw, limit) + raw.numel()
+
+    with pytest.raises(CodecViolation, match="encode took"):
+        check_error_bound(Growing())
+
+
+def test_what_a_package_brings_under_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CODECS._builtin, "sparse", ENTRY)
+    with pytest.raises(ConfigurationError, match="brings as 'sparse' is <codec nonzero>"):
+        codec("sparse")
+
+
+def test_bytes_are_reversed_where_the_machine_is_big_endian(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = {name: encode(name, torch.tensor([1.5, -2.25])) for name in ("float32", "float16", "bfloat16")}
+    assert (sys.byteorder == "big") == tensor_bytes._SWAP
+    monkeypatch.setattr(tensor_bytes, "_SWAP", not tensor_bytes._SWAP)
+    for name, encoded in native.items():
+        width = len(encoded) // 2
+        assert encode(name, torch.tensor([1.5, -2.25])) == encoded[:width][::-1] + encoded[width:][::-1]
+
+
+def test_the_suite_finds_a_codec_that_clips() -> None:
+    class Clipping(type(codec("float16"))):  # type: ignore[misc]
+        def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+            sigma = source.square().mean().sqrt()
+            return super()._encode(source.clamp(-3 * sigma, 3 * sigma), raw, limit)
+
+    with pytest.raises(CodecViolation, match="is off by"):
+        check_error_bound(Clipping("float16", torch.float16))
+
+
+def test_exact_bytes() -> None:
+    values = torch.tensor([1.0, -2.5, 0.0])
+    assert encode("float32", values) == struct.pack("<3f", 1.0, -2.5, 0.0)
+    assert encode("float16", values) == struct.pack("<3e", 1.0, -2.5, 0.0)
+    assert encode("bfloat16", values) == bytes.fromhex("803f20c00000")
+    # 127 / 127 = 1.0 is the scale, 3f80 as bfloat16; 2.5 and 3.5 go to the even neighbour.
+    assert encode("int8", torch.tensor([127.0, -2.5, 3.5, 0.4])) == bytes.fromhex("803f7ffe0400")
+    two_blocks = torch.cat([torch.full((256,), 127.0), torch.tensor([254.0])])
+    assert encode("int8", two_blocks) == bytes.fromhex("803f0040") + bytes([127] * 257)
+
+
+def test_float16_is_clamped_not_infinite() -> None:
+    values = torch.tensor([65503.0, 65519.0, 65520.0, -7e4, 1e38])
+    assert decode("float16", encode("float16", values), 5).tolist() == [65504.0, 65504.0, 65504.0, -65504.0, 65504.0]
+    many = torch.full((200_000,), -1e9)
+    assert bool((decode("float16", encode("float16", many), 200_000) == -65504.0).all())
+
+
+def test_bfloat16_rounds_to_nearest_even_and_stays_finite() -> None:
+    halves = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, FLOAT32_MAX])
+    wanted = [1.0, 1 + 4 * 2**-8, torch.finfo(torch.bfloat16).max]
+    assert decode("bfloat16", encode("bfloat16", halves), 3).tolist() == wanted
+
+
+def test_int8_is_more_precise_than_six_sigma_in_256_steps() -> None:
+    values = torch.randn(1 << 20, generator=torch.Generator().manual_seed(1))
+    error = decode("int8", encode("int8", values), values.numel()) - values
+    assert float(error.square().mean().sqrt()) < 0.0070  # 0.016 with 256 steps over six standard deviations
+    assert float(error.abs().max()) < 0.025  # 2 with them
+    assert codec("int8").max_encoded_bytes(1 << 20) / (1 << 20) < 1.008
+
+
+def test_int8_never_reaches_beyond_127_whatever_the_scale() -> None:
+    # Largest magnitudes that cover several binades finely: a / 127 falls on both sides of all bfloat16 midpoints.
+    largest = torch.logspace(-3, 3, 20_001, base=2.0, dtype=torch.float64).float()
+    blocks = torch.zeros(20_001, 256)
+    blocks[:, 5], blocks[:, 200] = largest, -largest / 3
+    encoded = encode("int8", blocks.view(-1))
+    values = torch.frombuffer(encoded, dtype=torch.int8, offset=2 * 20_001).view(20_001, 256)
+    assert bool((values[:, 5] == 127).all())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    arrays.arrays(
+        np.float32,
+        st.integers(0, 700),
+        elements=st.floats(width=32, allow_nan=False, allow_infinity=False),
+        fill=st.nothing(),
+    ),
+    st.sampled_from(CODECS.names()),
+)
+def test_any_finite_vector_is_within_the_bound_and_repeatable(values: np.ndarray, name: str) -> None:
+    source = torch.from_numpy(values.copy())
+    encoded = encode(name, source)
+    decoded = decode(name, encoded, source.numel())
+    assert bool(((decoded.double() - source.double()).abs() <= codec(name).max_error(source)).all())
+    assert encode(name, decoded) == encoded or bool((source == 0).any())  # an 8-bit zero has lost its sign
+    assert torch.equal(decode(name, encode(name, decoded), source.numel()), decoded)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=900), st.integers(0, 300), st.sampled_from(CODECS.names()), st.floats(-(2.0**31), 2.0**31))
+def test_hostile_bytes_never_make_a_sum_infinite(data: bytes, numel: int, name: str, weight: float) -> None:
+    padded = (data * (4 * numel + 1))[: codec(name).max_encoded_bytes(numel)] if data and numel % 2 else data
+    accumulator = torch.zeros(numel)
+    try:
+        codec(name).decode_add(padded, accumulator, weight)
+    except InvalidEncodingError:
+        assert not bool(accumulator.any())
+    assert bool(accumulator.isfinite().all())
+
+
+@pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0, 0x0000, 0x8000, 0x0001, 0xBF80, 0x7C02])
+def test_int8_refuses_scales_that_no_encoder_sends(bits: int) -> None:
+    encoded = encode("int8", torch.ones(300))
+    encoded[2:4] = struct.pack("<H", bits)
+    with pytest.raises(InvalidEncodingError, match="block scales"):
+        decode("int8", encoded, 300)
+
+
+def test_int8_refuses_minus_128() -> None:
+    encoded = encode("int8", torch.ones(300))
+    encoded[-1] = 0x80
+    with pytest.raises(InvalidEncodingError, match="-128"):
+        decode("int8", encoded, 300)
+
+
+@pytest.mark.parametrize("name", ["float17", "", "INT8", "adaptive", None, 8, []])
+def test_unknown_names(name: object) -> None:
+    with pytest.raises(ConfigurationError, match="float32, float16, bfloat16, int8"):
+        codec(name)  # type: ignore[arg-type]
+
+
+def test_is_finite() -> None:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        good = torch.randn(3, 1000).to(dtype)
+        assert is_finite(good)
+        assert is_finite(good.t())
+        assert not is_finite(good, limit=1.0)
+        for value in (math.nan, math.inf, -math.inf):
+            bad = good.clone()
+            bad[2, 517] = value
+            assert not is_finite(bad)
+            assert not is_finite(bad.t())
+    assert is_finite(torch.empty(0))
+    assert is_finite(torch.ones(3, requires_grad=True))
+
+
+def test_threads_may_share_a_codec() -> None:
+    vectors = [torch.randn(200_000, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    wanted = [encode("int8", vector) for vector in vectors]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda vector: encode("int8", vector), vectors)) == wanted
+
+
+def test_inference_mode_leaves_nothing_behind() -> None:
+    values = torch.randn(1000)
+
+    def first_inside_then_outside() -> tuple[bytearray, bytearray]:
+        with torch.inference_mode():
+            inside = encode("int8", values)
+        return inside, encode("int8", values)
+
+    with ThreadPoolExecutor(1) as pool:  # a thread that has not used a codec yet
+        inside, outside = pool.submit(first_inside_then_outside).result()
+    assert inside == outside
+
+
+def test_codecs_say_their_name() -> None:
+    assert [repr(codec(name)) for name in CODECS.names()] == [f"<codec {name}>" for name in CODECS.names()]

@@ -1,0 +1,148 @@
+"""The layout of the vector: codec per tensor, segments, chunks that tile, fingerprints."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minga.averaging.codecs.dense import CodecPair, codec
+from minga.averaging.codecs.layout import Segment, VectorLayout
+from minga.averaging.codecs.registry import codec_choices
+from minga.core.errors import ConfigurationError
+
+BIG, SMALL = 65_537, 65_536
+
+
+def spans(layout: VectorLayout) -> list[tuple[int, int, str]]:
+    return [(segment.start, segment.stop, segment.codecs.upload.name) for segment in layout.segments]
+
+
+def test_adaptive_is_decided_by_the_tensor() -> None:
+    layout = VectorLayout((SMALL, 3, BIG, 0, BIG, 7), "adaptive")
+    first, second = SMALL + 3, SMALL + 3 + 2 * BIG
+    assert spans(layout) == [(0, first, "float16"), (first, second, "int8"), (second, second + 7, "float16")]
+    # A part that holds three elements of a large tensor still sends them as int8.
+    (chunk,) = layout.chunks(second - 3, second, 1000)
+    assert chunk.codecs.upload.name == "int8"
+    assert chunk.upload_bytes == 5
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8"])
+def test_one_codec_is_one_segment(name: str) -> None:
+    layout = VectorLayout((5, BIG, 0, 9), name)
+    assert layout.segments == (Segment(0, BIG + 14, CodecPair(codec(name), codec(name))),)
+    assert layout.total == BIG + 14
+
+
+def test_chunks_are_whole_blocks_of_about_the_target() -> None:
+    layout = VectorLayout((1_000_000,), "int8")
+    chunks = layout.chunks(100, 900_000, 1 << 16)
+    assert {chunk.numel for chunk in chunks[:-1]} == {254 * 256}
+    assert {chunk.upload_bytes for chunk in chunks[:-1]} == {254 * 258}
+    assert 254 * 258 <= 1 << 16 < 255 * 258
+    # No bytes are lost to cuts.
+    assert sum(chunk.upload_bytes for chunk in chunks) == layout.encoded_bytes(100, 900_000)
+    whole = VectorLayout((1 << 20,), "float32").chunks(0, 1 << 20, 1 << 20)
+    assert [(chunk.index, chunk.numel, chunk.upload_bytes) for chunk in whole] == [
+        (index, 1 << 18, 1 << 20) for index in range(4)
+    ]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.one_of(st.integers(0, 600), st.integers(SMALL - 2, BIG + 2), st.integers(0, 300_000)), max_size=12),
+    st.sampled_from(codec_choices()),
+    st.integers(1, 1 << 20),
+    st.lists(st.floats(0, 1), max_size=4),
+)
+def test_chunks_tile_every_part(numels: list[int], choice: str, target_bytes: int, cuts: list[float]) -> None:
+    numels = [*numels, 1]
+    layout = VectorLayout(tuple(numels), choice)
+    target_bytes = max(target_bytes, layout.total // 500 * 4)  # a test, not a benchmark
+    borders = [0, *sorted(int(cut * layout.total) for cut in cuts), layout.total]
+    inner = {segment.start for segment in layout.segments}
+    expected = 0
+    for start, stop in pairwise(borders):
+        chunks = layout.chunks(start, stop, target_bytes)
+        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        assert (start == stop) == (not chunks)
+        for chunk in chunks:
+            assert chunk.start == expected < chunk.stop
+            expected = chunk.stop
+            assert chunk.upload_bytes == chunk.codecs.upload.max_encoded_bytes(chunk.numel)
+            assert chunk.upload_bytes <= max(
+                target_bytes, chunk.codecs.upload.max_encoded_bytes(chunk.codecs.upload.block_elements)
+            )
+            assert not any(chunk.start < border < chunk.stop for border in inner)
+            (segment,) = (one for one in layout.segments if one.start <= chunk.start < one.stop)
+            assert chunk.codecs.upload is segment.codecs.upload
+        assert expected == stop
+        assert sum(chunk.upload_bytes for chunk in chunks) == layout.encoded_bytes(start, stop)
+        assert layout.chunks(start, stop, target_bytes) == chunks
+    assert expected == layout.total
+
+
+def test_neighbouring_segments_differ_and_tile() -> None:
+    layout = VectorLayout((1, BIG, 2, 3, BIG, BIG, 0, 1), "adaptive")
+    ends = [segment.stop for segment in layout.segments]
+    assert [segment.start for segment in layout.segments] == [0, *ends[:-1]]
+    assert ends[-1] == layout.total
+    names = [segment.codecs.upload.name for segment in layout.segments]
+    assert names == ["float16", "int8"] * 2 + ["float16"]
+
+
+def test_fingerprints_tell_layouts_apart() -> None:
+    layouts = [
+        VectorLayout(numels, choice)
+        for numels in ((1, 23), (12, 3), (1, 2, 3), (24,), (1, 23, 0), (23, 1))
+        for choice in codec_choices()
+    ]
+    assert len({layout.fingerprint for layout in layouts}) == len(layouts)
+    assert all(len(layout.fingerprint) == 32 for layout in layouts)
+    assert VectorLayout((1, 23), "int8").fingerprint == VectorLayout([1, 23], "int8").fingerprint  # type: ignore[arg-type]
+    # Pinned: peers of two versions must agree on it.
+    assert VectorLayout((3, 70_000), "adaptive").fingerprint == "b65a753e61df70f8d6073d660f9fc723"
+
+
+@pytest.mark.parametrize("numels", [(), (0,), (0, 0), (-1, 5), (1.5,), ("3",), (True,)])
+def test_bad_sizes(numels: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError):
+        VectorLayout(numels, "float32")
+
+
+@pytest.mark.parametrize("choice", ["", "int4", "Adaptive", None, 3])
+def test_bad_codec(choice: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"codec: .* is none of"):
+        VectorLayout((5,), choice)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (3, 2), (0, 11), (11, 11)])
+def test_bad_ranges(start: int, stop: int) -> None:
+    layout = VectorLayout((10,), "float32")
+    with pytest.raises(ValueError, match="not a range of a vector of 10"):
+        layout.chunks(start, stop, 100)
+    with pytest.raises(ValueError, match="not a range"):
+        layout.encoded_bytes(start, stop)
+    with pytest.raises(ValueError, match="target_bytes 0"):
+        layout.chunks(0, 5, 0)
+
+
+def test_means_may_travel_by_another_codec() -> None:
+    layout = VectorLayout((SMALL, BIG), "float16", "int8")
+    (segment,) = layout.segments
+    assert (segment.codecs.upload.name, segment.codecs.download.name) == ("float16", "int8")
+    chunks = layout.chunks(0, layout.total, 5000)
+    assert all(chunk.start % 256 == 0 and chunk.upload_bytes <= 5000 for chunk in chunks)
+    assert sum(chunk.download_bytes for chunk in chunks) < layout.encoded_bytes(0, layout.total) == 2 * layout.total
+    one, other = (VectorLayout((5,), "float16", download).fingerprint for download in (None, "float32"))
+    assert one != other
+    assert VectorLayout((5,), "float16", "float16").fingerprint == one
+
+
+def test_a_later_version_of_a_codec_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = VectorLayout((5,), "int8").fingerprint
+    monkeypatch.setattr(codec("int8"), "version", 2)
+    assert VectorLayout((5,), "int8").fingerprint != before

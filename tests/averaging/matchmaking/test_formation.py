@@ -1,0 +1,543 @@
+"""Group formation without board, rounds or models: large groups, and members that break the rules."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from minga.averaging.election import ranking
+from minga.averaging.group import GroupSettings
+from minga.averaging.matchmaking.follower import JOIN, PROBE
+from minga.averaging.matchmaking.former import PATIENT_TRIES, GroupFormation
+from minga.averaging.matchmaking.leader import OutOfSyncError
+from minga.averaging.matchmaking.view import Company
+from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redirect, Report, SignedPlan, Update
+from minga.averaging.planning.signed_plan import CONTEXT
+from minga.core.errors import MinorityError, ProtocolError, RejectedError, RemoteError
+from minga.network.bandwidth.access_link import LineRates
+from minga.network.gossip.records import LinkRow, Links, link_key
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.virtual.internet import HostSettings
+from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.thread_task import WAIT
+from tests.worlds.reduce_world import Party, World
+from tests.worlds.swarm_tools import virtually
+
+NUMEL = 1000
+
+
+class Sight:
+    """A surveyor that sees everybody, and knows everybody's step at once."""
+
+    def __init__(self, world: Camp, me: Member) -> None:
+        self.world, self.me = world, me
+        self.hidden: set[PeerId] = set()
+        self.also: list[PeerId] = []  # said to be alive
+
+    def _others(self) -> list[Member]:
+        hidden = self.hidden | {self.me.party.peer_id}
+        return [m for m in self.world.members if m.party.peer_id not in hidden and not m.party.network.state.gone]
+
+    def alive(self) -> Collection[PeerId]:
+        return [*(m.party.peer_id for m in self._others()), self.me.party.peer_id, *self.also]
+
+    def active(self) -> Collection[PeerId]:
+        return [m.party.peer_id for m in self._others()]
+
+    def at(self, step: int) -> Collection[PeerId]:
+        return [m.party.peer_id for m in self._others() if m.step == step]
+
+    def current(self, step: int) -> Collection[PeerId]:
+        return [m.party.peer_id for m in self._others() if m.step == step and m.party.network.address.dialable]
+
+    def ahead(self, step: int) -> list[PeerId]:
+        return [m.party.peer_id for m in self._others() if m.step > step]
+
+    def is_behind(self, step: int) -> bool:
+        ahead = sum(1 for m in self._others() if m.step > step)
+        return ahead > 0 and 2 * ahead >= len(self._others()) + 1
+
+    def averaging(self, step: int) -> Collection[PeerId]:
+        return ()
+
+    def syncing(self) -> dict[PeerId, float]:
+        return {}
+
+    def address(self, peer: PeerId) -> Address | None:
+        return self.world.book.get(peer)
+
+    def links(self) -> dict[PeerId, Links]:
+        return self.world.links
+
+    def rates(self) -> LineRates:
+        own = self.world.links.get(self.me.party.peer_id, Links())
+        return LineRates(own.upload or None, own.download or None)
+
+
+class Member:
+    """A trainer that only forms groups: a round is a pause."""
+
+    def __init__(self, world: Camp, party: Party, batch: int, micro_batch: int, micro_batch_s: float) -> None:
+        self.party, self.step = party, 0
+        self.micro_batch, self.micro_batch_s = micro_batch, micro_batch_s
+        self.port = TrainerPort(asyncio.get_running_loop(), lambda: torch.zeros(1))
+        dialable = party.network.address.dialable
+        settings = GroupSettings(
+            batch, "0" * 32, NUMEL, world.vector_bytes, dialable, wait_in_minority=world.wait_in_minority
+        )
+        self.sight = Sight(world, self)
+        self.formation = GroupFormation(party.node, party.identity, settings, self.sight, self.port)
+        self.plans: list[tuple[Plan, int]] = []
+        self.error: BaseException | None = None
+        self._random = random.Random(party.peer_id)
+
+    async def train(self) -> None:
+        while True:
+            if self.port.poll() is WAIT:
+                await self.port.woken.wait(0.5)
+                continue
+            await asyncio.sleep(self.micro_batch_s * self._random.uniform(0.95, 1.05))
+            self.port.add(lambda vector: True, self.micro_batch)
+
+    async def live(self) -> None:
+        try:
+            while True:
+                plan = await self.formation.form(self.step)
+                _, samples = await self.port.seal()
+                self.plans.append((plan, samples))
+                await asyncio.sleep(0.3)
+                self.port.reopen()
+                self.step += 1
+        except (MinorityError, OutOfSyncError) as error:
+            self.error = error
+
+
+class Camp(World):
+    """Members of a `World` that form groups."""
+
+    def __init__(
+        self, count: int, *, batch: int, wait_in_minority: bool = True, vector_bytes: int = 4 * NUMEL, **options: Any
+    ) -> None:
+        self.wait_in_minority = wait_in_minority
+        self.links: dict[PeerId, Links] = {}
+        self.vector_bytes = vector_bytes
+        speeds = options.pop("speeds", [(4, 0.2)] * count)
+        super().__init__(count, **options)
+        self.members = [Member(self, party, batch, *speed) for party, speed in zip(self.parties, speeds, strict=True)]
+
+    def tell_rates(self, upload: Sequence[float], download: Sequence[float]) -> None:
+        """What everybody has measured, and confirms of everybody else."""
+        ids = [member.party.peer_id for member in self.members]
+        for me, peer in enumerate(ids):
+            rows = tuple(
+                LinkRow(link_key(other), int(download[i]), int(upload[i]), 0, 0, 0, 1000)
+                for i, other in enumerate(ids)
+                if i != me
+            )
+            self.links[peer] = Links(int(upload[me]), int(download[me]), rows=rows)
+
+    async def begin(self) -> None:
+        await self.start()
+        for member in self.members:
+            member.party.network.process.run(member.train())
+            member.party.network.process.run(member.live())
+
+    async def until_step(self, step: int, who: Collection[int] | None = None, limit_s: float = 600.0) -> None:
+        chosen = self.members if who is None else [self.members[i] for i in who]
+        async with asyncio.timeout(limit_s):
+            while min(member.step for member in chosen) < step:
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(("count", "delay_s", "seed"), [(4, 0.5, 1), (16, 1.0, 2), (64, 0.5, 3)])
+def test_realised_batches_of_groups_of_any_size(count: int, delay_s: float, seed: int) -> None:
+    @virtually
+    async def main() -> None:
+        rng = random.Random(seed)
+        rates = [math.exp(rng.uniform(0.0, math.log(32.0))) for _ in range(count)]
+        speeds = [(m := rng.choice((1, 2, 4)), m / rate) for rate in rates]
+        batch = math.ceil(max(10 * delay_s * sum(rates), 12 * sum(m for m, _ in speeds)))
+        camp = Camp(count, batch=batch, speeds=speeds, seed=seed, latency_s=delay_s / 2)
+        await camp.begin()
+        steps = 22 if count < 64 else 12
+        await camp.until_step(steps)
+        realised = []
+        for step in range(1, steps):
+            plans = [member.plans[step] for member in camp.members]
+            assert len({plan for plan, _ in plans}) == 1  # one group, with everybody in it
+            assert len(plans[0][0].members) == count
+            realised.append(sum(samples for _, samples in plans) / batch)
+        assert sum(1.0 <= share <= 1.1 for share in realised[1:]) >= 0.95 * len(realised[1:]), realised
+        assert all(party.offences() == [] for party in camp.parties)
+        await camp.close()
+
+    main()
+
+
+@pytest.mark.parametrize("clients", [0, 20, 31])
+def test_clients_take_part_over_connections_that_they_dialled(clients: int) -> None:
+    @virtually
+    async def main() -> None:
+        camp = Camp(32, clients=clients, batch=32 * 4 * 5, seed=clients)
+        await camp.begin()
+        await camp.until_step(4)
+        for step in range(1, 4):
+            (plan,) = {member.plans[step][0] for member in camp.members}
+            assert len(plan.members) == 32
+            assert sum(not member.aggregates for member in plan.members) == clients
+            assert {part.root for part in plan.parts} == {i for i, m in enumerate(plan.members) if m.aggregates}
+        await camp.close()
+
+    main()
+
+
+def test_forming_a_group_costs_two_round_trips_not_seconds() -> None:
+    @virtually
+    async def main() -> None:
+        camp = Camp(8, batch=8 * 4 * 10, latency_s=0.02)
+        await camp.begin()
+        waits = []
+        for step in range(2, 6):
+            await camp.until_step(step)
+            before = asyncio.get_running_loop().time()
+            await camp.until_step(step + 1)
+            # ten micro-batches of 0.2 s and a round of 0.3 s; what is left is forming the group
+            waits.append(asyncio.get_running_loop().time() - before - 10 * 0.2 - 0.3)
+        assert max(waits) < 0.45  # 0.1 s of it is how often this test looks
+        await camp.close()
+
+    main()
+
+
+def test_a_dead_leader_is_overtaken_by_the_next_in_rank() -> None:
+    @virtually
+    async def main() -> None:
+        camp = Camp(5, batch=5 * 4 * 20)
+        await camp.begin()
+        await camp.until_step(2)
+        ids = [member.party.peer_id for member in camp.members]
+        order = ranking("run", 2, ids)
+        leader = next(m for m in camp.members if m.party.peer_id == order[0])
+        await asyncio.sleep(1.0)
+        camp.internet.kill(leader.party.network)
+        rest = [i for i, m in enumerate(camp.members) if m is not leader]
+        await camp.until_step(3, rest, limit_s=15.0)
+        (plan,) = {camp.members[i].plans[2][0] for i in rest}
+        assert plan.members[0].peer_id == order[1]
+        assert len(plan.members) == 4
+        await camp.close()
+
+    main()
+
+
+def test_stopping_in_a_minority_says_what_to_do() -> None:
+    @virtually
+    async def main() -> None:
+        camp = Camp(5, batch=60, wait_in_minority=False)
+        await camp.begin()
+        await camp.until_step(2)
+        for index in (2, 3, 4):
+            camp.internet.kill(camp.members[index].party.network)
+        await asyncio.sleep(30.0)
+        errors = [member.error for member in camp.members[:2] if member.error]
+        assert errors
+        assert isinstance(errors[0], MinorityError)
+        assert "of the 5 members of the last round can be seen" in str(errors[0])
+        assert "Check this machine's network" in str(errors[0])
+        await camp.close()
+
+    main()
+
+
+def test_those_who_said_goodbye_are_not_missed() -> None:
+    @virtually
+    async def main() -> None:
+        camp = Camp(5, batch=60)
+        await camp.begin()
+        await camp.until_step(2)
+        for index in (2, 3, 4):
+            camp.internet.kill(camp.members[index].party.network)
+            for member in camp.members[:2]:
+                member.party.events.emit("member.left", peer=camp.members[index].party.peer_id)
+        await camp.until_step(5, [0, 1], limit_s=60.0)
+        await camp.close()
+
+    main()
+
+
+# ---- peers that break the rules
+
+
+async def one_and_a_liar(batch: int = 40) -> tuple[Camp, Member, Party]:
+    """A group of three, and a party that forms no groups of its own."""
+    camp = Camp(3, batch=batch)
+    liar = Party(camp.internet.host(HostSettings()), camp.book)
+    camp.book[liar.peer_id] = liar.network.address
+    camp.parties.append(liar)
+    await camp.begin()
+    await camp.until_step(1)
+    return camp, camp.members[0], liar
+
+
+def join_of(party: Party, **changes: Any) -> Join:
+    join = Join(1, "0" * 32, party.network.address, True, True, None, None, Report())
+    return msgspec.structs.replace(join, **changes)
+
+
+async def ask(liar: Party, victim: Party, method: str, *messages: msgspec.Struct) -> BaseException | object:
+    async def run() -> object:
+        async with liar.node.open(victim.peer_id, method) as stream:
+            for message in messages:
+                await stream.send(message)
+            return await stream.receive_one_of(FromLeader)
+
+    return (await asyncio.gather(liar.network.process.run(run()), return_exceptions=True))[0]
+
+
+@pytest.mark.parametrize("method", [JOIN, PROBE])
+def test_a_join_in_the_name_of_somebody_else(method: str) -> None:
+    @virtually
+    async def main() -> None:
+        camp, victim, liar = await one_and_a_liar()
+        join = join_of(liar, step=victim.step, address=camp.parties[1].network.address)
+        assert isinstance(await ask(liar, victim.party, method, join), RemoteError)
+        ((peer, what),) = victim.party.offences()
+        assert peer == liar.peer_id
+        assert "address of somebody else" in what
+        await camp.until_step(4)
+        assert all(len(plan.members) == 3 for plan, _ in victim.plans[1:])
+        await camp.close()
+
+    main()
+
+
+def test_joins_that_do_not_fit_are_refused_with_the_reason() -> None:
+    @virtually
+    async def main() -> None:
+        camp, victim, liar = await one_and_a_liar()
+        answer = await ask(liar, victim.party, JOIN, join_of(liar, layout="1" * 32, step=victim.step))
+        assert isinstance(answer, RejectedError)
+        assert answer.code == "layout"
+        answer = await ask(liar, victim.party, JOIN, join_of(liar, step=0))
+        assert isinstance(answer, RejectedError)
+        assert answer.code == "behind"
+        answer = await ask(liar, victim.party, JOIN, join_of(liar, step=1 << 40))
+        assert isinstance(answer, RejectedError)
+        assert answer.code == "ahead"
+        assert victim.party.offences() == []
+        await camp.until_step(4)
+        await camp.close()
+
+    main()
+
+
+@pytest.mark.parametrize("frame", [b"\xc1", b"\x80", msgspec.msgpack.encode({"step": -1})])
+def test_garbage_instead_of_a_join(frame: bytes) -> None:
+    @virtually
+    async def main() -> None:
+        camp, victim, liar = await one_and_a_liar()
+
+        async def run() -> None:
+            async with liar.node.open(victim.party.peer_id, JOIN) as stream:
+                await stream._send_frame(0, frame)
+                await stream.receive_one_of(FromLeader)
+
+        await asyncio.gather(liar.network.process.run(run()), return_exceptions=True)
+        assert [peer for peer, _ in victim.party.offences()] == [liar.peer_id]
+        await camp.until_step(3)
+        await camp.close()
+
+    main()
+
+
+def forged(kind: str, victim: Member, liar: Party) -> msgspec.Struct:
+    """What a lying leader sends in the place of a good plan."""
+    from minga.averaging.messages import Member as Listed
+
+    members = (Listed(liar.network.address, True), Listed(victim.party.network.address, True))
+    plan = Plan("0" * 32, victim.step, members, (Part(500, 0), Part(NUMEL, 1)), 16384)
+    if kind == "overlap":
+        plan = msgspec.structs.replace(plan, parts=(Part(2000, 0), Part(NUMEL, 1)))
+    elif kind == "replayed":
+        plan = msgspec.structs.replace(plan, step=victim.step - 1)
+    elif kind == "without me":
+        plan = msgspec.structs.replace(plan, members=(members[0],), parts=(Part(NUMEL, 0),))
+    encoded = b"\xc1\xc1" if kind == "garbage" else msgspec.msgpack.encode(plan)
+    signer = victim.party.identity if kind == "wrong key" else liar.identity
+    context = b"another purpose" if kind == "wrong context" else CONTEXT
+    return SignedPlan(encoded, signer.sign(encoded, context=context))
+
+
+@pytest.mark.parametrize("kind", ["overlap", "replayed", "without me", "garbage", "wrong key", "wrong context"])
+def test_forged_and_broken_plans_are_refused_and_their_leader_named(kind: str) -> None:
+    @virtually
+    async def main() -> None:
+        camp = Camp(1, batch=1000)
+        victim = camp.members[0]
+        liar = Party(camp.internet.host(HostSettings()), camp.book)
+        camp.book[liar.peer_id] = liar.network.address
+        camp.parties.append(liar)
+        await camp.start()
+
+        async def lead(peer: PeerId, stream: MessageStream) -> None:
+            await stream.receive(Join)
+            await stream.send(Limit(0))
+            await stream.send(forged(kind, victim, liar))
+            await asyncio.sleep(5.0)
+
+        liar.node.serve(JOIN, lead)
+        victim.step = victim.formation._step = 3
+        with pytest.raises(ProtocolError) as caught:
+            await victim.party.network.process.run(victim.formation._follow(liar.network.address))
+        assert caught.value.peer == liar.peer_id
+        assert [peer for peer, _ in victim.party.offences()] == [liar.peer_id]
+        await camp.close()
+
+    main()
+
+
+def test_an_endless_chain_of_redirects_does_not_hold_a_peer() -> None:
+    @virtually
+    async def main() -> None:
+        camp, victim, liar = await one_and_a_liar()
+
+        async def pass_on(peer: PeerId, stream: MessageStream) -> None:
+            await stream.receive(Join)
+            await stream.send(Redirect(Address(PeerId("9" * 64), ("10.9.9.9:1",))))
+
+        liar.node.serve(JOIN, pass_on)
+        answer = await ask(liar, victim.party, JOIN, join_of(liar, step=victim.step), Update(Report(samples=5)))
+        assert not isinstance(answer, ProtocolError)
+        await camp.until_step(4)
+        assert all(party.offences() == [] for party in camp.parties[:3])
+        await camp.close()
+
+    main()
+
+
+def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    @virtually
+    async def main() -> None:
+        camp, _, liar = await one_and_a_liar()
+        heard = 0
+
+        async def stop_and_hush(peer: PeerId, stream: MessageStream) -> None:
+            nonlocal heard
+            await stream.receive(Join)
+            heard += 1
+            await stream.send(Limit(0))
+            await asyncio.Event().wait()  # pulses go on: it is alive
+
+        liar.node.serve(JOIN, stop_and_hush)
+
+        def remember(company: Company, plan: Plan) -> None:
+            take_part(company, plan)
+            company.view = (*company.view, liar.peer_id)
+
+        # Everybody takes it for a member of the last round, and in some steps it is the first in rank.
+        take_part = Company.take_part
+        monkeypatch.setattr(Company, "take_part", remember)
+        for member in camp.members:
+            member.sight.also = [liar.peer_id]
+        await camp.until_step(12, limit_s=600.0)
+        assert heard > 0
+        await camp.close()
+
+    main()
+
+
+@pytest.mark.parametrize("answer", ["not now", "ask another"])
+def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
+    answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Company.take_part
+
+    @virtually
+    async def main() -> None:
+        camp, _, liar = await one_and_a_liar()
+        asked = 0
+
+        async def serve(peer: PeerId, stream: MessageStream) -> None:
+            nonlocal asked
+            await stream.receive(Join)
+            asked += 1
+            if answer == "not now":
+                raise RejectedError("not now", code="stand_by")
+            others = [member.party for member in camp.members if member.party.peer_id != peer]
+            await stream.send(Redirect(others[asked % len(others)].network.address))
+            await stream.finish()
+            await stream.drain()
+
+        liar.node.serve(JOIN, serve)
+
+        def remember(company: Company, plan: Plan) -> None:
+            original(company, plan)
+            company.view = (*company.view, liar.peer_id)
+
+        monkeypatch.setattr(Company, "take_part", remember)
+        for member in camp.members:
+            member.sight.also = [liar.peer_id]
+        await camp.until_step(25)
+        assert asked > PATIENT_TRIES
+        await camp.close()
+
+    main()
+
+
+def test_who_slows_everybody_down_rests_until_it_is_needed() -> None:
+    @virtually
+    async def main() -> None:
+        camp = Camp(4, batch=4 * 4 * 20, vector_bytes=10_000_000, seed=6)
+        camp.tell_rates([1e7, 1e7, 1e7, 1e5], [1e7] * 4)
+        await camp.begin()
+        await camp.until_step(16)
+        for member in camp.members:
+            plan, samples = member.plans[-1]
+            rests = {plan.members[i].peer_id for i in plan.resting}
+            assert rests == {camp.members[3].party.peer_id}
+            assert (samples == 0) == (member is camp.members[3])
+        resting = camp.members[3]
+        for index in range(3):  # one by one: a minority would wait
+            camp.internet.kill(camp.parties[index].network)
+            await camp.until_step(resting.step + 3, [3])
+        assert resting.plans[-1][1] >= 4 * 4 * 20, "it computes alone now"
+        told = [(m, e.fields["resting"]) for m in camp.members for e in m.party.log if e.kind == "plan.resting"]
+        assert told == [(resting, True), (resting, False)]
+        assert not [e for e in resting.party.log if e.kind == "plan.rested_in_vain"]
+        await camp.close()
+
+    main()
+
+
+def test_who_rests_in_vain_computes_again() -> None:
+    @virtually
+    async def main() -> None:
+        # The last one says that it computes a hundred times as fast as it does, and so all others should rest.
+        camp = Camp(4, batch=4 * 20, vector_bytes=10_000_000, seed=6, speeds=[(4, 0.2)] * 3 + [(4, 20.0)])
+        camp.tell_rates([1e5] * 3 + [1e7], [1e7] * 4)
+        liar = camp.members[3]
+        report = liar.port.report
+        boast = lambda: msgspec.structs.replace(report(), rate=1e4)  # noqa: E731
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(liar.port, "report", boast)
+            await camp.begin()
+            await camp.until_step(8, limit_s=1200.0)
+            honest = camp.members[:3]
+            for member in honest:
+                told = [e.fields["resting"] for e in member.party.log if e.kind == "plan.resting"]
+                assert told[:2] == [True, False]
+                assert "plan.rested_in_vain" in [e.kind for e in member.party.log]
+                plan, samples = member.plans[-1]
+                assert member.party.peer_id in {plan.members[i].peer_id for i in plan.resting}, "still asked to"
+                assert samples > 0, "and does not"
+        await camp.close()
+
+    main()

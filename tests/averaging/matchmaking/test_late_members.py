@@ -1,0 +1,74 @@
+"""Members for whom a round takes longer than for its aggregators are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minga.averaging.allreduce.round import IDLE_S, LATE
+from minga.averaging.matchmaking.view import UNFORESEEN_S, Company
+from minga.averaging.messages import Member, Part, Plan
+from minga.network.interface import Address, PeerId
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.swarm_tools import make_spec, pull, vector_replica, virtually
+
+MB = 1e6
+FAST = (20.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("numel", "trainers", "auxiliary"),
+    [
+        (500_000, [(2.0, 20.0)], (50.0, 50.0)),
+        (500_000, [(0.6, 20.0)], (50.0, 50.0)),
+        (1_000_000, [FAST, FAST, FAST], (5.0, 1.0)),
+        (1_000_000, [FAST, FAST, FAST, (5.0, 1.0)], None),
+    ],
+)
+def test_nobody_falls_out_because_its_line_is_slow(
+    numel: int, trainers: list[tuple[float, float]], auxiliary: tuple[float, float] | None
+) -> None:
+    """Computing takes no time here: as soon as a round is over somewhere, the next batch is there."""
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(32, digest_every=1000), seed=3, make_replica=vector_replica(numel), gradient=pull)
+        for up, down in trainers:
+            swarm.add(HostSettings(up * MB, down * MB), TrainerSettings(4, 0.02))
+        if auxiliary is not None:
+            swarm.add(HostSettings(auxiliary[0] * MB, auxiliary[1] * MB), auxiliary=True)
+        count = len(swarm.peers)
+        await swarm.run_until_step(4)
+        begun = asyncio.get_running_loop().time()
+        await asyncio.sleep(60.0)
+        late = [logged for logged in swarm.log.of("round.begun") if logged.event.time > begun]
+        assert len(late) > 5 * count
+        assert {logged.event.fields["members"] for logged in late} == {count}
+        assert not [logged for logged in swarm.log.of("member.out_of_sync") if logged.event.time > begun]
+        await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize(("foreseen_s", "waits_s"), [(None, UNFORESEEN_S), (10.0, LATE * 10.0), (1e9, LATE * IDLE_S)])
+def test_nobody_is_waited_for_for_ever_whatever_a_plan_foresees(foreseen_s: float | None, waits_s: float) -> None:
+    me, other = PeerId("a" * 64), PeerId("b" * 64)
+
+    @virtually
+    async def main() -> None:
+        sight: Any = SimpleNamespace(alive=lambda: [me, other], at=lambda step: [], averaging=lambda step: [other])
+        company = Company(SimpleNamespace(peer_id=me), SimpleNamespace(), sight)  # type: ignore[arg-type]
+        members = tuple(Member(Address(peer), True) for peer in (me, other))
+        company.take_part(Plan("0" * 32, 4, members, (Part(10, 0),), 1 << 16, 1, predicted_s=foreseen_s))
+        company.begin_step(5, ())
+        await asyncio.sleep(0.99 * waits_s)
+        assert company.at_work() == {other}
+        await asyncio.sleep(0.02 * waits_s)
+        assert company.at_work() == set()
+
+    main()

@@ -1,0 +1,181 @@
+"""Plans at a peer's desk: made once for a group, and refused where they are far too much for this peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from minga.averaging.clocking.registration import Seat
+from minga.averaging.group import GroupSettings
+from minga.averaging.messages import Join, Member, Part, Plan, Report
+from minga.averaging.planning.plan_check import unfairness
+from minga.averaging.planning.plan_maker import UNFAIR, PlanDesk
+from minga.averaging.solver.division import Division, PartShare, SwarmRates
+from minga.averaging.solver.planner import divide
+from minga.core.errors import RejectedError
+from minga.core.events import Event, EventBus
+from minga.network.bandwidth.access_link import LineRates
+from minga.network.gossip.records import LinkRow, Links, link_key
+from minga.network.interface import Address, PeerId
+from tests.worlds.swarm_tools import virtually
+
+PEERS = [PeerId(f"{index + 16:x}" * 32) for index in range(12)]
+NUMEL = 1_000_000
+
+
+class Board:
+    """What one peer knows: everybody's rates, confirmed by everybody else."""
+
+    def __init__(self, me: PeerId, upload: Mapping[PeerId, float]) -> None:
+        self._me, self._upload = me, dict(upload)
+
+    def links(self) -> dict[PeerId, Links]:
+        return {
+            peer: Links(
+                int(rate),
+                int(rate),
+                rows=tuple(
+                    LinkRow(link_key(other), *[int(self._upload[other])] * 4, 0, 1000)
+                    for other in self._upload
+                    if other != peer
+                ),
+            )
+            for peer, rate in self._upload.items()
+        }
+
+    def rates(self) -> LineRates:
+        own = self._upload.get(self._me)
+        return LineRates(own, own)
+
+
+class Desk(PlanDesk):
+    """A desk that counts how often it solves, and notes its events."""
+
+    def __init__(self, me: PeerId, upload: Mapping[PeerId, float]) -> None:
+        self.events: list[Event] = []
+        self.solved = 0
+        bus = EventBus(asyncio.get_running_loop().time)
+        bus.subscribe(self.events.append)
+        network = SimpleNamespace(wall_time=lambda: 1.7e9)
+        node: Any = SimpleNamespace(peer_id=me, run_id="run", events=bus, network=network, spawn=asyncio.ensure_future)
+        settings = GroupSettings(100_000, "0" * 32, NUMEL, 4 * NUMEL, aggregates=True)
+        board: Any = Board(me, upload)
+        self.board = board
+        super().__init__(node, settings, board, self._count)
+
+    def _count(self, rates: SwarmRates, vector_bytes: float) -> Division:
+        self.solved += 1
+        return divide(rates, vector_bytes)
+
+
+def seats(rates: Mapping[PeerId, float]) -> dict[PeerId, Seat]:
+    report = Report(100, 10.0, 10, 0.0, 1.0)
+    return {
+        peer: Seat(Join(3, "0" * 32, Address(peer, ("1.2.3.4:5",)), True, True, rate, rate, report), report, 0.0)
+        for peer, rate in rates.items()
+    }
+
+
+def plan_of(shares: Mapping[int, float]) -> Plan:
+    members = tuple(Member(Address(peer, ("1.2.3.4:5",)), True) for peer in PEERS)
+    division = Division(tuple(PartShare(share, root) for root, share in shares.items()))
+    parts, stop = [], 0.0
+    for part in division.parts:
+        stop += part.share
+        parts.append(Part(round(stop * NUMEL), part.root))
+    return Plan("0" * 32, 3, members, tuple(parts), 16384)
+
+
+@virtually
+async def test_a_plan_is_solved_once_while_nothing_moves() -> None:
+    rates = dict.fromkeys(PEERS[:4], 1e6) | {PEERS[3]: 3e6}
+    desk = Desk(PEERS[0], rates)
+    await desk.prepare(seats(rates))
+    first = await desk.plan(3, seats(rates))
+    assert first.members[0].peer_id == PEERS[0]
+    again = await desk.plan(4, seats({peer: rate * 1.05 for peer, rate in rates.items()}))
+    assert desk.solved == 1
+    assert again.round_id != first.round_id
+
+    def largest(plan: Plan) -> PeerId:
+        stops = [0, *(part.stop for part in plan.parts)]
+        sizes = [stop - start for start, stop in pairwise(stops)]
+        return plan.members[plan.parts[sizes.index(max(sizes))].root].peer_id
+
+    assert largest(first) == largest(again) == PEERS[3], "whatever the order of the members"
+    await desk.plan(5, seats(rates | {PEERS[4]: 1e6}))
+    assert desk.solved == 2
+    desk.board._upload[PEERS[3]] = 1e6
+    await desk.plan(6, seats(dict.fromkeys(PEERS[:4], 1e6)))
+    assert desk.solved == 3
+
+
+@virtually
+async def test_who_is_to_do_it_all_refuses() -> None:
+    upload = dict.fromkeys(PEERS, 1e6)  # alone it takes 44 s, equal parts 7 s
+    all_to_one = plan_of({5: 1.0})
+    victim, other = Desk(PEERS[5], upload), Desk(PEERS[6], upload)
+    with pytest.raises(RejectedError, match="busy for 44 s, where equal parts take most 7 s") as caught:
+        victim.check(all_to_one)
+    assert (caught.value.code, caught.value.peer) == (UNFAIR, PEERS[0])
+    assert [event.kind for event in victim.events] == ["plan.refused"]
+    other.check(all_to_one)
+    victim.check(plan_of(dict.fromkeys(range(12), 1 / 12)))
+
+
+@virtually
+async def test_no_peer_makes_a_plan_fair_by_saying_that_it_is_slow_itself() -> None:
+    for liar in (0, 3):
+        victim = Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[liar]: 1.0})
+        with pytest.raises(RejectedError, match=r"keeps this peer busy for 4\d s"):
+            victim.check(plan_of({5: 1.0}))
+
+
+@virtually
+async def test_a_fast_peer_may_get_most_of_it_and_unknown_rates_are_no_reason() -> None:
+    Desk(PEERS[5], dict.fromkeys(PEERS, 1e6) | {PEERS[5]: 1e7}).check(plan_of({5: 1.0}))
+    Desk(PEERS[5], {}).check(plan_of({5: 1.0}))
+    Desk(PEERS[5], dict.fromkeys(PEERS, 1e8)).check(plan_of({5: 1.0}))  # a matter of fractions of a second
+
+
+def test_clients_come_last_in_the_order_in_which_members_mend_the_round() -> None:
+    @virtually
+    async def main() -> None:
+        clients = set(PEERS[1:4])
+        taken = {
+            peer: Seat(msgspec.structs.replace(seat.join, aggregates=peer not in clients), seat.report, 0.0)
+            for peer, seat in seats(dict.fromkeys(PEERS[:8], 1e6)).items()
+        }
+        for step in range(8):
+            plan = await Desk(PEERS[0], dict.fromkeys(PEERS[:8], 1e6)).plan(step, taken)
+            assert plan.members[0].peer_id == PEERS[0]
+            assert {member.peer_id for member in plan.members[-3:]} == clients
+
+    main()
+
+
+@virtually
+async def test_slow_paths_are_a_reason_for_a_long_round_and_not_the_leaders_fault() -> None:
+    """A peer whose probe met slow paths only takes its line for slow; equal parts would take as long."""
+    rate, slow, me = 1e7, 1e5, 5
+    halves = [set(PEERS[:6]), set(PEERS[6:])]
+
+    def row(peer: PeerId, other: PeerId) -> LinkRow:
+        apart = not any({peer, other} <= half for half in halves)
+        return LinkRow(link_key(other), *[int(slow if apart else rate)] * 4, 10 if apart else 0, 1000)
+
+    links = {
+        peer: Links(int(rate), int(rate), rows=tuple(row(peer, other) for other in PEERS if other != peer))
+        for peer in PEERS
+    }
+    plan = plan_of(dict.fromkeys(range(12), 1 / 12))
+    assert unfairness(plan, links, LineRates(slow, slow), me, 4.0 * NUMEL) is not None, "seen by its line alone"
+    assert unfairness(plan, links, LineRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is None
+    fast = {peer: Links(int(rate), int(rate)) for peer in PEERS}
+    assert unfairness(plan, fast, LineRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is not None

@@ -1,0 +1,136 @@
+"""Plans: what a leader makes, and what a member refuses; and whom a member does not ask to lead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from minga.averaging.allreduce.round import chunk_table
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.matchmaking.suspects import Suspects
+from minga.averaging.messages import MAX_CHUNKS, Member, Part, Plan, SignedPlan
+from minga.averaging.planning.signed_plan import CONTEXT, PlanNeeds, accept_plan, make_plan, sign_plan
+from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates
+from minga.averaging.solver.planner import divide
+from minga.core.errors import ProtocolError
+from minga.identity.keys.keys import Identity
+from minga.network.interface import Address, PeerId
+
+LEADER = Identity.from_seed(bytes(32))
+PEERS = [LEADER.peer_id, PeerId(f"{1:064x}"), PeerId(f"{2:064x}")]
+MEMBERS = tuple(Member(Address(peer, ("10.0.0.1:1",)), peer != PEERS[2]) for peer in PEERS)
+ARGUMENTS: dict[str, Any] = {"leader": LEADER.peer_id, "step": 5, "numel": 100, "me": PEERS[1]}
+PARTS = tuple(Part(stop, 0) for stop in range(1, 4097))
+
+
+def plan_of(**changes: Any) -> Plan:
+    plan = Plan("0" * 32, 5, MEMBERS, (Part(40, 0), Part(100, 1)), 16384)
+    return msgspec.structs.replace(plan, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "flaw"),
+    [
+        ({"step": 4}, {}, "it is for step 4"),
+        ({}, {"step": 6}, "it is for step 5"),
+        ({"members": (MEMBERS[1], MEMBERS[0], MEMBERS[2])}, {}, "not the leader"),
+        ({}, {"me": PeerId("f" * 64)}, "leaves out"),
+        ({"members": (MEMBERS[0], MEMBERS[1], MEMBERS[1])}, {}, "listed twice"),
+        ({"parts": (Part(40, 0), Part(99, 1))}, {}, "do not cover"),
+        ({"parts": (Part(40, 0), Part(101, 1))}, {}, "do not cover"),
+        ({}, {"numel": 99}, "do not cover"),
+        ({"parts": (Part(120, 0), Part(100, 1))}, {}, "overlap"),
+        ({"parts": (Part(40, 0), Part(40, 1), Part(100, 1))}, {}, "overlap"),
+        ({"parts": (Part(0, 0), Part(100, 1))}, {}, "overlap"),
+        ({"parts": (Part(40, 2), Part(100, 1))}, {}, "a client is to aggregate"),
+        ({"parts": (Part(40, 0), Part(100, 3))}, {}, "a member that it does not have"),
+        ({"resting": (3,)}, {}, "a member that it does not have"),
+        ({"sites": ((0, 3),)}, {}, "a member that it does not have"),
+        ({"sites": ((0, 1), (1, 2))}, {}, "on two sites"),
+        ({"sites": ((0, 1),)}, {}, "not one relay for each site"),
+        ({"parts": (Part(100, 0, (0,)),)}, {}, "not one relay for each site"),
+        ({"parts": (Part(100, 0, (1,)),), "sites": ((0, 1),)}, {}, "stands beside the root"),
+        ({"parts": (Part(100, 0, (2,)),), "sites": ((1, 2),)}, {}, "cannot aggregate"),
+        ({"parts": (Part(100, 0, (0,)),), "sites": ((1, 2),)}, {}, "not of its site"),
+        ({"parts": (Part(1 << 30, 0),), "chunk_bytes": 1024}, {"numel": 1 << 30}, "chunks are too many"),
+        ({"chunk_bytes": 1 << 23}, {}, "chunks are too large"),
+        ({"parts": PARTS, "part_chunks": 64}, {"numel": 4096}, "chunks are too many"),
+        ({"parts": tuple(Part(i, 0, (0,)) for i in range(1, 101)), "sites": ((0, 1),)}, {}, "too many parts"),
+    ],
+)
+def test_plans_that_do_not_hold_together(changes: dict[str, Any], arguments: dict[str, Any], flaw: str) -> None:
+    assert accept_plan(sign_plan(plan_of(), LEADER), **ARGUMENTS) == plan_of()
+    with pytest.raises(ProtocolError, match=flaw) as caught:
+        accept_plan(sign_plan(plan_of(**changes), LEADER), **{**ARGUMENTS, **arguments})
+    assert caught.value.peer == LEADER.peer_id
+    assert caught.value.phase == "group"
+
+
+@pytest.mark.parametrize("rate", [1e-300, 1e-12, 0.0, 1.0, 125_000.0, 1e300])
+@pytest.mark.parametrize("numel", [1, 100, 17_800_000, 1 << 33])
+def test_whatever_rates_are_declared_the_plan_is_accepted(rate: float, numel: int) -> None:
+    rates = SwarmRates((PeerRates(rate, rate), PeerRates(None, None), PeerRates(1e-9, 1e-9, aggregates=False)))
+    plan = make_plan("a name", PlanNeeds(5, numel, 4 * numel), MEMBERS, divide(rates, 4.0 * numel))
+    assert accept_plan(sign_plan(plan, LEADER), **{**ARGUMENTS, "numel": numel}) == plan
+    assert 4 * numel / plan.chunk_bytes <= MAX_CHUNKS / 2
+    assert all(part.root != 2 for part in plan.parts), "a client reduces nothing"
+
+
+def test_parts_follow_the_shares_and_names_the_text() -> None:
+    division = Division((PartShare(0.5, 1), PartShare(0.3, 0), PartShare(0.2, 0)), predicted_s=7.0)
+    plan = make_plan("a name", PlanNeeds(5, 3000, 12000), MEMBERS, division, resting=[2])
+    assert plan.parts == (Part(1500, 1), Part(2400, 0), Part(3000, 0))
+    assert (plan.predicted_s, plan.resting, plan.sites) == (7.0, (2,), ())
+    assert plan.round_id != make_plan("another", PlanNeeds(5, 3000, 12000), MEMBERS, division).round_id
+
+
+def test_parts_too_small_for_an_element_are_left_out() -> None:
+    division = Division((PartShare(0.999, 0), PartShare(0.001, 1)))
+    plan = make_plan("a name", PlanNeeds(5, 10, 40), MEMBERS, division)
+    assert plan.parts == (Part(10, 0),)
+
+
+def test_text_that_is_no_utf8_blames_the_leader() -> None:
+    plan = msgspec.msgpack.encode(plan_of()).replace(b"0" * 32, b"\xff" * 32)
+    signed = SignedPlan(plan, LEADER.sign(plan, context=CONTEXT))
+    with pytest.raises(ProtocolError, match="malformed plan") as caught:
+        accept_plan(signed, **ARGUMENTS)
+    assert caught.value.peer == LEADER.peer_id
+
+
+def test_suspicions_end_and_last_longer_each_time() -> None:
+    now = 0.0
+    suspects = Suspects(lambda: now, [PEERS[1]])
+    for pause_s in (2.0, 4.0, 8.0, 16.0, 32.0, 32.0):
+        now += pause_s - 0.5
+        assert suspects.now() == {PEERS[1]}
+        now += 0.5
+        assert suspects.now() == set()
+        suspects.add(PEERS[1])
+    suspects.clear()
+    assert suspects.now() == set()
+
+
+def test_small_parts_go_in_smaller_chunks() -> None:
+    numel = 6_000_000
+    members = tuple(Member(Address(PeerId(f"{i:064x}"), ("1.2.3.4:5",)), True) for i in range(17))
+    parts = (PartShare(0.86, 0), PartShare(0.1, 1), PartShare(0.03, 2), PartShare(0.01, 3))
+    layout = VectorLayout((numel,), "float32")
+
+    def counts(predicted_s: float | None) -> list[int]:
+        plan = make_plan("a name", PlanNeeds(5, numel, 4 * numel), members, Division(parts, predicted_s=predicted_s))
+        _, assignments = chunk_table(layout, plan)
+        return [len(assignment.chunks) for assignment in assignments]
+
+    assert counts(30.0) == [234, 28, 16, 15], "the last in chunks of 16 KiB"
+    assert counts(1.0) == counts(None) == [117, 14, 8, 8]
+
+
+@pytest.mark.parametrize("count", [17, 1000, 4096])
+def test_a_plan_of_many_parts_is_accepted(count: int) -> None:
+    division = Division(tuple(PartShare(1.0 / count, 0) for _ in range(count)), predicted_s=100.0)
+    plan = make_plan("a name", PlanNeeds(5, 1 << 33, 1 << 35), MEMBERS, division)
+    assert len(plan.parts) == count
+    assert accept_plan(sign_plan(plan, LEADER), **{**ARGUMENTS, "numel": 1 << 33}) == plan

@@ -1,0 +1,143 @@
+"""Who computes gradients: the programme against every choice there is, its bounds, and the choice in practice."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+from minga.averaging.planning.contributor_choice import Work, combined, resting, step_seconds, with_resting
+from minga.averaging.solver.clean_rates import UsableRates, usable
+from minga.averaging.solver.division import SwarmRates
+from minga.averaging.solver.lower_bound import best_contributors, shortest_round
+from tests.worlds.planner_swarms import GBIT, VECTOR, auxiliary, peer, random_swarm, two_sites
+
+LIMIT_S = 20.0
+
+
+def exhaustive(rates: SwarmRates, work: Work) -> float:
+    """The shortest step of all 2^n - 1 choices, each by its own linear programme."""
+    best = math.inf
+    senders = [index for index, one in enumerate(rates.peers) if one.sends]
+    for count in range(1, len(senders) + 1):
+        for chosen in itertools.combinations(senders, count):
+            rests = tuple(index for index in senders if index not in chosen)
+            speed = sum(rates.peers[index].samples_per_second for index in chosen)
+            round_s = shortest_round(usable(with_resting(rates, rests)), work.vector_bytes)
+            best = min(best, combined(work, speed, round_s))
+    return best
+
+
+def literal(rates: UsableRates) -> float:
+    """Vectors per second by the published programme, n^3 rows and all; `rates` in vectors per second, c as given."""
+    optimize = pytest.importorskip("scipy.optimize", reason="scipy solves the linear programme")
+    count = rates.count
+    width = 2 * count * count + 1  # a, g, xi
+
+    def a(i: int, j: int) -> int:
+        return i * count + j
+
+    def g(i: int, j: int) -> int:
+        return count * count + i * count + j
+
+    rows, limits = [], []
+
+    def row(limit: float, *places: tuple[int, float]) -> None:
+        values = np.zeros(width)
+        for place, value in places:
+            values[place] += value
+        rows.append(values)
+        limits.append(limit)
+
+    bounds: list[tuple[float, float | None]] = [(0.0, None)] * width
+    for i in range(count):
+        others = [j for j in range(count) if j != i]
+        for j, k in itertools.product(range(count), range(count)):
+            if rates.sends[k]:
+                row(0.0, (g(i, j), 1.0), (a(k, i), -1.0))
+        row(rates.download[i], *((a(j, i), 1.0) for j in others), *((g(j, i), 1.0) for j in others))
+        row(rates.upload[i], *((a(i, j), 1.0) for j in others), *((g(i, j), 1.0) for j in others))
+        for j in others:
+            row(rates.limits[i, j], (a(i, j), 1.0), (g(i, j), 1.0))
+            if not rates.aggregates[i]:
+                bounds[a(j, i)] = bounds[g(i, j)] = (0.0, 0.0)
+        if rates.receives[i]:
+            row(0.0, (width - 1, 1.0), *((g(j, i), -1.0) for j in range(count)))
+    cost = np.zeros(width)
+    cost[-1] = -1.0
+    return -float(optimize.linprog(cost, A_ub=np.array(rows), b_ub=limits, bounds=bounds).fun)
+
+
+def test_the_programme_is_the_published_one() -> None:
+    generator = random.Random(21)
+    swarms = [random_swarm(generator, generator.randint(2, 5), paths=0.3) for _ in range(30)]
+    swarms += [two_sites(size=2), SwarmRates((peer(0.3), peer(0.2), auxiliary(1.0), auxiliary(1.0, receives=True)))]
+    for rates in swarms:
+        given = usable(rates)
+        scaled = usable(SwarmRates(rates.peers, rates.pairs))
+        assert VECTOR / shortest_round(given, VECTOR) == pytest.approx(literal(scaled), rel=1e-5)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_the_choice_is_the_best_of_all(overlapped: bool) -> None:
+    generator = random.Random(22)
+    looser = 0
+    for trial in range(10):
+        rates = random_swarm(generator, 3 + trial % 5, paths=0.2 * (trial % 2))
+        work = Work(0.286 * GBIT, 40.0 * len(rates.peers) * generator.uniform(0.1, 3.0), overlapped)
+        found = best_contributors(usable(rates), work.vector_bytes, work.batch, overlapped=overlapped, limit_s=LIMIT_S)
+        relaxed = best_contributors(
+            usable(rates), work.vector_bytes, work.batch, overlapped=overlapped, limit_s=LIMIT_S, relaxed=True
+        )
+        assert found is not None
+        assert relaxed is not None
+        assert found.step_s == pytest.approx(exhaustive(rates, work), rel=1e-5)
+        assert found.bound_s == pytest.approx(found.step_s, rel=1e-5)
+        assert relaxed.step_s <= found.step_s * (1 + 1e-6)
+        looser += relaxed.step_s < found.step_s * (1 - 1e-3)
+        rests = tuple(index for index, computes in enumerate(found.computes) if not computes)
+        speed = sum(one.samples_per_second for one, on in zip(rates.peers, found.computes, strict=True) if on)
+        round_s = shortest_round(usable(with_resting(rates, rests)), work.vector_bytes)
+        assert combined(work, speed, round_s) == pytest.approx(found.step_s, rel=1e-5)
+    assert looser  # so the relaxed figure is a bound, not a plan
+
+
+def slow_uploaders(count: int, slow: int) -> SwarmRates:
+    """`slow` of the peers compute a little and hardly upload."""
+    fast = (peer(1.0, samples_per_second=20.0),) * (count - slow)
+    return SwarmRates((*fast, *(peer(0.002, 0.1, samples_per_second=1.0),) * slow))
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize(("count", "slow"), [(6, 1), (6, 2), (40, 5)])
+def test_those_whose_upload_slows_everybody_rest(count: int, slow: int, overlapped: bool) -> None:
+    rates = slow_uploaders(count, slow)
+    work = Work(0.286 * GBIT, 1000.0, overlapped)
+    rests = resting(rates, work)
+    assert rests == tuple(range(count - slow, count))
+    assert step_seconds(with_resting(rates, rests), work) < step_seconds(rates, work) / 1.5
+    assert all(one.receives and one.aggregates for one in with_resting(rates, rests).peers)
+
+
+def test_nobody_rests_for_nothing() -> None:
+    alike = SwarmRates((peer(0.1, samples_per_second=10.0),) * 6)
+    for work in (Work(0.286 * GBIT, 4096.0), Work(0.286 * GBIT, 4096.0, overlapped=True), Work(0.0, 4096.0)):
+        assert resting(alike, work) == ()
+    assert resting(SwarmRates((peer(0.1),) * 6), Work(VECTOR, 10.0)) == ()
+    assert resting(SwarmRates((peer(0.1, aggregates=False, samples_per_second=1.0),) * 3), Work(VECTOR, 10.0)) == ()
+    # A slow upload does not matter when the batch takes longer.
+    assert resting(slow_uploaders(6, 2), Work(0.001 * GBIT, 1e6)) == ()
+
+
+def test_peers_that_tell_no_speed_are_left_alone() -> None:
+    rates = SwarmRates((*slow_uploaders(6, 1).peers, peer(1.0), auxiliary(1.0, receives=True)))
+    assert resting(rates, Work(0.286 * GBIT, 1000.0)) == (5,)
+
+
+def test_steps() -> None:
+    assert combined(Work(1.0, 100.0), 10.0, 4.0) == pytest.approx(14.0)
+    assert combined(Work(1.0, 100.0, overlapped=True), 10.0, 4.0) == pytest.approx(10.0)
+    assert combined(Work(1.0, 100.0), 0.0, 4.0) == math.inf

@@ -1,0 +1,106 @@
+"""Groups above 64 members: sites by count, few streams for each, the same exact mean; and the check of their plans."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.planning.plan_check import unfairness
+from minga.averaging.solver.clean_rates import usable
+from minga.averaging.solver.division import Division, PeerRates, SwarmRates
+from minga.averaging.solver.flat import flat_shares
+from minga.averaging.solver.large_groups import LARGE
+from minga.averaging.solver.planner import divide
+from minga.averaging.solver.prediction import predict
+from minga.network.bandwidth.access_link import LineRates
+from minga.network.gossip.records import Links
+from tests.worlds.reduce_world import World
+from tests.worlds.swarm_tools import virtually
+
+VECTOR_BYTES = 12e6
+MBIT = 1e6 / 8
+
+
+def homes(count: int, clients: float = 0.2) -> SwarmRates:
+    generator = random.Random(f"homes {count}")
+    peers = []
+    for index in range(count):
+        upload = min(max(generator.lognormvariate(3.4, 0.6), 10.0), 200.0) * MBIT
+        able = index == 0 or generator.random() >= clients
+        peers.append(PeerRates(upload, 5 * upload, 10.0, aggregates=able))
+    return SwarmRates(tuple(peers))
+
+
+@pytest.mark.parametrize("count", [LARGE + 1, 150, 1000])
+def test_a_large_group_goes_over_sites_in_hardly_more_time_than_in_one_level(count: int) -> None:
+    rates = homes(count)
+    division = divide(rates, VECTOR_BYTES)
+    assert sorted(peer for site in division.sites for peer in site) == list(range(count))
+    assert max(map(len, division.sites)) - min(map(len, division.sites)) <= 1
+    assert len(division.parts) <= 2 * count**0.5
+    assert sum(part.share for part in division.parts) == pytest.approx(1.0)
+    for part in division.parts:
+        assert part.root in part.relays
+        for site, relay in zip(division.sites, part.relays, strict=True):
+            assert relay in site
+            assert rates.peers[relay].aggregates
+    for place in range(len(division.sites)):
+        relays = [part.relays[place] for part in division.parts]
+        assert len(set(relays)) == len(relays), "nobody in a site stands in two parts"
+    flat = Division(
+        tuple(
+            type(division.parts[0])(float(share), root)
+            for root, share in enumerate(flat_shares(usable(rates)))
+            if share > 0.0
+        )
+    )
+    assert (division.predicted_s or 0.0) < 1.1 * predict(flat, rates, VECTOR_BYTES).seconds
+
+
+def test_groups_of_usual_size_and_those_with_too_few_aggregators_stay_flat() -> None:
+    assert not divide(homes(LARGE), VECTOR_BYTES).sites
+    few = SwarmRates(tuple(PeerRates(1e6, 1e6, aggregates=index < 3) for index in range(80)))
+    division = divide(few, VECTOR_BYTES)
+    assert not division.sites
+    assert {part.root for part in division.parts} <= {0, 1, 2}
+
+
+@virtually
+async def test_a_round_of_seventy_gives_everybody_the_exact_mean() -> None:
+    count, layout = 70, VectorLayout((40_000,), "float32")
+    world = World(count, up_bytes_per_s=30 * MBIT, down_bytes_per_s=150 * MBIT)
+    await world.start()
+    generator = torch.Generator().manual_seed(3)
+    vectors = [torch.randn(layout.total, generator=generator) for _ in range(count)]
+    weights = [1 + index % 5 for index in range(count)]
+    rates = SwarmRates((PeerRates(30 * MBIT, 150 * MBIT),) * count)
+    division = divide(rates, 4.0 * layout.total)
+    assert division.sites
+    results, outcomes = await world.reduce(world.divide(layout, division), layout, list(vectors), weights)
+    assert all(isinstance(outcome, RoundOutcome) and not outcome.lost for outcome in outcomes)
+    assert all(torch.equal(result, results[0]) for result in results)
+    mean = sum(w * v.double() for w, v in zip(weights, vectors, strict=True)) / sum(weights)
+    assert torch.allclose(results[0].double(), torch.as_tensor(mean), atol=1e-5)
+    await world.close()
+
+
+@virtually
+async def test_a_member_counts_what_a_plan_of_two_levels_asks_of_it() -> None:
+    count, layout = 66, VectorLayout((1_000_000,), "float32")
+    world = World(count)
+    division = divide(SwarmRates((PeerRates(1e6, 1e6),) * count), 4e6)
+    plan = world.divide(layout, division)
+    root = division.parts[0].root
+    links = {party.peer_id: Links(1_000_000, 1_000_000) for party in world.parties}
+    plain = next(peer for peer in range(count) if all(peer not in part.relays for part in division.parts))
+    assert unfairness(plan, links, LineRates(1e6, 1e6), root, 4e6) is None
+    slow = unfairness(plan, links, LineRates(1e4, 1e6), root, 4e6)
+    assert slow is not None
+    assert "busy for" in slow
+    foreseen = predict(division, SwarmRates((PeerRates(1e6, 1e6),) * count), 4e6)
+    assert f"{foreseen.upload_bytes[root] / 1e4:.0f} s" in slow
+    assert unfairness(plan, links, LineRates(1e5, 1e6), plain, 4e6) is None

@@ -1,0 +1,146 @@
+"""The benchmarks run, at sizes that say nothing about speed, and their summaries are as they should be."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from benchmarks import _machine, _report
+from benchmarks._albert_model import MATCHMAKING_S, PAPER_TIME_VARYING_PERCENT, SETUPS, Setup, Strategy
+from benchmarks._albert_swarm import Extent, run
+from benchmarks._processes import WorkerError, Workers
+from benchmarks.albert_setups import percentages
+from benchmarks.btard_cost import formula_bytes
+from tests.worlds.seeds import soaked
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the benchmarks read /proc")
+
+
+def summary(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Run a benchmark; its exit status and its summary."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", "--json", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines, done.stderr
+    assert [line.get("summary", False) for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert lines[-1]["benchmark"] == name
+    assert done.returncode == (0 if lines[-1]["ok"] else 1)
+    return done.returncode, lines[-1]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("[!_]*.py")), ids=lambda path: path.stem)
+def test_each_can_be_started(path: Path) -> None:
+    """Also those that take too long to be run here, and are not missed until somebody wants to measure."""
+    importlib.import_module(f"benchmarks.{path.stem}")
+
+
+def test_equivalence_holds_and_repeats_exactly() -> None:
+    first, second = (summary("equivalence", "--steps", "4")[1] for _ in range(2))
+    assert first["ok"]
+    assert first["rel_err"] < 1e-5
+    assert first == second
+
+
+def test_aggregators_tells_of_all() -> None:
+    _, figures = summary("aggregators", "--part-mib", "1", "--repetitions", "1", "--quiet-wait", "0")
+    assert figures["residual"] < 1e-5
+    assert len(figures["baselines"]) == 6
+
+
+def test_the_formula_of_btard_cost_gives_the_table_of_btard_section_7() -> None:
+    assert [formula_bytes(members) for members in (16, 64, 256)] == [20_480, 229_376, 3_276_800]
+
+
+def test_btard_cost_counts_bytes_and_times_steps() -> None:
+    _, figures = summary("btard_cost", "--members", "4", "--steps", "1", "--peers", "2", "--mib", "1", "--rounds", "1")
+    (found,) = figures["control_bytes"].values()
+    assert found["measured"] == pytest.approx(found["formula"], rel=0.2)
+    assert found["measured"] < found["with_calls"] < found["with_paths"]
+    assert len(set(figures["longer_vector"]["measured"])) == 1
+    assert figures["steps_correct"] == figures["steps"] == 1
+    assert figures["step_ratio"] > 0.0
+
+
+@pytest.mark.parametrize("codec", [soaked("float32"), "int8"])
+def test_allreduce_is_correct(codec: str) -> None:
+    _, figures = summary(
+        "allreduce", "--peers", "2", "--mib", "1", "--rounds", "1", "--codec", codec, "--quiet-wait", "0"
+    )
+    assert figures["rounds_correct"] == figures["rounds"] == 1
+    assert figures["wire_mib"][0] > 0.2
+    assert len(figures["matchmaking_s"]) == len(figures["allreduce_s"]) == 3
+
+
+def test_recovery_survives_one_case() -> None:
+    _, figures = summary("recovery", "--cases", "kill-leader-during", "--millions", "0.2", "--micro-batch", "0.02")
+    assert figures["cases"] == 1
+    assert "worst_gap_s" in figures
+
+
+def test_a_small_swarm_clocks_itself() -> None:
+    _, figures = summary("clocking", "--batches", "64", "--peers", "2", "--steps", "4", "--virtual", "--jobs", "1")
+    assert figures["ok"]
+    assert figures["cases"] == 2
+
+
+def test_overhead_measures_the_import() -> None:
+    _, figures = summary("overhead", "--only", "import")
+    assert len(figures["import_s"]) == 3
+
+
+def test_ideal_step_times_of_the_albert_setups() -> None:
+    for setup in SETUPS:
+        assert setup.ideal_s("synchronous", MATCHMAKING_S) == pytest.approx(setup.paper_ideal_s, rel=0.005)
+    percent = percentages({setup.number: setup.ideal_s("synchronous", MATCHMAKING_S) for setup in SETUPS})
+    assert percent[5] == pytest.approx(PAPER_TIME_VARYING_PERCENT, abs=0.5)
+    assert {round(percent[setup.number]) for setup in SETUPS[:4]} == {100, 59, 73}
+    assert [setup.ideal_s("delayed", 0.0) for setup in SETUPS[:4]] == [25.6] * 4
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
+def test_albert_steps_take_what_the_formula_says(strategy: Strategy) -> None:
+    setup = Setup(0, "small", (50.0, 50.0, 25.0, 25.0), 0.0, 0.0)
+    told = run(setup, strategy, Extent(1, 1 if strategy == "synchronous" else 3, 100.0))
+    step_s = fmean(seconds for seconds, _ in told.regular(setup))
+    assert setup.compute_s == pytest.approx(102.4)
+    assert setup.transfer_s == pytest.approx(22.848)
+    assert step_s == pytest.approx(setup.ideal_s(strategy, 0.0), rel=0.1)
+    assert told.all_equal
+    assert told.losses[1] > told.losses[2] > 0.0
+
+
+def test_a_worker_that_fails_is_reported_and_leaves_nothing() -> None:
+    with Workers() as workers:
+        worker = workers.start("wrong", "benchmarks.equivalence:no_such_function", {})
+        with pytest.raises(WorkerError, match="no_such_function"):
+            worker.receive(60)
+        folder = workers.directory
+    assert worker.process.poll() is not None
+    assert not folder.exists()
+
+
+def test_machine_figures() -> None:
+    me = os.getpid()
+    assert me in _machine.process_tree(os.getppid())
+    assert _machine.cpu_s([me]) > 0
+    assert 0 < _machine.memory_bytes(me) <= _machine.memory_bytes(me, peak=True)
+    moment = _machine.machine_time()
+    assert 0 < moment.busy_s < moment.total_s
+    assert _machine.others_share(moment, moment, 1.0) == 0.0
+    assert _report.spread([]) is None
+    assert _report.spread([3.0, 1.0, 2.0]) == [2.0, 1.0, 3.0]

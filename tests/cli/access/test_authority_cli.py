@@ -1,0 +1,64 @@
+"""The authority by the command line over the loopback interface: processes for what goes on while others come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from minga.identity.links.links import Link
+from tests.worlds.authority_tools import CODES, people
+from tests.worlds.cli_run import LOCAL, SPEC, Running, call, last_json
+
+WORK = (*LOCAL, "--device", "cpu", "--threads", "1")
+
+
+def own(folder: Path, name: str) -> tuple[str, ...]:
+    """Key and folder of one person."""
+    return ("--identity", str(folder / f"{name}.json"), "--directory", str(folder / name))
+
+
+@pytest.mark.timeout(150)
+def test_log_in_train_and_be_taken_off_the_list(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec, allow, code = tmp_path / "run.toml", tmp_path / "allow.toml", tmp_path / "code"
+    spec.write_text(SPEC + '[security]\nmode = "members"\n')
+    allow.write_text(people("alice"))
+    code.write_text(CODES["alice"] + "\n")
+    with Running("host", str(spec), *WORK, *own(tmp_path, "host")) as host:
+        link = host.wait_for("link")["link"]
+        power = (*LOCAL, *own(tmp_path, "host"))
+        assert call("admit", link, *power, "--uses", "50", "--json") == 0
+        invitation = last_json(capfd.readouterr().out)["link"]
+        with Running("authority", invitation, "--allow", str(allow), "--listen", "127.0.0.1:0", *power) as authority:
+            public = authority.wait_for("authority")["link"]
+            assert Link.parse(public).access is None
+            wrong = ("--login", "bob", "--secret", str(code))
+            assert call("join", public, *WORK, *own(tmp_path, "guest"), *wrong, "--json") == 3
+            assert "code is wrong" in last_json(capfd.readouterr().out)["message"]
+            login = ("--login", "alice", "--secret", str(code))
+            with Running("join", public, *WORK, *own(tmp_path, "guest"), *login) as guest:
+                assert guest.wait_for("login")["name"] == "alice"
+                me = guest.wait_for("joined")["peer"]
+                assert authority.wait_for("authority.issued")["peer"] == me
+                guest.wait_for("step.applied")
+                assert call("members", link, *power, "--json") == 0
+                listed = last_json(capfd.readouterr().out)
+                assert {"alice"} == {view["name"] for view in listed["members"] if view["peer"] == me}
+                allow.write_text(people("bob"))
+                authority.wait_for("authority.removed", peer=me, barred=True)
+                last = guest.summary()
+                assert (last["ok"], "no longer on the authority's list" in last["message"]) == (False, True)
+        roster = json.loads((tmp_path / "allow.roster.json").read_text())
+        assert {seat["name"] for seat in roster["seats"].values()} == {"alice"}
+
+
+def test_new_codes_and_mistakes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("authority", "--new-code", "alice", "--json") == 0
+    made = last_json(capfd.readouterr().out)
+    (tmp_path / "allow.toml").write_text(made["lines"])
+    assert made["code"] not in made["lines"]
+    assert call("authority", "--json") == 2
+    capfd.readouterr()
+    assert call("authority", "minga1abc", "--allow", str(tmp_path / "allow.toml"), "--json") == 2
+    assert last_json(capfd.readouterr().out)["error"] == "LinkError"

@@ -1,0 +1,46 @@
+"""Runs for members by the command line, with real processes over the loopback interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minga.identity.links.links import Link
+from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run
+
+WORK = (*LOCAL, "--device", "cpu", "--threads", "1")
+
+
+def own(folder: Path, name: str) -> tuple[str, ...]:
+    """Key and folder of one person."""
+    return ("--identity", str(folder / f"{name}.json"), "--directory", str(folder / name))
+
+
+@pytest.mark.timeout(150)
+def test_admit_join_ban(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(SPEC + '[security]\nmode = "members"\n')
+    with Running("host", str(path), *WORK, *own(tmp_path, "host")) as host:
+        link = host.wait_for("link")["link"]
+        refused = run("join", link, *WORK, *own(tmp_path, "stranger"), "--json")
+        assert refused.returncode == 3
+        assert "for members only" in last_json(refused.stdout)["message"]
+        made = run("admit", link, *LOCAL, *own(tmp_path, "host"), "--valid", "1h", "--json")
+        assert made.returncode == 0, made.stderr
+        invitation = last_json(made.stdout)["link"]
+        assert Link.parse(invitation).access is not None
+        with Running("join", invitation, *WORK, *own(tmp_path, "guest")) as guest:
+            me = guest.wait_for("joined")["peer"]
+            guest.wait_for("step.applied")
+            used = run("join", invitation, *WORK, *own(tmp_path, "stranger"), "--json")
+            assert "used up" in last_json(used.stdout)["message"]
+            listed = last_json(run("members", link, *LOCAL, *own(tmp_path, "host"), "--json").stdout)
+            assert {view["peer"] for view in listed["members"]} == {me, listed["organisers"][0]}
+            banned = run("ban", link, me, *LOCAL, *own(tmp_path, "host"), "--reason", "a test", "--json")
+            assert last_json(banned.stdout)["in_force"] is True
+            host.wait_for("access.ended", peer=me)
+            last = guest.summary()
+            assert (last["ok"], "a test" in last["message"]) == (False, True)
+        again = run("join", link, *WORK, *own(tmp_path, "guest"), "--json")
+        assert "a test" in last_json(again.stdout)["message"]

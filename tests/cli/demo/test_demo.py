@@ -1,0 +1,134 @@
+"""What the demo concludes from the events of its processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from minga.cli.demo.child import Child
+from minga.cli.demo.demo import _result_directory
+from minga.cli.demo.report import DemoFacts, check, in_words, normal_step_s, recovery_s
+from minga.core.errors import ConfigurationError
+
+KILL_TIME = 1020.0
+
+
+class FakeChild:
+    """As much of a child as the report looks at; its steps come every second, later ones `late_s` later."""
+
+    steps = Child.steps
+    first = Child.first
+    summary = Child.summary
+
+    def __init__(self, name: str, *, begun: float = 1000.0, late_s: float = 0.0, **summary: Any) -> None:
+        self.name, self.begun = name, begun
+        self.process = SimpleNamespace(poll=lambda: 0)
+        self.events: list[dict[str, Any]] = [{"event": "ready", "t": begun + 4.0, "step": 0}]
+        for step in range(1, 60):
+            time = 1000.0 + step + (late_s if 1000.0 + step > KILL_TIME else 0.0)
+            if time > begun:
+                self.events.append({"event": "step.applied", "t": time, "step": step, "samples": 8})
+        self.events.append(
+            {"summary": True, "step": 60, "digest": "d" * 64, "samples": 100, "headline": "heldout_mlm_loss", **summary}
+        )
+
+
+def facts(**changes: Any) -> DemoFacts:
+    organiser = FakeChild("organiser", first={"heldout_mlm_loss": 9.0}, last={"heldout_mlm_loss": 6.2})
+    newcomer = FakeChild("newcomer", begun=1030.0)
+    killed = FakeChild("trainer 3")
+    killed.process = SimpleNamespace(poll=lambda: -9)
+    values: dict[str, Any] = {
+        "organiser": organiser,
+        "survivors": [FakeChild("trainer 1"), FakeChild("trainer 2", late_s=0.5), newcomer],
+        "newcomer": newcomer,
+        "killed": killed,
+        "kill_time": KILL_TIME,
+        "normal_step_s": 1.0,
+        "last_step": 60,
+        "left_over": 0,
+        "seconds": 180.0,
+    }
+    return DemoFacts(**cast(Any, {**values, **changes}))
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    summary = check(facts(), 3.0, 3)
+    assert summary["ok"] is True
+    assert summary["failed"] == []
+    expected = {
+        "steps": 60,
+        "heldout_loss_first": 9.0,
+        "heldout_loss_last": 6.2,
+        "killed": 1,
+        "recovery_s": 0.5,
+        "late_join_s": 4.0,
+        "late_join_contributed": True,
+        "digests_equal": True,
+        "leftover_processes": 0,
+    }
+    assert expected.items() <= summary.items()
+    text = "\n".join(in_words(facts(), summary, tmp_path))
+    assert "from 9.00 to 6.20" in text
+    assert "Not as promised" not in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({"left_over": 1}, "leftover_processes"),
+        ({"last_step": 61}, "digests_equal"),
+        ({"survivors": [FakeChild("a"), FakeChild("b", digest="e" * 64)]}, "digests_equal"),
+        ({"survivors": [FakeChild("a", late_s=3.5)]}, "recovery_s"),
+        ({"newcomer": FakeChild("n", begun=2000.0)}, "late_join_contributed"),
+        ({"killed": FakeChild("k")}, "killed"),
+        ({"organiser": FakeChild("o", step=12, last={"heldout_mlm_loss": 6.0})}, "heldout_loss_first"),
+        (
+            {"organiser": FakeChild("o", first={"heldout_mlm_loss": 9.0}, last={"heldout_mlm_loss": 6.5})},
+            "heldout_loss_last",
+        ),
+    ],
+)
+def test_each_bound_is_checked(changes: dict[str, Any], failed: str, tmp_path: Path) -> None:
+    summary = check(facts(**changes), 3.0, 3)
+    assert summary["ok"] is False
+    assert failed in summary["failed"]
+    assert failed in "\n".join(in_words(facts(**changes), summary, tmp_path))
+
+
+def test_children_without_any_event(tmp_path: Path) -> None:
+    silent = FakeChild("x")
+    silent.events = []
+    summary = check(facts(organiser=silent, newcomer=silent, survivors=[silent, FakeChild("y")]), 2.0, 3)
+    assert not summary["ok"]
+    assert summary["late_join_s"] is None
+    assert list(in_words(facts(), summary, tmp_path))
+
+
+def test_a_shorter_demo_only_has_to_improve() -> None:
+    half = FakeChild("o", first={"heldout_mlm_loss": 9.0}, last={"heldout_mlm_loss": 8.0})
+    assert check(facts(organiser=half), 2.0, 3)["ok"]
+    worse = FakeChild("o", first={"heldout_mlm_loss": 9.0}, last={"heldout_mlm_loss": 9.1})
+    assert check(facts(organiser=worse), 2.0, 3)["failed"] == ["heldout_loss_last"]
+
+
+def test_normal_step_and_recovery() -> None:
+    assert normal_step_s([]) == 0.0
+    assert normal_step_s([(1.0, 1, 0), (2.0, 2, 0), (9.0, 3, 0), (10.0, 4, 0)]) == 1.0
+    stuck = FakeChild("x")
+    stuck.events = stuck.events[:10]
+    assert recovery_s(facts(survivors=[stuck])) is None
+
+
+def test_results_never_overwrite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _result_directory(None).name == "minga-demo"
+    assert _result_directory(None).name == "minga-demo-2"
+    (tmp_path / "minga-demo" / "file").touch()
+    with pytest.raises(ConfigurationError, match="not empty"):
+        _result_directory(tmp_path / "minga-demo")
+    with pytest.raises(ConfigurationError, match="not empty"):
+        _result_directory(tmp_path / "minga-demo" / "file")

@@ -1,0 +1,274 @@
+"""`minga plan`: files of peers, what is refused and how it is said, the explanation, live boards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import minga.cli
+from minga.averaging.planning.contributor_choice import Work
+from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.cli.planning.plan import _is_link
+from minga.cli.planning.plan_view import plan_json, plan_table, plan_text
+from minga.cli.taking_part.status_view import plan_line
+from minga.core.errors import ConfigurationError
+from minga.monitor.live_rates import LiveRates, live_rates
+from minga.monitor.plan_status import PlanWatch
+from minga.network.gossip.records import AddressInfo, Links, Progress
+from minga.network.interface import PeerId
+from minga.simulation.forecast.explanation import alternatives, explain
+from minga.simulation.forecast.swarm_file import read_swarm_file
+from tests.monitor.test_monitor_status import Swarm
+from tests.worlds.planner_swarms import GBIT, HOMES, SETUPS, auxiliary, client, peer, two_sites
+
+HEAD = 'target_batch_size = 4096\nparameters = 17_850_000\ncodec = "float16"\n'
+HOME = '[[peers]]\nname = "home"\ncount = 8\nupload = "20Mbit"\ndownload = "100Mbit"\nsamples_per_second = 10\n'
+CLOUD = '[[peers]]\nname = "cloud"\nupload = "1Gbit"\nrole = "auxiliary"\nreceives = false\n'
+WORK = Work(0.286 * GBIT, 4096.0)
+SIZE = 100_000_000
+
+
+@pytest.fixture(autouse=True)
+def _keep_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
+    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self: None)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "swarm.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_a_file_of_peers(tmp_path: Path) -> None:
+    swarm = read_swarm_file(written(tmp_path, HEAD + HOME + CLOUD))
+    assert swarm.names == (*(f"home {number}" for number in range(1, 9)), "cloud")
+    assert swarm.work == Work(35_700_000.0, 4096.0, overlapped=False)
+    home, cloud = swarm.rates.peers[0], swarm.rates.peers[8]
+    assert (home.upload, home.download, home.sends, home.aggregates) == (2.5e6, 12.5e6, True, True)
+    assert (cloud.upload, cloud.download, cloud.sends, cloud.receives) == (125e6, 125e6, False, False)
+    found = explain(swarm.rates, swarm.work)
+    assert found.round_s == pytest.approx(14.28, rel=1e-3)
+    assert found.step_s == pytest.approx(4096 / 80 + 14.28, rel=1e-3)
+
+
+def test_paths_between_classes_and_sites(tmp_path: Path) -> None:
+    text = 'target_batch_size = 1\nvector_bytes = 1_000\nstrategy = "delayed"\n'
+    for name, site in (("a", "north"), ("b", "north"), ("c", "south")):
+        text += f'[[peers]]\nname = "{name}"\ncount = 2\nupload = "1Gbit"\nsite = "{site}"\n'
+    text += '[[paths]]\nbetween = ["north", "south"]\nrate = "50Mbit"\n[[paths]]\nbetween = ["c"]\nrate = "none"\n'
+    swarm = read_swarm_file(written(tmp_path, text))
+    across = {(i, j) for i in range(4) for j in (4, 5)}
+    slow = {pair for pair, rate in swarm.rates.pairs.items() if rate == 6.25e6}
+    assert slow == across | {(j, i) for i, j in across}
+    assert {pair for pair, rate in swarm.rates.pairs.items() if rate == 0.0} == {(4, 5), (5, 4)}
+    assert swarm.work == Work(1000.0, 1.0, overlapped=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HOME, "target_batch_size: missing; it must be a whole number from 1 to 1_000_000_000"),
+        (HEAD, "peers: missing; there must be at least one [[peers]] table"),
+        ("target_batch_size = 1\n" + HOME, "give either parameters or vector_bytes"),
+        ("vector_bytes = 5\n" + HEAD + HOME, "give either parameters or vector_bytes"),
+        ("batch = 1\n" + HEAD + HOME, "batch: unknown key; there are: target_batch_size"),
+        (HEAD + HOME.replace('"20Mbit"', "20"), "[[peers]] number 1: upload = 20: must be a rate such as"),
+        (HEAD + HOME.replace('"20Mbit"', '"0Mbit"'), "[[peers]] number 1: upload = '0Mbit'"),
+        (HEAD + HOME.replace('"20Mbit"', '"-5Mbit"'), "[[peers]] number 1: upload = '-5Mbit'"),
+        (HEAD + HOME.replace('"20Mbit"', '"nan"'), "upload = 'nan'"),
+        (HEAD + HOME.replace('"20Mbit"', '"none"'), "upload = 'none'"),
+        (HEAD + HOME.replace('"20Mbit"', '"1e30Gbit"'), "upload = '1e30Gbit'"),
+        (HEAD + HOME.replace('"20Mbit"', '"99999999999999999Gbit"'), "out of range"),
+        (HEAD + HOME.replace("second = 10", "second = nan"), "samples_per_second = nan"),
+        (HEAD + HOME.replace("second = 10", "second = -1"), "samples_per_second = -1: must be a number of at least 0"),
+        (HEAD + HOME.replace("count = 8", "count = 0"), "count = 0: must be a whole number from 1 to 1_000"),
+        (HEAD + HOME.replace("count = 8", "count = 1000") + CLOUD, "1001 peers in all; there may be at most 1000"),
+        (HEAD + HOME + HOME, "[[peers]] number 2: name = 'home': used twice"),
+        (HEAD + HOME + 'role = "boss"\n', 'role = \'boss\': must be one of "trainer", "client", "auxiliary"'),
+        (HEAD + HOME + "[[paths]]\nbetween = []\nrate = 'none'\n", "[[paths]] number 1: between"),
+        (HEAD + HOME + "[[paths]]\nbetween = ['x']\nrate = 'none'\n", "'x' is no name or site of [[peers]]"),
+        (HEAD + HOME + "[[paths]]\nbetween = ['home']\nrate = 'never'\n", "[[paths]] number 1: rate = 'never'"),
+        (HEAD + "[peers]\nname = 'x'\n", "peers: must be tables, each under its own [[peers]]"),
+        (HEAD + HOME + "site = 'cloud'\n" + CLOUD, "'cloud' is the name of a site and of other peers"),
+        ("target_batch_size = ", "not valid TOML"),
+    ],
+)
+def test_what_is_refused_names_file_key_and_what_is_allowed(text: str, said: str, tmp_path: Path) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigurationError) as refused:
+        read_swarm_file(path)
+    assert str(path) in str(refused.value)
+    assert said in str(refused.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "large").write_bytes(b"#" * (1 << 20) + b"#")
+    for name, said in (("missing", "cannot be read"), ("binary", "not valid TOML"), ("large", "more than")):
+        with pytest.raises(ConfigurationError, match=said):
+            read_swarm_file(tmp_path / name)
+
+
+def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path, HEAD + HOME + CLOUD)
+    for arguments in ([str(path)], [str(path), "--json"]):
+        with pytest.raises(SystemExit) as end:
+            minga.cli.main(["plan", *arguments])
+        assert end.value.code == 0
+    printed = capfd.readouterr().out
+    assert "it waits for the upload of home 1" in printed
+    assert "home 1 and 7 more" in printed
+    values = json.loads(printed.splitlines()[-1])
+    assert values["round_s"] == values["bound_s"] == pytest.approx(14.28)
+    assert values["binding"] == {"kind": "upload", "peer": "home 1", "other": None}
+    assert values["parts"] == [{"share": 1.0, "root": "cloud", "relays": []}]
+    with pytest.raises(SystemExit) as end:
+        minga.cli.main(["plan", str(written(tmp_path, HEAD + HOME + 'role = "client"\n'))])
+    assert end.value.code not in (0, 1)
+    assert "all peers are clients" in capfd.readouterr().err
+
+
+def test_links_and_paths_are_told_apart() -> None:
+    assert _is_link("minga1abcdef")
+    assert _is_link(" MINGA1ABC")
+    assert not any(map(_is_link, ("minga.toml", "minga1.toml", "./minga1", "swarm.toml", "C:\\minga1")))
+
+
+# ---- the explanation
+
+
+def test_one_more_auxiliary_helps_where_uploads_bind() -> None:
+    trainers = SwarmRates((peer(0.2, samples_per_second=10.0),) * 16)
+    found, others = explain(trainers, WORK), alternatives(trainers, WORK)
+    assert others.auxiliary_round_s < found.round_s / 1.2
+    assert others.auxiliary_step_s < found.step_s
+    assert others.bound_s == pytest.approx(found.round_s, rel=1e-3)
+    # Where each is busy with its own vector already, nobody can help.
+    assert alternatives(HOMES, WORK).auxiliary_round_s == pytest.approx(explain(HOMES, WORK).round_s)
+
+
+def test_reasons_and_traffic() -> None:
+    rates = SwarmRates((*(peer(1.0, samples_per_second=10.0),) * 3, client(0.5), peer(0.3), auxiliary(2.0)))
+    found = explain(rates, WORK)
+    reasons = [task.reason for task in found.tasks]
+    assert "not all can reach it" in reasons[3]
+    assert reasons[4] == "its own vector fills its link"
+    assert found.tasks[5].reduces > found.tasks[0].reduces
+    assert math.fsum(task.reduces for task in found.tasks) == pytest.approx(1.0, abs=1e-6)
+    daily = found.tasks[3].upload_bytes * 86_400 / found.step_s
+    assert found.tasks[3].upload_bytes_per_day == pytest.approx(daily)
+    nobody = explain(SwarmRates((auxiliary(1.0),) * 3), WORK)
+    assert nobody.step_s == math.inf
+    assert nobody.tasks[0].upload_bytes_per_day == 0.0
+
+
+def test_sites_are_told() -> None:
+    rates = two_sites(ends=1.0)
+    names = [f"[{index}]" for index in range(8)]
+    found, others = explain(rates, WORK), alternatives(rates, WORK)
+    text = "\n".join(plan_text(found, others, names, WORK))
+    assert "in two levels" in text
+    assert "A site: [4], [5], [6], [7]." in text
+    assert found.tasks[0].relays > 0.0
+    assert others.bound_s is not None
+    assert others.bound_s > found.round_s * 2
+    values = plan_json(found, others, names, WORK)
+    assert values["two_level"] is True
+    assert json.loads(json.dumps(values, allow_nan=False)) == values
+    console = Console(width=120, record=True)
+    console.print(plan_table(found, names))
+    assert "[0]" in console.export_text()
+
+
+def test_absurd_rates_are_told() -> None:
+    rates = SwarmRates((*SETUPS["A"].peers, peer(1e30)), {(0, 1): math.nan, (2, 3): 0.0})
+    names = [str(index) for index in range(9)]
+    found, others = explain(rates, WORK), alternatives(rates, WORK)
+    text = "\n".join(plan_text(found, others, names, WORK))
+    assert "8: upload of 1.25e+38 bytes/s is no rate: taken as unknown." in text
+    assert "0 to 1: a path of nan bytes/s is no path: taken as unknown." in text
+    json.dumps(plan_json(found, others, names, WORK), allow_nan=False)
+
+
+def test_who_should_rest_is_told() -> None:
+    fast, slow = peer(1.0, samples_per_second=20.0), peer(0.002, 0.1, samples_per_second=1.0)
+    rates = SwarmRates((fast, fast, fast, slow))
+    text = "\n".join(plan_text(explain(rates, WORK), alternatives(rates, WORK), list("abcd"), WORK))
+    assert "If d computed no gradients, a step would take" in text
+
+
+# ---- live runs
+
+
+def test_rates_of_a_board() -> None:
+    async def main() -> None:
+        swarm = Swarm()
+        trainer = Progress(3, 10, 12.5, "training", 0.0)
+        helper = swarm.peer(AddressInfo("auxiliary"), Progress(3, 0, 0.0, "training", 0.0))
+        hidden = swarm.peer(AddressInfo("client"), Progress(3, 5, 4.0, "averaging", 0.0, client=True))
+        measured = swarm.peer(AddressInfo("trainer"), trainer, Links(upload_cap=1_000_000))
+        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing", 0.0))
+        swarm.peer(AddressInfo("monitor"))
+        live = live_rates(swarm.board)
+        found = dict(zip(live.peers, live.rates.peers, strict=True))
+        assert set(found) == {helper, hidden, measured}
+        assert (found[helper].sends, found[helper].aggregates, found[helper].receives) == (False, True, True)
+        assert (found[hidden].aggregates, found[hidden].samples_per_second) == (False, 4.0)
+        assert (found[measured].samples_per_second, found[measured].upload) == (12.5, 1e6)
+        assert live_rates(Swarm().board).peers == ()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("told", "agreed"),
+    [
+        ([], 0),
+        ([0, 0], 0),
+        ([700, 0], 700),
+        ([700, 700, 1], 700),
+        ([2**53, 700, 700], 700),
+        ([2**53, 2**53, 0, 0, 700, 700, 700], 700),
+        ([1, 1, 700, 700, 700, 2**53, 0], 700),
+    ],
+)
+def test_the_size_of_the_vector_is_what_most_tell(told: list[int], agreed: int) -> None:
+    async def main() -> None:
+        swarm = Swarm()
+        swarm.peer(AddressInfo("monitor"), Progress(3, 0, 1.0, "training", 0.0, vector_bytes=5))
+        swarm.peer(AddressInfo("trainer"), Progress(0, 0, 0.0, "syncing", 0.0, vector_bytes=5))
+        for size in told:
+            swarm.peer(AddressInfo("trainer"), Progress(3, 0, 1.0, "training", 0.0, vector_bytes=size))
+        assert live_rates(swarm.board).vector_bytes == agreed
+
+    asyncio.run(main())
+
+
+def test_status_tells_the_plan_in_short() -> None:
+    names = tuple(PeerId(f"{letter}" * 64) for letter in "abcd")
+    rates = SwarmRates((peer(0.4), peer(0.4), peer(0.1), client(0.4)))
+    watch = PlanWatch()
+    plan = watch.at(100.0, LiveRates(names, rates, SIZE))
+    assert plan is not None
+    assert plan.reduces == {"a" * 64: 0.5, "b" * 64: 0.5, "c" * 64: 0.0, "d" * 64: 0.0}
+    assert plan.binding == ("upload", "c" * 64, None)
+    assert plan.round_s == pytest.approx(8.0)
+    line = plan_line(plan)
+    assert line == ("plan: aaaaaaaaaa 50%, bbbbbbbbbb 50% · rounds take 8 s and wait for the upload of cccccccccc")
+    # Not sooner than the period, and not with too few.
+    assert watch.at(101.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]), SIZE)) is plan
+    assert watch.at(200.0, LiveRates(names[:1], SwarmRates(rates.peers[:1]), SIZE)) is None
+    assert PlanWatch().at(0.0, LiveRates(names[:2], SwarmRates((client(1.0),) * 2), SIZE)) is None
+    assert PlanWatch().at(0.0, LiveRates(names, rates, 0)) is None
+    unknown = PlanWatch().at(0.0, LiveRates(names[:2], SwarmRates((PeerRates(None, None),) * 2), SIZE))
+    assert unknown is not None
+    assert plan_line(unknown) == "plan: aaaaaaaaaa 50%, bbbbbbbbbb 50%"
+    split = PlanWatch().at(0.0, LiveRates(tuple(PeerId(f"{i}" * 64) for i in range(8)), two_sites(ends=1.0), SIZE))
+    assert split is not None
+    assert "in two levels" in plan_line(split)

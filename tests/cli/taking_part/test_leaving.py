@@ -1,0 +1,86 @@
+"""Ctrl-C in a run where members owe each other what they committed themselves to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from minga.cli.taking_part.graceful_leave import ASKED, Leaving
+from minga.cli.terminal.context import Context
+from minga.training.life.verified_member import SecureLife
+from minga.training.peer import Peer
+
+TWICE = """
+import os, signal, sys, time
+from minga.cli.terminal.interrupt import Interruption
+interruption, asked = Interruption(), []
+def ask():
+    asked.append(1)
+    return ANSWER
+interruption.defer(ask)
+signals = 0
+try:
+    for signals in (1, 2):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+    print("not interrupted")
+except KeyboardInterrupt:
+    print(signals, len(asked), flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not sent there")
+@pytest.mark.parametrize(("answer", "interrupted_by"), [(True, 2), (False, 1)])
+def test_the_first_interrupt_may_only_ask(answer: bool, interrupted_by: int) -> None:
+    script = TWICE.replace("ANSWER", str(answer))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=40)
+    assert done.stdout.split() == [str(interrupted_by), "1"], done.stderr
+
+
+class Interruption:
+    def defer(self, instead: Any) -> None:
+        self.instead = instead
+
+
+def leaving(mode: str, life: object) -> tuple[Leaving, Interruption, list[str]]:
+    interruption, said = Interruption(), list[str]()
+    peer = SimpleNamespace(
+        role="trainer",
+        spec=SimpleNamespace(security=SimpleNamespace(mode=mode)),
+        session=SimpleNamespace(member=life),
+    )
+    context = SimpleNamespace(interruption=interruption, output=SimpleNamespace(say=said.append))
+    return Leaving(cast(Peer, peer), cast(Context, context)), interruption, said
+
+
+def secure_life(*, has_a_say: bool) -> SecureLife:
+    life = cast(Any, object.__new__(SecureLife))
+    life._replica = SimpleNamespace(step=7)
+    life.secure = SimpleNamespace(is_member=has_a_say)
+    life._spec = SimpleNamespace(training=SimpleNamespace(stop_after_steps=None))
+    return cast(SecureLife, life)
+
+
+def test_a_member_leaves_when_the_step_is_taken() -> None:
+    wish, interruption, said = leaving("byzantine", secure_life(has_a_say=True))
+    assert not wish.is_over(7)
+    assert interruption.instead()
+    assert said == [ASKED]
+    assert not wish.is_over(7)
+    assert wish.is_over(8)
+
+
+def test_whoever_has_no_say_leaves_at_once() -> None:
+    wish, interruption, said = leaving("byzantine", secure_life(has_a_say=False))
+    assert not interruption.instead()
+    assert not said
+    assert not wish.is_over(8)
+
+
+def test_in_other_runs_nothing_is_deferred() -> None:
+    _, interruption, _ = leaving("open", None)
+    assert not hasattr(interruption, "instead")

@@ -1,0 +1,224 @@
+"""The command line with a real run over the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from minga import cli
+from minga.cli.terminal import exit_codes
+from minga.identity.links.encoding import Entry
+from minga.identity.links.links import Link
+from minga.training.rejoin import Places
+from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    path = tmp_path / "run.toml"
+    path.write_text(SPEC)
+    return str(path)
+
+
+def test_host_join_status(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
+        link = host.wait_for("link")
+        assert any(event["event"] == "evaluation" for event in host.events), "the first figures come before the link"
+        with Running("join", link["link"], *ALONE, "--directory", str(tmp_path / "join"), "--evaluate") as trainer:
+            assert trainer.wait_for("ready")["micro_batch"] == 16
+            assert trainer.wait_for("evaluation")["heldout_mlm_loss"] > 0.0, "it has figures of its own while it trains"
+            step = trainer.wait_for("step.applied")["step"]
+            status = run("status", link["link"], *LOCAL, "--directory", str(tmp_path / "status"), "--json")
+            assert status.returncode == 0, status.stderr
+            seen = last_json(status.stdout)
+            assert (seen["name"], seen["run_id"]) == ("tiny", link["run_id"])
+            assert seen["step"] >= step
+            assert seen["averages"] is True
+            assert 0.0 < seen["loss"] < 10.0
+            assert {peer["role"] for peer in seen["peers"]} >= {"auxiliary", "trainer", "monitor"}
+            assert not list((tmp_path / "status").glob("*/*")), "who only looks on keeps nothing"
+            last = trainer.latest_step() + 25
+            host.end_at(last)
+            mine, theirs = trainer.finish(last), host.summary()
+        assert mine["step"] == theirs["step"] == last
+        assert mine["digest"] == theirs["digest"]
+        assert mine["samples"] > 0
+        assert mine["last"] == pytest.approx(theirs["last"]), "the same state on the same text"
+        assert mine["last"]["step"] == last
+        assert trainer.process.returncode == host.process.returncode == 0
+
+
+def test_export_and_plot_what_a_run_left_behind(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "trainer") as host:
+        folder = host.wait_for("link")["directory"]
+        step = host.finish(3)["step"]
+        assert step >= 3
+    exported = run("export", "--directory", folder, "--out", str(tmp_path / "model"), "--json")
+    assert exported.returncode == 0, exported.stderr
+    assert last_json(exported.stdout)["step"] == step
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    parent = run("export", "--directory", str(tmp_path), "--out", str(tmp_path / "other"))
+    assert f"the folders of 1 run; name one of them, such as {folder}" in parent.stderr
+    plot = tmp_path / "loss.png"
+    drawn = run("status", "--history", folder, "--plot", str(plot), "--json")
+    assert drawn.returncode == 0, drawn.stderr
+    assert last_json(drawn.stdout)["joined"] == 1
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_restart_gives_the_same_run_and_goes_on(spec: str, tmp_path: Path) -> None:
+    arguments = ("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "trainer")
+    with Running(*arguments) as first:
+        link = first.wait_for("link")
+        step = first.finish(3)["step"]
+    with Running(*arguments) as second:
+        again = second.wait_for("link")
+        assert again["run_id"] == link["run_id"]
+        assert second.wait_for("step.applied")["step"] == step + 1
+
+
+def _places_known(directory: Path) -> int:
+    """How many others a peer that keeps its runs there knows to find again."""
+    notes = [msgspec.msgpack.decode(path.read_bytes(), type=Places) for path in directory.rglob("places-*")]
+    return sum(len(places.others) for places in notes)
+
+
+def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
+    # Whoever comes back first goes on, and the old link leads the others to it, though the organiser stays away.
+    path = tmp_path / "run.toml"
+    path.write_text(SPEC + "[checkpoints]\nevery_steps = 2\n")
+    first, second = (
+        ("--identity", str(tmp_path / f"{name}.json"), "--directory", str(tmp_path / name)) for name in ("a", "b")
+    )
+    work = (*LOCAL, "--device", "cpu", "--threads", "1")
+    with Running("host", str(path), *ALONE, "--directory", str(tmp_path / "host")) as host:
+        link = host.wait_for("link")["link"]
+        with Running("join", link, *work, *first) as a, Running("join", link, *work, *second) as b:
+            for trainer in (a, b):
+                trainer.wait_for("checkpoint.saved")
+                assert trainer.wait_for("step.applied")["members"] >= 1
+            deadline = time.monotonic() + 45.0
+            while not all(_places_known(tmp_path / name) == 2 for name in ("a", "b")):
+                assert time.monotonic() < deadline, "it does not note where the others are"
+                time.sleep(0.1)
+            for running in (host, a, b):
+                running.process.kill()
+                running.process.wait()
+    with Running("join", link, *work, *first) as a:
+        assert a.wait_for("alone")["link"] != link
+        step = a.wait_for("ready")["step"]
+        assert step >= 2
+        with Running("join", link, *work, *second) as b:
+            assert b.wait_for("ready")["step"] >= 2
+            a.wait_for("round.begun", members=2)
+            last = a.latest_step() + 20
+            a.end_at(last)
+            assert b.finish(last)["digest"] == a.summary()["digest"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
+@pytest.mark.parametrize("moment", ["start", "running"])
+def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path)) as host:
+        if moment == "running":
+            host.wait_for("link")
+        else:
+            time.sleep(0.5)  # any moment will do
+        host.process.send_signal(signal.SIGINT)
+        if moment == "running":
+            summary = host.summary()
+            assert (summary["exit_code"], summary["step"]) == (130, 0)
+        assert host.process.wait(10.0) == 130
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith((".unfinished", ".partial"))]
+
+
+def test_an_interrupted_command_says_what_it_had_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exit_codes, "done_so_far", [lambda: {"step": 7}, lambda: {"samples": 320}])
+    assert exit_codes.report_interrupt(json_output=True) == exit_codes.INTERRUPTED
+    told = capsys.readouterr()
+    assert told.err == "minga: interrupted at step 7, with 320 samples of this machine\n"
+    assert last_json(told.out)["samples"] == 320
+
+
+def test_a_child_on_the_leash_dies_with_its_parent(spec: str, tmp_path: Path) -> None:
+    # The parent starts a peer as the demo does, tells its id, and is then killed without any chance to tidy up.
+    parent_code = (
+        "import queue, sys; from pathlib import Path; from minga.cli.demo.child import Child\n"
+        "inbox = queue.Queue()\n"
+        "child = Child('host', sys.argv[1:], Path(sys.argv[-1]) / 'log.jsonl', inbox)\n"
+        "while inbox.get()[1].get('event') != 'link': pass\n"
+        "print(child.process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    arguments = ["host", spec, *ALONE, "--leash", "--json", "--directory", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-c", parent_code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 20.0
+    while _is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _is_alive(child)
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except OSError:
+        return False
+    state = Path(f"/proc/{process_id}/stat")
+    return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_doctor_names_the_hop_that_fails(tmp_path: Path) -> None:
+    gone = str(Link("ab" * 32, "cd" * 32, (Entry("cd" * 32, ("127.0.0.1:9",), None),)))
+    result = run("doctor", gone, "--json")
+    assert result.returncode == 1
+    summary = last_json(result.stdout)
+    assert summary["failed"] == "entry by organiser"
+    assert "127.0.0.1:9" in summary["detail"]
+    assert "fresh link" in summary["advice"]
+    result = run("doctor", "minga1nonsense")
+    assert result.returncode == 1
+    assert "The hop that fails: link" in result.stdout
+    key = tmp_path / "key.json"
+    key.write_text("nonsense")
+    key.chmod(0o600)
+    assert last_json(run("doctor", "--identity", str(key), "--json").stdout)["failed"] == "key file"
+
+
+def test_doctor_finds_the_way_and_tells_another_run_from_nobody(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "monitor") as host:
+        link = Link.parse(host.wait_for("link")["link"])
+        fine = run("doctor", str(link), "--json")
+        assert fine.returncode == 0, fine.stdout
+        assert last_json(fine.stdout)["checks"] == 9
+        other = Link("ab" * 32, link.organiser, link.entries)
+        summary = last_json(run("doctor", str(other), "--json").stdout)
+        assert summary["failed"] == "entry by organiser"
+        assert "another run" in summary["detail"]
+
+
+def test_an_error_that_an_interrupt_turned_into_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise ImportError("initialisation of a module failed")
+
+    monkeypatch.setattr(cli, "_invoke", fail)
+    with pytest.raises(ImportError):
+        cli._run([])
+    monkeypatch.setattr(exit_codes, "interrupts", [int(signal.SIGINT)])
+    assert cli._run([]) == exit_codes.INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err

@@ -1,0 +1,205 @@
+"""The command line without a run: help, bad input, exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from minga.cli.terminal import exit_codes
+from minga.cli.terminal.peer_options import peer_options
+from minga.core import errors
+from minga.core.errors import (
+    ClosedError,
+    ConfigurationError,
+    IdentityError,
+    LinkError,
+    MingaError,
+    RejectedError,
+    StorageError,
+    UnreachableError,
+)
+from minga.core.rate_cap import RateCap
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.encoding import Entry
+from minga.identity.links.links import Link
+from tests.worlds.cli_run import GENESIS, call, last_json, run_process
+
+COMMANDS = ["authority", "bench-device", "demo", "doctor", "export", "host", "join", "plan", "replay", "sim", "status"]
+
+
+def test_help_is_quick_and_names_all_commands_and_exit_codes() -> None:
+    result = run_process("--help")
+    assert result.returncode == 0
+    assert not result.stderr
+    for word in [*COMMANDS, "Exit codes", "130"]:
+        assert word in result.stdout
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; sys.argv = ['minga', '--help']\nfrom minga.cli import main\ntry:\n    main()\nfinally:\n"
+    code += "    print([m for m in ('torch', 'transformers', 'iroh', 'matplotlib') if m in sys.modules])"
+    import subprocess
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=45, check=True)
+    assert result.stdout.strip().splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(command, "--help") == 0
+    assert "--json" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out.count(".") >= 2
+
+
+def test_example_is_a_run_spec(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("host", "--example") == 0
+    assert RunSpec.from_toml(capsys.readouterr().out).training.target_batch_size > 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fly"],
+        ["join"],
+        ["host"],
+        ["join", "minga1aaaa", "--no-such-option"],
+        ["join", "x", "--micro-batch", "0"],
+        ["join", "x", "--micro-batch", "many"],
+        ["host", "run.toml", "--port", "65536"],
+        ["host", "run.toml", "--port", "-1"],
+        ["demo", "--minutes", "0"],
+        ["demo", "--minutes", "soon"],
+        ["demo", "--peers", "1"],
+        ["export"],
+    ],
+)
+def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*arguments) == exit_codes.USAGE
+    assert capsys.readouterr().err.strip()
+    assert call(*arguments, "--json") == exit_codes.USAGE
+    assert last_json(capsys.readouterr().out)["exit_code"] == exit_codes.USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["join", "hello"], "begins with minga1"),
+        (["join", "minga1"], "cut off"),
+        (["join", ""], "empty"),
+        (["join", "minga1aaaaaaaaaaaaaaaaaaaa"], "copy the whole link"),
+        (["join", "minga9aaaa"], "update minga"),
+        (["join", "minga1" + "a" * 100_000], "no link has more"),
+        (["join", "x", "--role", "king"], "--role king"),
+        (["join", "x", "--role", "monitor", "--evaluate"], "--role monitor does not have"),
+        (["join", "x", "--max-upload", "10"], "--max-upload"),
+        (["join", "x", "--max-download", "-3Mbit"], "--max-download"),
+        (["join", "x", "--identity", "k.json", "--ephemeral"], "exclude each other"),
+        (["host", "no-such-file.toml"], "no-such-file.toml"),
+        (["status"], "LINK or a --history"),
+        (["status", "x", "--history", "y"], "LINK or a --history"),
+        (["status", "--history", "no-such-file"], "no-such-file"),
+        (["export", "--out", "o"], "LINK or a --directory"),
+        (["export", "x", "--out", "o"], "begins with minga1"),
+        (["export", "--directory", "no-such-folder", "--out", "o"], "no-such-folder"),
+        (["doctor", "hello"], "link"),
+    ],
+)
+def test_bad_input_is_told_in_one_line(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = call(*arguments, "--json")
+    captured = capsys.readouterr()
+    if arguments[0] == "doctor":
+        assert code == exit_codes.CHECK_FAILED
+        return  # its JSON is written by a thread, below Python's stdout; see test_cli_run.py
+    assert code == exit_codes.USAGE
+    assert captured.err.startswith("minga: ")
+    assert captured.err.count("\n") == 1
+    assert words in captured.err
+    summary = last_json(captured.out)
+    assert summary["ok"] is False
+    assert words in summary["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('name = "x"\n[training]\ntarget_batch_size = 0', "target_batch_size"),
+        ('name = "x"\n[nonsense]\na = 1', "nonsense"),
+        ("name = ", "TOML"),
+        ("", "name"),
+        ('name = "x"\nspec_version = 99', "update minga"),
+        ('name = "x"\n[recipe.albert.data]\nsource = "files"\nfiles = ["no-such-file.txt"]', "no-such-file.txt"),
+        ('name = "x"\n[model]\nrecipe = "custom"', "--role monitor"),
+    ],
+)
+def test_bad_run_specs(text: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    arguments = ["--role", "trainer"] if "custom" in text else []
+    assert call("host", str(path), "--ephemeral", "--directory", str(tmp_path), *arguments) == exit_codes.USAGE
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.rglob(".unfinished*"))
+
+
+def test_out_directory_with_content_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert call("export", "--directory", str(tmp_path), "--out", str(tmp_path)) == exit_codes.USAGE
+    assert call("demo", "--directory", str(tmp_path)) == exit_codes.USAGE
+    assert "not empty" in capsys.readouterr().err
+
+
+def test_damaged_key_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    key = tmp_path / "key.json"
+    key.write_text("{}")
+    key.chmod(0o600)
+    link = Link("ab" * 32, "cd" * 32, (Entry("cd" * 32, ("127.0.0.1:9",), None),))
+    assert call("join", str(link), "--identity", str(key), "--directory", str(tmp_path)) == exit_codes.STORAGE
+    assert str(key) in capsys.readouterr().err
+
+
+def test_exit_codes_by_kind_of_error() -> None:
+    expected = {
+        ConfigurationError("x"): exit_codes.USAGE,
+        LinkError("x"): exit_codes.USAGE,
+        UnreachableError("x"): exit_codes.REMOTE,
+        RejectedError("x"): exit_codes.REMOTE,
+        StorageError("x"): exit_codes.STORAGE,
+        IdentityError("x"): exit_codes.STORAGE,
+        ClosedError("x"): exit_codes.LOCAL,
+        ValueError("x"): exit_codes.CHECK_FAILED,
+    }
+    assert {type(error): exit_codes.code_of(error) for error in expected} == {type(e): c for e, c in expected.items()}
+    kinds = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, MingaError)]
+    assert all(
+        exit_codes.code_of(kind("x")) in (exit_codes.USAGE, exit_codes.REMOTE, exit_codes.STORAGE, exit_codes.LOCAL)
+        for kind in kinds
+        if kind is not MingaError
+    )
+
+
+def test_remote_errors_are_followed_by_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_codes.report(UnreachableError("no answer", peer="ab" * 32), json_output=True) == exit_codes.REMOTE
+    captured = capsys.readouterr()
+    assert "no answer. Run `minga doctor LINK`" in captured.err
+    assert json.loads(captured.out)["peer"] == "ab" * 32
+
+
+def test_peer_options() -> None:
+    options = peer_options(
+        "client", identity=None, ephemeral=True, directory=None, max_upload="8Mbit", max_download="1 MB/s"
+    )
+    assert (options.caps(), options.role) == ((RateCap(1e6), RateCap(1e6)), "client")
+    assert GENESIS.exists()

@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import MAX_SPEC_BYTES, RunSpec, run_id_of
+from minga.core.spec.sections import FileEntry
+
+ENTRY = FileEntry(blake3="ab" * 32, size_bytes=1000)
+
+
+def spec(**sections: dict[str, Any]) -> RunSpec:
+    return RunSpec.from_mapping({"name": "test", **sections}, "run.toml")
+
+
+def recipe(**settings: Any) -> RunSpec:
+    return spec(recipe={"albert": settings})
+
+
+def problems(toml: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        RunSpec.from_toml(toml, "run.toml")
+    return str(caught.value).split("\n")
+
+
+# ---- strategies
+
+
+def reals(low: float, high: float, **options: bool) -> st.SearchStrategy[float]:
+    return st.floats(low, high, allow_nan=False, **options)
+
+
+printable = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
+wholes = st.integers(1, 1000)
+scalars = st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | reals(-1e300, 1e300) | printable
+urls = st.text(string.ascii_lowercase, min_size=1, max_size=10).map("https://{}.example/".format)
+names = st.from_regex(r"[a-z][a-z0-9_]{0,10}", fullmatch=True)
+file_names = st.lists(st.from_regex(r"q[a-z0-9]{0,8}", fullmatch=True), min_size=1, max_size=3).map(
+    lambda parts: "/".join(parts) + ".json"
+)
+
+
+tables = st.dictionaries(
+    names, scalars | st.lists(scalars, max_size=3) | st.dictionaries(names, scalars, max_size=2), max_size=4
+)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> RunSpec:
+    warmup = draw(st.integers(0, 100))
+    return RunSpec.from_mapping(
+        {
+            "name": draw(printable),
+            "model": {"recipe": "digits"},
+            "recipe": {"digits": draw(tables)},
+            "optimizer": {
+                "name": draw(st.sampled_from(["lamb", "adamw", "sgd"])),
+                "learning_rate": draw(reals(0, 1000, exclude_min=True)),
+                "betas": [draw(reals(0, 1, exclude_max=True)), draw(reals(0, 1, exclude_max=True))],
+                "max_grad_norm": draw(st.just("off") | reals(0, 1e9, exclude_min=True)),
+                "warmup_steps": warmup,
+                "total_steps": draw(st.integers(max(1, warmup), 10**9)),
+            },
+            "training": {
+                "target_batch_size": draw(st.just("auto") | st.integers(1, 2**24)),
+                "seed": draw(st.integers(0, 2**63 - 1)),
+                "stop_after_steps": draw(st.none() | wholes),
+            },
+            "averaging": {"codec": draw(st.sampled_from(["adaptive", "int8"]))},
+            "network": {"relay": draw(st.sampled_from(["none", "public"]) | st.lists(urls, min_size=1, max_size=8))},
+            "files": draw(st.dictionaries(file_names, st.just(ENTRY), max_size=1)),
+        }
+    )
+
+
+# ---- round trips and the run id
+
+
+@given(specs())
+@settings(deadline=None, max_examples=60)
+def test_round_trips(original: RunSpec) -> None:
+    from_toml = RunSpec.from_toml(original.to_toml())
+    assert from_toml == original
+    canonical = from_toml.canonical_bytes()
+    assert canonical == original.canonical_bytes()
+    again = RunSpec.from_canonical(canonical)
+    assert again == original
+    assert again.run_id == original.run_id == run_id_of(canonical)
+    assert again.published() == original.published()
+
+
+def test_the_example_explains_every_setting_and_holds_the_defaults() -> None:
+    text = RunSpec.example_toml()
+    assert RunSpec.from_toml(text) == RunSpec(name="my first run")
+    for section in RunSpec.model_fields:
+        model = getattr(RunSpec(name="x"), section)
+        for name in getattr(type(model), "model_fields", {}):
+            assert f"\n{name} = " in text or f"\n# {name} =" in text, name
+    assert "None" not in text
+    assert max(map(len, text.split("\n"))) <= 120
+
+
+def test_attributes() -> None:
+    example = spec(optimizer={"max_grad_norm": "off", "learning_rate": 1}, network={"relay": ["https://relay.example"]})
+    assert example.training.target_batch_size == 4096
+    assert example.optimizer.learning_rate == 1.0
+    assert isinstance(example.optimizer.learning_rate, float)
+    assert example.optimizer.max_grad_norm is None
+    assert example.optimizer.betas == (0.9, 0.999)
+    assert example.averaging.codec == "adaptive"
+    assert example.network.relay == ("https://relay.example",)
+    with pytest.raises(ValidationError):
+        example.training.target_batch_size = 5  # type: ignore[misc]
+
+
+def test_the_run_id_depends_on_the_content_only() -> None:
+    plain = RunSpec.from_toml('name = "test"')
+    spelled_out = RunSpec.from_toml(
+        'name = "test"\n[optimizer]\nweight_decay = 1e-2\n[training]\ntarget_batch_size = 4_096'
+    )
+    assert plain.run_id == spelled_out.run_id
+    assert len(plain.run_id) == 64
+    assert plain.run_id != spec(training={"seed": 1}).run_id
+    assert recipe(share=-0.0).run_id == recipe(share=0.0).run_id
+    assert recipe(a=1, b=2).run_id == recipe(b=2, a=1).run_id
+    assert recipe(a=1).run_id != recipe(a=True).run_id
+    assert recipe(a=(1, 2)).run_id == recipe(a=[1, 2]).run_id
+
+
+def test_the_run_id_is_pinned() -> None:
+    # A change here means that running swarms and their links are lost: raise SPEC_VERSION.
+    assert RunSpec(name="pinned").run_id == "b5ea1aef3c46274ed31bd7dba62fc4ee97ac3d5742aa845991a103e6007961e4"
+
+
+def test_a_run_for_members_has_another_id_and_an_open_one_is_as_it_was_without_the_choice() -> None:
+    open_run, members = (
+        RunSpec(name="pinned"),
+        RunSpec.from_mapping({"name": "pinned", "security": {"mode": "members"}}),
+    )
+    assert b"security" not in open_run.canonical_bytes()
+    assert members.run_id != open_run.run_id
+    for spec in (open_run, members):
+        assert RunSpec.from_canonical(spec.canonical_bytes()) == spec
+
+
+def test_publishing_adds_files() -> None:
+    published = recipe(a=1).published({"tokenizer.json": ENTRY})
+    assert published.files == {"tokenizer.json": ENTRY}
+    assert published.recipe_settings == {"a": 1}
+    assert published.published() == published
+    with pytest.raises(ConfigurationError, match="no safe relative file name"):
+        recipe().published({"../tokenizer.json": ENTRY})
+
+
+# ---- bad files
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(b'\xef\xbb\xbfname = "caf\xc3\xa9"\r\n[training]\r\nseed = 3\r\n')
+    assert RunSpec.from_file(path).name == "caf\u00e9"
+    path.write_bytes(b'name = "caf\xe9"')
+    with pytest.raises(ConfigurationError, match=r"run\.toml: not a text file in UTF-8 \(byte 11\)"):
+        RunSpec.from_file(path)
+    with pytest.raises(ConfigurationError, match=r"none\.toml: cannot be read"):
+        RunSpec.from_file(tmp_path / "none.toml")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        RunSpec.from_file(tmp_path)
+    path.write_bytes(b"#" * (MAX_SPEC_BYTES + 5))
+    with pytest.raises(ConfigurationError, match="at most"):
+        RunSpec.from_file(path)
+
+
+def test_all_problems_are_listed_one_a_line() -> None:
+    lines = problems(
+        """
+        nmae = "x"
+        [training]
+        target_batch_size = 0
+        target_batch = 4
+        stop_after_steps = true
+        [optimizer]
+        learning_rate = nan
+        betas = [0.9, 1.0]
+        [checkpoints]
+        keep = 2020-01-01
+        [averaging]
+        codec = "UINT8"
+        """
+    )
+    assert sorted(lines) == sorted(
+        [
+            "run.toml: nmae: unknown key; did you mean name?",
+            "run.toml: name: missing; it must be a text of 1 to 64 printable characters on one line, "
+            "without blanks at its ends",
+            'run.toml: training.target_batch_size = 0: must be a whole number from 1 to 16_777_216, or "auto"',
+            "run.toml: training.target_batch: unknown key; did you mean target_batch_size?",
+            "run.toml: training.stop_after_steps = True: must be a whole number from 1 to 1_000_000_000",
+            "run.toml: optimizer.learning_rate = nan: must be a number above 0 and at most 1_000",
+            "run.toml: optimizer.betas = 1.0: must be two numbers from 0 to below 1, such as [0.9, 0.999]",
+            "run.toml: checkpoints.keep = datetime.date(2020, 1, 1): must be a whole number from 1 to 1_000",
+            "run.toml: averaging.codec = 'UINT8': must be the name of a codec: "
+            '"adaptive", "float32", "float16", "bfloat16", "int8" or an installed one',
+        ]
+    )
+
+
+BAD = [
+    ("name", "", "64 printable"),
+    ("name", "x" * 65, "64 printable"),
+    ("name", " x", "blanks at its ends"),
+    ("name", "a\nb", "printable"),
+    ("name", "a\u202eb", "printable"),
+    ("name", 5, "64 printable"),
+    ("spec_version", 0, "from 1 to 3"),
+    ("spec_version", "1", "from 1 to 3"),
+    ("spec_version", True, "from 1 to 3"),
+    ("spec_version", 4, "update minga"),
+    ("spec_version", 10**4000, "update minga"),
+    ("model", 5, "table of settings"),
+    ("model.recipe", "G P T", "name of a recipe"),
+    ("model.recipe", 5, "name of a recipe"),
+    ("recipe", {"gpt": {}}, "settings of 'gpt', but model.recipe = \"albert\""),
+    ("recipe.albert", 5, "table"),
+    ("recipe.albert", {"Bad-Key": 1}, "is no key"),
+    ("recipe.albert", {"a": math.inf}, "no finite number"),
+    ("recipe.albert", {"a": 2**63}, "64 bits"),
+    ("recipe.albert", {"a": 10**5000}, "64 bits"),
+    ("recipe.albert", {"a": None}, "neither text"),
+    ("recipe.albert", {"a": "\x7f"}, "not printable"),
+    ("recipe.albert", {"a": "x" * 70_000}, "the limit is 65536"),
+    ("recipe.albert", {"a": [[[[[[1]]]]]]}, "more than 6 deep"),
+    ("optimizer.name", "adam", '"adamw"'),
+    ("optimizer.learning_rate", 0.0, "above 0"),
+    ("optimizer.learning_rate", math.inf, "above 0"),
+    ("optimizer.learning_rate", "1e-3", "above 0"),
+    ("optimizer.learning_rate", True, "above 0"),
+    ("optimizer.betas", [0.9], "two numbers"),
+    ("optimizer.betas", [0.9, 0.99, 0.999], "two numbers"),
+    ("optimizer.betas", 0.9, "two numbers"),
+    ("optimizer.betas", ["a", "b"], "two numbers"),
+    ("optimizer.epsilon", 0, "above 0"),
+    ("optimizer.weight_decay", -1, "at least 0"),
+    ("optimizer.momentum", 1.0, "below 1"),
+    ("optimizer.max_grad_norm", "none", '"off"'),
+    ("optimizer.max_grad_norm", 0, '"off"'),
+    ("optimizer.schedule", "step", '"cosine"'),
+    ("optimizer.warmup_steps", 125_001, "exceeds total_steps"),
+    ("optimizer.total_steps", 0, "from 1"),
+    ("training.target_batch_size", 2**24 + 1, "16_777_216"),
+    ("training.target_batch_size", "automatic", '"auto"'),
+    ("training.target_batch_size_min", 40_000, "exceeds target_batch_size_max"),
+    ("training.most_communication", 1.0, "below 1"),
+    ("training.strategy", "a strategy", '"delayed"'),
+    ("training.seed", -1, "from 0"),
+    ("training.seed", 2**63, "from 0"),
+    ("training.stop_after_steps", 0, "from 1"),
+    ("training.buffers", "sum", '"average"'),
+    ("averaging.codec", "uint 8", '"int8"'),
+    ("averaging.average_parameters_every", -1, "0 is never"),
+    ("state.digest_every", 0, "from 1"),
+    ("checkpoints.every_steps", -1, "after the run's last step"),
+    ("checkpoints.keep", 0, "from 1"),
+    ("network.relay", "some", '"public"'),
+    ("network.relay", [], '"public"'),
+    ("network.relay", ["http://relay.example"], "https://"),
+    ("network.relay", ["https://"], "https://"),
+    ("network.relay", ["https://[::1"], "relay"),
+    ("network.relay", ["https://a b"], "https://"),
+    ("network.relay", ["https://u:p@relay.example"], "https://"),
+    ("network.relay", ["https://relay.example:99999"], "relay"),
+    ("network.relay", ["https://r.example"] * 9, "1 to 8"),
+    ("network.minority", "go on", '"stop"'),
+    ("files", {"a": 5}, "table of settings"),
+    ("files", {"a": {"blake3": "AB" * 32, "size_bytes": 1}}, "files.a.blake3"),
+    ("files", {"a": {"blake3": "ab" * 32, "size_bytes": -1}}, "files.a.size_bytes"),
+    ("files", {"a": {"blake3": "ab" * 32}}, "size_bytes: missing"),
+    ("files", {"a": {**ENTRY.model_dump(), "mode": 7}}, "mode: unknown key"),
+    ("files", {f"a{i}": ENTRY.model_dump() for i in range(17)}, "at most 16"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), BAD, ids=[f"{i}-{key}" for i, (key, _, _) in enumerate(BAD)])
+def test_bad_values_are_named(key: str, value: object, message: str) -> None:
+    section, _, field = key.partition(".")
+    values = {"name": "x", section: {field: value} if field else value}
+    with pytest.raises(ConfigurationError) as caught:
+        RunSpec.from_mapping(values, "run.toml")
+    text = str(caught.value)
+    assert message in text
+    assert "\n" not in text
+    assert text.startswith("run.toml: ")
+    assert section in text
+    assert len(text) < 300
+
+
+SAFE = ["a", "tokenizer.json", "a/b/c/d.txt", "A-1_b.c"]
+UNSAFE = ["", ".", "..", "../a", "a/../b", "/a", "a/", "a//b", ".hidden", "a/.b", "C:a", "a\\b", "a b", "a\n", "\u00e9"]
+UNSAFE += ["con", "NUL.txt", "a/com1", "a.", "a./b", "a/b/c/d/e", "x" * 101, "a*"]
+
+
+@pytest.mark.parametrize("name", SAFE)
+def test_safe_file_names(name: str) -> None:
+    assert name in spec(files={name: ENTRY}).files
+
+
+@pytest.mark.parametrize("names", [*([name] for name in UNSAFE), ["a", "A"], ["a", "a/b"], ["A/b", "a"]])
+def test_unsafe_file_names(names: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="files"):
+        spec(files=dict.fromkeys(names, ENTRY))
+
+
+# ---- bad bytes
+
+
+@given(st.text(max_size=200))
+@settings(deadline=None, max_examples=100)
+def test_garbage_text(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        RunSpec.from_toml(text)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(RunSpec.model_fields)), json_values)
+@settings(deadline=None, max_examples=100)
+def test_garbage_values(section: str, value: object) -> None:
+    values = {"name": "x", section: value}
+    with contextlib.suppress(ConfigurationError):
+        assert RunSpec.from_mapping(values).canonical_bytes()
+
+
+@given(st.binary(max_size=200) | json_values.map(lambda value: json.dumps(value).encode()))
+@settings(deadline=None, max_examples=100)
+def test_garbage_bytes(data: bytes) -> None:
+    with pytest.raises(ConfigurationError):
+        RunSpec.from_canonical(data)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "a = " + "[" * 50_000, "a = " + "9" * 6000, "name = ", 'name = "\udcff"', "a.b = 1\na = 2"],
+)
+def test_hostile_toml(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        RunSpec.from_toml(text)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b"9" * 6000,
+        b'{"name":"\\ud800"}',
+        b" " * (MAX_SPEC_BYTES + 1),
+        b"[]",
+        b"\xff",
+    ],
+)
+def test_hostile_canonical_bytes(data: bytes) -> None:
+    with pytest.raises(ConfigurationError):
+        RunSpec.from_canonical(data)
+
+
+def test_only_the_canonical_form_is_accepted() -> None:
+    good = spec().canonical_bytes()
+    values = json.loads(good)
+    for bad in (
+        good + b"\n",
+        good.replace(b":", b": ", 1),
+        good.replace(b'"name":"test"', b'"name":"test","name":"test"'),
+        good.replace(b'"name":"test"', b'"name":"t\\u0065st"'),
+        good.replace(b"0.01", b"0.010"),
+        good.replace(b'"max_grad_norm":1.0', b'"max_grad_norm":1'),
+        good.replace(b'"max_grad_norm":1.0', b'"max_grad_norm":"off"'),
+        json.dumps(
+            {key: values[key] for key in values if key != "state"}, sort_keys=True, separators=(",", ":")
+        ).encode(),
+    ):
+        assert bad != good
+        with pytest.raises(ConfigurationError, match="canonical"):
+            RunSpec.from_canonical(bad)
+
+
+def test_many_problems_are_cut() -> None:
+    lines = problems("\n".join(f"k{i} = 1" for i in range(200)))
+    assert len(lines) == 51
+    assert lines[-1] == "run.toml: and 151 more problems"
+
+
+def test_the_size_is_bounded() -> None:
+    huge = RunSpec.from_mapping(
+        {"name": "x", "data": {"source": "files", "files": ["\U0001f600" * 1000 for _ in range(256)]}}
+    )
+    with pytest.raises(ConfigurationError, match="limit"):
+        huge.canonical_bytes()

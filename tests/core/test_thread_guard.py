@@ -1,0 +1,205 @@
+"""What belongs to an event loop is used on the thread of that loop: the check for it, and the parts it caught out."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import minga
+from minga.core import thread_guard
+from minga.core.events import Event
+from minga.core.thread_guard import WrongThreadError, any_thread, loop_bound
+from minga.network.gossip.board import Board
+from minga.network.gossip.records import StateInfo
+from minga.testing import guard_threads
+from minga.training.bridge.loop_thread import LoopThread
+from minga.training.optimizer import Optimizer
+
+
+@loop_bound
+class Thing:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @property
+    def count(self) -> int:
+        return self.calls
+
+    def call(self) -> int:
+        self.calls += 1
+        return self._add(0)
+
+    async def later(self) -> int:
+        return self.call()
+
+    @any_thread
+    def anywhere(self) -> int:
+        return self.calls
+
+    def _add(self, number: int) -> int:
+        return self.calls + number
+
+
+@pytest.fixture
+def expected() -> Iterator[list[str]]:
+    """The calls that were refused so far; that there are some is no fault of the test's."""
+    refused = guard_threads()
+    yield refused
+    refused.clear()
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread("guarded")
+    yield thread
+    thread.close()
+
+
+def on_another_thread(function: Callable[[], object]) -> BaseException | None:
+    """What it raises there, if anything."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            raised.append(error)
+
+    other = threading.Thread(target=run, name="other")
+    other.start()
+    other.join()
+    return raised[0] if raised else None
+
+
+def test_an_object_made_on_a_loop_is_refused_to_all_other_threads(thread: LoopThread, expected: list[str]) -> None:
+    thing = thread.ask(Thing)
+    assert thread.ask(thing.call) == 1
+    for use in (thing.call, lambda: thing.count, lambda: thing._add(1)):
+        with pytest.raises(WrongThreadError, match="not on the thread of its loop"):
+            use()
+    assert len(expected) == 3
+    assert thing.calls == 1
+
+
+def test_what_runs_on_a_worker_thread_of_the_loop_is_refused_too(expected: list[str]) -> None:
+    async def main() -> None:
+        thing = Thing()
+        assert thing.call() == 1
+        with pytest.raises(WrongThreadError, match=r"Thing\.call"):
+            await asyncio.to_thread(thing.call)
+        with pytest.raises(WrongThreadError, match=r"Thing\._add"):
+            await asyncio.get_running_loop().run_in_executor(None, lambda: thing._add(1))
+
+    asyncio.run(main())
+    assert len(expected) == 2
+
+
+def test_a_coroutine_counts_where_it_runs(thread: LoopThread) -> None:
+    thing = thread.ask(Thing)
+    assert thread.call(thing.later()) == 1
+
+
+def test_what_is_for_any_thread_is_not_refused(thread: LoopThread) -> None:
+    assert thread.ask(Thing).anywhere() == 0
+
+
+def test_without_a_loop_the_first_caller_owns_the_object(expected: list[str]) -> None:
+    thing = Thing()
+    assert on_another_thread(thing.call) is None
+    with pytest.raises(WrongThreadError):
+        thing.call()
+
+
+def test_without_the_guard_a_class_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain:
+        def call(self) -> int:
+            return 1
+
+    monkeypatch.setattr(thread_guard, "_guard", thread_guard._Guard())
+    call = Plain.call
+    assert loop_bound(Plain).call is call
+    guard_threads()
+    assert loop_bound(Plain).call is not call
+
+
+# ---- real peers: a training thread beside the loop
+
+
+@pytest.fixture
+def peers(tmp_path: Path) -> Iterator[list[minga.Peer]]:
+    """Two peers of one run in which states are compared after every step."""
+    spec = minga.RunSpec.from_mapping(
+        {
+            "name": "guarded",
+            "model": {"recipe": "custom"},
+            "training": {"target_batch_size": 16, "stop_after_steps": 30},
+            "state": {"digest_every": 1},
+        }
+    )
+    here = {"ephemeral": True, "host": "127.0.0.1"}
+    together: list[minga.Peer] = []
+    try:
+        together.append(minga.host(spec, minga.PeerOptions(directory=tmp_path / "0", **here)))
+        together.append(minga.join(str(together[0].link), minga.PeerOptions(directory=tmp_path / "1", **here)))
+        yield together
+    finally:
+        for peer in together:
+            peer.close()
+
+
+def train(peer: minga.Peer, model: nn.Module, seed: int, errors: list[BaseException]) -> None:
+    try:
+        opt = Optimizer(torch.optim.SGD(model.parameters(), lr=0.05), peer, model=model)
+        chance = torch.Generator().manual_seed(seed)
+        while not opt.finished:
+            model(torch.randn(4, 6, generator=chance)).square().mean().backward()
+            opt.step(samples=4)
+    except BaseException as error:
+        errors.append(error)
+
+
+def test_the_board_of_a_real_peer_cannot_be_read_by_its_program(peers: list[minga.Peer], expected: list[str]) -> None:
+    board = peers[0].session.board
+    assert peers[0].on_loop(board.owners)
+    for read in (board.owners, lambda: board.payloads(StateInfo), lambda: board.alive_count):
+        with pytest.raises(WrongThreadError, match=r"Board\."):
+            read()
+
+
+def test_real_peers_compare_their_states_with_every_thread_in_its_place(peers: list[minga.Peer]) -> None:
+    heard: list[Event] = []
+    states: list[StateInfo] = []
+    for peer in peers:
+        peer.subscribe(heard.append)
+        own, board = peer.peer_id, peer.session.board
+
+        def look(owner: str, name: str | None, own: str = own, board: Board = board) -> None:
+            if name == "state" and owner != own:
+                state = board.get(owner, StateInfo)
+                states.extend([state] if state else [])
+
+        peer.on_loop(lambda look=look, board=board: board.subscribe(look))
+    errors: list[BaseException] = []
+    torch.manual_seed(3)
+    model = nn.Linear(6, 3)  # both begin with the same parameters
+    threads = [
+        threading.Thread(target=train, args=(peer, copy.deepcopy(model), seed, errors), daemon=True)
+        for seed, peer in enumerate(peers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    assert errors == []
+    assert not any(thread.is_alive() for thread in threads)
+    assert [event for event in heard if event.kind == "step.applied" and event.fields["members"] == 2]
+    assert states, "no peer saw another one's digest"
+    assert not [event for event in heard if event.kind in ("member.diverged", "member.failed")]
+    assert guard_threads() == []

@@ -1,0 +1,133 @@
+"""History, losses and plots of the monitor."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.monitor.history import FILE_NAME, History, read_history
+from minga.monitor.losses import MAX_REMEMBERED, LossMeter
+from minga.monitor.plot import plot_history
+from minga.network.gossip.records import Metrics
+from minga.network.interface import PeerId
+
+A, B = PeerId("aa" * 32), PeerId("bb" * 32)
+
+
+def test_losses_are_differences_of_totals_weighted_by_samples() -> None:
+    meter = LossMeter()
+    assert meter.update({A: Metrics(5, 100.0, 800, 10), B: Metrics(5, 10.0, 100, 5)}) is None
+    sample = meter.update({A: Metrics(6, 120.0, 880, 20), B: Metrics(6, 30.0, 100 + 240, 10)})
+    assert sample is not None
+    assert (sample.step, sample.samples) == (6, 320)
+    assert sample.loss == pytest.approx((2.0 * 80 + 4.0 * 240) / 320)
+    assert meter.smoothed == sample.loss
+    assert meter.total_samples == 880 + 340
+    assert meter.update({A: Metrics(6, 120.0, 880, 20)}) is None
+    assert meter.total_samples == 880 + 340, "those who left are still counted"
+
+
+def test_first_totals_count_for_who_saw_the_beginning() -> None:
+    sample = LossMeter(from_start=True).update({A: Metrics(1, 18.0, 32, 2)})
+    assert sample is not None
+    assert sample.loss == 9.0
+
+
+def test_a_peer_that_begins_anew_is_no_negative_loss() -> None:
+    meter = LossMeter()
+    meter.update({A: Metrics(5, 100.0, 800, 10)})
+    sample = meter.update({A: Metrics(6, 8.0, 16, 1)})
+    assert sample is not None
+    assert (sample.loss, sample.samples) == (8.0, 16)
+    assert meter.total_samples == 816
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1 << 40), st.integers(0, 1 << 40), st.floats(-1e18, 1e18))))
+def test_any_totals_are_survived(totals: list[tuple[int, int, int, float]]) -> None:
+    meter = LossMeter()
+    for peer, samples, batches, loss in totals:
+        sample = meter.update({PeerId(f"{peer:064x}"): Metrics(1, loss, samples, batches)})
+        assert sample is None or (math.isfinite(sample.loss) and sample.samples > 0)
+
+
+def test_memory_of_losses_is_bounded() -> None:
+    meter = LossMeter()
+    for number in range(MAX_REMEMBERED + 100):
+        meter.update({PeerId(f"{number:064x}"): Metrics(1, 1.0, 2, 1)})
+    assert meter.total_samples == 2 * (MAX_REMEMBERED + 100)
+    assert len(meter._last) <= MAX_REMEMBERED + 1
+
+
+def test_history_is_written_read_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "run" / FILE_NAME
+    history = History(path, max_bytes=4000)
+    for step in range(200):
+        history.add(1000.0 + step, "step", step=step, loss=9.0, total_samples=step)
+        assert sum(file.stat().st_size for file in path.parent.iterdir()) < 4200
+    entries = read_history(path)
+    assert entries[-1] == {"t": 1199.0, "event": "step", "step": 199, "loss": 9.0, "total_samples": 199}
+    assert [e["step"] for e in entries] == list(range(entries[0]["step"], 200))
+
+
+def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    good = json.dumps({"t": 1.0, "event": "joined", "peer": A})
+    bad = ["{", "[]", "7", '{"event": "x"}', '{"t": "1", "event": "x"}', '{"t": NaN, "event": "x"}', "[" * 100_000]
+    path.write_text("\n".join([*bad, good, '{"t": true, "event": "x"}', good[:-5]]))
+    assert read_history(path) == [{"t": 1.0, "event": "joined", "peer": A}]
+
+
+def test_nothing_to_read(tmp_path: Path) -> None:
+    for content in (None, b"", b"\x00\xff" * 50):
+        path = tmp_path / "h.jsonl"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=r"no history of a run"):
+            read_history(path)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_history(tmp_path)
+
+
+def test_history_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be made"):
+        History(tmp_path / "file" / FILE_NAME)
+    history = History(tmp_path)
+    with pytest.raises(StorageError, match="cannot be written"):
+        history.add(1.0, "step")
+
+
+def entries() -> list[dict[str, object]]:
+    return [
+        {"t": 0.0, "event": "joined", "peer": A},
+        {"t": 1.0, "event": "step", "step": 1, "loss": 9.0, "total_samples": 32},
+        {"t": 2.0, "event": "evaluation", "step": 1, "headline": "heldout_loss", "heldout_loss": 9.1},
+        {"t": 3.0, "event": "lost", "peer": A},
+        {"t": 4.0, "event": "step", "step": 2, "loss": 8.0, "total_samples": 64},
+        {"t": 5.0, "event": "left", "peer": B},
+        {"t": 6.0, "event": "step", "step": 3, "loss": "broken", "total_samples": None},
+    ]
+
+
+def test_plot(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "loss.png"
+    plot_history(entries(), path, title="a $run$ with _signs_")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in path.parent.iterdir()] == ["loss.png"]
+
+
+def test_plots_that_cannot_be_drawn(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"ends in \.png"):
+        plot_history(entries(), tmp_path / "loss.pdf")
+    with pytest.raises(ConfigurationError, match="no loss to draw"):
+        plot_history(entries()[:1], tmp_path / "loss.png")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be written"):
+        plot_history(entries(), tmp_path / "file" / "loss.png")

@@ -1,0 +1,252 @@
+"""What the monitor reads off a board, and how it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console, RenderableType
+
+from minga.cli.taking_part.join import OwnPart
+from minga.cli.taking_part.status_view import (
+    MAX_ROWS,
+    RESTED,
+    RESTING,
+    PlainTrouble,
+    headline,
+    organiser_lines,
+    organiser_view,
+    peers_by_kind,
+    volunteer_lines,
+    volunteer_view,
+)
+from minga.core.events import EventBus
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.keys.keys import Identity
+from minga.monitor.history import History
+from minga.monitor.last_problem import MAX_REASON_LETTERS, MEANINGS
+from minga.monitor.losses import LossMeter
+from minga.monitor.status import RunStatus, read_status
+from minga.monitor.watcher import Watcher
+from minga.network.gossip.board import Board
+from minga.network.gossip.records import AddressInfo, Metrics, Payload, Progress, StateInfo
+from minga.network.interface import LinkFacts
+from minga.network.rpc.node import Node
+from minga.training.peer import Peer
+
+RUN_ID = "ab" * 32
+
+
+class Swarm:
+    """A board with other peers on it, and as much of a node as the monitor looks at."""
+
+    def __init__(self) -> None:
+        self.own = Identity.generate()
+        self.board = self.make(self.own)
+        facts = LinkFacts(0.02, "direct", 10, 20)
+        self.node = cast(
+            Node,
+            SimpleNamespace(
+                peer_id=self.own.peer_id,
+                run_id=RUN_ID,
+                traffic=lambda: (10, 20),
+                facts=lambda peer: None if peer == self.own.peer_id else facts,
+            ),
+        )
+
+    def make(self, identity: Identity) -> Board:
+        events = EventBus(lambda: 0.0)
+        return Board(identity, RUN_ID, wall_time=lambda: 1.7e9, clock=lambda: 100.0, events=events)
+
+    def peer(self, *payloads: Payload) -> str:
+        identity = Identity.generate()
+        theirs = self.make(identity)
+        theirs.publish_to(lambda record: self.board.receive(record, record.owner))
+        for payload in payloads:
+            theirs.put(payload)
+        return identity.peer_id
+
+    def status(self, losses: LossMeter | None = None) -> RunStatus:
+        spec = RunSpec.from_mapping({"name": "x", "training": {"target_batch_size": 64, "stop_after_steps": 9}})
+        return read_status(self.board, self.node, spec, losses or LossMeter())
+
+
+def in_loop(check: Any) -> None:
+    async def main() -> None:
+        check(Swarm())
+
+    asyncio.run(main())
+
+
+def progress(step: int, samples: int = 8, status: Any = "training", *, vector_bytes: int = 0) -> Progress:
+    return Progress(step, samples, 5.0, status, 1.7e9, vector_bytes=vector_bytes)
+
+
+def test_a_swarm_is_summed_up() -> None:
+    def check(swarm: Swarm) -> None:
+        swarm.board.put(AddressInfo("monitor"))
+        first = swarm.peer(AddressInfo("trainer", ("1.2.3.4:5",)), progress(7), Metrics(7, 1.0, 100, 1, 5, 6))
+        swarm.peer(AddressInfo("auxiliary"), progress(7, 0, "averaging"))
+        swarm.peer(AddressInfo("trainer"), progress(6, 30))
+        swarm.peer(AddressInfo("client"), progress(0, 0, "syncing"))
+        status = swarm.status()
+        assert (status.step, status.last_step, status.samples, status.members) == (7, 9, 8, 3)
+        assert status.samples_per_second == 15.0
+        assert status.averages
+        assert status.loss is None
+        assert len(status.peers) == 5
+        mine = next(peer for peer in status.peers if peer.is_self)
+        assert (mine.role, mine.status, mine.bytes_sent, mine.path) == ("monitor", None, 10, None)
+        theirs = next(peer for peer in status.peers if peer.peer_id == first)
+        assert (theirs.path, theirs.round_trip_s, theirs.total_samples) == ("direct", 0.02, 100)
+        assert (theirs.bytes_sent, theirs.bytes_received) == (5, 6)
+        assert json.loads(json.dumps(status.to_json()))["peers"][0]["peer_id"] == status.peers[0].peer_id
+        assert peers_by_kind(status) == (
+            "1 auxiliary averaging, 1 client syncing, 1 monitor watching, 2 trainer training"
+        )
+        assert headline(status).startswith("step 7 of 9 · no loss yet · 8/64 samples")
+
+    in_loop(check)
+
+
+def test_agreement_needs_two_digests_of_one_step() -> None:
+    def check(swarm: Swarm) -> None:
+        assert swarm.status().digests_agree is None
+        swarm.peer(progress(3), StateInfo(3, "aa" * 32))
+        swarm.peer(progress(3), StateInfo(2, "bb" * 32))
+        assert swarm.status().digests_agree is None
+        swarm.peer(progress(3), StateInfo(3, "aa" * 32))
+        assert swarm.status().digests_agree is True
+        swarm.peer(progress(3), StateInfo(2, "cc" * 32))
+        assert swarm.status().digests_agree is False
+
+    in_loop(check)
+
+
+def test_an_empty_board() -> None:
+    def check(swarm: Swarm) -> None:
+        status = swarm.status()
+        assert (status.peers, status.step, status.averages) == ((), 0, False)
+
+    in_loop(check)
+
+
+def test_views_fit_into_a_narrow_terminal_and_stay_short() -> None:
+    def check(swarm: Swarm) -> None:
+        for step in range(MAX_ROWS + 5):
+            swarm.peer(AddressInfo("trainer"), progress(step, 10_000), Metrics(step, 1.0, 10**9, 1, 10**9, 10**12))
+        console = Console(width=80)
+        with console.capture() as capture:
+            console.print(organiser_view(swarm.status(), {"step": 7, "heldout_mlm_loss": 6.25}))
+        lines = capture.get().splitlines()
+        assert max(map(len, lines)) <= 80
+        assert len(lines) < MAX_ROWS + 12
+        assert "and 5 more" in capture.get()
+        assert "held out at step 7: mlm_loss 6.250" in capture.get()
+        assert len(list(organiser_lines(swarm.status(), {}))) == 1
+
+    in_loop(check)
+
+
+def own_part(status: RunStatus, figures: dict[str, float]) -> OwnPart:
+    return OwnPart(status, 7, 1.0, 8, 5.0, None, 0, 0, (), 0, 0, "training", figures)
+
+
+def drawn(view: RenderableType) -> str:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(view)
+    return capture.get()
+
+
+def watched(
+    swarm: Swarm, *, age_s: float = 0.0, waiting: tuple[int, int] | None = None, **sections: Any
+) -> tuple[EventBus, Watcher]:
+    """The events of a peer, which happen `age_s` ago, and who watches it.
+
+    The run has these sections in its spec, and so many founders as `waiting` says.
+    """
+    now = asyncio.get_running_loop().time()
+    events = EventBus(lambda: now - age_s)
+    swarm.node.network = cast(Any, SimpleNamespace(wall_time=lambda: 1.7e9))
+    founding = None if waiting is None else SimpleNamespace(waiting=waiting)
+    session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=founding)
+    spec = RunSpec.from_mapping({"name": "x", **sections})
+    peer = SimpleNamespace(session=session, spec=spec, subscribe=events.subscribe, on_loop=lambda read: read())
+    return events, Watcher(cast(Peer, peer), History(None))
+
+
+@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind in MEANINGS for field in ("why", "reason")])
+def test_trouble_is_seen_in_every_display(kind: str, field: str) -> None:
+    def check(swarm: Swarm) -> None:
+        events, watcher = watched(swarm, age_s=90.0)
+        events.emit("round.reduced", seconds=1.0)
+        assert watcher.look().trouble is None
+        events.emit(kind, step=7, **{field: "the disk [b] is\x1b[2J full"})
+        status = watcher.look()
+        seen = f"{MEANINGS[kind]}: the disk [b] is [2J full"
+        for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
+            assert f"trouble 1 min 30 s ago: {seen}" in drawn(view)
+        plain = PlainTrouble()
+        assert drawn(next(plain.lines(status))) == f"trouble: {seen}\n"
+        assert not list(plain.lines(watcher.look())), "it is said once"
+        events.emit(kind, why="x" * 9000)
+        assert next(plain.lines(watcher.look())).count("x" * MAX_REASON_LETTERS) == 1, "reasons are cut"
+        assert json.loads(json.dumps(status.to_json()))["trouble"]["kind"] == kind
+
+    in_loop(check)
+
+
+@pytest.mark.parametrize("mode", ["open", "byzantine"])
+def test_where_all_do_the_same_there_are_no_words_about_plans(mode: str) -> None:
+    def check(swarm: Swarm) -> None:
+        for _ in range(2):
+            swarm.peer(AddressInfo("trainer", ("127.0.0.1:1",)), progress(3, vector_bytes=1000))
+        status = watched(swarm, security={"mode": mode})[1].look()
+        assert (status.plan is None) == (mode == "byzantine")
+        for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
+            assert ("towards the next step" in drawn(view)) == (mode != "byzantine")
+
+    in_loop(check)
+
+
+def test_a_run_that_waits_for_its_founders_says_so() -> None:
+    def check(swarm: Swarm) -> None:
+        status = watched(swarm, waiting=(2, 4), security={"mode": "byzantine"})[1].look()
+        assert next(organiser_lines(status, {})) == "step 0 · waiting for founders, 2 of 4 are here"
+
+    in_loop(check)
+
+
+def test_who_rests_sees_why_in_every_display() -> None:
+    def check(swarm: Swarm) -> None:
+        events, watcher = watched(swarm)
+        plain = PlainTrouble()
+        assert "resting" not in drawn(volunteer_view(own_part(watcher.look(), {})))
+        assert not list(plain.lines(watcher.look()))
+        events.emit("plan.resting", step=3, resting=True)
+        status = watcher.look()
+        for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
+            assert RESTING in drawn(view)
+        assert list(plain.lines(status)) == [RESTING]
+        assert not list(plain.lines(status)), "it is said once"
+        assert json.loads(json.dumps(status.to_json()))["resting"] is True
+        events.emit("plan.resting", step=9, resting=False)
+        assert list(plain.lines(watcher.look())) == [RESTED]
+        assert "resting" not in drawn(organiser_view(watcher.look(), {}))
+
+    in_loop(check)
+
+
+def test_a_volunteer_that_evaluates_sees_the_figures() -> None:
+    def check(swarm: Swarm) -> None:
+        part = own_part(swarm.status(), {"step": 7, "heldout_mlm_loss": 6.25})
+        assert "held out at step 7: mlm_loss 6.250" in drawn(volunteer_view(part))
+        assert "held out at step 7: mlm_loss 6.250" in next(volunteer_lines(part))
+        assert "held out" not in drawn(volunteer_view(replace(part, figures={})))
+
+    in_loop(check)

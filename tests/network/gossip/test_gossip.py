@@ -1,0 +1,410 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from minga.core.errors import ProtocolError, RejectedError, UnreachableError
+from minga.identity.keys.keys import Identity
+from minga.network.gossip import anti_entropy, gossip, records, rumours
+from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, Wanted
+from minga.network.gossip.gossip import EXCHANGE_METHOD
+from minga.network.gossip.peer_records import Entry
+from minga.network.gossip.records import KINDS, Beat, LinkRow, Links, Payload, Progress, Record, Verdict
+from minga.network.gossip.rumours import METHOD as PUSH_METHOD
+from minga.network.gossip.rumours import Pusher
+from minga.network.interface import PeerId
+from minga.network.rpc import node
+from minga.network.virtual.internet import HostSettings
+from minga.simulation import run_virtual
+from tests.worlds.board_swarm import RUN, Peer, Swarm, everyone_sees
+
+EPOCH_MS = 1_767_225_600_000
+STRANGER = Identity.from_seed(b"stranger" * 4)
+
+
+def progress(step: int) -> Progress:
+    return Progress(step, 0, 1.0, "training", 1.0)
+
+
+def in_swarm(
+    size: int, scenario: Callable[[Swarm], Coroutine[Any, Any, None]], *, seed: int = 0, limit_s: float = 600.0
+) -> Swarm:
+    async def run() -> Swarm:
+        swarm = Swarm(seed, idle_timeout_s=5.0)
+        await swarm.grow(size)
+        await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 20.0)
+        await scenario(swarm)
+        await swarm.close()
+        return swarm
+
+    return run_virtual(run(), limit_s=limit_s)
+
+
+def losses(swarm: Swarm) -> list[tuple[str, str]]:
+    return [lost for peer in swarm.peers for lost in peer.kinds("member.lost")]
+
+
+def offences(peer: Peer, offender: Peer) -> list[str]:
+    return [
+        str(e.fields["what"]) for e in peer.log if e.kind == "peer.offence" and e.fields["peer"] == offender.peer_id
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 3, 8, 20])
+def test_everyone_soon_knows_everyone_and_what_changes(size: int) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        writer = swarm.peers[size // 2]
+        for step in range(3):
+            writer.board.put(progress(step))
+            seconds = await swarm.until(
+                lambda: all(p.board.get(writer.peer_id, Progress) == progress(step) for p in swarm.peers)  # noqa: B023
+            )
+            assert seconds < 0.2 + 0.5 * math.log2(size)
+        await asyncio.sleep(4.0)
+
+    swarm = in_swarm(size, scenario)
+    assert losses(swarm) == []
+    assert all(peer.kinds("peer.offence") == [] for peer in swarm.peers)
+
+
+def test_fifty_peers_converge_in_seconds() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        swarm.peers[7].board.put(progress(1))
+        target = swarm.peers[7].peer_id
+        assert await swarm.until(lambda: all(p.board.get(target, Progress) for p in swarm.peers)) < 4.0
+        await asyncio.sleep(1.0)
+
+    swarm = in_swarm(50, scenario)
+    assert losses(swarm) == []
+
+
+def test_a_newcomer_knows_everyone_at_once_and_the_entry_knows_it() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        gone = swarm.peers[3]
+        swarm.internet.kill(gone.network)
+        rest = [peer for peer in swarm.peers if peer is not gone]
+        await swarm.until(lambda: everyone_sees(rest, rest))
+        newcomer = await swarm.add()
+        everyone = [*rest, newcomer]
+        assert everyone_sees([newcomer, swarm.peers[0]], everyone)  # and does not take the dead for living
+        assert await swarm.until(lambda: everyone_sees(everyone, everyone)) < 1.0
+
+    in_swarm(6, scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_killed_peer_is_noticed_by_all_within_three_seconds(seed: int) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        await asyncio.sleep(15.0)
+        victim = swarm.peers[2]
+        swarm.internet.kill(victim.network)
+        rest = [peer for peer in swarm.peers if peer is not victim]
+        assert await swarm.until(lambda: everyone_sees(rest, rest)) < 3.0
+
+    swarm = in_swarm(6, scenario, seed=seed)
+    assert {peer for _, peer in losses(swarm)} == {swarm.peers[2].peer_id}
+
+
+def test_a_goodbye_is_noticed_at_once() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        leaver = swarm.peers[4]
+        start = asyncio.get_running_loop().time()
+        await leaver.gossip.leave("enough")
+        await leaver.node.close()
+        assert asyncio.get_running_loop().time() - start <= 0.5
+        rest = [peer for peer in swarm.peers if peer is not leaver]
+        assert await swarm.until(lambda: everyone_sees(rest, rest)) < 0.2
+        await asyncio.sleep(20.0)
+        assert everyone_sees(rest, rest)
+
+    assert losses(in_swarm(8, scenario)) == []
+
+
+def test_a_stopped_peer_is_dropped_accuses_nobody_and_comes_back() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        await asyncio.sleep(15.0)
+        stopped = swarm.peers[1]
+        rest = [peer for peer in swarm.peers if peer is not stopped]
+        swarm.internet.stall(stopped.network)
+        assert await swarm.until(lambda: everyone_sees(rest, rest)) < 3.0
+        await asyncio.sleep(1.0)
+        swarm.internet.resume(stopped.network)
+        assert await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers)) < 5.0
+
+    swarm = in_swarm(5, scenario)
+    assert {peer for _, peer in losses(swarm)} == {swarm.peers[1].peer_id}
+
+
+@pytest.mark.parametrize("length_s", [10.0, 200.0])
+def test_a_split_heals_even_after_all_records_ran_out(length_s: float) -> None:
+    async def scenario(swarm: Swarm) -> None:
+        left, right = swarm.peers[:2], swarm.peers[2:]
+        for one in left:
+            for other in right:
+                swarm.internet.cut(one.network, other.network)
+        await swarm.until(lambda: everyone_sees(left, left) and everyone_sees(right, right), 20.0)
+        await asyncio.sleep(length_s)
+        for one in left:
+            for other in right:
+                swarm.internet.restore(one.network, other.network)
+        assert await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 120.0) < 90.0
+
+    in_swarm(4, scenario, limit_s=1200.0)
+
+
+def test_clients_behind_nat_and_bad_lines_take_part() -> None:
+    async def run() -> Swarm:
+        swarm = Swarm(5)
+        await swarm.grow(3)
+        await swarm.grow(4, HostSettings(dialable=False, latency_s=0.15, loss=0.05, up_bytes_per_s=50_000))
+        await swarm.until(lambda: everyone_sees(swarm.peers, swarm.peers), 10.0)
+        await asyncio.sleep(20.0)
+        assert everyone_sees(swarm.peers, swarm.peers)
+        await swarm.close()
+        return swarm
+
+    assert losses(run_virtual(run(), limit_s=600.0)) == []
+
+
+def test_clocks_may_be_wrong_by_two_minutes_but_not_by_more() -> None:
+    async def run() -> None:
+        swarm = Swarm(5)
+        await swarm.grow(2)
+        await swarm.grow(1, HostSettings(clock_skew_s=100.0))
+        await swarm.grow(1, HostSettings(clock_skew_s=-100.0))
+        await swarm.until(lambda: everyone_sees(swarm.peers[:2], swarm.peers), 5.0)
+        await asyncio.sleep(50.0)
+        assert everyone_sees(swarm.peers[:2], swarm.peers)
+        wrong = await swarm.add(HostSettings(clock_skew_s=86_400.0))
+        await asyncio.sleep(5.0)
+        assert not swarm.peers[0].board.is_alive(wrong.peer_id)
+        ignored = [e for e in swarm.peers[0].log if e.kind == "record.ignored"]
+        assert ignored[0].fields["peer"] == wrong.peer_id
+        assert "clock" in str(ignored[0].fields["reason"])
+        assert offences(swarm.peers[0], wrong) == []
+        await swarm.close()
+
+    run_virtual(run(), limit_s=600.0)
+
+
+def test_equal_seeds_give_equal_logs() -> None:
+    def log(seed: int) -> list[str]:
+        async def scenario(swarm: Swarm) -> None:
+            swarm.peers[0].board.put(progress(1))
+            await asyncio.sleep(1.0)
+            swarm.internet.kill(swarm.peers[5].network)
+            await asyncio.sleep(3.0)
+            await swarm.add(HostSettings(loss=0.1))
+            await asyncio.sleep(2.0)
+
+        swarm = in_swarm(7, scenario, seed=seed)
+        lines = [f"{peer.network.name} {event.json()}" for peer in swarm.peers for event in peer.log]
+        return [*lines, str(sorted(swarm.bytes_from.items()))]
+
+    first = log(1)
+    assert first == log(1)
+    assert first != log(2)
+
+
+# ---- peers that lie
+
+
+def record(payload: Payload, version: int, *, ttl_ms: int = 60_000, signer: Identity = STRANGER) -> Record:
+    code = records.KINDS_BY_TYPE[type(payload)].code
+    return records.make_record(signer, RUN, code, version, EPOCH_MS + ttl_ms, records.encode_payload(payload))
+
+
+async def push(liar: Peer, victim: Peer, message: msgspec.Struct) -> None:
+    async with liar.node.open(victim.peer_id, PUSH_METHOD) as stream:
+        await stream.send(message)
+        await stream.finish()
+        await stream.receive_end()
+
+
+GOOD = record(progress(1), EPOCH_MS)
+LIES: dict[str, tuple[Record, str]] = {
+    "forged": (msgspec.structs.replace(GOOD, version=GOOD.version + 1, signature=bytes(64)), "wrong signature"),
+    "altered": (msgspec.structs.replace(GOOD, version=GOOD.version + 1), "wrong signature"),
+    "oversized": (msgspec.structs.replace(GOOD, payload=bytes(1000)), "oversized"),
+    "beyond any size": (msgspec.structs.replace(GOOD, payload=bytes(100_000)), "length <= 4096"),
+    "unknown name": (msgspec.structs.replace(GOOD, code=99), "unknown record name"),
+    "bad key": (msgspec.structs.replace(GOOD, key=b""), "malformed key"),
+    "bad payload": (
+        records.make_record(STRANGER, RUN, 2, EPOCH_MS + 1, EPOCH_MS + 60_000, b"\xc0"),
+        "the payload does not fit",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_liar_is_named_and_cut_off_and_nothing_it_sent_spreads(name: str) -> None:
+    lie, reason = LIES[name]
+
+    async def scenario(swarm: Swarm) -> None:
+        liar, victim, other = swarm.peers
+        await push(liar, victim, Push([Aged(GOOD, 0)]))
+        for _ in range(8):
+            with pytest.raises(UnreachableError):
+                await push(liar, victim, Push([Aged(lie, 0)]))
+        (what,) = set(offences(victim, liar))
+        assert reason in what
+        assert ("peer.cut_off", liar.peer_id) in victim.kinds("peer.cut_off")
+        await asyncio.sleep(2.0)
+        assert other.board.get(PeerId(STRANGER.peer_id), Progress) == progress(1)
+        assert offences(other, victim) == []
+
+    in_swarm(3, scenario)
+
+
+MALFORMED: dict[str, tuple[str, list[Any]]] = {
+    "push of the wrong type": (PUSH_METHOD, [Summary(True, b"")]),
+    "push of nonsense": (PUSH_METHOD, [msgspec.defstruct("X", [("x", int)])(1)]),
+    "negative age": (PUSH_METHOD, [Push([Aged(GOOD, -1)])]),
+    "summary cut short": (EXCHANGE_METHOD, [Summary(True, bytes(13))]),
+    "summary too long": (EXCHANGE_METHOD, [Summary(True, bytes(12 * 5000))]),
+    "wanted prefix too short": (EXCHANGE_METHOD, [Summary(True, b""), Page([], False, [Wanted(b"x", [1])])]),
+    "empty pages without end": (EXCHANGE_METHOD, [Summary(True, b""), Page([], True), Page([], True)]),
+    "push instead of page": (EXCHANGE_METHOD, [Summary(True, b""), Detail([])]),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_messages_that_do_not_belong_are_an_offence_of_the_sender(name: str) -> None:
+    method, messages = MALFORMED[name]
+
+    async def scenario(swarm: Swarm) -> None:
+        liar, victim = swarm.peers
+
+        async def lie() -> None:
+            async with liar.node.open(victim.peer_id, method) as stream:
+                for number, message in enumerate(messages):
+                    if number:
+                        await stream.receive(Detail)
+                    await stream.send(message)
+                await stream.receive(Page)
+
+        with pytest.raises((UnreachableError, ProtocolError)):
+            await lie()
+        assert len(offences(victim, liar)) == 1
+
+    in_swarm(2, scenario)
+
+
+def test_replays_and_dates_are_ignored_without_accusation() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        liar, victim = swarm.peers
+        future = record(progress(1), EPOCH_MS, ttl_ms=10_000_000)
+        old = record(progress(1), EPOCH_MS, ttl_ms=-10_000_000)
+        await push(liar, victim, Push([Aged(future, 0), Aged(old, 0), Aged(GOOD, 0), Aged(GOOD, 0)]))
+        verdicts = victim.board.verdicts
+        assert verdicts[Verdict.FUTURE] == verdicts[Verdict.EXPIRED] == 1
+        assert offences(victim, liar) == []
+        assert victim.board.get(PeerId(STRANGER.peer_id), Progress) == progress(1)
+
+    in_swarm(2, scenario)
+
+
+def test_too_many_exchanges_at_once_are_refused() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        asker, asked = swarm.peers
+
+        async def idle() -> None:
+            async with asker.node.open(asked.peer_id, EXCHANGE_METHOD):
+                await asyncio.sleep(3.0)
+
+        tasks = [asyncio.ensure_future(idle()) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        with pytest.raises(RejectedError, match="too many exchanges"):
+            await asker.gossip.synchronise(asked.peer_id)
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(0.5)
+        await asker.gossip.synchronise(asked.peer_id)
+
+    in_swarm(2, scenario)
+
+
+def test_large_boards_travel_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anti_entropy, "PAGE_BYTES", 1000)
+    strangers = [Identity.from_seed(n.to_bytes(32, "big")) for n in range(60)]
+
+    async def scenario(swarm: Swarm) -> None:
+        one, other = swarm.peers
+        swarm.internet.cut(one.network, other.network)
+        for number, signer in enumerate(strangers):
+            target = (one, other)[number % 2]
+            target.board.receive(record(Beat(), EPOCH_MS, signer=signer), target.peer_id)
+        swarm.internet.restore(one.network, other.network)
+        await one.gossip.synchronise(other.peer_id)
+        for peer in swarm.peers:
+            assert {PeerId(signer.peer_id) for signer in strangers} <= set(peer.board.owners())
+
+    in_swarm(2, scenario)
+
+
+def test_traffic_stays_within_what_the_documentation_says() -> None:
+    async def scenario(swarm: Swarm) -> None:
+        await asyncio.sleep(5.0)
+        swarm.bytes_from.clear()
+        await asyncio.sleep(10.0)
+        assert max(swarm.bytes_from.values()) / 10.0 < 1200 * len(swarm.peers)
+
+    in_swarm(10, scenario)
+
+
+def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed: list[tuple[PeerId, PeerId]] = []
+    links = Links(1000, 1000, rows=(LinkRow(bytes(8), 1, 1, 1, 1, 1, 1),))
+
+    async def scenario(swarm: Swarm) -> None:
+        writer = swarm.peers[3]
+
+        async def push(self: Pusher, peer: PeerId, entries: list[Entry]) -> None:
+            pushed.extend((self._board.peer_id, peer) for e in entries if e.record.code == KINDS["links"].code)
+            await original(self, peer, entries)
+
+        original, neighbours = Pusher._push, len(writer.node.connected())
+        monkeypatch.setattr(Pusher, "_push", push)
+        writer.board.put(links)
+        await swarm.until(lambda: all(p.board.get(writer.peer_id, Links) == links for p in swarm.peers), 20.0)
+        assert len(pushed) == min(neighbours, rumours.FANOUT)
+        assert {sender for sender, _ in pushed} == {writer.peer_id}
+
+    in_swarm(16, scenario)
+
+
+def test_a_slow_neighbour_and_a_flood_of_owners_cost_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rumours, "MAX_RECORDS", 50)
+
+    async def scenario(swarm: Swarm) -> None:
+        slow, flooded = swarm.peers
+        pusher = flooded.gossip._pusher
+        outboxes = pusher._outboxes
+        outboxes[slow.peer_id] = {}  # as while a push is under way
+        for number in range(1000):  # owners that are off the board again when it is their turn
+            pusher.add(PeerId(f"{number:064x}"), 1, PeerId("f" * 64))
+            if number % 10 == 9:
+                await asyncio.sleep(0.1)
+                assert len(outboxes[slow.peer_id]) <= 50
+        flooded.board.put(progress(7))
+        await asyncio.sleep(0.1)
+        assert (flooded.peer_id, KINDS["progress"].code) in outboxes.pop(slow.peer_id)
+
+    in_swarm(2, scenario)
+
+
+def test_who_has_connections_enough_dials_nobody_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gossip, "MIN_NEIGHBOURS", 0)
+    monkeypatch.setattr(gossip, "RANDOM_DIAL_CHANCE", 1.0)
+    monkeypatch.setattr(node, "MAX_PEERS", 4)
+
+    async def scenario(swarm: Swarm) -> None:
+        await asyncio.sleep(30.0)
+        # Nobody dials more than two others; everybody would know all eleven by now.
+        assert sum(len(peer.node.connected()) for peer in swarm.peers) <= 12 * 2 * 2
+
+    in_swarm(12, scenario)

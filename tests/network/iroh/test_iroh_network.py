@@ -1,0 +1,647 @@
+"""The real network: the conformance suite, and what only the real one must stand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import iroh
+import pytest
+from iroh import iroh_ffi
+
+from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
+from minga.network.interface import Address, Connection, PeerId
+from minga.network.iroh import ffi_bytes
+from minga.network.iroh import network as network_module
+from minga.network.iroh.network import ALPN, IrohNetwork
+from minga.network.iroh.settings import NetworkSettings
+from minga.network.iroh.stream import ABORT, ANSWER, HEADER, OPEN, IrohStream
+from minga.testing.network_suite import NETWORK_CHECKS
+from minga.testing.suite import Check, join, read_all, stream_pair
+
+TOKEN = b"sixteen bytes it"
+
+
+async def make(*, dialable: bool = True) -> IrohNetwork:
+    return await IrohNetwork.open(os.urandom(32), NetworkSettings(dialable=dialable))
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]], *, seconds: float = 50) -> None:
+    """Run on a fresh loop in debug mode, and fail if a task is left or the loop heard of an error that nobody took."""
+    problems: list[dict[str, Any]] = []
+
+    async def watched() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        async with asyncio.timeout(seconds):
+            await main()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(watched(), debug=True)
+    gc.collect()
+    assert not problems
+    assert not ffi_bytes._waits
+
+
+@contextlib.asynccontextmanager
+async def networks(count: int) -> AsyncIterator[list[IrohNetwork]]:
+    made = [await make() for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for network in made:
+            await network.close()
+
+
+@pytest.mark.parametrize("check", NETWORK_CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    if check.__name__ == "check_dead_address":
+        monkeypatch.setattr(network_module, "DIAL_TIMEOUT_S", 2.0)
+    asyncio.run(check(make))
+
+
+# ---- settings and addresses
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"relay": "some"},
+        {"relay": ()},
+        {"relay": ("ftp://relay.example",)},
+        {"relay": ("https://",)},
+        {"relay": ("https://[",)},
+        {"relay": (7,)},
+        {"host": "localhost"},
+        {"host": ""},
+        {"port": -1},
+        {"port": 65536},
+        {"port": "80"},
+        {"port": True},
+    ],
+)
+def test_bad_settings_are_named(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(fields))):
+        NetworkSettings(**fields)
+
+
+@pytest.mark.parametrize("key", [b"", bytes(31), bytes(33), "a" * 32, None])
+def test_bad_key(key: Any) -> None:
+    async def main() -> None:
+        with pytest.raises(ConfigurationError, match="32 bytes"):
+            await IrohNetwork.open(key)
+
+    run(main)
+
+
+def test_a_port_in_use_is_a_configuration_error() -> None:
+    async def main() -> None:
+        async with networks(1) as (network,):
+            port = int(network.address.direct[-1].rpartition(":")[2])
+            with pytest.raises(ConfigurationError, match=f"port={port}"):
+                await IrohNetwork.open(os.urandom(32), NetworkSettings(host="0.0.0.0", port=port))
+
+    run(main)
+
+
+def test_the_key_makes_the_id_and_the_address_is_complete() -> None:
+    async def main() -> None:
+        network = await IrohNetwork.open(bytes(range(32)), NetworkSettings())
+        assert network.peer_id == "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"
+        address = network.address
+        assert address.relay is None
+        assert any(text.startswith("127.0.0.1:") for text in address.direct)
+        assert all(network_module._is_socket_address(text) for text in address.direct)
+        await network.close()
+        assert not network.address.dialable
+
+    run(main)
+
+
+def test_bound_to_one_host() -> None:
+    async def main() -> None:
+        network = await IrohNetwork.open(os.urandom(32), NetworkSettings(host="127.0.0.1"))
+        try:
+            assert [text for text in network.address.direct if text.startswith("127.0.0.1:")]
+            other = await make()
+            await join(other, network)
+            await other.close()
+        finally:
+            await network.close()
+
+    run(main)
+
+
+def test_a_relay_that_does_not_answer_only_delays_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_module, "RELAY_TIMEOUT_S", 0.2)
+
+    async def main() -> None:
+        relayed = await IrohNetwork.open(os.urandom(32), NetworkSettings(relay=("https://127.0.0.1:9/",)))
+        other = await make()
+        await join(other, relayed)
+        await other.close()
+        await relayed.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("127.0.0.1:1", True),
+        ("[::1]:65535", True),
+        ("::1:5", False),
+        ("[127.0.0.1]:5", False),
+        ("127.0.0.1", False),
+        ("127.0.0.1:0", False),
+        ("127.0.0.1:65536", False),
+        ("127.0.0.1:-1", False),
+        ("127.0.0.1:\u0661", False),
+        ("localhost:5", False),
+        ("", False),
+        (":", False),
+    ],
+)
+def test_socket_addresses(text: str, valid: bool) -> None:
+    assert network_module._is_socket_address(text) is valid
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        Address(PeerId("ab" * 32), ("127.0.0.1:9",)),  # no point of the curve
+        Address(PeerId("AB" * 32), ("127.0.0.1:9",)),
+        Address(PeerId("xyz"), ("127.0.0.1:9",)),
+        Address(PeerId(""), ("127.0.0.1:9",)),
+        Address(PeerId("\0" * 100_000), ("127.0.0.1:9",)),
+        Address(PeerId("03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"), ("nonsense",) * 1000),
+        Address(PeerId("03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"), (), "no url"),
+    ],
+)
+def test_nonsense_cannot_be_dialled(address: Address) -> None:
+    async def main() -> None:
+        async with networks(1) as (network,):
+            with pytest.raises(UnreachableError) as caught:
+                await network.connect(address)
+            assert len(str(caught.value)) < 500
+            assert ".rs:" not in str(caught.value)
+
+    run(main)
+
+
+def test_oneself_cannot_be_dialled() -> None:
+    async def main() -> None:
+        async with networks(1) as (network,):
+            with pytest.raises(UnreachableError):
+                await network.connect(network.address)
+
+    run(main)
+
+
+# ---- ends of networks, loops, threads and processes
+
+
+async def cancelled_dial(turns: int, dialler: IrohNetwork, acceptor: IrohNetwork) -> bool:
+    """Cancel a dial after so many turns of the loop; False if it was through by then (and what it made is closed)."""
+    dial = asyncio.ensure_future(dialler.connect(acceptor.address))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    dial.cancel()
+    await asyncio.wait({dial})
+    if dial.cancelled():
+        return True
+    await dial.result().close()
+    while dialler._connections:
+        await asyncio.sleep(0.01)
+    return False
+
+
+def test_a_cancelled_dial_leaves_nothing() -> None:
+    async def main() -> None:
+        async with networks(2) as (dialler, acceptor):
+            for turns in (0, 1, 2, 4, 8, 16, 32):
+                while not await cancelled_dial(turns, dialler, acceptor):
+                    pass  # on a busy machine it was through before
+            assert not dialler._connections
+            while acceptor._halves:
+                await asyncio.sleep(0.01)
+            await join(dialler, acceptor)
+
+    run(main)
+
+
+def test_closing_ends_a_dial_with_closed_error() -> None:
+    async def main() -> None:
+        async with networks(2) as (network, gone):
+            dead = gone.address
+            await gone.close()
+            dial = asyncio.ensure_future(network.connect(dead))
+            await asyncio.sleep(0.05)
+            await network.close()
+            with pytest.raises(ClosedError):
+                await dial
+
+    run(main)
+
+
+def test_closed_while_everything_is_under_way() -> None:
+    async def main() -> None:
+        async with networks(3) as (hub, one, two):
+            started: list[asyncio.Future[Any]] = []
+            for other in (one, two):
+                pair = await join(other, hub)
+                for opener, accepted in ((pair.outgoing, pair.incoming), (pair.incoming, pair.outgoing)):
+                    near, _ = await stream_pair(opener, accepted)
+                    pending = [
+                        asyncio.ensure_future(near.write(bytes(40 << 20))),
+                        asyncio.ensure_future(near.read(1)),
+                        asyncio.ensure_future(accepted.accept_stream()),
+                        asyncio.ensure_future(other.accept()),
+                    ]
+                    await asyncio.sleep(0.02)
+                    assert not any(task.done() for task in pending)
+                    started += pending
+            await two.close()
+            await hub.close()
+            await hub.close()
+            await one.close()
+            for result in await asyncio.gather(*started, return_exceptions=True):
+                assert isinstance(result, ClosedError | UnreachableError)
+
+    run(main)
+
+
+def test_two_loops_in_two_threads_at_once_and_again() -> None:
+    async def serve(ready: asyncio.Future[Address], loop: asyncio.AbstractEventLoop) -> None:
+        async with networks(1) as (network,):
+            loop.call_soon_threadsafe(ready.set_result, network.address)
+            stream = await (await network.accept()).accept_stream()
+            await stream.write(await read_all(stream, 5))
+            assert await stream.read(1) == b""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            ready: asyncio.Future[Address] = loop.create_future()
+            server = threading.Thread(target=lambda ready=ready: run(lambda: serve(ready, loop)))
+            server.start()
+            async with networks(1) as (network,):
+                connection = await network.connect(await ready)
+                stream = await connection.open_stream()
+                await stream.write(b"hello")
+                assert await read_all(stream, 5) == b"hello"
+                await stream.finish()
+                await loop.run_in_executor(None, server.join, 30)
+            assert not server.is_alive()
+
+    run(main)
+
+
+def test_a_foreign_setting_of_the_loop_does_no_harm() -> None:
+    other = asyncio.new_event_loop()
+    iroh_ffi.uniffi_set_event_loop(other)
+    other.close()
+
+    async def main() -> None:
+        async with networks(2) as pair:
+            await join(*pair)
+
+    run(main)
+
+
+CHILD = """
+import asyncio, os, sys
+from minga.network.iroh.network import IrohNetwork
+async def main():
+    network = await IrohNetwork.open(os.urandom(32))
+    print(network.peer_id, *network.address.direct, flush=True)
+    connection = await network.accept()
+    stream = await connection.accept_stream()
+    print("streaming", flush=True)
+    if sys.argv[1] == "linger":
+        await stream.read_into(memoryview(bytearray(1 << 30)))
+    waiting = asyncio.ensure_future(stream.read_into(memoryview(bytearray(1 << 30))))
+    await asyncio.sleep(0)
+    if sys.argv[1] == "close":
+        waiting.cancel()
+        await network.close()
+asyncio.run(main())
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "forget", "linger"])
+def test_a_process_that_ends(how: str) -> None:
+    """By closing, without closing anything, and killed: it ends at once, quietly, and so can those who talked to it."""
+    with subprocess.Popen(
+        [sys.executable, "-X", "dev", "-c", CHILD, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        peer, *direct = child.stdout.readline().split()
+
+        async def main() -> None:
+            async with networks(1) as (network,):
+                connection = await network.connect(Address(PeerId(peer), tuple(direct)))
+                stream = await connection.open_stream()
+                await stream.write(b"x")
+                assert await asyncio.to_thread(child.stdout.readline) == "streaming\n"
+                reading = asyncio.ensure_future(stream.read(1))
+                if how == "linger":
+                    child.kill()
+                if how == "close":
+                    with pytest.raises(UnreachableError):
+                        await reading
+                    assert connection.is_closed
+                assert await asyncio.to_thread(child.wait, 30) == (-9 if how == "linger" and os.name != "nt" else 0)
+                await network.close()
+                assert isinstance((await asyncio.gather(reading, return_exceptions=True))[0], Exception)
+
+        run(main)
+        assert child.stdout.read() == ("" if how == "linger" else "done\n")
+        complaints = child.stderr.read()
+        assert "Traceback" not in complaints
+        if how == "close":
+            assert "Warning" not in complaints
+            assert "never" not in complaints
+            assert "destroyed" not in complaints
+
+
+# ---- strangers and the wire
+
+
+@contextlib.asynccontextmanager
+async def stranger(network: IrohNetwork) -> AsyncIterator[Callable[..., Coroutine[Any, Any, Any]]]:
+    """A peer that speaks QUIC but not necessarily minga; gives a function that dials one lane with any preface."""
+    options = iroh.EndpointOptions(preset=iroh.preset_minimal(), relay_mode=iroh.RelayMode.disabled())
+    endpoint = await iroh.Endpoint.bind(options)
+    target = iroh.EndpointAddr(iroh.EndpointId.from_string(network.peer_id), None, list(network.address.direct))
+
+    async def dial(preface: bytes, alpn: bytes = ALPN) -> Any:
+        lane = await endpoint.connect(target, alpn)
+        sender = await lane.open_uni()
+        if preface:
+            await sender.write_all(preface)
+        await sender.finish()
+        return lane
+
+    try:
+        yield dial
+    finally:
+        await endpoint.close()
+
+
+async def lanes(dial: Callable[..., Coroutine[Any, Any, Any]], network: IrohNetwork) -> tuple[Any, Any, Connection]:
+    forth, back = await dial(bytes([0]) + TOKEN), await dial(bytes([1]) + TOKEN)
+    return forth, back, await network.accept()
+
+
+@pytest.mark.parametrize("preface", [b"", b"\0", bytes([2]) + TOKEN, bytes([255]) + TOKEN, bytes([0]) + TOKEN[:-1]])
+def test_bad_prefaces_are_hung_up_on(preface: bytes) -> None:
+    async def main() -> None:
+        async with networks(1) as (network,), stranger(network) as dial:
+            lane = await dial(preface)
+            await lane.closed()
+            assert not network._halves
+            assert not network._accepted
+
+    run(main)
+
+
+def test_the_same_lane_twice_makes_no_connection() -> None:
+    async def main() -> None:
+        async with networks(1) as (network,), stranger(network) as dial:
+            for lane in (await dial(bytes([0]) + TOKEN), await dial(bytes([0]) + TOKEN)):
+                await lane.closed()
+            assert not network._halves
+            assert not network._accepted
+
+    run(main)
+
+
+def test_a_lane_without_its_other_half_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_module, "DIAL_TIMEOUT_S", 0.3)
+
+    async def main() -> None:
+        async with networks(1) as (network,), stranger(network) as dial:
+            lane = await dial(bytes([1]) + TOKEN)
+            await lane.closed()
+            assert not network._halves
+
+    run(main)
+
+
+def test_lanes_of_different_peers_do_not_pair() -> None:
+    async def main() -> None:
+        async with networks(1) as (network,), stranger(network) as one, stranger(network) as other:
+            held = await one(bytes([0]) + TOKEN), await other(bytes([1]) + TOKEN)
+            while len(network._halves) < 2:
+                await asyncio.sleep(0.01)
+            assert not network._accepted
+            del held
+
+    run(main)
+
+
+def test_another_protocol_is_refused() -> None:
+    async def main() -> None:
+        async with networks(1) as (network,), stranger(network) as dial:
+            with pytest.raises(iroh.IrohError):
+                await dial(b"", b"other/1")
+
+    run(main)
+
+
+def test_too_many_waiting_connections_are_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_module, "MAX_BACKLOG", 1)
+
+    async def main() -> None:
+        async with networks(2) as (dialler, acceptor):
+            first = await dialler.connect(acceptor.address)
+            second = await dialler.connect(acceptor.address)
+            with pytest.raises(UnreachableError):
+                await second.accept_stream()
+            assert (await acceptor.accept()).peer_id == dialler.peer_id
+            assert not first.is_closed
+
+    run(main)
+
+
+def test_halves_that_wait_for_ever_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_module, "MAX_HANDSHAKES", 2)
+    monkeypatch.setattr(network_module, "DIAL_TIMEOUT_S", 1000.0)
+
+    async def main() -> None:
+        async with networks(2) as (dialler, acceptor), stranger(acceptor) as dial:
+            halves = [await dial(bytes([0, number]) + TOKEN[1:]) for number in range(4)]
+            for half in halves[:2]:
+                await half.closed()
+            assert len(acceptor._halves) <= 2
+            await join(dialler, acceptor)
+            for half in halves:
+                await half.closed()
+            assert not acceptor._halves
+
+    run(main)
+
+
+async def send(lane: Any, body: bytes) -> None:
+    sender = await lane.open_uni()
+    await sender.write_all(body)
+    await sender.finish()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\0",
+        HEADER.pack(OPEN, 1)[:-1],
+        HEADER.pack(ANSWER, 77) + b"no such stream",
+        HEADER.pack(ABORT, 77),
+        HEADER.pack(3, 1) + b"no such kind",
+        HEADER.pack(255, (1 << 64) - 1),
+    ],
+)
+def test_one_way_streams_that_make_no_sense_do_no_harm(body: bytes) -> None:
+    async def main() -> None:
+        async with networks(1) as (network,), stranger(network) as dial:
+            forth, _, connection = await lanes(dial, network)
+            await send(forth, body)
+            await send(forth, HEADER.pack(OPEN, 5) + b"good")
+            stream = await connection.accept_stream()
+            assert await read_all(stream, 4) == b"good"
+            assert await stream.read(1) == b""
+            assert not connection.is_closed
+
+    run(main)
+
+
+def test_a_number_used_twice_is_refused_and_a_second_answer_too() -> None:
+    async def main() -> None:
+        async with networks(1) as (network,), stranger(network) as dial:
+            forth, back, connection = await lanes(dial, network)
+            await send(forth, HEADER.pack(OPEN, 5) + b"first")
+            stream = await connection.accept_stream()
+            again = await forth.open_uni()
+            await again.write_all(HEADER.pack(OPEN, 5) + b"second")
+            assert await again.stopped() == 0
+            assert await read_all(stream, 5) == b"first"
+
+            mine = await connection.open_stream()
+            await mine.write(b"?")
+            receiver = await back.accept_uni()
+            kind, number = HEADER.unpack(await receiver.read_exact(HEADER.size))
+            assert kind == OPEN
+            await send(forth, HEADER.pack(ANSWER, number) + b"yes")
+            assert await read_all(mine, 3) == b"yes"
+            again = await forth.open_uni()
+            await again.write_all(HEADER.pack(ANSWER, number) + b"no")
+            assert await again.stopped() == 0
+
+    run(main)
+
+
+def test_an_opener_learns_that_its_answer_was_aborted() -> None:
+    async def main() -> None:
+        async with networks(2) as pair:
+            both = await join(*pair)
+            for opener, other in ((both.outgoing, both.incoming), (both.incoming, both.outgoing)):
+                for answered in (False, True):
+                    near, far = await stream_pair(opener, other)
+                    if answered:
+                        await far.write(b"partial")
+                        assert await read_all(near, 7) == b"partial"
+                    reading = asyncio.ensure_future(near.read(1))
+                    await asyncio.sleep(0)
+                    await far.reset()
+                    with pytest.raises(UnreachableError) as caught:
+                        await reading
+                    assert caught.value.peer == opener.peer_id
+                    with pytest.raises(UnreachableError):
+                        await near.write(b"x")
+
+    run(main)
+
+
+def test_what_was_reset_cannot_be_written_to_either() -> None:
+    """The reset and the word that nobody reads any more travel on two lanes: one may come long before the other."""
+
+    async def main() -> None:
+        async with networks(2) as pair:
+            both = await join(*pair)
+            for opener, other in ((both.outgoing, both.incoming), (both.incoming, both.outgoing)):
+                for turned in (False, True):
+                    near, far = await stream_pair(opener, other)
+                    await far.write(b"partial")
+                    assert await read_all(near, 7) == b"partial"
+                    here, there = (far, near) if turned else (near, far)
+                    await there._sender.reset(0)  # type: ignore[attr-defined]
+                    for use in (here.read(1), here.write(b"x"), here.finish(), here.read(1)):
+                        with pytest.raises(UnreachableError):
+                            await use
+
+    run(main)
+
+
+def test_streams_are_forgotten_when_nobody_uses_them() -> None:
+    async def main() -> None:
+        async with networks(2) as pair:
+            both = await join(*pair)
+            for _ in range(20):
+                near, far = await stream_pair(both.outgoing, both.incoming)
+                await near.finish()
+                await far.finish()
+                assert await near.read(1) == await far.read(1) == b""
+                await near.reset()
+                await far.reset()
+            assert isinstance(near, IrohStream)
+            del near, far
+            gc.collect()
+            assert not both.outgoing._streams  # type: ignore[attr-defined]
+            assert not both.incoming._streams  # type: ignore[attr-defined]
+
+    run(main)
+
+
+def test_more_streams_than_the_transport_allows_wait_for_their_turn() -> None:
+    async def main() -> None:
+        async with networks(2) as pair:
+            both = await join(*pair)
+            streams = [await both.outgoing.open_stream() for _ in range(600)]
+
+            async def ask(number: int) -> None:
+                await streams[number].write(number.to_bytes(4, "big"))
+                await streams[number].finish()
+                assert await read_all(streams[number], 4) == number.to_bytes(4, "big")
+                assert await streams[number].read(1) == b""
+
+            async def answer() -> None:
+                stream = await both.incoming.accept_stream()
+                await stream.write(await read_all(stream, 4))
+                await stream.finish()
+                assert await stream.read(1) == b""
+
+            await asyncio.gather(*(ask(number) for number in range(600)), *(answer() for _ in range(600)))
+
+    run(main)
+
+
+def test_finish_alone_opens_the_stream() -> None:
+    async def main() -> None:
+        async with networks(2) as pair:
+            both = await join(*pair)
+            near = await both.outgoing.open_stream()
+            await near.finish()
+            await near.finish()
+            far = await both.incoming.accept_stream()
+            assert await far.read(1) == b""
+            await far.finish()
+            assert await near.read(1) == b""
+
+    run(main)

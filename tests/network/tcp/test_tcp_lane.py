@@ -1,0 +1,118 @@
+"""The pool of TCP connections beside an iroh connection, alone: what it does with one that comes late."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minga.network.interface import PeerId, Stream
+from minga.network.tcp import bulk_lane
+from minga.network.tcp.bulk_lane import TcpLane
+from minga.network.tcp.dial import DIALLED_OPENS, Ask, Offer, decode, encode
+
+PEER = PeerId("b" * 64)
+
+
+class Channel:
+    """A connection that does nothing."""
+
+    lost: str | None = None
+    bytes_sent = bytes_received = 0
+    on_readable: Any = None
+    on_lost: Any = None
+
+    def put(self, data: bytes) -> None:
+        pass
+
+    def use(self, *, busy: bool) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.lost = "it was aborted"
+        self.on_lost()
+
+
+class Host:
+    """An iroh connection; `asked` is called when the other side is asked to dial."""
+
+    peer_id = PEER
+
+    def __init__(self, asked: Callable[[], object]) -> None:
+        self._asked = asked
+
+    def explain(self, what: str) -> Any:
+        return RuntimeError(what)
+
+    def remote_ip(self) -> None:
+        return None
+
+    def round_trip_s(self) -> float:
+        return 0.0
+
+    async def send_control(self, body: bytes) -> None:
+        if isinstance(decode(body, PEER), Ask):
+            self._asked()
+
+    def arrived(self, stream: Stream) -> None:
+        raise NotImplementedError
+
+
+def lane(asked: Callable[[], object]) -> TcpLane:
+    """A lane that cannot dial, and has heard the other side's offer."""
+    listener: Any = SimpleNamespace(
+        port=1, certificate=SimpleNamespace(der=b"x"), invite=lambda *_: None, forget=lambda *_: None
+    )
+    made = TcpLane(Host(asked), listener)
+    made.heard(encode(Offer(0, b"x", "0" * 32)))
+    return made
+
+
+def come(made: TcpLane) -> Channel:
+    """The other side dials."""
+    channel: Any = Channel()
+    assert made._adopt(channel, DIALLED_OPENS)
+    return channel  # type: ignore[no-any-return]
+
+
+def test_a_connection_that_comes_in_the_moment_of_the_timeout_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk_lane, "HANDSHAKE_S", 0.2)
+
+    async def main() -> None:
+        loop, came = asyncio.get_running_loop(), []
+
+        def stand_still() -> None:
+            time.sleep(0.3)  # the timeout is due in the same turn of the loop in which it comes
+            loop.call_soon(lambda: came.append(come(made)))
+
+        made = lane(lambda: loop.call_later(0.05, stand_still))
+        stream = await made.open()
+        assert stream is not None
+        assert [stream._channel] == came
+
+    asyncio.run(main())
+
+
+def test_a_stream_does_not_wait_for_a_connection_that_takes_long_but_the_next_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk_lane, "PATIENCE_S", 0.05)
+
+    async def main() -> None:
+        asked: list[None] = []
+        made = lane(lambda: asked.append(None))
+        assert await made.open() is None
+        assert await made.open() is None, "at once, now that it is known to take long"
+        late = come(made)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        stream = await made.open()
+        assert stream is not None
+        assert stream._channel is late
+        assert len(asked) == 2
+
+    asyncio.run(main())

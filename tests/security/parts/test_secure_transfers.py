@@ -1,0 +1,202 @@
+"""Parts over slow lines: what takes long because it is long gets there, and nobody waits for who sends nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from blake3 import blake3
+
+from minga.core.aio.signal import Signal
+from minga.core.events import EventBus
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+from minga.network.virtual.internet import HostSettings, VirtualInternet
+from minga.security.messaging.delivery import FETCH, Deliveries, Fetch, Found
+from minga.security.parts import part_store
+from minga.security.parts.merkle import MerkleTree
+from minga.security.parts.part_store import Cargo
+from minga.security.parts.transfer_limits import STALL_S, transfer_limit_s
+from minga.security.parts.wait_policy import Patience, wait_for_all
+from tests.worlds.swarm_tools import virtually
+
+SIZE = 6_000_000
+RATE_BYTES_PER_S = 200_000.0
+
+
+def make_pair() -> tuple[Deliveries, Cargo, Node]:
+    """A member that wants a part, its cargo, and the node of the owner, who has a slow line."""
+    internet, addresses = VirtualInternet(0), dict[PeerId, Address]()
+    nodes = []
+    for settings in (HostSettings(), HostSettings(up_bytes_per_s=RATE_BYTES_PER_S)):
+        host = internet.host(settings)
+        addresses[host.peer_id] = host.address
+        events = EventBus(asyncio.get_running_loop().time)
+        node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
+        host.process.context.run(node.start)
+        nodes.append(node)
+    members = tuple(node.peer_id for node in nodes)
+    parts = [bytes(SIZE), b"another"]
+    tree = MerkleTree(parts)
+    both = []
+    for node in nodes:
+        cargo = Cargo([len(part) for part in parts], [0, 0])
+        cargo.roots[1] = tree.root
+
+        async def find(step: int, attempt: int, cargo: Cargo = cargo) -> tuple[Cargo, tuple[PeerId, ...]]:
+            return cargo, members
+
+        both.append((Deliveries(node, find), cargo))
+    both[1][1].put_owners(1, {0: parts[0]}, tree)
+    return *both[0], nodes[1]
+
+
+@virtually
+async def test_a_part_that_takes_long_over_a_slow_line_gets_there() -> None:
+    deliveries, cargo, _ = make_pair()
+    begun_s = asyncio.get_running_loop().time()
+    await deliveries.fetch_part(0, 0, 0, 1)
+    assert (1, 0) in cargo.parts
+    assert SIZE / RATE_BYTES_PER_S <= asyncio.get_running_loop().time() - begun_s <= transfer_limit_s(SIZE)
+
+
+@virtually
+async def test_nobody_waits_long_for_who_announces_a_part_and_sends_nothing() -> None:
+    deliveries, cargo, owner = make_pair()
+
+    async def stall(_: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Fetch)
+        await stream.send(Found())
+        await asyncio.Event().wait()
+
+    owner.serve(FETCH, stall)
+    begun_s = asyncio.get_running_loop().time()
+    await deliveries.fetch_part(0, 0, 0, 1)
+    assert not cargo.parts
+    assert asyncio.get_running_loop().time() - begun_s < STALL_S + 5.0
+
+
+def test_long_bytes_are_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = dict[str, bool]()
+
+    def watched(name: str) -> None:
+        original = getattr(part_store, name)
+
+        def call(*args: Any) -> Any:
+            hashed[name] = threading.current_thread() is not threading.main_thread()
+            return original(*args)
+
+        monkeypatch.setattr(part_store, name, call)
+
+    watched("root_of")
+    watched("digest_of")
+
+    parts = [b"a part", b"another"]
+    tree = MerkleTree(parts)
+
+    async def run() -> None:
+        cargo = Cargo([len(part) for part in parts], [5, 5])
+        cargo.roots[0], cargo.value_digests[1] = tree.root, blake3(b"value").digest()
+        assert await cargo.take_part(0, 1, parts[1], tree.path(1))
+        assert not await cargo.take_part(0, 0, parts[1], tree.path(0))
+        assert await cargo.take_value(1, b"value")
+        assert not await cargo.take_value(1, b"other")
+        assert cargo.parts.keys() == {(0, 1)}
+        assert cargo.values == {1: b"value"}
+
+    asyncio.run(run())
+    assert hashed == {"root_of": True, "digest_of": True}
+
+
+MEMBERS = 4
+
+
+class Crowd:
+    """Members of whom the last owns a part that all others but the first have; counts what the first asks for."""
+
+    def __init__(self, up_bytes_per_s: float) -> None:
+        internet, addresses = VirtualInternet(0), dict[PeerId, Address]()
+        slow = HostSettings(up_bytes_per_s=up_bytes_per_s)
+        hosts = [internet.host(slow if rank == MEMBERS - 1 else HostSettings()) for rank in range(MEMBERS)]
+        self.asked = list[int]()
+        self.nodes, self.deliveries, self.cargoes = list[Node](), list[Deliveries](), list[Cargo]()
+        members = tuple(host.peer_id for host in hosts)
+        parts = [bytes(SIZE), b"another"]
+        tree = MerkleTree(parts)
+        for rank, host in enumerate(hosts):
+            addresses[host.peer_id] = host.address
+            events = EventBus(asyncio.get_running_loop().time)
+            node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
+            host.process.context.run(node.start)
+            cargo = Cargo([len(part) for part in parts], [0, 0])
+            cargo.roots[MEMBERS - 1] = tree.root
+            if rank:
+                cargo.put_owners(MEMBERS - 1, {0: parts[0]}, tree)
+
+            async def find(step: int, attempt: int, cargo: Cargo = cargo) -> tuple[Cargo, tuple[PeerId, ...]]:
+                return cargo, members
+
+            self.nodes.append(node)
+            self.deliveries.append(Deliveries(node, find))
+            self.cargoes.append(cargo)
+            self._count(rank)
+
+    def _count(self, rank: int) -> None:
+        serve = self.deliveries[rank]._serve_fetch
+
+        async def counted(peer: PeerId, stream: MessageStream) -> None:
+            self.asked.append(rank)
+            await serve(peer, stream)
+
+        self.nodes[rank].serve(FETCH, counted)
+
+    async def fetch(self, within_s: float) -> None:
+        by_s = asyncio.get_running_loop().time() + within_s
+        await self.deliveries[0].fetch_part(0, 0, 0, MEMBERS - 1, by_s)
+        assert (MEMBERS - 1, 0) in self.cargoes[0].parts
+
+
+@virtually
+async def test_what_comes_in_time_over_a_slow_line_is_not_asked_of_others_too() -> None:
+    crowd = Crowd(RATE_BYTES_PER_S)
+    await crowd.fetch(2 * SIZE / RATE_BYTES_PER_S)
+    assert crowd.asked == [MEMBERS - 1]
+
+
+@virtually
+async def test_what_would_come_too_late_is_asked_of_others() -> None:
+    crowd = Crowd(RATE_BYTES_PER_S)
+    await crowd.fetch(SIZE / RATE_BYTES_PER_S / 2)
+    assert crowd.asked[:2] == [MEMBERS - 1, 1]
+
+
+@virtually
+async def test_what_is_brought_in_time_is_not_asked_for() -> None:
+    coming, asked = {1: 5.0, 2: 1e9}, list[tuple[float, list[int]]]()
+    loop, lacking, changed = asyncio.get_running_loop(), [1, 2, 3, 4, 5], Signal()
+    begun_s = loop.time()
+
+    def come(*which: int) -> None:
+        lacking[:] = [one for one in lacking if one not in which]
+        changed.fire()
+
+    async def ask(wanted: Sequence[int], by_s: float) -> None:
+        asked.append((loop.time() - begun_s, list(wanted)))
+
+    loop.call_later(4.0, come, 3, 4, 5)
+    loop.call_later(5.0, come, 1)
+    await wait_for_all(
+        lambda: list(lacking),
+        5,
+        changed,
+        ask,
+        Patience(),
+        is_coming=lambda one, by_s: begun_s + coming[one] <= by_s,
+    )
+    assert {one for _, wanted in asked for one in wanted} == {2}
+    assert asked[0][0] == pytest.approx(4.5)
+    assert loop.time() - begun_s == pytest.approx(2 * 4.0 + Patience().slack_s)

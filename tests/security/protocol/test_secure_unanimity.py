@@ -1,0 +1,138 @@
+"""Whatever somebody shows to some members only: the honest ones come to the same decision."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import pytest
+import torch
+from msgspec import Struct
+
+from minga.core.errors import RejectedError
+from minga.identity.keys.keys import Identity
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.security.accountability.log import verify_log
+from minga.security.messaging.delivery import Deliveries
+from minga.security.messaging.spread import ASK, TELL
+from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.statements import Body, Heard, Phase, Slot, Statement, Told, state
+from minga.simulation.attacks.gradient_attacks import Attack, WrongAggregate
+from minga.simulation.swarm.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
+from tests.worlds.secure_world import Quadratic, hide_parts
+from tests.worlds.swarm_tools import virtually
+
+STEPS = 5
+
+
+async def agree(swarm: SecureSwarm, bans: dict[str, str]) -> None:
+    """Take some steps; all honest members have to get through them alike, and every ban has to be shown."""
+    ends = await swarm.run(STEPS)
+    for peer in swarm.honest:
+        assert ends[peer.name] is None
+        assert isinstance(peer.work, Quadratic)
+        assert isinstance(swarm.honest[0].work, Quadratic)
+        assert torch.equal(peer.work.parameters[STEPS], swarm.honest[0].work.parameters[STEPS])
+        assert swarm.bans(peer) == bans
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+
+
+def missing_once(fetch: Callable[..., Awaitable[None]], part: int, owner: int) -> Callable[..., Awaitable[None]]:
+    """Fetch parts, but not one of them at the first time."""
+    missed = []
+
+    async def changed(step: int, attempt: int, wanted: int, of: int, by_s: float | None = None) -> None:
+        if (wanted, of) == (part, owner) and not missed:
+            missed.append(step)
+            return
+        await fetch(step, attempt, wanted, of, by_s)
+
+    return changed
+
+
+@virtually
+async def test_a_part_that_one_member_cannot_get_at_first_costs_its_owner_nothing() -> None:
+    swarm = SecureSwarm(7, lambda: Quadratic(70), {"p3": lambda allies: WrongAggregate(2, allies)})
+    ranks = {name: sorted(swarm.names).index(peer.peer_id) for name, peer in swarm.peers.items()}
+    unlucky: Deliveries = swarm.peers["p0"].member._deliveries
+    unlucky.fetch_part = missing_once(unlucky.fetch_part, ranks["p3"], ranks["p1"])  # type: ignore[method-assign]
+    await agree(swarm, {"p3": "WRONG_AGGREGATE"})
+
+
+@virtually
+async def test_who_shows_its_part_to_a_lying_aggregator_only_goes_with_it() -> None:
+    swarm = SecureSwarm(
+        7, lambda: Quadratic(70), {"p2": lambda _: Conduct(), "p3": lambda allies: WrongAggregate(2, allies)}
+    )
+    for name in ("p2", "p3"):
+        hide_parts(swarm.peers[name])
+    await agree(swarm, {"p2": "UNDELIVERED", "p3": "UNDELIVERED"})
+
+
+LATE_S = 4.5
+"""After all asks for what is missing but the last, and before the vote on who was heard."""
+
+
+async def refuse(peer: PeerId, stream: MessageStream) -> None:
+    raise RejectedError("ask somebody else", code="absent")
+
+
+class Late(Attack):
+    """Tells its word of one phase to a single member, in the last moment; `swarm` is set when it exists."""
+
+    swarm: SecureSwarm
+    phase: Phase
+
+    def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+        if not self.is_on or slot.phase is not self.phase or slot.attempt:
+            return [(body, everybody)]
+        me = next(peer for peer in self.swarm.peers.values() if peer.peer_id == self.me)
+        word = state(Identity.from_seed(me.network.private_key), RUN_ID, slot, body)
+        told = self.swarm.honest[0].peer_id
+        me.member._mesh.slots.put(word)
+        tell = me.member._mesh._spread
+        me.member._node.serve(ASK, refuse)
+        asyncio.get_running_loop().call_later(LATE_S, lambda: tell(TELL, Told.of(word), [told]))
+        for ally in self.swarm.peers.values():
+            if ally.peer_id in self.allies:
+                lie_about(ally, word, told)
+        return []
+
+
+def lie_about(voter: SecurePeer, word: Statement, told: PeerId) -> None:
+    """Let it vote that it heard a word, to the one who was told it, and to the others that it did not."""
+    mesh = voter.member._mesh
+    say = mesh.say
+
+    def two_faced(slot: Slot, body: Struct, everybody: Iterable[PeerId]) -> Statement:
+        if slot != word.slot.vote or not isinstance(body, Heard):
+            return say(slot, body, everybody)
+        rank = sorted(voter.member.ledger.members).index(word.author)
+        without = {(r, digest) for r, digest in body.statements if r != rank}
+        say(slot, Heard(tuple(sorted({*without, (rank, word.digest)}))), [told])
+        return say(slot, Heard(tuple(sorted(without))), [peer for peer in everybody if peer != told])
+
+    mesh.say = two_faced  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("phase", [Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CLAIMS, Phase.CONFIRM])
+def test_votes_that_differ_from_member_to_member_part_nobody(phase: Phase) -> None:
+    @virtually
+    async def run() -> None:
+        class Now(Late):
+            pass
+
+        Now.phase = phase
+        hostile = {"p3": lambda allies: Now(2, allies), "p4": lambda _: Conduct(), "p5": lambda _: Conduct()}
+        swarm = Now.swarm = SecureSwarm(7, lambda: Quadratic(70), hostile)
+        ends = await swarm.run(STEPS)
+        for peer in swarm.honest:
+            assert ends[peer.name] is None, ends
+            assert torch.equal(peer.work.parameters[STEPS], swarm.honest[0].work.parameters[STEPS])
+            assert swarm.bans(peer) == swarm.bans(swarm.honest[0])
+            assert swarm.bans(peer).keys() <= hostile.keys()
+            assert "p3" in swarm.bans(peer)
+            assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+
+    run()

@@ -1,0 +1,152 @@
+"""Who validates whom and which samples are drawn: fair, the same everywhere, and as quick as the theory says."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from minga.security.randomness.coin import derive
+from minga.security.randomness.detection_time import mean_steps_to_ban_all, steps_to_ban_all
+from minga.security.randomness.integers import UniformIntegers
+from minga.security.randomness.public_batch import batch_indices, data_seed, micro_batch_seed
+from minga.security.randomness.validator_lottery import draw_validations, validator_count
+from tests.worlds.btard_rounds import PEERS
+
+
+def randomness(number: int) -> bytes:
+    return derive(bytes(32), "test", number)
+
+
+def test_numbers_of_validators() -> None:
+    assert [validator_count(n) for n in (0, 1, 2, 3, 8, 16, 17, 64, 256)] == [0, 0, 1, 1, 1, 1, 2, 4, 16]
+    assert validator_count(16, 16) == 2
+    assert validator_count(16, 10_000) == 4  # three quarters keep training, however many candidates come
+    assert validator_count(64, peers_per_validator=4) == 16
+    assert validator_count(64, peers_per_validator=1) == 16
+    # as attackers leave, the others go on being looked at as often as before
+    assert [validator_count(n, peers_per_validator=4) for n in (16, 15, 13, 12, 9)] == [4, 4, 4, 3, 3]
+    with pytest.raises(ValueError, match="positive"):
+        validator_count(4, peers_per_validator=0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(0, 30), st.integers(0, 30), st.data())
+def test_pairs_are_different_peers(members: int, candidates: int, data: st.DataObject) -> None:
+    everybody = data.draw(st.permutations(PEERS[: members + candidates]))
+    of_members, of_candidates = everybody[:members], everybody[members:]
+    count = data.draw(st.integers(0, min(members, (members + candidates) // 2)))
+    pairs = draw_validations(randomness(members), of_members, of_candidates, count)
+    assert len(pairs) == count
+    validators, targets = {pair.validator for pair in pairs}, {pair.target for pair in pairs}
+    assert len(validators | targets) == 2 * count
+    assert validators <= set(of_members)
+    assert pairs == draw_validations(randomness(members), of_members[::-1], frozenset(of_candidates), count)
+
+
+def test_draws_that_are_not_possible() -> None:
+    for members, candidates, count in ((4, 0, 3), (2, 8, 3), (4, 0, -1)):
+        with pytest.raises(ValueError, match="do not give"):
+            draw_validations(randomness(0), PEERS[:members], PEERS[members : members + candidates], count)
+    with pytest.raises(ValueError, match="either a member or a candidate"):
+        draw_validations(randomness(0), PEERS[:4], PEERS[3:6], 1)
+
+
+def test_draws_are_even() -> None:
+    """Chi-square over 6000 draws: every pair of members is equally likely, and no candidate is looked at less."""
+    members, candidates = PEERS[:6], PEERS[6:9]
+    pairs = Counter(
+        (pair.validator, pair.target)
+        for seed in range(6000)
+        for pair in draw_validations(randomness(seed), members, candidates, 2)
+    )
+    of_members = [pairs[a, b] for a in members for b in members if a != b]
+    of_candidates = [pairs[a, b] for a in members for b in candidates]
+    assert stats.chisquare(of_members).pvalue > 1e-3
+    assert stats.chisquare(of_candidates).pvalue > 1e-3
+    looked_at = Counter(dict.fromkeys(PEERS[:9], 0))
+    for (_, target), times in pairs.items():
+        looked_at[target] += times
+    assert min(looked_at[each] for each in candidates) > max(looked_at[each] for each in members)
+
+
+@pytest.mark.parametrize("bound", [1, 2, 3, 7, 1000, 3 * 2**60])
+def test_integers_are_uniform(bound: int) -> None:
+    """3 * 2**60 leaves a quarter of all words out: taken modulo it, small numbers would come up to twice as often."""
+    values = UniformIntegers(randomness(bound % 1000)).below(bound, 20_000)
+    assert values.dtype == np.int64
+    assert 0 <= values.min() <= values.max() < bound
+    buckets = min(bound, 20)
+    # The first `buckets * width` values fall into equal buckets.
+    counts = np.bincount((values // -(-bound // buckets)).astype(int), minlength=buckets)
+    assert stats.chisquare(counts).pvalue > 1e-3 if buckets > 1 else counts[0] == 20_000
+
+
+def test_integers_do_not_depend_on_how_many_are_asked_for() -> None:
+    bound = 3 * 2**60
+    at_once = UniformIntegers(randomness(1)).below(bound, 100)
+    stream = UniformIntegers(randomness(1))
+    piecewise = np.concatenate([stream.below(bound, count) for count in (0, 1, 9, 40, 50)])
+    assert (at_once == piecewise).all()
+    for bad in (0, 2**62 + 1):
+        with pytest.raises(ValueError, match="bound"):
+            stream.below(bad, 1)
+    with pytest.raises(ValueError, match="negative"):
+        stream.below(1, -1)
+    with pytest.raises(ValueError, match="cannot draw"):
+        stream.sample(PEERS[:2], 3)
+
+
+def test_public_batches() -> None:
+    seeds = {
+        micro_batch_seed(data_seed(randomness(r), PEERS[p]), a) for r in range(3) for p in range(3) for a in (0, 1)
+    }
+    assert len(seeds) == 18
+    seed = micro_batch_seed(data_seed(bytes(32), PEERS[0]), 0)
+    assert batch_indices(seed, 6, 60_000).tolist() == [57428, 40285, 33149, 39672, 57185, 47619]
+    assert batch_indices(seed, 100, 60_000)[:6].tolist() == [57428, 40285, 33149, 39672, 57185, 47619]
+    assert batch_indices(seed, 0, 1).tolist() == []
+    assert batch_indices(seed, 3, 1).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("peers", "attackers", "validators", "mean", "quantile"),
+    [(16, 7, 1, 37, 63), (16, 7, 2, 18, 30), (16, 7, 4, 9, 15), (64, 28, 1, 203, 297), (64, 28, 2, 101, 148),
+     (64, 28, 4, 51, 74)],
+)  # fmt: skip
+def test_steps_to_ban_all_as_in_the_literature(
+    peers: int, attackers: int, validators: int, mean: float, quantile: int
+) -> None:
+    """The table of BTARD section 4.9, which was simulated: means within 1, quantiles within 1."""
+    assert mean_steps_to_ban_all(peers, attackers, validators) == pytest.approx(mean, abs=1.0)
+    assert steps_to_ban_all(peers, attackers, validators) == pytest.approx(quantile, abs=1)
+
+
+def test_steps_to_ban_all_as_the_draws_give_them() -> None:
+    taken = []
+    for run in range(300):
+        peers, step = set(PEERS[:8]), 0
+        while attackers := peers & set(PEERS[:3]):
+            for pair in draw_validations(derive(randomness(run), "step", step), peers, (), 1):
+                if pair.target in attackers and pair.validator not in attackers:
+                    peers.discard(pair.target)
+            step += 1
+        taken.append(step)
+    expected = mean_steps_to_ban_all(8, 3, 1)
+    assert np.mean(taken) == pytest.approx(expected, abs=4 * np.std(taken) / np.sqrt(len(taken)))
+    assert np.mean(np.array(taken) <= steps_to_ban_all(8, 3, 1)) >= 0.9
+
+
+def test_ban_times_at_the_edges() -> None:
+    assert mean_steps_to_ban_all(5, 0, 1) == 0.0
+    assert steps_to_ban_all(5, 0, 1) == 0
+    assert mean_steps_to_ban_all(2, 1, 4) == pytest.approx(2.0)  # the honest one validates every other step
+    for wrong in ((4, 4, 1), (4, 1, 0), (4, -1, 1)):
+        with pytest.raises(ValueError, match="honest"):
+            mean_steps_to_ban_all(*wrong)
+    with pytest.raises(ValueError, match="probability"):
+        steps_to_ban_all(4, 1, 1, 1.0)

@@ -1,0 +1,364 @@
+"""Newcomers of secure runs: how they become members, and what they cost the others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Mapping
+
+import msgspec
+import pytest
+import torch
+
+from minga.averaging.messages import Done
+from minga.identity.keys.keys import Identity
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.security.accountability.log import verify_log
+from minga.security.accountability.proofs import Admitted, Evidence, EvidenceError
+from minga.security.accountability.verify import verify
+from minga.security.messaging.gradient_samples import SUBMISSION
+from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, Seen, Watch
+from minga.security.messaging.spread import PROVE
+from minga.security.protocol.behaviour import MakeConduct
+from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.statement_store import Equivocation
+from minga.security.protocol.statements import Candidacy, Phase, Slot, state
+from minga.security.step.member import BannedError
+from minga.simulation.attacks.gradient_attacks import WrongAggregate
+from minga.simulation.attacks.joining_attacks import (
+    EquivocatingCandidate,
+    LyingGuide,
+    Machine,
+    PoisonedDonor,
+    SilentCandidate,
+    Sybil,
+    WithholdingSybil,
+)
+from minga.simulation.attacks.protocol_attacks import WithheldReveal
+from minga.simulation.swarm.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
+from tests.worlds.secure_world import Quadratic
+from tests.worlds.seeds import seeds
+from tests.worlds.swarm_tools import later, virtually
+
+COMPUTE_S = 0.5
+SETTINGS = SecureSettings(probation_steps=4)
+LONG = SecureSettings(probation_steps=100, peers_per_validator=4)
+
+
+def make_swarm(
+    count: int = 6,
+    *,
+    hostile: Mapping[str, MakeConduct] | None = None,
+    settings: SecureSettings = SETTINGS,
+    seed: int = 0,
+    returns: bool = False,
+) -> SecureSwarm:
+    def work() -> Quadratic:
+        return Quadratic(50, compute_s=COMPUTE_S)
+
+    return SecureSwarm(count, work, hostile, settings=settings, seed=seed, returns=returns)
+
+
+def parameters(peer: SecurePeer, step: int) -> torch.Tensor:
+    assert isinstance(peer.work, Quadratic)
+    return peer.work.parameters[step]
+
+
+def steps_of(peer: SecurePeer, event: str) -> dict[str, int]:
+    """Who was concerned by an event, and when, as a peer tells it."""
+    return {str(e.fields["peer"]): int(str(e.fields["step"])) for e in peer.log if e.kind == event}
+
+
+def attempts(peer: SecurePeer) -> int:
+    """How many attempts failed."""
+    return sum(int(str(event.fields["attempt"])) for event in peer.log if event.kind == "secure.step")
+
+
+def assert_alike(swarm: SecureSwarm, steps: int, names: list[str]) -> None:
+    """They ended in the same state with the same lists, which the evidence of each member shows."""
+    first = swarm.peers[names[0]]
+    for name in names:
+        member = swarm.peers[name].member
+        if member.is_member:
+            assert verify_log(RUN_ID, swarm.founders, member.evidence.entries).members == member.ledger.members
+        assert swarm.peers[name].member.ledger.digest == first.member.ledger.digest
+        assert torch.equal(parameters(swarm.peers[name], steps), parameters(first, steps))
+
+
+@virtually
+async def test_a_newcomer_becomes_a_member_and_ends_in_the_same_state() -> None:
+    swarm = make_swarm()
+    later(1.0, lambda: swarm.join("new"))
+    ends = await swarm.run(25)
+    assert set(ends.values()) == {None}
+    new, old = swarm.peers["new"], swarm.peers["p0"]
+    assert new.member.is_member
+    admitted = steps_of(old, "secure.admitted")[new.peer_id]
+    welcomed = steps_of(old, "secure.candidate")[new.peer_id]
+    assert admitted - welcomed >= SETTINGS.probation
+    assert_alike(swarm, 25, [*swarm.peers])
+    assert not attempts(old)
+    assert not swarm.bans(old)
+    assert_admission_cannot_be_doctored(old)
+
+
+def assert_admission_cannot_be_doctored(peer: SecurePeer) -> None:
+    entry = peer.member.evidence.entries[-1]
+    proof, identity = entry.case.proof, Identity.from_seed(peer.network.private_key)
+    assert isinstance(proof, Admitted)
+    verify(entry, RUN_ID)
+    (candidate,) = proof.standing.candidates
+    eager = msgspec.structs.replace(candidate, clean_steps=candidate.clean_steps + 1)
+    replace = msgspec.structs.replace
+    for doctored in (
+        replace(proof, standing=replace(proof.standing, candidates=(eager,))),
+        replace(proof, rules=replace(proof.rules, probation_steps=1)),
+        replace(proof, commits=proof.commits[:3]),
+        replace(proof, standing=replace(proof.standing, candidates=())),
+    ):
+        with pytest.raises(EvidenceError):
+            verify(Evidence.of(replace(entry.case, proof=doctored), identity, RUN_ID), RUN_ID)
+
+
+@virtually
+async def test_two_newcomers_at_once_become_members() -> None:
+    swarm = make_swarm()
+    later(1.0, lambda: (swarm.join("one"), swarm.join("other")))
+    ends = await swarm.run(25)
+    assert set(ends.values()) == {None}
+    assert len(swarm.peers["p0"].member.ledger.members) == 8
+    assert_alike(swarm, 25, [*swarm.peers])
+    assert not attempts(swarm.peers["p0"])
+
+
+@virtually
+async def test_more_applicants_than_places_get_in_one_after_the_other() -> None:
+    swarm = make_swarm(4)
+    later(1.0, lambda: [swarm.join(f"new{index}") for index in range(5)])
+    ends = await swarm.run(40)
+    assert set(ends.values()) == {None}
+    assert len(swarm.peers["p0"].member.ledger.members) == 9
+    assert_alike(swarm, 40, [*swarm.peers])
+    welcomed = sorted(steps_of(swarm.peers["p0"], "secure.candidate").values())
+    assert welcomed[0] < welcomed[2]
+
+
+@virtually
+async def test_a_candidate_that_falls_silent_costs_nobody_an_attempt() -> None:
+    swarm = make_swarm()
+    later(1.0, lambda: swarm.join("silent", SilentCandidate()))
+    later(1.0, lambda: swarm.join("dead"))
+    later(6.0, lambda: swarm.internet.kill("dead"))
+    ends = await swarm.run(20)
+    assert all(ends[peer.name] is None for peer in swarm.honest)
+    first = swarm.peers["p0"]
+    dropped = steps_of(first, "secure.dropped")
+    assert {swarm.names[peer] for peer in dropped} == {"silent", "dead"}
+    assert len(first.member.ledger.members) == 6
+    assert not attempts(first)
+    assert not swarm.bans(first)
+    times = [event.time for event in first.log if event.kind == "secure.step"]
+    assert max(b - a for a, b in itertools.pairwise(times)) < 2 * COMPUTE_S
+
+
+@virtually
+async def test_a_candidate_that_commits_to_garbage_is_banned() -> None:
+    swarm = make_swarm(settings=LONG)
+    busy = Machine()
+    later(1.0, lambda: (setattr(busy, "step", 1 << 40), swarm.join("garbage", Sybil(busy))))
+    await swarm.run(40)
+    assert swarm.bans(swarm.peers["p0"]) == {"garbage": "WRONG_GRADIENT"}
+    assert_alike(swarm, 40, [peer.name for peer in swarm.honest])
+
+
+@virtually
+async def test_a_candidate_that_lets_nobody_look_starts_over_and_over() -> None:
+    swarm = make_swarm(settings=LONG)
+    busy = Machine()
+    later(1.0, lambda: (setattr(busy, "step", 1 << 40), swarm.join("garbage", WithholdingSybil(busy))))
+    await swarm.run(40)
+    first = swarm.peers["p0"]
+    assert [event.kind for event in first.log].count("secure.dropped") >= 2
+    assert not swarm.bans(first)
+    assert len(first.member.ledger.members) == 6
+
+
+@virtually
+async def test_a_candidate_that_says_two_things_is_banned() -> None:
+    swarm = make_swarm()
+    later(1.0, lambda: swarm.join("liar", EquivocatingCandidate()))
+    await swarm.run(20)
+    assert swarm.bans(swarm.peers["p0"]) == {"liar": "EQUIVOCATED"}
+    assert not attempts(swarm.peers["p0"])
+    assert_alike(swarm, 20, [peer.name for peer in swarm.honest])
+
+
+@virtually
+async def test_many_identities_with_one_machine_get_one_seat_at_most() -> None:
+    settings = SecureSettings(peers_per_validator=4, probation_steps=20)
+    swarm, machine = make_swarm(8, settings=settings), Machine()
+    later(1.0, lambda: [swarm.join(f"sybil{index}", Sybil(machine)) for index in range(4)])
+    steps = settings.probation + 10
+    await swarm.run(steps)
+    first = swarm.peers["p0"]
+    assert len(first.member.ledger.members) <= 9
+    assert set(swarm.bans(first).values()) == {"WRONG_GRADIENT"}
+    assert len(swarm.bans(first)) >= 3
+    assert_alike(swarm, steps, [peer.name for peer in swarm.honest])
+
+
+@virtually
+async def test_members_who_lie_to_newcomers_lead_nobody_astray() -> None:
+    hostile: dict[str, MakeConduct] = {
+        "p1": lambda allies: LyingGuide(0, allies),
+        "p3": lambda allies: PoisonedDonor(0, allies),
+    }
+    swarm = make_swarm(hostile=hostile)
+    later(1.0, lambda: swarm.join("new"))
+    ends = await swarm.run(25)
+    assert set(ends.values()) == {None}
+    assert swarm.peers["new"].member.is_member
+    assert_alike(swarm, 25, [*swarm.peers])
+
+
+@pytest.mark.parametrize("seed", seeds(1, of=3))
+def test_a_member_that_was_killed_comes_back(seed: int) -> None:
+    @virtually
+    async def run() -> None:
+        killed_s = random.Random(f"comes back {seed}").uniform(1.0, 1.5)
+        swarm = make_swarm(seed=seed)
+        later(killed_s, lambda: swarm.internet.kill("p2"))
+        later(killed_s + 1.0, lambda: swarm.restart("p2"))
+        ends = await swarm.run(40)
+        others = [peer.name for peer in swarm.honest if peer.name != "p2"]
+        assert all(ends[name] is None for name in others)
+        assert_alike(swarm, 40, others)
+        bans = swarm.bans(swarm.peers["p0"])
+        if bans:  # it died after it had committed itself
+            assert bans == {"p2": "SILENT"}
+            assert isinstance(ends["p2"], BannedError)
+        else:
+            assert swarm.peers["p2"].member.is_member
+            assert_alike(swarm, 40, [*swarm.peers])
+
+    run()
+
+
+@virtually
+async def test_a_member_that_stood_still_comes_back_after_a_shorter_probation() -> None:
+    settings = SecureSettings(probation_steps=12)
+    swarm = make_swarm(settings=settings, returns=True)
+    later(1.1, lambda: swarm.internet.stall("p2"))
+    later(20.0, lambda: swarm.internet.resume("p2"))
+    ends = await swarm.run(60)
+    assert not swarm.bans(swarm.peers["p0"])
+    assert set(ends.values()) == {None}
+    assert_alike(swarm, 60, [*swarm.peers])
+    first, back = swarm.peers["p0"], swarm.peers["p2"].peer_id
+    probation = steps_of(first, "secure.admitted")[back] - steps_of(first, "secure.candidate")[back]
+    assert probation < settings.probation
+
+
+@virtually
+async def test_a_newcomer_enters_while_steps_are_repeated_and_members_go() -> None:
+    hostile: dict[str, MakeConduct] = {
+        "p1": lambda allies: WrongAggregate(2, allies),
+        "p3": lambda allies: WithheldReveal(5, allies),
+    }
+    swarm = make_swarm(8, hostile=hostile)
+    later(1.0, lambda: swarm.join("new"))
+    ends = await swarm.run(30)
+    names = [*(peer.name for peer in swarm.honest), "new"]
+    assert {ends[name] for name in names} == {None}
+    assert swarm.bans(swarm.peers["new"]) == {"p1": "WRONG_AGGREGATE", "p3": "SILENT"}
+    assert attempts(swarm.peers["p0"]) >= 2
+    assert_alike(swarm, 30, names)
+
+
+@pytest.mark.parametrize("seed", seeds(2, of=6))
+def test_a_newcomer_enters_while_members_die(seed: int) -> None:
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"joins while others die {seed}")
+        swarm = make_swarm(8, seed=seed)
+        later(generator.uniform(0.5, 3.0), lambda: swarm.join("new"))
+        dead = generator.sample([f"p{index}" for index in range(8)], 2)
+        for name in dead:
+            later(generator.uniform(0.5, 6.0), lambda name=name: swarm.internet.kill(name))
+        ends = await swarm.run(30)
+        names = [name for name in swarm.peers if name not in dead]
+        assert {ends[name] for name in names} == {None}
+        assert swarm.bans(swarm.peers["new"]).keys() <= set(dead)
+        assert_alike(swarm, 30, names)
+
+    run()
+
+
+async def hang(peer: PeerId, stream: MessageStream) -> None:
+    """Serve a call without ever answering."""
+    await asyncio.Event().wait()
+
+
+@virtually
+async def test_a_candidate_that_hands_out_its_gradient_slowly_costs_nobody_its_place() -> None:
+    swarm = make_swarm(settings=SecureSettings(probation_steps=30, peers_per_validator=2))
+
+    def join() -> None:
+        peer = swarm.join("new", Sybil(Machine()))
+        peer.conduct._machine.is_free = lambda *_: False
+        serve = peer.node.serve
+        peer.node.serve = lambda method, handler: serve(method, hang if method == SUBMISSION else handler)
+
+    later(1.0, join)
+    ends = await swarm.run(40)
+    assert set(ends.values()) == {None}
+    assert not swarm.peers["new"].member.is_member
+    assert_alike(swarm, 40, [peer.name for peer in swarm.honest])
+    assert len(swarm.peers["p0"].member.ledger.members) == 6
+
+
+@pytest.mark.parametrize("method", [WATCH, LOOK, TAKE])
+def test_a_member_that_does_not_answer_newcomers_does_not_keep_them_out(method: str) -> None:
+    @virtually
+    async def run() -> None:
+        swarm = make_swarm()
+        for name in ("p1", "p3"):
+            swarm.peers[name].node.serve(method, hang)
+        later(1.0, lambda: swarm.join("new"))
+        ends = await swarm.run(25)
+        assert set(ends.values()) == {None}
+        assert swarm.peers["new"].member.is_member
+
+    run()
+
+
+@virtually
+async def test_a_stranger_cannot_fill_memory_or_take_all_places_of_watchers() -> None:
+    swarm = make_swarm()
+    stranger = swarm.join("stranger", SilentCandidate())
+    known = swarm.peers["p0"]
+    watching = set[asyncio.Task[Seen]]()
+
+    async def flood() -> None:
+        await asyncio.sleep(1.0)
+        for index in range(100):
+            identity, slot = Identity.from_seed(index.to_bytes(32, "big")), Slot(10**6, 0, Phase.CANDIDACY)
+            one, other = (state(identity, RUN_ID, slot, Candidacy(bytes([which]) * 32)) for which in range(2))
+            await stranger.node.call(known.peer_id, PROVE, Equivocation(one, other), Done, timeout_s=5.0)
+        while True:
+            for peer in swarm.founders:
+                call = stranger.node.call(peer, WATCH, Watch(10**9), Seen, timeout_s=60.0)
+                watching.update(asyncio.ensure_future(call) for _ in range(250))
+            await asyncio.gather(*watching, return_exceptions=True)
+            watching.clear()
+
+    flooding = stranger.network.process.run(flood())
+    later(3.0, lambda: swarm.join("new"))
+    ends = await swarm.run(25)
+    flooding.cancel()
+    await asyncio.gather(flooding, *watching, return_exceptions=True)
+    assert ends["new"] is None
+    assert swarm.peers["new"].member.is_member
+    assert not known.member._mesh.proofs

@@ -1,0 +1,347 @@
+"""Aggregators: the conformance suite on each, known answers, and CenteredClip against its plain iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.core.errors import ConfigurationError
+from minga.security.protocol.rules import ChosenAggregator, Rules
+from minga.security.protocol.settings import SecureSettings
+from minga.security.robust.centered_clip import CenteredClip, ClippedAggregate, residual
+from minga.security.robust.coordinate_wise import CoordinateMedian, TrimmedMean
+from minga.security.robust.geometric_median import GeometricMedian
+from minga.security.robust.interface import Aggregate, Aggregator
+from minga.security.robust.krum import Krum, MultiKrum
+from minga.security.robust.mean import Mean
+from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
+from minga.security.robust.row_order import lexicographic_order
+from minga.security.robust.rows import Rows
+from minga.testing.aggregator_suite import (
+    AGGREGATOR_CHECKS,
+    AggregatorViolation,
+    check_bounded_influence,
+    check_equation,
+    hostile_rows,
+)
+
+ALL: list[Aggregator[Aggregate]] = [
+    Mean(),
+    CoordinateMedian(),
+    TrimmedMean(4),
+    GeometricMedian(),
+    Krum(4),
+    MultiKrum(4, 7),
+    CenteredClip(),
+    CenteredClip(radius_factor=2.0),
+]
+FOUR_POINTS = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [100.0, 100.0]])
+SCALARS = torch.tensor([[1.0], [2.0], [3.0], [4.0], [1000.0]])
+
+
+def normal(count: int, numel: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, numel, generator=torch.Generator().manual_seed(seed))
+
+
+def attacked(numel: int = 500, hostile: int = 7, length: float = 1000.0, seed: int = 0) -> torch.Tensor:
+    """16 rows of length about 1, of which the last ones collude far away."""
+    rows = normal(16, numel, seed) / numel**0.5
+    rows[16 - hostile :] = length * normal(1, numel, seed + 1) / numel**0.5
+    return rows
+
+
+def plain_centered_clip(rows: torch.Tensor, radius: float, weights: torch.Tensor, iterations: int) -> torch.Tensor:
+    """The published iteration, in float64, from the coordinate-wise median."""
+    points, shares = rows.double(), weights.double() / weights.sum()
+    value = points.median(0).values
+    for _ in range(iterations):
+        differences = points - value
+        clipped = differences * (radius / differences.norm(dim=1).clamp(min=radius))[:, None]
+        value = value + shares @ clipped
+    return value
+
+
+@pytest.mark.parametrize("aggregator", ALL, ids=lambda each: each.name)
+@pytest.mark.parametrize("check", AGGREGATOR_CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Callable[[Aggregator[Aggregate]], None], aggregator: Aggregator[Aggregate]) -> None:
+    check(aggregator)
+
+
+def test_the_suite_finds_an_aggregator_that_only_says_it_is_robust() -> None:
+    class Claiming(Mean):
+        is_robust = True
+
+    with pytest.raises(AggregatorViolation, match="times the honest spread"):
+        check_bounded_influence(Claiming())
+
+
+# ---- by name
+
+
+@pytest.mark.parametrize("name", AGGREGATORS.names())
+@pytest.mark.parametrize(("rows", "hostile"), [(3, 1), (8, 3), (13, 4), (16, 7)])
+def test_each_can_be_made_by_its_name_for_as_many_hostile_rows_as_it_bears(name: str, rows: int, hostile: int) -> None:
+    made = AGGREGATORS.get(name).made_for(rows, hostile)
+    assert made.name == name
+    assert made.fewest_rows <= rows
+
+
+def test_secure_runs_take_only_what_their_members_can_verify() -> None:
+    for name in AGGREGATORS.names():
+        if name == "centered_clip":
+            assert verifiable_aggregator(name) is CenteredClip
+            continue
+        with pytest.raises(ConfigurationError, match=f"'{name}': members of a secure run could not verify"):
+            SecureSettings(aggregator=name)
+    with pytest.raises(ConfigurationError, match="'average' is none of mean, "):
+        SecureSettings(aggregator="average")
+
+
+def test_the_suite_finds_a_verifiable_aggregator_whose_results_do_not_solve_the_equation() -> None:
+    class Half(CenteredClip):
+        def _aggregate(self, rows: Rows) -> ClippedAggregate:
+            found = super()._aggregate(rows)
+            return replace(found, value=found.value * 0.5)
+
+    class Wide(CenteredClip):
+        def __init__(self, *, radius_factor: float = 1.0) -> None:
+            super().__init__(radius_factor=3 * radius_factor)
+
+    with pytest.raises(AggregatorViolation, match="is left of the equation"):
+        check_equation(Half())
+    with pytest.raises(AggregatorViolation, match="a radius of"):
+        check_equation(Wide())
+
+
+def test_rules_with_the_usual_aggregator_are_those_of_before_there_was_a_choice() -> None:
+    layout = VectorLayout((100,), "float32")
+    usual = Rules.of(layout, SecureSettings())
+    assert usual.digest.hex() == "3149c2801720f29e5362a3d1a902342518cd3d15d9c8b21ca81d01d101ee59e1"
+    assert usual.settings.aggregator == "centered_clip"
+    chosen = msgspec.structs.replace(usual, clipping=ChosenAggregator(1.5, "unknown", "some-package", "1.0"))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(chosen), type=Rules) == chosen
+    assert chosen.digest != usual.digest
+    with pytest.raises(ConfigurationError, match=r"'unknown' comes from some-package 1\.0, which is not installed"):
+        _ = chosen.settings
+
+
+# ---- CenteredClip
+
+
+@pytest.mark.parametrize(
+    ("rows", "radius", "wanted"),
+    [
+        (FOUR_POINTS, 0.5, 0.5),
+        (FOUR_POINTS, 1.0, 0.56903559),
+        (FOUR_POINTS, 10.0, 2.69035594),
+        (SCALARS, 0.5, 3.0),
+        (SCALARS, 1.0, 3.0),
+        (SCALARS, 10.0, 5.0),
+    ],
+)
+def test_known_answers(rows: torch.Tensor, radius: float, wanted: float) -> None:
+    assert CenteredClip(radius).aggregate(rows).value.tolist() == pytest.approx([wanted] * rows.shape[1], rel=1e-6)
+
+
+@pytest.mark.parametrize("radius_factor", [0.5, 1.0, 2.0, 10.0])
+@pytest.mark.parametrize("hostile", [0, 3, 7])
+def test_is_the_fixed_point_of_the_plain_iteration(hostile: int, radius_factor: float) -> None:
+    for seed in range(3):
+        rows, weights = (
+            attacked(hostile=hostile, seed=seed),
+            torch.rand(16, generator=torch.Generator().manual_seed(seed)) + 0.5,
+        )
+        found = CenteredClip(radius_factor).aggregate(rows, weights)
+        wanted = plain_centered_clip(rows, radius_factor, weights, 3000)
+        assert float((found.value - wanted).norm()) < 1e-5 * radius_factor
+        assert found.iterations < 100
+
+
+@pytest.mark.parametrize("length", [1.0, 1e3, 1e8, 1e17, 1e30])
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e3, 1e6])
+def test_residual_is_within_its_bound_at_hostile_scales(length: float, offset: float) -> None:
+    """Rounding the value to float32 is all that is left, also for rows nearly equal by their lengths."""
+    honest = attacked(5000, length=length) + offset
+    for rows in (honest, honest * 1e-20, list(honest)):
+        found = CenteredClip().aggregate(rows)
+        left = float(residual(rows, found.value, found.clip_radius).norm())
+        largest = float(found.value.double().norm())
+        assert left <= found.residual_norm
+        assert left <= 16 * (2e-7 * largest + 1e-6 * found.clip_radius)
+        assert found.residual_norm <= 16 * (2e-6 * largest + 4e-5 * found.clip_radius)
+
+
+def test_rows_whose_products_round_all_the_same_way() -> None:
+    rows = torch.rand(16, 1, generator=torch.Generator().manual_seed(3)).expand(-1, 100_000).contiguous()
+    found = CenteredClip().aggregate(rows)
+    assert float(residual(rows, found.value, found.clip_radius).norm()) <= found.residual_norm
+    assert float(residual(rows, found.value, found.clip_radius).norm()) <= 16 * 4e-5 * found.clip_radius
+
+
+def test_a_common_offset_a_billion_times_the_spread() -> None:
+    """Differences of single elements are exact, though squared lengths in float64 no longer tell the rows apart."""
+    rows = attacked(1000, length=100.0)
+    with_offset = torch.cat([torch.full((16, 1), 2.0**60), rows], dim=1)
+    found, wanted = CenteredClip().aggregate(with_offset), CenteredClip().aggregate(rows)
+    assert found.clip_radius == pytest.approx(wanted.clip_radius, rel=1e-4)
+    assert float((found.value[1:] - wanted.value).norm()) < 1e-3 * wanted.clip_radius
+
+
+def test_the_radius_follows_the_honest_rows() -> None:
+    """Seven of sixteen that are hostile can neither shrink it much nor stretch it much."""
+    honest = normal(9, 2000) / 2000**0.5
+    alone = CenteredClip().aggregate(honest).dispersion
+    assert alone == pytest.approx(1.0, abs=0.1)
+    for name, hostile in hostile_rows(honest, 7):
+        assert 0.6 * alone < CenteredClip().aggregate(torch.cat([honest, hostile])).dispersion < 2.0 * alone, name
+
+
+def test_bias_is_what_the_radius_allows() -> None:
+    rows = attacked(4000)
+    for radius in (3.0, 10.0):
+        value = CenteredClip(radius).aggregate(rows).value
+        assert float((value - rows[:9].mean(0)).norm()) == pytest.approx(radius * 7 / 9, rel=0.01)
+
+
+def test_most_rows_the_same() -> None:
+    rows = normal(16, 300)
+    rows[:9] = rows[0]
+    for data in (rows, rows * 1e-25, rows + 1e4):
+        found = CenteredClip().aggregate(data)
+        assert torch.equal(found.value, data[0])
+        assert found.dispersion == found.clip_radius == 0.0
+        assert found.residual_norm <= 1e-12 * float(data.double().norm())
+        assert found.clipped_share == pytest.approx(7 / 16)
+
+
+def test_clipped_share_counts_weights() -> None:
+    rows = attacked(200, hostile=3)
+    assert CenteredClip(5.0).aggregate(rows).clipped_share == pytest.approx(3 / 16)
+    assert CenteredClip(5.0).aggregate(rows, [1.0] * 13 + [0.5] * 3).clipped_share == pytest.approx(1.5 / 14.5)
+
+
+def test_a_row_of_weight_two_is_two_rows() -> None:
+    rows = attacked(200)
+    for each in (CenteredClip(), CenteredClip(0.3), GeometricMedian(), Mean(), CoordinateMedian()):
+        doubled = each.aggregate(torch.cat([rows, rows[:4]])).value
+        assert torch.allclose(each.aggregate(rows, [2.0] * 4 + [1.0] * 12).value, doubled, atol=1e-5), each
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    arrays.arrays(np.float32, st.tuples(st.integers(1, 9), st.integers(1, 6)), elements=st.floats(-1e6, 1e6, width=32)),
+    st.floats(1e-3, 1e3),
+)
+def test_any_rows(values: np.ndarray, radius: float) -> None:
+    rows = torch.from_numpy(values)
+    found = CenteredClip(radius).aggregate(rows)
+    left = float(residual(rows, found.value, radius).norm())
+    assert left <= found.residual_norm * (1 + 1e-6) + 1e-30
+    low, high = rows.double().aminmax(dim=0)
+    slack = 1e-6 * rows.double().abs().max() + len(rows) * 2.0**-149  # the spacing of subnormal numbers
+    assert bool(((found.value >= low - slack) & (found.value <= high + slack)).all())
+
+
+def test_residual_is_what_it_says() -> None:
+    rows, weights = attacked(70_001 * 2, hostile=3, length=5.0), [1.0 + index % 2 for index in range(16)]
+    value = normal(1, rows.shape[1], seed=5)[0] * 1e-3
+    differences = rows.double() - value
+    factors = torch.tensor(weights) * (0.8 / differences.norm(dim=1)).clamp(max=1.0)
+    assert torch.allclose(residual(rows, value, 0.8, weights), factors @ differences, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(3), torch.zeros(2).double(), torch.full((2,), float("nan"))])
+def test_residual_refuses_wrong_values(value: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="it is to be finite, float32 and of 2 elements"):
+        residual(FOUR_POINTS, value, 1.0)
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, float("nan"), float("inf")])
+def test_wrong_radii_are_refused(radius: float) -> None:
+    with pytest.raises(ValueError, match="positive and finite"):
+        CenteredClip(radius)
+    with pytest.raises(ValueError, match="positive and finite"):
+        CenteredClip(radius_factor=radius)
+    with pytest.raises(ValueError, match="positive and finite"):
+        residual(FOUR_POINTS, torch.zeros(2), radius)
+
+
+# ---- the others
+
+
+def test_mean_of_the_largest_numbers() -> None:
+    largest = torch.finfo(torch.float32).max
+    assert Mean().aggregate(torch.full((3, 4), largest)).value.tolist() == [largest] * 4
+
+
+def test_coordinate_median_is_the_middle() -> None:
+    rows = normal(15, 1000)
+    assert torch.equal(CoordinateMedian().aggregate(rows).value, rows.median(0).values)
+    assert CoordinateMedian().aggregate(torch.tensor([[1.0], [2.0], [4.0], [9.0]])).value.tolist() == [3.0]
+    assert CoordinateMedian().aggregate(torch.tensor([[1.0], [2.0], [9.0]]), [1, 1, 5]).value.tolist() == [9.0]
+    assert CoordinateMedian().aggregate(torch.tensor([[1.0], [2.0], [9.0]]), [0.1, 0.2, 0.3]).value.tolist() == [5.5]
+
+
+def test_trimmed_mean_leaves_out_both_ends() -> None:
+    rows = torch.tensor([[5.0, -1e9], [1.0, 1.0], [3.0, 2.0], [2.0, 4.0], [1e9, 3.0]])
+    assert TrimmedMean(1).aggregate(rows).value.tolist() == pytest.approx([10 / 3, 2.0])
+    assert TrimmedMean(2).aggregate(rows).value.tolist() == [3.0, 2.0]
+    assert TrimmedMean(1).aggregate(rows, [1, 1, 1, 4, 1]).value.tolist() == pytest.approx([16 / 6, 2.0])
+
+
+def test_geometric_median_of_known_points() -> None:
+    square = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0], [2.0, 2.0]])
+    assert GeometricMedian().aggregate(square).value.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    fermat = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75**0.5]])
+    assert GeometricMedian().aggregate(fermat).value.tolist() == pytest.approx([0.5, 0.75**0.5 / 3], abs=1e-5)
+
+
+def test_krum_gives_a_row_from_the_densest_place() -> None:
+    rows = attacked(300)
+    rows[15] = rows[:9].mean(0)
+    assert torch.equal(Krum(6).aggregate(rows).value, rows[15])
+    chosen = MultiKrum(6, 5).aggregate(rows).value
+    assert float((chosen - rows[:9].mean(0)).norm()) < 0.7
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Krum(-1), lambda: MultiKrum(1, 0), lambda: TrimmedMean(-1), lambda: GeometricMedian(0.0)]
+)
+def test_wrong_settings_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"at least|above"):
+        make()
+
+
+# ---- rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=200, max_size=200), min_size=1, max_size=7), st.randoms())
+def test_order_depends_on_the_rows_alone(values: list[list[int]], random: object) -> None:
+    vectors = [torch.tensor(row, dtype=torch.float32) for row in values]
+    shuffled = list(vectors)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    orders = [
+        [given[index].tolist() for index in lexicographic_order(given, [1.0] * len(given))]
+        for given in (vectors, shuffled)
+    ]
+    assert orders[0] == orders[1] == sorted(orders[0])
+
+
+def test_rows_are_read_in_blocks_and_stay_as_they_are() -> None:
+    rows = normal(3, 1000)
+    seen = torch.zeros(3, 1000)
+    for part, block in Rows(rows).blocks(elements=300):
+        seen[:, part] = block
+        block.zero_()
+    assert torch.equal(seen, rows[list(Rows(rows).indices)])
+    assert torch.equal(rows, normal(3, 1000))

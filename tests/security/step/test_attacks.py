@@ -1,0 +1,151 @@
+"""The attack lab: who goes, and why; honest members stay, and end in equal states."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks._attack_digits import Digits
+from benchmarks._attack_runs import Extent, hostile_names, run_plainly, run_swarm
+from benchmarks.attacks import baselines
+from minga.security.protocol.settings import SecureSettings
+from minga.security.step.member import BannedError, ExcludedError
+from minga.simulation.attacks.registry import attack as attack_of
+from minga.simulation.attacks.registry import attacks
+from minga.simulation.swarm.secure_swarm import SecureSwarm
+from tests.worlds.secure_world import Quadratic
+from tests.worlds.swarm_tools import virtually
+
+HOSTILE = ("p1", "p3", "p5")
+
+
+class Flippable(Quadratic):
+    """Work whose wrong labels pull the other way, and which remembers the longest step."""
+
+    longest = 0.0
+
+    async def apply(self, step: int, mean: torch.Tensor) -> None:
+        self.longest = max(self.longest, float(mean.norm()))
+        await super().apply(step, mean)
+
+    async def flipped_gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        return 2 - await self.gradient(step, seed)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    return Digits(0)
+
+
+async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, from_step: int = 2) -> SecureSwarm:
+    """A swarm that went through an attack, in which all honest members came to the same end."""
+    make = attack_of(attack).begin(from_step)
+    swarm = SecureSwarm(count, lambda: Flippable(100), dict.fromkeys(hostile, make))
+    ends = await swarm.run(steps)
+    assert {type(end) for end in ends.values()} <= {type(None), ExcludedError, BannedError}
+    assert all(ends[peer.name] is None for peer in swarm.honest)
+    assert len({await peer.work.digest() for peer in swarm.honest}) == 1
+    assert len({peer.member.ledger.digest for peer in swarm.honest}) == 1
+    assert swarm.bans(swarm.honest[0]).keys() <= set(hostile)
+    return swarm
+
+
+AT_ONCE = {
+    "wrong-aggregate": {"WRONG_AGGREGATE"},
+    "far-covered-aggregate": {"WRONG_AGGREGATE", "FALSE_CLAIMS"},
+    "wrong-radius": {"WRONG_AGGREGATE"},
+    "lying-norms": {"FALSE_CLAIMS"},
+    "lying-projections": {"FALSE_CLAIMS"},
+    "silent-result": {"SILENT"},
+    "withheld-reveal": {"SILENT"},
+    "silent-claims": {"SILENT"},
+    "silent-confirm": {"SILENT"},
+    "withheld-part": {"UNDELIVERED"},
+    "equivocating-commit": {"EQUIVOCATED"},
+    "equivocating-result": {"EQUIVOCATED"},
+    "equivocating-reveal": {"EQUIVOCATED"},
+    "equivocating-claims": {"EQUIVOCATED"},
+    "divisive-proof": {"EQUIVOCATED"},
+    "false-accusation": {"FALSE_ACCUSATION"},
+    "slander": {"FALSE_ACCUSATION"},
+}
+"""Attacks that nobody has to draw a lot to see, and the reasons of the bans."""
+
+
+@pytest.mark.parametrize(("attack", "reasons"), AT_ONCE.items())
+def test_attackers_who_show_themselves_are_gone_within_few_steps(attack: str, reasons: set[str]) -> None:
+    @virtually
+    async def run() -> None:
+        swarm = await fight(attack, 7, HOSTILE, 9)
+        bans = swarm.bans(swarm.honest[0])
+        assert bans.keys() == set(HOSTILE)
+        assert set(bans.values()) <= reasons
+
+    run()
+
+
+@pytest.mark.parametrize("attack", [name for name in attacks() if attack_of(name).changes == "gradient"])
+def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
+    """Also when half of those who contribute are hostile, because the validator of the step is honest."""
+
+    @virtually
+    async def run() -> None:
+        swarm = await fight(attack, 7, HOSTILE, 40)
+        assert swarm.bans(swarm.honest[0]) == dict.fromkeys(HOSTILE, "WRONG_GRADIENT")
+
+    run()
+
+
+@virtually
+async def test_an_aggregator_whose_ally_covers_its_shift_falls_with_it() -> None:
+    swarm = await fight("covered-aggregate", 8, HOSTILE, 25)
+    bans = swarm.bans(swarm.honest[0])
+    assert len(bans) >= 2  # the last one has nobody left to cover it
+    assert "FALSE_CLAIMS" in bans.values()
+
+
+@virtually
+async def test_who_does_not_commit_itself_leaves_without_blame() -> None:
+    swarm = await fight("silent-commit", 7, HOSTILE, 5)
+    assert not swarm.bans(swarm.honest[0])
+    assert len(swarm.honest[0].member.ledger.members) == 4
+
+
+@virtually
+async def test_lying_judges_alone_do_nothing() -> None:
+    swarm = await fight("lying-judge", 7, HOSTILE, 12)
+    assert not swarm.bans(swarm.honest[0])
+
+
+@pytest.mark.parametrize("attack", [name for name in attacks() if attack_of(name).changes != "protocol"])
+def test_each_attack_can_be_tried_on_a_plain_mean(digits: Digits, attack: str) -> None:
+    told = run_plainly(digits, attack_of(attack), Extent(peers=6, hostile=2, steps=3, attack_from=1))
+    assert len(told.accuracies) == 4
+
+
+@pytest.mark.parametrize("attack", [name for name in attacks() if attack_of(name).who_comes != "nobody"])
+def test_attacks_where_somebody_comes_later_harm_nobody(digits: Digits, attack: str) -> None:
+    told = run_swarm(digits, attack_of(attack), Extent(peers=6, hostile=2, steps=12, attack_from=2))
+    assert told.all_equal
+    assert told.stayed == (set() if attack_of(attack).who_comes == "attackers" else {*hostile_names(Extent(6, 2))})
+
+
+def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
+    extent = Extent(peers=8, hostile=3, steps=50, attack_from=10)
+    metrics = {
+        kind: run_plainly(digits, attack_of("sign-flip"), extent, aggregator).metric
+        for kind, aggregator in baselines(8, 3).items()
+    }
+    assert metrics["mean"] < 0.3
+    assert metrics["trimmed_mean"] > 0.6
+
+
+@virtually
+async def test_a_step_in_which_most_contributors_are_hostile_goes_no_farther_than_a_few_others() -> None:
+    make, settings = attack_of("random-direction").begin(4), SecureSettings(peers_per_validator=2)
+    swarm = SecureSwarm(9, lambda: Flippable(100), dict.fromkeys(("p1", "p2", "p5", "p7"), make), settings=settings)
+    await swarm.run(25)
+    work = swarm.honest[0].work
+    assert isinstance(work, Flippable)
+    assert set(swarm.bans(swarm.honest[0]).values()) == {"WRONG_GRADIENT"}
+    assert work.longest < 10 * torch.ones(100).norm()

@@ -1,0 +1,305 @@
+"""Secure steps when machines and lines fail: whoever fails may go, nobody else does, and the others stay alike."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+import pytest
+import torch
+
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.virtual.internet import VirtualNetwork
+from minga.security.accountability.log import verify_log
+from minga.security.accountability.rulings import who_withheld
+from minga.security.messaging.delivery import FETCH
+from minga.security.messaging.spread import ASK
+from minga.security.protocol.statements import Accusation, Body, Charge, Commit, Phase, Result, Revealed, Slot
+from minga.security.randomness.coin import Reveal
+from minga.simulation.attacks.gradient_attacks import Attack, SignFlip, WithheldPart
+from minga.simulation.swarm.secure_swarm import LATENCY_S, RUN_ID, SecurePeer, SecureSwarm
+from tests.worlds.secure_world import Quadratic, stall_fetches
+from tests.worlds.seeds import seeds, soaked
+from tests.worlds.swarm_tools import later, virtually
+
+STEPS = 10
+
+
+async def survive(swarm: SecureSwarm, failing: str, steps: int = STEPS) -> None:
+    """Take steps; all but the failing peer have to get through them alike and ban nobody but that one."""
+    ends = await swarm.run(steps)
+    others = [peer for peer in swarm.honest if peer.name != failing]
+    assert {ends[peer.name] for peer in others} == {None}
+    for peer in others:
+        assert isinstance(peer.work, Quadratic)
+        assert isinstance(others[0].work, Quadratic)
+        assert torch.equal(peer.work.parameters[steps], others[0].work.parameters[steps])
+        assert set(swarm.bans(peer)) <= {failing}
+        assert swarm.bans(peer) == swarm.bans(others[0])
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+
+
+@pytest.mark.parametrize("seed", seeds(4, of=12))
+def test_a_death_at_any_moment_bans_no_third_peer(seed: int) -> None:
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"death {seed}")
+        swarm = SecureSwarm(7, lambda: Quadratic(50), seed=seed)
+        failing = generator.choice(list(swarm.peers))
+        later(generator.uniform(0.3, 2.0), lambda: swarm.internet.kill(failing))
+        await survive(swarm, failing)
+
+    run()
+
+
+@pytest.mark.parametrize("seed", seeds(3, of=6))
+def test_a_peer_that_stands_still_harms_only_itself(seed: int) -> None:
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"stall {seed}")
+        swarm = SecureSwarm(7, lambda: Quadratic(50), seed=seed)
+        failing = generator.choice(list(swarm.peers))
+        begins_s = generator.uniform(0.3, 2.0)
+        later(begins_s, lambda: swarm.internet.stall(failing))
+        later(begins_s + generator.choice((0.5, 4.0, 60.0)), lambda: swarm.internet.resume(failing))
+        await survive(swarm, failing)
+
+    run()
+
+
+def test_whoever_listens_late_asks_for_what_it_missed() -> None:
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(5, lambda: Quadratic(50))
+        mesh = swarm.peers["p1"].member._mesh
+        hear = mesh.receive
+        mesh.receive = lambda statement, _: mesh.slots.changed.fire()  # type: ignore[method-assign]
+        later(1.0, lambda: setattr(mesh, "receive", hear))
+        ends = await swarm.run(4)
+        assert set(ends.values()) == {None}
+        assert {len(peer.member.ledger.members) for peer in swarm.honest} == {5}
+
+    run()
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+@pytest.mark.parametrize("seed", seeds(2, of=4))
+def test_a_broken_line_between_two_members_costs_nobody_its_place(seed: int, one_way: bool) -> None:
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"cut {seed}")
+        swarm = SecureSwarm(7, lambda: Quadratic(50), seed=seed)
+        one, other = generator.sample(list(swarm.peers), 2)
+        later(generator.uniform(0.3, 2.0), lambda: swarm.internet.cut(one, other, one_way=one_way))
+        await survive(swarm, "")
+
+    run()
+
+
+@pytest.mark.parametrize("seed", seeds(2, of=4))
+def test_two_deaths_at_once(seed: int) -> None:
+    @virtually
+    async def run() -> None:
+        generator = random.Random(f"two deaths {seed}")
+        swarm = SecureSwarm(8, lambda: Quadratic(50), seed=seed)
+        for failing in generator.sample(list(swarm.peers), 2):
+            later(generator.uniform(0.3, 2.0), lambda name=failing: swarm.internet.kill(name))
+        ends = await swarm.run(STEPS)
+        dead = {name for name, end in ends.items() if end is not None}
+        assert len(dead) == 2
+        for peer in swarm.peers.values():
+            if peer.name not in dead:
+                assert set(swarm.bans(peer)) <= dead
+                end = verify_log(RUN_ID, swarm.names, peer.member.evidence.entries)
+                assert end.members == peer.member.ledger.members
+
+    run()
+
+
+@virtually
+async def test_whoever_lets_those_wait_who_look_into_it_does_not_make_them_late() -> None:
+    names = ("p0", "p1", "p2")
+    swarm = SecureSwarm(8, lambda: Quadratic(60), dict.fromkeys(names, lambda allies: SignFlip(2, allies)))
+    for name in names:
+        stall_fetches(swarm.peers[name])
+    ends = await swarm.run(30)
+    assert {ends[peer.name] for peer in swarm.honest} == {None}
+    assert swarm.bans(swarm.honest[0]) == dict.fromkeys(names, "WRONG_GRADIENT")
+    assert "secure.member_away" not in {event.kind for peer in swarm.honest for event in peer.log}
+
+
+def hand_out_late(peer: SecurePeer, late_s: float, late_for: Callable[[int], bool]) -> None:
+    """At step 2 a peer brings its parts to some aggregators, and hands out any, so many seconds later."""
+    deliveries = peer.member._deliveries
+    bring, serve = deliveries.bring, deliveries._serve_fetch
+
+    async def bring_late(step: int, attempt: int, part: int) -> None:
+        await asyncio.sleep(late_s * (step == 2 and late_for(part)))
+        await bring(step, attempt, part)
+
+    async def serve_late(asker: PeerId, stream: MessageStream) -> None:
+        await asyncio.sleep(late_s * (peer.member.step == 2))
+        await serve(asker, stream)
+
+    deliveries.bring = bring_late  # type: ignore[method-assign]
+    peer.node.serve(FETCH, serve_late)
+
+
+async def bans_of(swarm: SecureSwarm) -> dict[str, str]:
+    """Take some steps; the bans that all who are left know, and can show."""
+    ends = await swarm.run(5)
+    survivors = [peer for peer in swarm.honest if ends[peer.name] is None]
+    bans = swarm.bans(survivors[0])
+    assert {peer.name for peer in survivors} == {peer.name for peer in swarm.honest} - bans.keys()
+    for peer in survivors:
+        assert swarm.bans(peer) == bans
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+    return bans
+
+
+@pytest.mark.parametrize("late_s", [2.6, soaked(3.5), 6.0])
+def test_a_member_whose_parts_come_too_late_goes_and_nobody_with_it(late_s: float) -> None:
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(8, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
+        hand_out_late(swarm.peers["p0"], late_s, lambda _: True)
+        assert await bans_of(swarm) == {"p0": "UNDELIVERED"}
+
+    run()
+
+
+@pytest.mark.parametrize("late_for", [1, soaked(2), 3])
+def test_a_member_whose_parts_come_too_late_to_some_goes_with_one_of_them_at_most(late_for: int) -> None:
+    """Nobody can tell whether such an owner was late or its aggregators lie."""
+
+    @virtually
+    async def run() -> None:
+        swarm = SecureSwarm(8, lambda: Quadratic(60), {"p0": lambda _: Attack(2)})
+        hand_out_late(swarm.peers["p0"], 3.5, lambda part: part < late_for)
+        bans = await bans_of(swarm)
+        assert "p0" in bans
+        assert list(bans.values()) == ["UNDELIVERED"] * 2
+
+    run()
+
+
+def complaints_of(
+    count: int, complaints: Collection[tuple[int, int]], could: Collection[tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    members = [PeerId(f"{rank:064x}") for rank in range(count)]
+    coin = Reveal(bytes(32), bytes(32))
+    results = {
+        peer: Result(bytes(32), 1.0, bytes(32), bytes(32), tuple(owner for part, owner in complaints if part == rank))
+        for rank, peer in enumerate(members)
+    }
+    return who_withheld(members, results, {peer: Revealed(coin, bytes(32), tuple(could)) for peer in members})
+
+
+def test_what_nobody_could_get_costs_its_owner_alone() -> None:
+    assert complaints_of(8, [(1, 0), (2, 0), (3, 5)], []) == {0: (1, 0), 5: (3, 5)}
+
+
+def test_in_a_dispute_nobody_goes_with_more_than_one_other() -> None:
+    many = [(part, 0) for part in (1, 2, 3)]
+    assert complaints_of(8, many, many) == {0: (1, 0), 1: (1, 0)}  # a late owner
+    many = [(7, owner) for owner in range(6)]
+    assert complaints_of(8, many, many) == {7: (7, 0), 0: (7, 0)}  # an aggregator that lies
+    crossed = [(0, 4), (1, 4), (1, 5), (2, 5)]
+    assert complaints_of(8, crossed, crossed) == {0: (0, 4), 4: (0, 4), 1: (1, 5), 5: (1, 5)}
+
+
+def test_an_owner_that_goes_anyway_takes_nobody_with_it() -> None:
+    complaints = [(1, 0), (2, 0), (3, 1)]
+    assert complaints_of(8, complaints, [(2, 0), (3, 1)]) == {0: (1, 0), 3: (3, 1), 1: (3, 1)}
+    most = [(part, 0) for part in range(1, 6)]
+    assert complaints_of(8, most, most) == {0: (1, 0)}
+
+
+class WithheldFromSome(WithheldPart):
+    """Brings its parts to most aggregators, and not to all."""
+
+    def brings(self, part: int) -> bool:
+        return not self.is_on or part % 3 != 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_whoever_withholds_from_some_and_lets_all_wait_parts_nobody(count: int) -> None:
+    @virtually
+    async def run() -> None:
+        names = [f"p{index}" for index in range(count)]
+        swarm = SecureSwarm(8, lambda: Quadratic(60), dict.fromkeys(names, lambda allies: WithheldFromSome(2, allies)))
+        for name in names:
+            stall_fetches(swarm.peers[name])
+        ends = await swarm.run(6)
+        assert {ends[peer.name] for peer in swarm.honest} == {None}
+        assert [swarm.bans(peer) for peer in swarm.honest] == [dict.fromkeys(names, "UNDELIVERED")] * (8 - count)
+
+    run()
+
+
+class Contrary(Attack):
+    """Says that it heard something else than the others in the phase before `phase`."""
+
+    phase: Phase
+
+    def tells(self, slot: Slot, body: Body, everybody: Sequence[PeerId]) -> Sequence[tuple[Body, Sequence[PeerId]]]:
+        if self.is_on and slot.phase is self.phase and not isinstance(body, Commit):
+            body = msgspec.structs.replace(body, seen=bytes(32))
+        return [(body, everybody)]
+
+
+class OneFar(SecureSwarm):
+    """The lines of p5 are longer than those of the others."""
+
+    def _host(self, name: str) -> VirtualNetwork:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("minga.simulation.swarm.secure_swarm.LATENCY_S", 0.2 if name == "p5" else LATENCY_S)
+            return super()._host(name)
+
+
+@pytest.mark.parametrize("phase", [Phase.RESULT, Phase.CLAIMS])
+def test_whoever_answers_some_only_what_it_heard_makes_nobody_late(phase: Phase) -> None:
+    @virtually
+    async def run() -> None:
+        class Now(Contrary):
+            pass
+
+        Now.phase = phase
+        swarm = OneFar(8, lambda: Quadratic(60), {"p0": lambda allies: Now(2, allies)})
+        hostile, victim = swarm.peers["p0"].member, swarm.peers["p5"].peer_id
+
+        async def stall(peer: PeerId, stream: MessageStream) -> None:
+            if peer != victim:
+                await hostile._mesh._serve_ask(peer, stream)
+            else:
+                await asyncio.Event().wait()
+
+        hostile._node.serve(ASK, stall)
+        ends = await swarm.run(4)
+        assert {ends[peer.name] for peer in swarm.honest} == {None}
+        assert not swarm.bans(swarm.honest[0])
+
+    run()
+
+
+@virtually
+async def test_who_cannot_get_what_an_accusation_is_about_says_nothing() -> None:
+    swarm = SecureSwarm(4, lambda: Quadratic(40))
+    await swarm.run(2)
+    judge, accuser, target, _ = swarm.honest
+    for peer in swarm.honest:
+        stall_fetches(peer)
+    inquiry, record = judge.member._inquiry(1), judge.member._attempts.passed[1]
+    owner, part = record.terms.members.index(target.peer_id), record.terms.members.index(accuser.peer_id)
+    about_claims = Accusation(1, target.peer_id, Charge.CLAIMS, part)
+    about_gradient = Accusation(1, target.peer_id, Charge.GRADIENT)
+    assert (owner, part) not in record.cargo.parts
+    assert await inquiry.is_guilty(about_claims, [accuser.peer_id]) is None
+    assert await inquiry.is_guilty(about_gradient, [accuser.peer_id]) is False  # its own gradient is the same
+    record.cargo.roots[owner] = bytes(32)
+    for other in record.terms.division.parts:
+        record.cargo.parts.pop((owner, other), None)
+    assert await inquiry.is_guilty(about_gradient, [accuser.peer_id]) is None

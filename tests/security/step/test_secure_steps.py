@@ -1,0 +1,86 @@
+"""Secure steps in virtual time: honest members agree, and whoever does something else goes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minga.security.protocol.behaviour import MakeConduct
+from minga.security.step.member import BannedError
+from minga.simulation.attacks.gradient_attacks import Attack, LyingNorms, SignFlip, WithheldPart, WrongAggregate
+from minga.simulation.attacks.protocol_attacks import (
+    Equivocation,
+    FalseAccusation,
+    LyingJudge,
+    SilentClaims,
+    SilentResult,
+    WithheldReveal,
+)
+from minga.simulation.swarm.secure_swarm import SecureSwarm
+from tests.worlds.secure_world import Quadratic
+from tests.worlds.swarm_tools import virtually
+
+
+async def played(count: int, steps: int, hostile: dict[str, MakeConduct] | None = None) -> SecureSwarm:
+    """A swarm that took so many steps, in which all honest members ended in the same state and with the same bans."""
+    swarm = SecureSwarm(count, lambda: Quadratic(100), hostile)
+    ends = await swarm.run(steps)
+    assert {type(end) for end in ends.values()} <= {type(None), BannedError}
+    first = swarm.honest[0]
+    for peer in swarm.honest:
+        assert ends[peer.name] is None
+        assert isinstance(peer.work, Quadratic)
+        assert isinstance(first.work, Quadratic)
+        assert torch.equal(peer.work.parameters[steps], first.work.parameters[steps])
+        assert swarm.bans(peer) == swarm.bans(first)
+    return swarm
+
+
+@virtually
+async def test_honest_members_take_the_same_steps_and_ban_nobody() -> None:
+    swarm = await played(6, 12)
+    assert not swarm.bans(swarm.honest[0])
+    work = swarm.honest[0].work
+    assert isinstance(work, Quadratic)
+    assert work.loss < 0.1
+
+
+ONE_LIAR = [
+    (SilentResult, "SILENT"),
+    (WithheldReveal, "SILENT"),
+    (SilentClaims, "SILENT"),
+    (WithheldPart, "UNDELIVERED"),
+    (WrongAggregate, "WRONG_AGGREGATE"),
+    (LyingNorms, "FALSE_CLAIMS"),
+    (Equivocation, "EQUIVOCATED"),
+    (SignFlip, "WRONG_GRADIENT"),
+]
+FOUND_BY_LOT = {SignFlip: 40}
+"""Steps until a validator has been drawn for sure; the others show themselves at once."""
+
+
+@pytest.mark.parametrize(("attack", "reason"), ONE_LIAR)
+def test_a_single_liar_goes_and_nobody_else_does(attack: type[Attack], reason: str) -> None:
+    @virtually
+    async def run() -> None:
+        swarm = await played(6, FOUND_BY_LOT.get(attack, 10), {"p3": lambda allies: attack(2, allies)})
+        assert swarm.bans(swarm.honest[0]) == {"p3": reason}
+
+    run()
+
+
+@virtually
+async def test_a_false_accuser_goes_and_the_accused_stays() -> None:
+    swarm = await played(6, 12, {"p2": lambda allies: FalseAccusation(3, allies)})
+    assert swarm.bans(swarm.honest[0]) == {"p2": "FALSE_ACCUSATION"}
+
+
+@virtually
+async def test_lying_judges_in_the_minority_change_nothing() -> None:
+    hostile: dict[str, MakeConduct] = {
+        "p3": lambda allies: SignFlip(2, allies),
+        "p5": lambda allies: LyingJudge(2, allies),
+        "p6": lambda allies: LyingJudge(2, allies),
+    }
+    swarm = await played(7, 40, hostile)
+    assert swarm.bans(swarm.honest[0]) == {"p3": "WRONG_GRADIENT"}

@@ -1,0 +1,241 @@
+"""The checks V1 to V3 and the public check: honest rounds pass, each lie is found and nobody else is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
+from minga.security.verification.claims import Claim, claims
+from minga.security.verification.count_sketch import ENTRY_DEVIATION, Directions
+from minga.security.verification.exact_sum import norm
+from minga.security.verification.findings import Offence
+from minga.security.verification.norm_bound import dispersions, norm_bound, typical_norm
+from minga.security.verification.public_check import check_averaging
+from minga.security.verification.tolerance import ResultAccuracy
+from tests.worlds.btard_rounds import PEERS, STOP, clipped, clipped_residual, random_rounds, solve
+
+ACCURACY = ResultAccuracy(STOP)
+AGGREGATOR = PEERS[40]
+
+
+class Round:
+    """One part of one round, as its peers see it, with an aggregator that may be wrong by `shift`."""
+
+    def __init__(self, seed: int, *, numel: int = 200, directions: int = 4, shift: float = 0.0) -> None:
+        rng = np.random.default_rng(seed)
+        parts, weights, radius = random_rounds(rng, 1, numel)
+        self.radius = float(radius[0])
+        self.parts = {PEERS[index]: part.astype(np.float32) for index, part in enumerate(parts[0])}
+        self.weights = {PEERS[index]: int(weight) for index, weight in enumerate(weights[0])}
+        direction = rng.normal(size=numel)
+        wrong_by = shift * direction / np.linalg.norm(direction)
+        self.result = (solve(parts, weights, radius)[0] + wrong_by).astype(np.float32)
+        self.directions = Directions(rng.bytes(32), directions)
+        self.true_claims = dict(
+            zip(self.parts, claims(list(self.parts.values()), self.result, self.radius, self.directions), strict=True)
+        )
+
+    def published(self, **lies: Claim) -> PublishedClaims:
+        return PublishedClaims(3, AGGREGATOR, self.radius, self.weights, self.true_claims | lies)
+
+    @property
+    def sum_limit(self) -> float:
+        return ACCURACY.sum_limit(sum(self.weights.values()), self.radius, norm(self.result), len(self.result))
+
+    def public_check(self, published: PublishedClaims) -> dict[str, set]:
+        found: dict[str, set] = {}
+        for finding in check_averaging(published, self.parts, self.result, self.directions, ACCURACY):
+            assert finding.part == 3
+            assert finding.measured > finding.allowed
+            found.setdefault(finding.accused, set()).add(finding.offence)
+        return found
+
+
+def sums_and_limits(
+    rng: np.random.Generator, v: np.ndarray, rounds: tuple[np.ndarray, ...], directions: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """|Σ w s| of many rounds, [directions, rounds], for results rounded to float32, and what V2 allows."""
+    parts, weights, radius = rounds
+    v = v.astype(np.float32).astype(float)
+    entries = Directions(rng.bytes(32), directions).entries(v.size).reshape(directions, *v.shape) / ENTRY_DEVIATION
+    projections = np.einsum("qrd,rnd->qrn", entries, clipped(parts, v, radius))
+    sums = np.abs(np.einsum("qrn,rn->qr", projections, weights))
+    # Plain arithmetic, so it takes arrays as well.
+    limits = ACCURACY.sum_limit(weights.sum(axis=1), radius, np.linalg.norm(v, axis=1), v.shape[1])
+    return sums, limits
+
+
+def test_v2_never_flags_an_honest_round_in_100_000() -> None:
+    rng = np.random.default_rng(1)
+    worst = 0.0
+    for _ in range(50):
+        rounds = random_rounds(rng, 2000, 6)
+        sums, limits = sums_and_limits(rng, solve(*rounds), rounds, 4)
+        worst = max(worst, float((sums / limits).max()))
+    assert 0.02 < worst < 1.0
+
+
+@pytest.mark.parametrize(("shift", "directions", "at_least"), [(1e-2, 1, 0.99), (1e-3, 3, 0.99), (1e-2, 3, 0.9999)])
+def test_v2_flags_shifts(shift: float, directions: int, at_least: float) -> None:
+    rng = np.random.default_rng(2)
+    rounds = random_rounds(rng, 10_000, 16)
+    parts, weights, _ = rounds
+    radius = np.ones(len(parts))  # as large as the dispersion
+    v = solve(parts, weights, radius)
+    direction = rng.normal(size=v.shape)
+    v += shift * direction / np.linalg.norm(direction, axis=1, keepdims=True)
+    sums, limits = sums_and_limits(rng, v, (parts, weights, radius), directions)
+    assert np.mean((sums > limits).any(axis=0)) >= at_least
+
+
+def test_v2_flags_a_residual_on_two_elements_that_signs_would_miss() -> None:
+    """Projections on random signs of a(e1 + e2) vanish in half of the draws; on these directions in one of 128."""
+    residual = np.zeros(1000)
+    residual[[17, 900]] = 1.0
+    rng = np.random.default_rng(3)
+    escaped = sum(
+        abs(Directions(rng.bytes(32), 1).entries(1000) @ residual)[0] / ENTRY_DEVIATION < 1e-3 for _ in range(5000)
+    )
+    assert 15 <= escaped <= 80
+
+
+def test_the_batched_arithmetic_of_these_tests_is_that_of_the_checks() -> None:
+    for seed in range(20):
+        round_ = Round(seed, directions=3, shift=0.1 if seed % 2 else 0.0)
+        parts = np.stack(list(round_.parts.values())).astype(float)[None]
+        weights, radius = np.array([list(round_.weights.values())], float), np.array([round_.radius])
+        residual = clipped_residual(parts, weights, round_.result.astype(float)[None], radius)[0]
+        entries = round_.directions.entries(len(residual)) / ENTRY_DEVIATION
+        rounding = 2.0**-24 * weights.sum() * round_.radius
+        assert largest_sum(round_.published()) == pytest.approx(np.abs(entries @ residual).max(), abs=rounding)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_honest_round_passes_every_check(seed: int) -> None:
+    round_ = Round(seed)
+    published = round_.published()
+    assert check_senders(published, round_.true_claims) == ()
+    assert largest_sum(published) <= round_.sum_limit
+    assert check_norms(published, norm_bound(1.0, round_.radius)) is None
+    assert round_.public_check(published) == {}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_wrong_result_is_found_by_anybody(seed: int) -> None:
+    round_ = Round(seed, shift=0.01)
+    assert largest_sum(round_.published()) > round_.sum_limit
+    assert round_.public_check(round_.published()) == {AGGREGATOR: {Offence.WRONG_RESULT}}
+
+
+@pytest.mark.parametrize("what", ["projection", "norm"])
+def test_a_lying_sender_is_found_by_its_aggregator(what: str) -> None:
+    round_ = Round(5)
+    true = round_.true_claims[PEERS[9]]
+    if what == "norm":
+        lie = Claim(true.projections, true.norm * (1 + 1e-6))
+    else:
+        lie = Claim((true.projections[0] + 1e-5 * round_.radius, *true.projections[1:]), true.norm)
+    published = round_.published(**{PEERS[9]: lie})
+    (finding,) = check_senders(published, round_.true_claims)
+    assert (finding.accused, finding.part, finding.offence) == (PEERS[9], 3, Offence.FALSE_CLAIM)
+    assert round_.public_check(published) == {PEERS[9]: {Offence.FALSE_CLAIM}}
+
+
+def test_a_sender_who_lies_about_its_projection_does_not_get_the_aggregator_banned() -> None:
+    round_ = Round(6)
+    true = round_.true_claims[PEERS[2]]
+    lie = Claim(tuple(s + round_.radius for s in true.projections), true.norm)
+    published = round_.published(**{PEERS[2]: lie})
+    assert largest_sum(published) > round_.sum_limit
+    assert round_.public_check(published) == {PEERS[2]: {Offence.FALSE_CLAIM}}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_shift_that_colluders_cancel_is_found_by_its_length(seed: int) -> None:
+    """Senders 0 and 1 make the sum zero and their aggregator says nothing: only the norms tell."""
+    round_ = Round(seed, shift=20.0)
+    sums = [
+        sum(round_.weights[peer] * claim.projections[k] for peer, claim in round_.true_claims.items()) for k in range(4)
+    ]
+    lies = {}
+    for peer in PEERS[:2]:
+        true, weight = round_.true_claims[peer], round_.weights[peer]
+        cancelling = tuple(s - total / 2 / weight for s, total in zip(true.projections, sums, strict=True))
+        lies[peer] = Claim(cancelling, true.norm)
+    published = round_.published(**lies)
+    assert largest_sum(published) <= round_.sum_limit
+    doubt = check_norms(published, norm_bound(1.0, min(round_.radius, 2.0)))
+    assert doubt is not None
+    assert doubt.part == 3
+    assert doubt.weight_share > 0.5
+    assert round_.public_check(published) == {
+        PEERS[0]: {Offence.FALSE_CLAIM},
+        PEERS[1]: {Offence.FALSE_CLAIM},
+        AGGREGATOR: {Offence.WRONG_RESULT},
+    }
+
+
+def test_v3_counts_weights_not_heads() -> None:
+    far, near = Claim((0.0,), 9.0), Claim((0.0,), 1.0)
+    published = PublishedClaims(
+        0, AGGREGATOR, 1.0, {PEERS[0]: 10, PEERS[1]: 4, PEERS[2]: 6}, {PEERS[0]: far, PEERS[1]: near, PEERS[2]: near}
+    )
+    assert check_norms(published, 5.0) is None  # exactly half
+    heavier = replace(published, weights={PEERS[0]: 11, PEERS[1]: 4, PEERS[2]: 6})
+    doubt = check_norms(heavier, 5.0)
+    assert doubt is not None
+    assert doubt.weight_share == pytest.approx(11 / 21)
+    candidate = replace(published, weights={PEERS[0]: 0, PEERS[1]: 4, PEERS[2]: 6})
+    assert check_norms(candidate, 5.0) is None
+
+
+def test_v3_stays_silent_whatever_honest_aggregators_get() -> None:
+    """The bound of a part from all claims of the step, with 7 of 16 attackers in every part or in one of them."""
+    rng = np.random.default_rng(8)
+    numel, parts_count = 64, 16
+    for attacked in (range(parts_count), range(1), range(7)):
+        for radius in (0.1, 0.5, 1.0, 2.0, 10.0):
+            norms = []
+            for part in range(parts_count):
+                x = rng.normal(size=(1, 16, numel)) / np.sqrt(numel)
+                if part in attacked:
+                    x[0, :7] = 1000 * rng.normal(size=numel)
+                v = solve(x, np.ones((1, 16)), np.array([radius]))[0]
+                norms.append(np.linalg.norm(x[0] - v, axis=1))
+            ones = dict.fromkeys(PEERS[:16], 1)
+            typical = [typical_norm(dict(zip(PEERS, of_part.tolist(), strict=False)), ones) for of_part in norms]
+            for part, dispersion in enumerate(dispersions(typical, [1.0] * parts_count)):
+                assert np.sum(norms[part] > norm_bound(dispersion, radius)) <= 8
+
+
+def test_an_aggregator_cannot_raise_its_own_bound() -> None:
+    honest = [1.0] * 16
+    shifted = [10.0, *[1.02] * 15]
+    assert norm_bound(dispersions(shifted, honest)[0], 1.0) < 4.0
+    seven = [10.0] * 7 + [1.02] * 9
+    assert norm_bound(dispersions(seven, honest)[0], 1.0) < 4.0
+    noisier = dispersions([5.0] * 16, honest)
+    assert noisier == (5.0,) * 16
+
+
+def test_published_claims_are_complete_and_alike() -> None:
+    claim = Claim((0.0,), 1.0)
+    for weights, claims_, radius, message in (
+        ({PEERS[0]: 1}, {PEERS[1]: claim}, 1.0, "senders with weights"),
+        ({PEERS[0]: 0}, {PEERS[0]: claim}, 1.0, "one of them positive"),
+        ({}, {}, 1.0, "one of them positive"),
+        ({PEERS[0]: -1}, {PEERS[0]: claim}, 1.0, "must not be negative"),
+        ({PEERS[0]: 1, PEERS[1]: 1}, {PEERS[0]: claim, PEERS[1]: Claim((0.0, 1.0), 1.0)}, 1.0, "different numbers"),
+        ({PEERS[0]: 1}, {PEERS[0]: claim}, float("nan"), "radius"),
+        ({PEERS[0]: 1}, {PEERS[0]: claim}, 0.0, "radius"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PublishedClaims(0, AGGREGATOR, radius, weights, claims_)
+    published = PublishedClaims(0, AGGREGATOR, 1.0, {PEERS[0]: 1}, {PEERS[0]: claim})
+    with pytest.raises(ValueError, match="not those of the senders"):
+        check_senders(published, {})
+    with pytest.raises(ValueError, match="not those of the senders"):
+        check_averaging(published, {}, np.zeros(2), Directions(bytes(32), 1), ACCURACY)

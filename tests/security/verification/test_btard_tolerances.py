@@ -1,0 +1,136 @@
+"""How far honest numbers may be apart, what honest peers see of each other, and what the checks cost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from minga.core.errors import ConfigurationError
+from minga.security.verification.claims import Claim
+from minga.security.verification.gradient_match import Hysteresis, gradient_error
+from minga.security.verification.norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound, typical_norm
+from minga.security.verification.tolerance import KAPPA, ResultAccuracy, claim_deviation
+from tests.worlds.btard_rounds import PEERS
+
+
+def test_the_tolerance_of_v2() -> None:
+    accuracy = ResultAccuracy(1e-6)
+    limit = accuracy.sum_limit(16, 1.0, 0.0, 100)
+    assert limit == pytest.approx(KAPPA * 16 * (1e-6 + 5 * 2.0**-24), rel=1e-6)
+    assert accuracy.sum_limit(32, 1.0, 0.0, 100) == pytest.approx(2 * limit)
+    # Rounding of a very long result outweighs all else.
+    assert accuracy.residual_limit(16, 1.0, 1e6, 100) == pytest.approx(16 * 1e6 * 2.0**-24, rel=1e-4)
+
+
+def test_rounding_a_result_stays_within_the_tolerance() -> None:
+    rng = np.random.default_rng(1)
+    for scale in (1e-9, 1e-6, 1e-3, 1.0, 1e4):
+        exact = scale * rng.normal(size=1000)
+        rounded = exact.astype(np.float32)
+        allowed = ResultAccuracy(1e-6).residual_limit(1, 1e-30, float(np.linalg.norm(rounded.astype(float))), 1000)
+        assert np.linalg.norm(rounded.astype(float) - exact) <= allowed
+
+
+def test_settings_out_of_range() -> None:
+    for stop in (0.0, 0.1, math.nan):
+        with pytest.raises(ConfigurationError, match="stop"):
+            ResultAccuracy(stop)
+
+
+def test_deviations_of_claims() -> None:
+    true = Claim((1.0, -2.0), 4.0)
+    assert claim_deviation(true, true, 3.0) == 0.0
+    assert claim_deviation(Claim((1.0, -2.3), 4.0), true, 3.0) == pytest.approx(0.1)
+    assert claim_deviation(Claim((1.0, -2.0), 4.4), true, 3.0) == pytest.approx(0.1)
+    assert claim_deviation(Claim((1.0,), 4.0), true, 3.0) == math.inf
+    nothing = Claim((0.0, 0.0), 0.0)
+    assert claim_deviation(nothing, nothing, 3.0) == 0.0
+    assert claim_deviation(Claim((0.0, 1e-300), 0.0), nothing, 3.0) == math.inf
+
+
+def test_calibrated_thresholds() -> None:
+    thresholds = Hysteresis.calibrated([1e-5, 3e-5, 2e-6])
+    assert thresholds.convict == pytest.approx(3e-4)
+    assert thresholds.convict < thresholds.accuse
+    assert not any(map(thresholds.accuses, (0.0, 3e-5, 3e-4)))
+    assert all(map(thresholds.accuses, (0.01, math.inf, math.nan)))
+    assert not thresholds.convicts(2e-4)
+    assert thresholds.convicts(4e-4)
+    assert thresholds.convicts(math.nan)
+    assert Hysteresis.calibrated([0.0]).convict == 1e-5
+
+
+def test_thresholds_that_would_let_attacks_pass_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"differ by 0\.001 in their gradients, more than 0\.00033"):
+        Hysteresis.calibrated([1e-3])
+    for errors in ([], [math.nan], [-1.0]):
+        with pytest.raises(ConfigurationError, match="calibration"):
+            Hysteresis.calibrated(errors)
+    for wrong in ((0.0, 1e-3), (1e-3, 1e-3), (1e-3, 2e-2), (2e-3, math.nan)):
+        with pytest.raises(ConfigurationError, match="must rise"):
+            Hysteresis(*wrong)
+
+
+def test_whoever_is_accused_rightly_is_convicted_by_all() -> None:
+    """Honest gradients differ by up to h: an accuser never stands alone, an honest target is never accused."""
+    rng = np.random.default_rng(2)
+    largest = 1e-4
+    thresholds = Hysteresis.calibrated([largest])
+    for _ in range(2000):
+        honest = [1 + largest / 2 * rng.uniform(-1, 1) for _ in range(8)]
+        assert not any(thresholds.accuses(abs(a - b) / b) for a in honest for b in honest)
+        assert not any(thresholds.convicts(abs(a - b) / b) for a in honest for b in honest)
+        sent = 1 + 10 ** rng.uniform(-5, -1)
+        errors = [abs(sent - each) / each for each in honest]
+        if any(map(thresholds.accuses, errors)):
+            assert all(thresholds.convicts(error) for error in errors)
+
+
+def test_errors_of_gradients() -> None:
+    rng = np.random.default_rng(3)
+    parts = [rng.normal(size=size) for size in (100, 0, 50)]
+    assert gradient_error(parts, parts) == 0.0
+    noisy = [part + 0.01 * np.linalg.norm(part) / math.sqrt(max(1, len(part))) for part in parts]
+    assert gradient_error(noisy, parts) == pytest.approx(0.01, rel=1e-3)
+    # Of a part that is rounding noise only, noise is expected.
+    nothing = [*parts, 1e-9 * rng.normal(size=10)]
+    assert gradient_error([*parts, 1e-9 * rng.normal(size=10)], nothing) < 1e-6
+    assert gradient_error([*parts, 0.01 * rng.normal(size=10)], nothing) > 0.1
+    zeros = [np.zeros(3)]
+    assert gradient_error(zeros, zeros) == 0.0
+    assert gradient_error([np.ones(3)], zeros) == math.inf
+    with pytest.raises(ValueError, match="no difference"):
+        gradient_error([np.zeros(2)], zeros)
+
+
+def test_typical_norms() -> None:
+    ones = dict.fromkeys(PEERS[:5], 1)
+    norms = dict(zip(PEERS, [1.0, 2.0, 3.0, 1e9, 1e9], strict=False))
+    assert typical_norm(norms, ones) == 3.0
+    assert typical_norm(norms, ones | {PEERS[0]: 4}) == 1.0
+    with pytest.raises(ValueError, match="weight"):
+        typical_norm(norms, dict.fromkeys(PEERS[:5], 0))
+
+
+def test_dispersions_and_bounds() -> None:
+    assert norm_bound(1.0, 1.0) == NORM_FACTOR == pytest.approx(3.8637, abs=1e-4)
+    assert norm_bound(1.0, 10.0) == pytest.approx(5 * NORM_FACTOR)
+    assert dispersions([2.0, 2.0, 50.0, 0.0], [1.0, 1.0, 1.0, 0.0]) == (2.0, 2.0, 2.0, 0.0)
+    assert dispersions([0.0], [0.0]) == (0.0,)
+
+
+def test_references_are_medians_of_past_steps_however_they_were_cut() -> None:
+    history = DispersionHistory(3)
+    assert history.references([4, 4, 20]) == (2.0, 0.0, 4.0)
+    for scale in (1.0, 2.0, 300.0, 4.0):
+        history.add([10, 20], [3.0 * scale, 4.0 * scale])
+    assert history.references([10, 20]) == pytest.approx((12.0, 16.0))  # of 2, 300 and 4
+    assert history.references([20]) == pytest.approx((20.0,))
+    assert history.references([5, 5, 15, 20]) == pytest.approx(
+        (12 / math.sqrt(2), 0.0, math.sqrt(200), 16 / math.sqrt(2))
+    )
+    for stops, norms in (([2, 1], [1.0, 1.0]), ([1], []), ([-1], [1.0])):
+        with pytest.raises(ValueError, match="each part"):
+            history.add(stops, norms)

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minga.core.errors import ClosedError, ConfigurationError
+from minga.core.events import Event, EventBus
+from minga.network.virtual.internet import HostSettings, VirtualInternet
+from minga.simulation import AtEvent, AtTime, Fault, FaultDriver, FaultTarget, VirtualFaults, parse_faults, run_virtual
+
+SCRIPT = """
+    # a comment
+    kill aggregator when round.reducing step=3
+    kill emitter when leader emits round.reducing   # another
+    stall peer-2 at 10s for 4s
+    resume peer-2 at 1.5min
+
+    drop_link peer-1 peer-3 at 500ms for 5s
+    restore_link peer-1 peer-3 at 30s
+    slow_link peer-1 to 100kbit at 5s
+    slow_link peer-1 to 2Mbit when round.reducing step=3 codec=int8 for 2s
+    lie peer-2 wrong-state at 3s
+    kill peer-9
+"""
+
+
+def test_every_form_is_understood() -> None:
+    assert parse_faults(SCRIPT) == (
+        Fault("kill", ("aggregator",), AtEvent("round.reducing", None, (("step", "3"),)), line=3),
+        Fault("kill", ("emitter",), AtEvent("round.reducing", "leader"), line=4),
+        Fault("stall", ("peer-2",), AtTime(10.0), 4.0, line=5),
+        Fault("resume", ("peer-2",), AtTime(90.0), line=6),
+        Fault("drop_link", ("peer-1", "peer-3"), AtTime(0.5), 5.0, line=8),
+        Fault("restore_link", ("peer-1", "peer-3"), AtTime(30.0), line=9),
+        Fault("slow_link", ("peer-1",), AtTime(5.0), bytes_per_s=12_500.0, line=10),
+        Fault(
+            "slow_link",
+            ("peer-1",),
+            AtEvent("round.reducing", None, (("step", "3"), ("codec", "int8"))),
+            2.0,
+            250_000.0,
+            line=11,
+        ),
+        Fault("lie", ("peer-2",), AtTime(3.0), behaviour="wrong-state", line=12),
+        Fault("kill", ("peer-9",), AtTime(0.0), line=13),
+    )
+    assert parse_faults("") == parse_faults("\n # nothing\n\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("explode peer-1 at 3s", "line 1, at `explode`: unknown fault; known are kill, stall"),
+        ("\nkill", "line 2, at its end: the name of a peer or role"),
+        ("kill at 3s", "at `at`: the name of a peer"),
+        ("kill pe/er", "at `pe/er`: the name"),
+        ("kill peer-1 peer-2", "at `peer-2`: `at`, `when` or `for`"),
+        ("kill peer-1 at", "at its end: a time such as 10s"),
+        ("kill peer-1 at 10", "at `10`: a time such as 10s must stand here; units are ms, s, min"),
+        ("kill peer-1 at -1s", "at `-1s`: a time"),
+        ("kill peer-1 at 1e9s", "at `1e9s`: must be at least zero and at most 1e\\+06"),
+        ("kill peer-1 at 1e999s", "must be at least zero"),
+        ("kill peer-1 at nans", "at `nans`"),
+        ("kill peer-1 at 1s at 2s", "at `at`: `at`, `when` or `for`"),
+        ("kill peer-1 for 3s", "at `for`: kill has no duration"),
+        ("stall peer-1 for 0s", "at `0s`: must be more than zero"),
+        ("stall peer-1 for 1s at 2s", "at `at`: nothing more was expected"),
+        ("kill peer-1 when", "at its end: the kind of an event"),
+        ("kill peer-1 when a.b c", "at `c`: a condition such as step=3"),
+        ("kill peer-1 when a.b step=", "at `step=`: a condition"),
+        ("kill peer-1 when a.b =3", "at `=3`: a condition"),
+        ("kill peer-1 when a:b", "at `a:b`: not the kind of an event"),
+        ("kill peer-1 when leader emits", "at its end: the kind of an event"),
+        ("drop_link peer-1 at 3s", "at `at`: the name of a peer"),
+        ("drop_link peer-1 peer-1", "at `peer-1`: a link joins two different peers"),
+        ("slow_link peer-1 at 3s", "at `at`: `to` and a rate"),
+        ("slow_link peer-1", "at its end: `to` and a rate"),
+        ("slow_link peer-1 to 3s", "at `3s`: a rate such as 100kbit"),
+        ("slow_link peer-1 to 0bit", "at `0bit`: must be more than zero"),
+        ("lie peer-1 at 3s", "at `at`: what the lie is"),
+        ("kill " + "x" * 500, "at `x{60}`: the name"),
+        ("#" * 70_000, "a fault script of 70000 characters exceeds 65536"),
+    ],
+)
+def test_mistakes_are_named_with_line_and_word(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        parse_faults(text)
+
+
+names = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True).filter(
+    lambda name: name not in ("at", "when", "for", "to", "emits")
+)
+seconds = st.floats(1e-3, 1e6)
+triggers = st.one_of(
+    st.builds(AtTime, st.floats(0, 1e6)),
+    st.builds(
+        AtEvent,
+        names,
+        st.none() | names,
+        st.lists(st.tuples(names, names), max_size=3).map(tuple),
+    ),
+)
+faults = st.one_of(
+    st.builds(Fault, st.sampled_from(["kill", "resume"]), st.tuples(names), triggers),
+    st.builds(Fault, st.just("stall"), st.tuples(names), triggers, st.none() | seconds),
+    st.builds(
+        Fault,
+        st.just("drop_link"),
+        st.tuples(names, names).filter(lambda p: p[0] != p[1]),
+        triggers,
+        st.none() | seconds,
+    ),
+    st.builds(Fault, st.just("slow_link"), st.tuples(names), triggers, st.none() | seconds, st.floats(1, 1e12)),
+    st.builds(Fault, st.just("lie"), st.tuples(names), triggers, st.none() | seconds, st.none(), names),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(faults, max_size=5))
+def test_text_form_can_be_read_back(script: list[Fault]) -> None:
+    read = parse_faults("\n".join(map(str, script)))
+    assert [str(fault) for fault in read] == [str(fault) for fault in script]
+
+
+@settings(deadline=None)
+@given(st.text(max_size=100) | st.lists(st.sampled_from(SCRIPT.split()), max_size=10).map(" ".join))
+def test_garbage_is_refused_and_nothing_else(text: str) -> None:
+    with contextlib.suppress(ConfigurationError):
+        assert isinstance(parse_faults(text), tuple)
+
+
+class Recorder:
+    """A target that writes down what is done to it."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[Any, ...]] = []
+
+    def __getattr__(self, action: str) -> Callable[..., None]:
+        return lambda *arguments: self.done.append((asyncio.get_running_loop().time(), action, *arguments))
+
+
+def drive(script: str, scene: Callable[[FaultDriver], Coroutine[Any, Any, None]], **options: Any) -> list[Any]:
+    recorder = Recorder()
+
+    async def main() -> None:
+        driver = FaultDriver(parse_faults(script), recorder, **options)  # type: ignore[arg-type]
+        for number in range(4):
+            driver.attach(f"peer-{number}")
+        driver.start()
+        await scene(driver)
+
+    run_virtual(main())
+    return recorder.done
+
+
+def test_faults_at_times_begin_and_end() -> None:
+    async def scene(driver: FaultDriver) -> None:
+        await asyncio.sleep(100)
+
+    done = drive(
+        """
+        stall peer-2 at 10s for 4s
+        drop_link peer-1 peer-3 at 8s for 5s
+        slow_link peer-1 to 80kbit at 5s for 1s
+        lie peer-2 wrong-state at 3s for 1s
+        kill peer-0 at 20s
+        resume peer-2 at 21s
+        restore_link peer-1 peer-3 at 22s
+        stall peer-3
+        """,
+        scene,
+    )
+    assert done == [
+        (0.0, "stall", "peer-3"),
+        (3.0, "lie", "peer-2", "wrong-state"),
+        (4.0, "lie", "peer-2", None),
+        (5.0, "slow_link", "peer-1", 10_000.0),
+        (6.0, "slow_link", "peer-1", None),
+        (8.0, "drop_link", "peer-1", "peer-3"),
+        (10.0, "stall", "peer-2"),
+        (13.0, "restore_link", "peer-1", "peer-3"),
+        (14.0, "resume", "peer-2"),
+        (20.0, "kill", "peer-0"),
+        (21.0, "resume", "peer-2"),
+        (22.0, "restore_link", "peer-1", "peer-3"),
+    ]
+
+
+def test_an_event_triggers_once_and_only_if_all_fits() -> None:
+    roles = {"leader": "peer-1", "aggregator": "peer-2"}
+
+    async def scene(driver: FaultDriver) -> None:
+        driver.on_event("peer-0", Event(0.0, "round.reducing", {"step": 2, "final": True}))
+        driver.on_event("peer-0", Event(0.0, "round.reduced", {"step": 3, "final": True}))
+        driver.on_event("peer-0", Event(0.0, "round.reducing", {"final": True}))
+        assert len(driver.pending) == 3
+        await asyncio.sleep(1)
+        driver.on_event("peer-3", Event(1.0, "round.reducing", {"step": 3, "final": True}))
+        await asyncio.sleep(1)
+        roles["leader"] = "peer-3"
+        for _ in range(2):
+            driver.on_event("peer-3", Event(2.0, "round.reducing", {"step": 3, "final": True}))
+        assert len(driver.pending) == 1
+
+    done = drive(
+        """
+        kill aggregator when round.reducing step=3 final=true
+        stall emitter when leader emits round.reducing step=3.0
+        kill peer-0 when round.reducing step=x
+        """,
+        scene,
+        resolve=lambda role, emitter, event: roles.get(role),
+    )
+    assert done == [(1.0, "kill", "peer-2"), (2.0, "stall", "peer-3")]
+
+
+def test_a_role_that_nobody_has(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(driver: FaultDriver) -> None:
+        await asyncio.sleep(2)
+        driver.on_event("peer-0", Event(2.0, "round.reducing", {}))
+        assert len(driver.pending) == 1
+        driver.attach("sender")
+        driver.on_event("peer-0", Event(2.0, "round.reducing", {}))
+
+    done = drive("kill leader at 1s\nkill sender when round.reducing", scene)
+    assert done == [(2.0, "kill", "sender")]
+    assert "skipped `kill leader at 1.0s`: nobody is leader" in caplog.text
+
+
+def test_closing_undoes_and_ends() -> None:
+    async def scene(driver: FaultDriver) -> None:
+        with pytest.raises(ConfigurationError, match="only once"):
+            driver.start()
+        await asyncio.sleep(2)
+        driver.close()
+        driver.close()
+        driver.on_event("peer-0", Event(2.0, "round.reducing", {}))
+        await asyncio.sleep(100)
+
+    done = drive("stall peer-1 at 1s for 9s\nkill peer-2 at 3s\nkill peer-3 when round.reducing", scene)
+    assert done == [(1.0, "stall", "peer-1"), (2.0, "resume", "peer-1")]
+
+
+def test_a_script_drives_virtual_hosts_by_their_own_events() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        internet = VirtualInternet(1)
+        lies: list[tuple[str, str | None]] = []
+        target: FaultTarget = VirtualFaults(internet, lambda *lie: lies.append(lie))
+        driver = FaultDriver(
+            parse_faults(
+                """
+                stall emitter when round.reducing step=2 for 4s
+                kill peer-1 when round.reducing step=3
+                drop_link peer-0 peer-2 at 1s for 1s
+                slow_link peer-2 to 8kbit at 1s for 1s
+                lie peer-2 wrong-state at 1s
+                """
+            ),
+            target,
+        )
+        steps: list[tuple[str, int, float]] = []
+
+        async def work(name: str, bus: EventBus) -> None:
+            for step in range(5):
+                await asyncio.sleep(1)
+                bus.emit("round.reducing", step=step)
+                steps.append((name, step, loop.time()))
+                await asyncio.sleep(0)
+
+        hosts = [internet.host(HostSettings(1e6, 1e6)) for _ in range(3)]
+        for host in hosts:
+            driver.attach(host.name, EventBus(loop.time))
+        bus = EventBus(loop.time)
+        driver.attach("peer-1", bus)
+        driver.start()
+        task = hosts[1].process.run(work("peer-1", bus))
+        await asyncio.sleep(1.5)
+        assert hosts[2].state.up.rate == 1000.0
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.4):
+                await hosts[0].connect(hosts[2].address)
+        await asyncio.sleep(0.6)
+        assert hosts[2].state.up.rate == 1e6
+        await hosts[0].connect(hosts[2].address)
+        await asyncio.wait({task})
+        # The third step's event stalls its own emitter for four seconds; the fourth's kills it.
+        assert steps == [("peer-1", 0, 1.0), ("peer-1", 1, 2.0), ("peer-1", 2, 3.0), ("peer-1", 3, 8.0)]
+        assert task.cancelled()
+        with pytest.raises(ClosedError):
+            await hosts[1].accept()
+        assert lies == [("peer-2", "wrong-state")]
+        assert [(record.fault.action, record.peers, record.ended, record.time) for record in driver.records][-3:] == [
+            ("stall", ("peer-1",), False, 3.0),
+            ("stall", ("peer-1",), True, 7.0),
+            ("kill", ("peer-1",), False, 8.0),
+        ]
+
+    run_virtual(main())
+
+
+def test_a_simulation_without_liars_says_so() -> None:
+    async def main() -> None:
+        internet = VirtualInternet()
+        internet.host()
+        with pytest.raises(ConfigurationError, match="no peers that can lie"):
+            VirtualFaults(internet).lie("peer-0", "wrong-state")
+
+    run_virtual(main())

@@ -1,0 +1,355 @@
+"""Plans of runs that do not exist yet: models, devices, figures, warnings, and the commands."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import minga.cli
+from minga.averaging.strategy_choice import STRATEGIES
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.simulation.advice.advice import warnings
+from minga.simulation.advice.advised_batch import advised_batch
+from minga.simulation.advice.comparison import USUAL_CODECS, best_of, compare
+from minga.simulation.forecast.devices import DEVICES, Measurement, keep_measurements, look_up, read_measurements
+from minga.simulation.forecast.forecast import Forecast, forecast, state_bytes
+from minga.simulation.forecast.memory import footprint
+from minga.simulation.forecast.model_facts import ModelFacts, model_facts
+from minga.simulation.forecast.peer_text import parse_peers
+from minga.simulation.forecast.planned_run import Setting
+from minga.simulation.forecast.volunteers import resolve
+
+SMALL = model_facts("18M")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("minga.cli.gc.freeze", lambda: None)
+    monkeypatch.setattr("minga.cli.terminal.interrupt.Interruption.__init__", lambda self: None)
+    monkeypatch.setattr("minga.cli.terminal.context.gc.disable", lambda: None)
+    monkeypatch.setattr("minga.simulation.forecast.devices.table_path", lambda: tmp_path / "devices.json")
+
+
+def plan(peers: str, batch: int = 4096, model: ModelFacts = SMALL, codec: str = "float16", **settings: Any) -> Forecast:
+    volunteers = resolve(parse_peers(peers), model, "lamb", batch, precision="half")
+    return forecast(Setting(volunteers, model, "lamb", batch, settings.get("strategy", "synchronous"), codec))
+
+
+# ---- models and devices
+
+
+def test_the_recipe_s_sizes_are_counted() -> None:
+    large = model_facts("albert-large")
+    assert large.parameters == 17_847_474
+    assert large.tokens == 512
+    # What collaborations with T4s were planned with: 10 samples a second, in half precision.
+    assert DEVICES["t4"].samples_per_s(large.operations, "half") == pytest.approx(10.0, rel=0.2)
+    assert model_facts("albert-large", tokens=128).operations < large.operations / 4
+
+
+def test_other_models(tmp_path: Path) -> None:
+    assert model_facts("18M").parameters == 18_000_000
+    assert model_facts("1.5b").parameters == 1_500_000_000
+    assert model_facts("gpt2").operations == pytest.approx(6 * 124e6 * 1024, rel=0.2)
+    weights = tmp_path / "own.safetensors"
+    save_file({"w": torch.zeros(30, 7), "b": torch.zeros(7), "s": torch.zeros(())}, weights)
+    assert sorted(model_facts(str(weights)).tensors) == [1, 7, 210]
+    spec = tmp_path / "run.toml"
+    spec.write_text('name = "r"\n[recipe.albert]\nsize = "tiny"\nmax_length = 64\nvocabulary_size = 512\n', "utf-8")
+    assert model_facts(str(spec)).tokens == 64
+    spec.write_text('name = "r"\n[model]\nrecipe = "custom"\n', "utf-8")
+    with pytest.raises(ConfigurationError, match="does not say how large the model is"):
+        model_facts(str(spec))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("alber", "no model of this name; there are: albert-tiny"),
+        ("albert-huge", "the recipe has no such model; there are: albert-tiny"),
+        ("0", "a model has from 1 to"),
+        ("9999T", "a model has from 1 to"),
+        ("nowhere.safetensors", "nowhere.safetensors: cannot be read as safetensors: No such file"),
+    ],
+)
+def test_models_that_are_refused(text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        model_facts(text)
+    assert said in str(refused.value)
+
+
+def test_a_damaged_file_of_weights(tmp_path: Path) -> None:
+    path = tmp_path / "broken.safetensors"
+    path.write_bytes(b"\xff" * 40)
+    with pytest.raises(ConfigurationError, match="cannot be read as safetensors"):
+        model_facts(str(path))
+
+
+def test_unknown_devices_are_named_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"no device called 't5'; there are: t4, p100.*samples_per_s="):
+        look_up("t5")
+    with pytest.raises(ConfigurationError, match=r"at character 14, '\(t5, 1Gbit\)': no device called 't5'"):
+        plan("(t4, 1Gbit); (t5, 1Gbit)")
+
+
+def test_this_machine_s_measurements(tmp_path: Path) -> None:
+    one = Measurement("cpu", "18M", 512, 8, 2.5, 0.1, None, "cpu, 2 threads")
+    path = tmp_path / "devices.json"
+    keep_measurements([one, Measurement("cuda:0", "18M", 512, 32, 40.0, 0.01, 1 << 30, "fast")], path)
+    keep_measurements([Measurement("cpu", "18M", 512, 8, 3.0, 0.1, None, "cpu, 2 threads")], path)
+    measured = read_measurements(path)
+    assert {each.device: each.samples_per_s for each in measured} == {"cuda:0": 40.0, "cpu": 3.0}
+    (own,) = resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096, measured=measured)
+    assert (own.samples_per_s, own.micro_batch, own.speed_origin) == (40.0, 32, "measured")
+    with pytest.raises(ConfigurationError, match=r"not measured with 18M and 512 tokens.*models of recipes alone"):
+        resolve(parse_peers("(this, 1Gbit)"), SMALL, "lamb", 4096)
+    with pytest.raises(ConfigurationError, match=r"run `minga bench-device --model albert-tiny --tokens 512`"):
+        resolve(parse_peers("(this, 1Gbit)"), model_facts("albert-tiny"), "lamb", 4096)
+    path.write_text("[]", "utf-8")
+    with pytest.raises(ConfigurationError, match=r"devices\.json: no table of devices"):
+        read_measurements(path)
+    assert read_measurements(tmp_path / "none.json") == []
+
+
+# ---- figures
+
+
+def test_published_setups_of_heterogeneous_peers() -> None:
+    """16 peers of 10 samples/s that send 0.571 Gbit in float16: the step times of the specification's own model."""
+    both = ModelFacts("gradients and parameters", (35_700_000,), 1.0, 512, None, "")
+    speed = "samples_per_s=10, micro_batch=1, latency=0ms"
+    fast = plan(f"16x({speed}, 25Gbit)", model=both)
+    mixed = plan(f"4x({speed}, 200Mbit); 8x({speed}, 100Mbit); 4x({speed}, 50Mbit)", model=both)
+    helped = plan(f"4x({speed}, 200Mbit); 8x({speed}, 100Mbit); 4x({speed}, 50Mbit); 4x(aux, 500Mbit)", model=both)
+    assert fast.filling_s == pytest.approx(25.6, rel=0.01)
+    assert mixed.round_s == pytest.approx(11.4, rel=0.02)
+    assert helped.round_s == pytest.approx(mixed.round_s, rel=0.01)
+    delayed = plan(f"4x({speed}, 200Mbit); 8x({speed}, 100Mbit); 4x({speed}, 50Mbit)", model=both, strategy="delayed")
+    assert delayed.step_s == pytest.approx(25.6, rel=0.01)
+    assert delayed.utilisation == pytest.approx(1.0, abs=0.01)
+
+
+def test_traffic_memory_and_sync() -> None:
+    found = plan("4x(t4, 100Mbit, samples_per_s=10, micro_batch=4); (aux, 1Gbit)")
+    trainer, auxiliary = found.classes
+    assert trainer.upload_bytes_per_day >= trainer.upload_bytes * 86_400 / found.step_s
+    assert trainer.upload_bytes == pytest.approx(36e6, rel=0.01)  # the auxiliary reduces nearly all
+    memory = footprint(found, 0)
+    assert (memory.parameters, memory.gradients, memory.optimizer) == (72_000_000, 72_000_000, 144_000_000)
+    assert memory.accumulators == 72_000_000
+    assert memory.activations is None  # nothing is known of what 18M parameters do
+    assert footprint(found, 1).activations == 0
+    assert memory.wire * 4 + footprint(found, 1).wire == pytest.approx(found.vector_bytes, rel=0.01)
+    assert footprint(found, 1).wire > 0.9 * found.vector_bytes
+    assert state_bytes(SMALL, "lamb") == 216_000_000
+    assert trainer.sync_s == pytest.approx(216e6 / 12.5e6, rel=0.01)
+    assert auxiliary.sync_s < trainer.sync_s
+
+
+def test_of_equally_good_ways_the_first_is_best() -> None:
+    setting = plan("8x(t4, 1Gbit, samples_per_s=1, micro_batch=1)").setting
+    forecasts = compare(setting, STRATEGIES.names(), USUAL_CODECS)
+    assert len(forecasts) == 8
+    assert best_of(forecasts) is forecasts[0]
+    slow = compare(plan("8x(t4, 5Mbit, samples_per_s=10, micro_batch=4)").setting, STRATEGIES.names(), USUAL_CODECS)
+    assert best_of(slow).setting.strategy == "delayed"
+
+
+def test_a_single_peer_needs_no_round() -> None:
+    found = plan("(t4, 1Gbit, samples_per_s=10, micro_batch=4)")
+    assert found.round_s == found.forming_s == 0.0
+    assert found.step_s == pytest.approx(409.6, rel=0.01)
+
+
+def test_nobody_rests_in_a_large_swarm_since_its_leaders_would_not_ask() -> None:
+    speed = "samples_per_s=20, micro_batch=4"
+    found = plan(f"40x({speed}, 1Gbit); 20x({speed}, up=1Mbit, down=50Mbit)")
+    assert [figures.resting for figures in found.classes] == [0, 20]
+    assert found.round_s < 36e6 / 125e3
+    larger = plan(f"100x({speed}, 1Gbit); 20x({speed}, up=1Mbit, down=50Mbit)")
+    assert [figures.resting for figures in larger.classes] == [0, 0]
+    assert larger.round_s >= 0.99 * larger.vector_bytes / 125e3
+
+
+@pytest.mark.parametrize(
+    ("peers", "said"),
+    [("2x(aux, 1Gbit)", "nobody computes gradients"), ("2x(t4, nat, 1Gbit)", "all are clients, so nobody can reduce")],
+)
+def test_swarms_that_cannot_train(peers: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        plan(peers)
+
+
+# ---- warnings
+
+
+def said_of(found: Forecast) -> str:
+    return "\n".join(warnings(found))
+
+
+def test_a_newcomer_that_cannot_keep_up() -> None:
+    found = plan("8x(v100, up=4Mbit, down=4Mbit, samples_per_s=100, micro_batch=8)", strategy="delayed", codec="int8")
+    assert "needs 7 min" in said_of(found)
+    assert "to sync, your step takes" in said_of(found)
+
+
+def test_communication_that_takes_most_of_the_time() -> None:
+    found = plan("8x(t4, 50Mbit, samples_per_s=100, micro_batch=8)", batch=1024)
+    advised = advised_batch(found)
+    assert f"of each step: raise the target batch to {advised:,}" in said_of(found)
+    assert plan("8x(t4, 50Mbit, samples_per_s=100, micro_batch=8)", batch=advised).idle <= 0.21
+
+
+def test_lines_that_bind_and_peers_that_rest() -> None:
+    few = "8x(v100, 1Gbit, samples_per_s=20, micro_batch=4); 3x(t4, up=15Mbit, samples_per_s=10, micro_batch=4)"
+    assert "the lines of 3 t4 bind the rounds; without these peers a round takes" in said_of(plan(few))
+    slower = plan(few.replace("up=15Mbit", "up=2Mbit, down=100Mbit"))
+    assert slower.classes[1].resting == 3
+    assert "3 of 3 t4 will be asked to rest" in said_of(slower)
+
+
+def test_micro_batches_that_are_too_long() -> None:
+    found = plan("4x(t4, 1Gbit, samples_per_s=10, micro_batch=64)", batch=300)
+    assert (found.batch, found.filling_s) == (320, pytest.approx(12.8))
+    assert "a step of 320 samples takes 12.8 s of computing instead of 7.5 s, since" in said_of(found)
+    assert "micro-batches of 64 take t4 6.4 s; join with --micro-batch 4 there" in said_of(found)
+    never = plan("8x(v100, 1Gbit, samples_per_s=50, micro_batch=8); (t4, 1Gbit, samples_per_s=1, micro_batch=64)", 2048)
+    assert "it never contributes" in said_of(never)
+
+
+def test_memory_that_does_not_suffice() -> None:
+    large = model_facts("albert-large")
+    found = plan("4x(t4, 1Gbit)", model=large)
+    assert found.setting.volunteers[0].micro_batch == 16
+    assert "room for micro-batches of 16: join there with --micro-batch 16" in said_of(found)
+    assert "a micro-batch of 64 takes" in said_of(plan("4x(t4, 1Gbit, micro_batch=64)", model=large))
+    assert "the model does not fit there" in said_of(plan("4x(t4, 1Gbit)", model=model_facts("gpt2-xl")))
+
+
+def test_traffic_and_an_auxiliary_that_would_help() -> None:
+    found = plan("4x(t4, up=20Mbit, down=200Mbit, samples_per_s=100, micro_batch=4)")
+    assert "a day; check that its provider allows that" in said_of(found)
+    assert "one more auxiliary of 1 Gbit/s would shorten steps from" in said_of(found)
+
+
+# ---- the commands
+
+
+def call(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as end:
+        minga.cli.main(list(arguments))
+    assert isinstance(end.value.code, int)
+    told = capfd.readouterr()
+    return end.value.code, told.out + told.err
+
+
+PEERS = "6x(t4, up=50Mbit, down=200Mbit); 2x(a100, 1Gbit)"
+
+
+def test_the_command_for_people_and_for_programs(capfd: pytest.CaptureFixture[str]) -> None:
+    code, text = call(capfd, "plan", "--model", "18M", "--peers", PEERS)
+    assert code == 0
+    for word in ("steps an hour", "6 x t4", "(estimate)", "best", "Estimates, which may be off", "18,000,000"):
+        assert word in text
+    code, text = call(capfd, "plan", "--model", "18M", "--peers", PEERS, "--target-batch", "512", "--json")
+    last = json.loads(text.splitlines()[-1])
+    assert code == 0
+    assert last["steps_per_hour"] == pytest.approx(3600 / last["step_s"], rel=1e-3)
+    assert last["target_batch_size"] == 512
+    assert (last["strategy"] in STRATEGIES.names(), last["codec"] in USUAL_CODECS, len(last["ways"])) == (True, True, 8)
+    assert set(last["traffic"]) == set(last["memory_bytes"]) == {"t4", "a100"}
+    assert set(last["traffic"]["t4"]) == {"upload_bytes_per_day", "download_bytes_per_day"}
+    assert last["memory_bytes"]["t4"]["activations"] is None
+    assert 0 < last["utilisation"] <= 1
+    assert last["sync_s"] > 0 < last["round_s"] < math.inf
+    assert all(isinstance(text, str) for text in last["warnings"])
+
+
+def test_a_run_spec_decides_what_it_says(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "run.toml"
+    spec.write_text(
+        'name = "r"\n[recipe.albert]\nsize = "tiny"\n[training]\ntarget_batch_size = 777\nstrategy = "delayed"\n'
+        '[averaging]\ncodec = "float32"\n[optimizer]\nname = "sgd"\n', "utf-8",
+    )  # fmt: skip
+    code, text = call(capfd, "plan", "--model", str(spec), "--peers", "2x(cpu, 10Mbit)", "--json")
+    last = json.loads(text.splitlines()[-1])
+    assert (code, last["target_batch_size"], last["strategy"], last["codec"]) == (0, 777, "delayed", "float32")
+    assert len(last["ways"]) == 1
+    assert last["memory_bytes"]["cpu"]["optimizer"] == last["memory_bytes"]["cpu"]["parameters"]
+
+
+def test_the_leaders_own_choice_of_the_batch(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "run.toml"
+    text = 'name = "r"\n[training]\ntarget_batch_size = "auto"\nmost_communication = 0.05\n'
+    spec.write_text(text, "utf-8")
+    peers = "8x(20Mbit, samples_per_s=50, micro_batch=4)"
+    code, told = call(capfd, "plan", "--model", str(spec), "--peers", peers, "--json")
+    last = json.loads(told.splitlines()[-1])
+    assert code == 0
+    assert 1 - last["filling_s"] / last["step_s"] == pytest.approx(0.05, abs=0.002)
+    spec.write_text(text + "target_batch_size_max = 1000\n", "utf-8")
+    _, told = call(capfd, "plan", "--model", str(spec), "--peers", peers, "--json")
+    assert json.loads(told.splitlines()[-1])["target_batch_size"] == 1000
+    _, told = call(capfd, "plan", "--model", str(spec), "--peers", peers, "--target-batch", "512", "--json")
+    assert json.loads(told.splitlines()[-1])["target_batch_size"] == 512
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "18M"], "give either a FILE or LINK, or both --model and --peers"),
+        (["x.toml", "--model", "18M", "--peers", PEERS], "give either a FILE or LINK"),
+        (["x.toml", "--codec", "int8", "--tokens", "5"], "--codec, --tokens: only with --model"),
+        (["--model", "resnet-50", "--peers", PEERS, "--tokens", "5"], "--tokens: samples of resnet-50 are images"),
+        (["--model", "18M", "--peers", PEERS, "--codec", "int4"], "--codec 'int4': it must be one of float32"),
+        (
+            ["--model", "18M", "--peers", PEERS, "--strategy", "x"],
+            "--strategy 'x': it must be one of synchronous, delayed",
+        ),
+        (["--model", "18M", "--peers", PEERS, "--precision", "x"], "it must be one of single, half"),
+        (["--model", "18M", "--peers", PEERS, "--optimizer", "x"], "it must be one of lamb, adamw, sgd"),
+    ],
+)
+def test_bad_options(arguments: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, text = call(capfd, "plan", *arguments)
+    assert code == 2
+    assert said in " ".join(text.split())
+
+
+def test_this_machine_is_measured_and_used(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "run.toml"
+    mapping = {
+        "name": "r",
+        "recipe": {
+            "albert": {
+                "size": "tiny",
+                "max_length": 16,
+                "overrides": {"hidden_size": 16, "intermediate_size": 16},
+                "vocabulary_size": 64,
+            }
+        },
+    }
+    spec.write_text(RunSpec.from_mapping(mapping).to_toml(), "utf-8")
+    code, text = call(capfd, "bench-device", "--model", str(spec), "--device", "cpu", "--seconds", "0.1", "--json")
+    last = json.loads(text.splitlines()[-1])
+    assert code == 0
+    assert last["path"] == str(tmp_path / "devices.json")
+    (one,) = last["devices"]
+    assert one["samples_per_s"] > 0 < one["update_s"]
+    code, text = call(capfd, "plan", "--model", str(spec), "--peers", "2x(this, 10Mbit)", "--json")
+    last = json.loads(text.splitlines()[-1])
+    assert (code, last["classes"][0]["speed_origin"]) == (0, "measured")
+    assert last["classes"][0]["samples_per_s"] == pytest.approx(one["samples_per_s"], rel=1e-3)
+
+
+def test_only_recipes_can_be_measured(capfd: pytest.CaptureFixture[str]) -> None:
+    code, text = call(capfd, "bench-device", "--model", "gpt2")
+    assert code == 2
+    assert "the recipe has no such model; there are: albert-tiny" in " ".join(text.split())

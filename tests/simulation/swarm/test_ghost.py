@@ -1,0 +1,265 @@
+"""Ghost models: the times and bytes of a real one of the same size, without its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from minga.averaging.codecs.dense import InvalidEncodingError, codec
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.registry import CODECS
+from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.core.errors import ConfigurationError, ProtocolError
+from minga.core.spec.run_spec import RunSpec
+from minga.network.meta_bytes import byte_view, fill, hollow, is_hollow
+from minga.network.virtual.internet import HostSettings, VirtualInternet
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.size_only_model import GhostModel, GhostReplica, no_gradient
+from minga.simulation.swarm.swarm import Swarm, pull_to_target
+from minga.training.state.manifest import build_manifest
+from minga.training.state.snapshot import StateSnapshot
+from tests.worlds.swarm_tools import make_spec, offences, pull, same_step, vector_replica, virtually
+
+SMALL = 100_000
+LARGE = 18_000_000
+UP, DOWN = 1.25e6, 5e6
+
+
+def ghost(parameters: int, moments: int = 0) -> Callable[[RunSpec], GhostReplica]:
+    return lambda spec: GhostReplica(spec, GhostModel.of_size(parameters, moments=moments))
+
+
+def ghost_swarm(spec: RunSpec, parameters: int, moments: int = 0, **settings: Any) -> Swarm:
+    return Swarm(spec, make_replica=ghost(parameters, moments), gradient=no_gradient, **settings)
+
+
+def populate(swarm: Swarm, count: int, up: float = UP, down: float = DOWN) -> None:
+    for index in range(count):
+        host = HostSettings(latency_s=0.01 + index / 1000, up_bytes_per_s=up, down_bytes_per_s=down)
+        swarm.add(host, TrainerSettings(4, 0.1))
+
+
+async def steps_of(make: Callable[[], Swarm]) -> tuple[list[Any], list[float]]:
+    """A run of four peers: its events without ids of rounds, and all seconds and total bytes in them."""
+    swarm = make()
+    populate(swarm, 4)
+    await swarm.run_until_step(3, limit_s=200)
+    events: list[Any] = []
+    numbers: list[float] = []
+    for peer, event in swarm.log.events:
+        fields = {k: v for k, v in event.fields.items() if k not in ("round", "digest")}
+        measured = {k: v for k, v in fields.items() if isinstance(v, float)}
+        events.append((peer, event.kind, {k: v for k, v in fields.items() if k not in measured}))
+        numbers += [event.time, *measured.values()]
+    numbers += [count for peer in swarm.peers.values() for count in peer.session.node.traffic()]
+    await swarm.close()
+    return events, numbers
+
+
+@pytest.mark.parametrize("name", ["float32", "int8"])
+def test_it_takes_the_time_and_the_bytes_of_a_real_model(name: str) -> None:
+    spec = make_spec(64, codec=name)
+    run = virtually(steps_of)
+    events, numbers = run(lambda: Swarm(spec, seed=3, make_replica=vector_replica(SMALL), gradient=pull))
+    hollow_events, hollow_numbers = run(lambda: ghost_swarm(spec, SMALL, seed=3))
+    assert hollow_events == events
+    # The manifests of the states that newcomers fetch list other tensors: some ten bytes more or less.
+    assert hollow_numbers == pytest.approx(numbers, rel=3e-4, abs=1e-4)
+
+
+def test_large_ghosts_take_steps_and_agree() -> None:
+    async def main() -> None:
+        swarm = ghost_swarm(make_spec(64, codec="float16"), LARGE)
+        populate(swarm, 4, 12.5e6, 12.5e6)
+        await swarm.run_until_step(2, limit_s=300)
+        await same_step(swarm)
+        assert len(set(swarm.digests().values())) == 1
+        (reduced,) = {
+            e.event.fields["bytes_sent"] for e in swarm.log.of("round.reduced") if e.event.fields["step"] == 1
+        }
+        # Three quarters of the own vector to the roots, and the own quarter of the result to three others.
+        assert reduced == pytest.approx(2 * (3 / 4) * 2 * LARGE, rel=0.05)
+        assert not offences(swarm)
+        await swarm.close()
+
+    virtually(main)()
+
+
+def test_a_newcomer_takes_the_time_that_its_line_explains() -> None:
+    async def main() -> None:
+        swarm = ghost_swarm(make_spec(32), 1_000_000, moments=2)
+        populate(swarm, 4, 12.5e6, 12.5e6)
+        await swarm.run_until_step(2, limit_s=300)
+        late = swarm.add(HostSettings(latency_s=0.01, up_bytes_per_s=UP, down_bytes_per_s=1e6))
+        state_bytes = GhostModel.of_size(1_000_000).state_bytes
+        assert state_bytes == pytest.approx(12e6)
+        await swarm.run_until_step(1, peers=[late.name], limit_s=300)
+        (synced,) = (e.event for e in swarm.log.of("sync.finished") if e.peer == late.name)
+        assert state_bytes / 1e6 < float(str(synced.fields["seconds"])) < 1.25 * state_bytes / 1e6 + 1.0
+        await swarm.close()
+
+    virtually(main)()
+
+
+def test_a_killed_aggregator_is_replaced_and_a_former_self_goes_on() -> None:
+    async def main() -> None:
+        swarm = ghost_swarm(make_spec(64, codec="int8"), 1_000_000, checkpoint_every=1)
+        populate(swarm, 5)
+        faults = swarm.script("kill aggregator when round.begun step=2")
+        await swarm.run_until_step(4, limit_s=300)
+        (record,) = faults.records
+        assert swarm.log.of("round.member_lost")
+        swarm.restart(record.peers[0])
+        await swarm.run_until_step(7, limit_s=300)
+        await same_step(swarm)
+        assert len(swarm.digests()) == 5
+        assert len(set(swarm.digests().values())) == 1
+        await swarm.close()
+
+    virtually(main)()
+
+
+# ---- the replica by itself
+
+
+def replica(model: GhostModel, **sections: Any) -> GhostReplica:
+    return GhostReplica(make_spec(8, **sections), model)
+
+
+def take(ghost: GhostReplica, *rounds: str) -> str:
+    for round_id in rounds:
+        ghost.fingerprint(ghost.vector.new(), round_id)
+        ghost.apply(ghost.vector.new(), ghost.step + 1)
+    return ghost.digest()
+
+
+def test_its_state_is_the_history_of_its_rounds() -> None:
+    model = GhostModel.of_size(5000)
+    assert take(replica(model), "a", "b") == take(replica(model), "a", "b")
+    digests = {take(replica(model), *rounds) for rounds in ("", "a", "b", "ab", "ba", "aa")}
+    assert len(digests) == 6
+    other = replica(model)
+    one = replica(model)
+    take(one, "a", "b")
+    other.restore(one.capture())
+    assert take(other, "c") == take(one, "c")
+    assert one.digest() == build_manifest(one.capture()).digest
+
+
+def test_chunks_of_different_states_are_different() -> None:
+    one, other = replica(GhostModel.of_size(1_000_000)), replica(GhostModel.of_size(1_000_000))
+    take(one, "a")
+    manifest, own = build_manifest(one.capture()), build_manifest(other.capture())
+    assert manifest.diff(own) == list(range(manifest.chunk_count))
+    assert manifest.diff(manifest) == []
+    assert manifest.verify_chunk(1, hollow(manifest.chunk_size(1)))
+    assert not own.verify_chunk(1, hollow(own.chunk_size(1) - 1))
+    assert not manifest.verify_chunk(1, memoryview(bytes(manifest.chunk_size(1))))
+
+
+def test_sizes_follow_a_model() -> None:
+    with torch.device("meta"):
+        module = torch.nn.Linear(300, 300)
+    model = GhostModel.of(list(module.parameters()), moments=1)
+    assert model.numels == (90_000, 300)
+    assert model.parameters == 90_300
+    assert model.state_bytes == 2 * 4 * 90_300
+    ghostly = replica(model, codec="adaptive").vector.layout
+    real = VectorLayout(model.numels, "adaptive")
+    assert ghostly.encoded_bytes(0, 90_300) == real.encoded_bytes(0, 90_300)
+    assert ghostly.fingerprint != real.fingerprint
+
+
+@pytest.mark.parametrize(("numels", "moments"), [((), 2), ((0,), 2), ((5,), -1), ((5,), 9), ((1 << 50,), 0)])
+def test_impossible_sizes(numels: tuple[int, ...], moments: int) -> None:
+    with pytest.raises(ConfigurationError):
+        GhostModel(numels, moments)
+
+
+def test_what_needs_numbers_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"average_parameters_every.*ghost"):
+        replica(GhostModel.of_size(10), averaging={"codec": "float32", "average_parameters_every": 5})
+    ghostly = replica(GhostModel.of_size(10))
+    with pytest.raises(ConfigurationError, match="no numbers"):
+        ghostly.read_values()
+    with pytest.raises(ConfigurationError, match="no numbers"):
+        ghostly.write_values(ghostly.vector.new())
+    with pytest.raises(ConfigurationError, match="another model"):
+        ghostly.restore(replica(GhostModel.of_size(11)).capture())
+    real = vector_replica(10)(make_spec(8))
+    with pytest.raises(ConfigurationError, match="another model"):
+        ghostly.check(build_manifest(real.capture()))
+    with pytest.raises(ConfigurationError, match="does not fit this model"):
+        real.check(build_manifest(ghostly.capture()))
+
+
+def test_a_swarm_of_ghosts_needs_its_own_gradient() -> None:
+    async def main() -> None:
+        swarm = Swarm(make_spec(8), make_replica=ghost(10), gradient=pull_to_target)
+        swarm.add()
+        with pytest.raises(ConfigurationError, match="no parameters"):
+            await swarm.run_until_step(1)
+        await swarm.close()
+
+    virtually(main)()
+
+
+# ---- codecs and bytes
+
+
+@pytest.mark.parametrize("name", CODECS.names())
+def test_codecs_check_sizes_and_leave_out_the_numbers(name: str) -> None:
+    chosen, vector = codec(name), torch.empty(1000, device="meta")
+    size = chosen.max_encoded_bytes(1000)
+    chosen.encode(vector, hollow(size))
+    chosen.decode(hollow(size), vector)
+    chosen.decode_add(hollow(size), vector, 2.0)
+    with pytest.raises(ValueError, match="bytes"):
+        chosen.encode(vector, hollow(size - 1))
+    with pytest.raises(InvalidEncodingError, match="without"):
+        chosen.decode(bytes(size), vector)
+    with pytest.raises(InvalidEncodingError, match="without"):
+        chosen.decode_add(hollow(size), torch.zeros(1000), 1.0)
+
+
+def test_hollow_bytes_have_a_length_and_nothing_else() -> None:
+    piece = hollow(1 << 40)[10:-10]
+    assert is_hollow(piece)
+    assert is_hollow(byte_view(piece))
+    assert piece.nbytes == (1 << 40) - 20
+    assert not any(map(is_hollow, (b"", bytearray(3), memoryview(b"ab"))))
+    assert as_bytes(torch.empty(7, device="meta")).nbytes == 28
+    with pytest.raises(ValueError, match="hollow"):
+        hollow(-1)
+    fill(hollow(3), memoryview(b"abc"))
+    with pytest.raises(ValueError, match="content"):
+        fill(memoryview(bytearray(3)), hollow(3))
+
+
+def test_they_cross_the_virtual_network_into_hollow_buffers_only() -> None:
+    async def main() -> None:
+        internet = VirtualInternet()
+        one, other = internet.host(HostSettings(up_bytes_per_s=1e6)), internet.host()
+        connection = await one.connect(other.address)
+        stream = await connection.open_stream()
+        clock = asyncio.get_running_loop().time
+        begun_s = clock()
+        writing = asyncio.ensure_future(stream.write(hollow(10_000_000)))
+        far = await (await other.accept()).accept_stream()
+        await far.read_into(hollow(9_000_000))
+        assert clock() - begun_s == pytest.approx(9.0, rel=0.02)
+        assert await far.read(5) == bytes(5)
+        with pytest.raises(ProtocolError, match="without their content"):
+            await far.read_into(memoryview(bytearray(10)))
+        writing.cancel()
+
+    virtually(main)()
+
+
+def test_a_snapshot_without_content_takes_no_memory() -> None:
+    snapshot: StateSnapshot = replica(GhostModel.of_size(10**11)).capture()
+    assert snapshot.bytes_view.nbytes == 12 * 10**11

@@ -1,0 +1,27 @@
+"""Random mishaps, two at a time, in swarms of twelve: see `fault_search` for what happens and what is checked.
+
+python -m pytest tests/simulation/test_seeded_faults.py --fault-seeds 137:138   one seed alone, and its story if it fails
+make soak SEEDS=2000                                                               as many as you like
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.worlds.fault_search import Scene, play, search, story
+
+REPLAY = "python -m pytest tests/simulation/test_seeded_faults.py --fault-seeds {}:{}"
+
+
+def test_a_swarm_survives_two_mishaps_at_a_time(fault_seed: int) -> None:
+    if wrong := search(fault_seed):
+        print("\n".join(story(play(fault_seed))))
+        alone = f"seed {fault_seed}, alone by `{REPLAY.format(fault_seed, fault_seed + 1)}`:"
+        pytest.fail("\n  ".join([alone, *wrong]), pytrace=False)
+
+
+def test_equal_seeds_give_equal_stories() -> None:
+    first, second = story(play(3)), story(play(3))
+    assert first == second
+    assert len(first) > 50
+    assert Scene.drawn(3) != Scene.drawn(4)

@@ -1,0 +1,204 @@
+"""Scenarios whose members check each other: the production path on virtual time, attackers, bans, pictures."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from minga.cli.simulating.sim_view import step_json, summary_text
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.simulation.outcome import Outcome
+from minga.simulation.plots import draw
+from minga.simulation.runner import Simulation
+from minga.simulation.scenario.overrides import changed, split_change
+from minga.simulation.scenario.scenario import Scenario
+from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.swarm_tools import virtually
+
+SECURE = """
+[training]
+target_batch_size = 80
+[optimizer]
+name = "adamw"
+learning_rate = 0.003
+warmup_steps = 0
+schedule = "constant"
+[security]
+mode = "byzantine"
+founders = 5
+micro_batch_size = 8
+peers_per_validator = 5
+[stop]
+steps = 6
+[[peers]]
+name = "home"
+count = 5
+samples_per_second = "uniform 8 20"
+up = "20Mbit"
+down = "50Mbit"
+"""
+
+
+def scenario(text: str = SECURE, *changes: str) -> Scenario:
+    return Scenario.from_mapping(changed(tomllib.loads(text), [split_change(each, "--set") for each in changes]))
+
+
+def simulate(text: str = SECURE, *changes: str) -> Outcome:
+    return Simulation(scenario(text, *changes)).run()
+
+
+def test_honest_members_train_and_ban_nobody() -> None:
+    outcome = simulate()
+    assert (outcome.ended_by, outcome.summary()["steps"]) == ("steps", 6)
+    assert outcome.losses()[-1][1] < outcome.losses()[0][1]
+    assert not outcome.ledger.counts
+    for step in outcome.steps[1:]:
+        assert (step.members, step.samples, step.measured) == (5, 80, 5)
+        assert sum(step.mean_phases_s.values()) == pytest.approx(step.took_s, rel=0.1)
+    computed_s = outcome.steps[-1].mean_phases_s["compute"]
+    assert computed_s > 0.5  # 16 samples at 8 to 20 a second
+
+
+@virtually
+async def test_all_members_end_in_the_same_state() -> None:
+    security = {"mode": "byzantine", "founders": 3, "micro_batch_size": 4, "peers_per_validator": 2}
+    training = {"target_batch_size": 12, "stop_after_steps": 4}
+    swarm = Swarm(
+        RunSpec.from_mapping(
+            {"name": "swarm", "model": {"recipe": "custom"}, "training": training, "security": security}
+        )
+    )
+    peers = [swarm.add() for _ in range(3)]
+    begun = peers[0].replica.digest()
+    for peer in peers:
+        await peer.ended.wait()
+    assert [(peer.error, peer.replica.step) for peer in peers] == [(None, 4)] * 3
+    digests = set(swarm.digests().values())
+    assert len(digests) == 1
+    assert digests != {begun}
+    await swarm.close()
+
+
+ATTACKED = (
+    SECURE
+    + """
+[[peers]]
+name = "evil"
+count = 2
+samples_per_second = 200
+up = "20Mbit"
+down = "50Mbit"
+session = "1h"
+away = "1s"
+[[attackers]]
+peers = "evil"
+count = 2
+behaviour = "equivocating-result"
+from_step = 2
+"""
+)
+SEVEN = ("security.founders=7", "training.target_batch_size=112")
+
+
+@pytest.fixture(scope="module")
+def attacked() -> Outcome:
+    return simulate(ATTACKED, *SEVEN)
+
+
+def test_attackers_are_honest_at_first_and_then_banned(attacked: Outcome) -> None:
+    ledger = attacked.ledger
+    assert ledger.attacks == dict.fromkeys(("evil-1", "evil-2"), ("equivocating-result", 2))
+    assert {name: (ban.step, ban.reason) for name, ban in ledger.bans.items()} == dict.fromkeys(
+        ("evil-1", "evil-2"), (3, "EQUIVOCATED")
+    )
+    assert [step.members for step in attacked.steps] == [7, 7, 5, 5, 5, 5]
+    left = [entry for step in attacked.steps for entry in step.incidents if entry["kind"] == "peer.left"]
+    # once each: with a key that was banned nobody comes back
+    assert [(entry["peer"], entry["how"]) for entry in left] == [("evil-1", "banned"), ("evil-2", "banned")]
+
+
+def test_bans_are_told_and_drawn(attacked: Outcome, tmp_path: Path) -> None:
+    summary = attacked.summary()
+    assert summary["members"] == 5
+    assert summary["attack"] == {
+        "behaviours": ["equivocating-result"],
+        "from_step": 2,
+        "attackers": 2,
+        "attackers_banned": 2,
+        "honest_banned": 0,
+        "bans": summary["attack"]["bans"],
+    }
+    text = " ".join(summary_text(attacked))
+    assert "2 of 7 peers attacked (equivocating-result) from step 3 on; 2 of them were banned, and 0 of" in text
+    assert "evil-1 in step 3 (EQUIVOCATED)" in text
+    assert step_json(attacked.steps[2])["banned"] == ["evil-1", "evil-2"]
+    assert (tmp_path / "attack.png") in draw(attacked, tmp_path)
+
+
+def test_equal_seeds_give_equal_logs(attacked: Outcome) -> None:
+    assert simulate(ATTACKED, *SEVEN).log_digest == attacked.log_digest
+
+
+def test_omniscient_attackers_and_those_with_wrong_labels_are_found() -> None:
+    labels = '[[attackers]]\npeers = "home"\nbehaviour = "label-flip"\nfrom_step = 1\n'
+    often = ("security.peers_per_validator=2", "attackers.1.behaviour=alie", "stop.steps=12")
+    ledger = simulate(ATTACKED + labels, *SEVEN, *often).ledger
+    assert ledger.bans  # how many are drawn by then is chance
+    assert ledger.bans.keys() <= {"evil-1", "evil-2", "home-1"}
+    assert {ban.reason for ban in ledger.bans.values()} == {"WRONG_GRADIENT"}
+    assert ledger.counts == {"member.failed": len(ledger.bans)}  # they hear it, and nothing else went wrong
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (("security.mode=members",), "security.mode"),
+        (("model.kind=ghost", "model.parameters=1000"), "model.kind: .* ghost model has none"),
+        (("security.founders=8",), "security.founders: 8, and there are only 7"),
+        (("peers.home.dialable=0.5",), "number 1: dialable = 0.5: in a byzantine run"),
+        (("training.strategy=delayed",), "training.strategy"),
+        (("security.mode=open",), "only for runs with security.mode"),
+        (("attackers.1.behaviour=rude",), r"behaviour.*'rude' is none of"),
+        (("attackers.1.behaviour=false-rates",), "from_step: false-rates begins at once"),
+        (("peers.evil.count=6", "attackers.1.count=6"), "attackers: 6 of 11 peers attack"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_the_key(changes: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        scenario(ATTACKED, *changes)
+
+
+RESTLESS = (
+    SECURE
+    + """
+[[peers]]
+name = "restless"
+count = 1
+arrival = "1s"
+session = "15.3s"  # it ends in the middle of a step
+away = "2s"
+crash = 0.0
+samples_per_second = 100
+latency = "50ms"
+up = "20Mbit"
+down = "50Mbit"
+"""
+)
+
+
+def test_who_comes_late_becomes_a_member_and_who_says_goodbye_and_comes_back_is_banned_by_nobody() -> None:
+    small = ("security.founders=3", "peers.home.count=3", "stop.steps=28")
+    small += ("peers.home.samples_per_second=100", "peers.home.latency=50ms")  # of a step most is after the commitment
+    outcome = simulate(RESTLESS, *small, "security.probation_steps=2", "training.target_batch_size=40")
+    ledger = outcome.ledger
+    assert outcome.ended_by == "steps"
+    assert not ledger.bans
+    assert "member.failed" not in ledger.counts
+    assert [step.members for step in outcome.steps[:3]] == [3, 3, 3]
+    assert max(step.members for step in outcome.steps) == 4
+    left = [entry for step in outcome.steps for entry in step.incidents if entry["kind"] == "peer.left"]
+    assert {(entry["peer"], entry["how"]) for entry in left} == {("restless-1", "goodbye")}
+    assert [step.members for step in outcome.steps].count(4) > 3

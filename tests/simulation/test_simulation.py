@@ -1,0 +1,338 @@
+"""Whole simulations of scenarios: equal logs, figures that make sense, churn, faults, liars, interruption, pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.simulation.event_log import Log, LogWriter
+from minga.simulation.outcome import Outcome
+from minga.simulation.plots import draw
+from minga.simulation.runner import Simulation
+from minga.simulation.scenario.overrides import changed, split_change
+from minga.simulation.scenario.scenario import Scenario
+from minga.simulation.timeline import PHASES, Ledger
+
+SMALL = """
+[training]
+target_batch_size = 64
+[optimizer]
+name = "adamw"
+learning_rate = 0.003
+warmup_steps = 0
+[stop]
+steps = 6
+[[peers]]
+name = "home"
+count = 4
+samples_per_second = "uniform 8 20"
+up = "uniform 2Mbit 8Mbit"
+down = "10Mbit"
+dialable = 0.5
+"""
+
+
+def scenario(text: str = SMALL, *changes: str) -> Scenario:
+    return Scenario.from_mapping(changed(tomllib.loads(text), [split_change(each, "--set") for each in changes]))
+
+
+def simulate(text: str = SMALL, *changes: str, log: Path | None = None) -> Outcome:
+    return Simulation(scenario(text, *changes), log).run()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
+    path = tmp_path_factory.mktemp("logs") / "new" / "small.jsonl"
+    return simulate(log=path), path
+
+
+def kinds(outcome: Outcome, kind: str) -> list[dict[str, Any]]:
+    found = [entry for step in outcome.ledger.steps.values() for entry in step.incidents]
+    return sorted((entry for entry in found if entry["kind"] == kind), key=lambda entry: entry["t"])
+
+
+# ---- logs
+
+
+def test_equal_seeds_give_equal_logs_and_others_do_not(small: tuple[Outcome, Path], tmp_path: Path) -> None:
+    again = simulate(log=tmp_path / "again.jsonl")
+    assert again.log_digest == small[0].log_digest
+    assert (tmp_path / "again.jsonl").read_bytes() == small[1].read_bytes()
+    assert simulate(SMALL, "seed=1").log_digest != again.log_digest
+
+
+def test_a_log_tells_all_that_the_figures_are_made_of(small: tuple[Outcome, Path]) -> None:
+    outcome, path = small
+    log, ledger = Log(path), Ledger()
+    for entry in log:
+        ledger.add(entry)
+    assert log.is_complete
+    assert log.head["scenario"]["peers"][0]["name"] == "home"
+    assert ledger.finished() == outcome.steps
+    assert ledger.peers == outcome.ledger.peers
+    assert (ledger.alive, ledger.counts) == (outcome.ledger.alive, outcome.ledger.counts)
+
+
+def test_a_changed_log_is_noticed(small: tuple[Outcome, Path], tmp_path: Path) -> None:
+    lines = small[1].read_text("utf-8").splitlines(keepends=True)
+    for name, text in (("cut", "".join(lines[:-5])), ("changed", "".join([*lines[:3], *lines[4:]]))):
+        path = tmp_path / name
+        path.write_text(text, "utf-8")
+        log = Log(path)
+        assert list(log)
+        assert not log.is_complete
+    for name, text in (("half a line", "".join(lines)[:-100]), ("more after it", "".join([*lines, lines[1]]))):
+        (tmp_path / name).write_text(text, "utf-8")
+        log = Log(tmp_path / name)
+        assert list(log)
+        assert not log.is_complete
+    for number in ("NaN", "-Infinity", "1e999", "9" * 400):
+        (tmp_path / "bad").write_text(lines[0] + f'{{"t": {number}, "kind": "x"}}\n', "utf-8")
+        with pytest.raises(ConfigurationError, match="line 2: not JSON"):
+            list(Log(tmp_path / "bad"))
+    for text, said in (("", "not JSON"), ("[]", "not an object"), ("{}", "not the log of a simulation")):
+        (tmp_path / "bad").write_text(text, "utf-8")
+        with pytest.raises(ConfigurationError, match=said):
+            Log(tmp_path / "bad")
+    (tmp_path / "bad").write_text(lines[0] + '{"kind": 3}\n', "utf-8")
+    with pytest.raises(ConfigurationError, match="line 2: an entry needs"):
+        list(Log(tmp_path / "bad"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such files there")
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match="pipe: not a regular file"):
+        Log(tmp_path / "pipe")
+
+
+def test_numbers_of_a_log_have_one_form(tmp_path: Path) -> None:
+    with LogWriter({}, tmp_path / "log") as writer:
+        writer.add({"t": 1.00000000001, "kind": "x", "list": [-0.0, 0.1 + 0.2], "b": {"y": 1e-9}, "whole": 3})
+    assert json.loads((tmp_path / "log").read_text("utf-8").splitlines()[1]) == {
+        "t": 1.0, "kind": "x", "list": [0.0, 0.3], "b": {"y": 0.0}, "whole": 3,
+    }  # fmt: skip
+
+
+def test_a_log_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written"):
+        simulate(SMALL, log=tmp_path / "file" / "log")
+
+
+# ---- figures
+
+
+def test_the_summary_of_a_quiet_run(small: tuple[Outcome, Path]) -> None:
+    outcome = small[0]
+    summary = outcome.summary()
+    assert (summary["ended_by"], summary["steps"], summary["peers"], summary["most_alive"]) == ("steps", 6, 4, 4)
+    assert summary["participation"] == summary["least_participation"] == 1.0
+    assert summary["split_steps"] == 0
+    assert summary["samples_per_step"] >= 64
+    assert 0.5 < summary["utilisation"] < 1.0
+    assert summary["loss"] < outcome.losses()[0][1]
+    assert len(summary["log_digest"]) == 64
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+
+
+def test_phases_add_up_to_the_step(small: tuple[Outcome, Path]) -> None:
+    for step in small[0].steps[1:]:
+        assert step.measured == 4
+        assert sum(step.mean_phases_s.values()) == pytest.approx(step.took_s, rel=0.1)
+        assert step.mean_phases_s["communicate"] == pytest.approx(step.round_s, rel=0.5)
+        assert step.bound_by == "compute"
+
+
+def test_traffic_is_that_of_the_codec(small: tuple[Outcome, Path]) -> None:
+    # At first probes and downloads of the state go over the lines, too.
+    sent = {}
+    for codec in ("float16", "float32"):
+        steps = simulate(SMALL, f"averaging.codec={codec}", "stop.steps=12").steps
+        sent[codec] = steps[-1].sent_bytes - steps[5].sent_bytes
+    assert sent["float32"] > 1.3 * sent["float16"]
+    assert small[0].steps[-1].sent_bytes > small[0].steps[0].sent_bytes > 0
+
+
+def test_a_slow_upload_is_named_as_what_binds() -> None:
+    slow = '[[peers]]\nname = "slow"\nsamples_per_second = 10\nup = "60kbit"\ndown = "10Mbit"\ndialable = 0\n'
+    outcome = simulate(SMALL + slow, "training.target_batch_size=32", "averaging.codec=float32")
+    assert outcome.bound_by.get("upload of slow-1", 0) >= 2, outcome.bound_by
+
+
+def test_slow_processors_apply_slowly() -> None:
+    outcome = simulate(SMALL, "peers.home.processor=5000")
+    assert outcome.phases_s["apply"] == pytest.approx(0.35, rel=0.1)
+
+
+def test_latency_between_regions_makes_rounds_longer() -> None:
+    far = SMALL.replace('name = "home"\n', 'name = "home"\nregion = "here"\n')
+    near = simulate(far).steps[-1]
+    far += '[[peers]]\nname = "far"\nregion = "there"\nsamples_per_second = 10\n'
+    far += '[[paths]]\nbetween = ["here", "there"]\nlatency = "400ms"\n'
+    steps = simulate(far, "stop.steps=14").steps
+    assert steps[-1].members == near.members + 1
+    longest = max(step.round_s for step in steps)  # a round that the far peer leads, or is led by, takes half of that
+    assert longest > near.round_s + 1.2  # four ways of 400 ms, but for what overlaps
+
+
+def test_the_delayed_strategy_computes_all_the_time() -> None:
+    changes = ("training.target_batch_size=24", "averaging.codec=float32", "stop.steps=10", "peers.home.up=1Mbit")
+    synchronous, delayed = simulate(SMALL, *changes), simulate(SMALL, "training.strategy=delayed", *changes)
+    assert delayed.phases_s["communicate"] < 0.7 * synchronous.phases_s["communicate"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [(("stop.time=5s", "stop.steps=1000"), "time"), (("stop.loss=2.2", "stop.steps=1000"), "loss")],
+)
+def test_the_other_ends(changes: tuple[str, ...], why: str) -> None:
+    outcome = simulate(SMALL, *changes)
+    assert outcome.ended_by == why
+    if why == "time":
+        assert outcome.virtual_s == pytest.approx(5.0)
+    else:
+        assert outcome.losses()[-1][1] <= 2.2
+
+
+def test_a_run_that_everybody_leaves_is_over() -> None:
+    outcome = simulate(SMALL, "peers.home.session=3s", "stop.steps=1000")
+    assert outcome.ended_by == "nobody is left"
+    assert outcome.ledger.alive[-1][1] == 0
+    assert outcome.virtual_s < 20.0
+
+
+# ---- what goes wrong
+
+
+def test_peers_come_go_crash_and_come_back() -> None:
+    changes = ("peers.home.session=exponential 8s", "peers.home.away=exponential 3s", "peers.home.crash=0.5")
+    stay = '[[peers]]\nname = "stay"\ncount = 2\nsamples_per_second = 10\n'
+    outcome = simulate(SMALL + stay, *changes, "stop.steps=12")
+    assert {entry["how"] for entry in kinds(outcome, "peer.left")} >= {"goodbye", "crash"}
+    arrived = [entry["peer"] for entry in kinds(outcome, "peer.arrived")]
+    assert len(arrived) > len(set(arrived)) == 6
+    assert outcome.participation is not None
+    assert outcome.participation > 0.95
+    assert outcome.split_steps == 0
+    assert outcome.log_digest == simulate(SMALL + stay, *changes, "stop.steps=12").log_digest
+    for peer in outcome.ledger.peers.values():
+        assert 0 <= peer.computed_s <= peer.here_s <= outcome.virtual_s + 1e-6
+
+
+def test_scripted_and_random_faults_happen_and_are_noted() -> None:
+    faults = '[faults]\nscript = """\nkill home-4 at 2s\nslow_link home-1 to 500kbit for 3s\n"""\n'
+    for action, more in (("stall", ""), ("slow_link", 'to = "200kbit"\n'), ("drop_link", "")):
+        faults += f'[[faults.random]]\naction = "{action}"\nper_hour = 600\nlasts = "uniform 1s 3s"\n{more}'
+    outcome = simulate(SMALL + faults, "peers.home.count=6", "stop.steps=15")
+    found = kinds(outcome, "fault")
+    assert {entry["action"] for entry in found} == {"kill", "slow_link", "stall", "drop_link"}
+    assert ("home-4", "killed") in [(entry["peer"], entry["how"]) for entry in kinds(outcome, "peer.left")]
+    assert any(entry["ended"] for entry in found)
+    assert outcome.ledger.last_step == 15
+
+
+def test_who_lacks_memory_stays_away() -> None:
+    outcome = simulate(SMALL, "peers.home.memory=choice 100kB 1GB", "peers.home.count=6", "stop.steps=3")
+    assert 0 < len(outcome.ledger.peers) < 6
+
+
+def test_a_donor_that_serves_a_false_state_is_found_out() -> None:
+    late = '[[peers]]\nname = "late"\ncount = 3\nsamples_per_second = 10\narrival = "uniform 6s 9s"\n'
+    lies = '[[attackers]]\npeers = "home"\ncount = 3\nbehaviour = "false-state"\n'
+    outcome = simulate(SMALL + late + lies, "stop.steps=12", "peers.home.dialable=1")
+    dropped = {str(entry["other"]) for entry in kinds(outcome, "state.donor_dropped") if entry["lied"]}
+    assert dropped
+    assert dropped <= {"home-1", "home-2", "home-3"}
+    assert not kinds(outcome, "member.diverged")
+    assert {"late-1", "late-2", "late-3"} <= {e["peer"] for e in kinds(outcome, "sync.finished")}
+
+
+def test_a_liar_about_its_line_does_not_stop_the_others() -> None:
+    lies = '[[attackers]]\npeers = "home"\nbehaviour = "false-rates"\n'
+    outcome = simulate(SMALL + lies)
+    assert (outcome.ended_by, outcome.participation) == ("steps", 1.0)
+
+
+# ---- interruption, ghosts, pictures
+
+
+def test_an_interrupted_simulation_tells_what_ran(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    simulation = Simulation(scenario(SMALL, "stop.steps=100000"), path)
+    told: list[Outcome] = []
+    add = simulation.ledger.add
+
+    def add_and_interrupt(entry: dict[str, Any]) -> None:
+        add(entry)
+        if entry["kind"] == "step" and entry["step"] == 3:
+            simulation.interrupt()
+
+    simulation.ledger.add = add_and_interrupt  # type: ignore[method-assign]
+    outcome = simulation.run(told.append)
+    assert told == [outcome]
+    assert (outcome.ended_by, outcome.ledger.last_step) == ("interrupt", 3)
+    assert outcome.summary()["bytes_sent_per_peer"]["mean"] > 0
+    log = Log(path)
+    assert list(log)
+    assert log.is_complete
+    simulation.interrupt()  # afterwards it does no harm
+
+
+def test_interrupted_before_it_began() -> None:
+    simulation = Simulation(scenario())
+    simulation.interrupt()
+    assert simulation.run().ended_by == "interrupt"
+
+
+GHOST = """
+[model]
+kind = "ghost"
+parameters = 1_000_000
+[training]
+target_batch_size = 64
+[averaging]
+codec = "float16"
+[stop]
+steps = 4
+[[peers]]
+name = "home"
+count = 4
+samples_per_second = 10
+up = "20Mbit"
+down = "50Mbit"
+"""
+
+
+def test_ghosts_have_rounds_and_no_loss() -> None:
+    outcome = simulate(GHOST)
+    assert (outcome.ended_by, outcome.losses(), outcome.participation) == ("steps", [], 1.0)
+    # Each of four sends 3/4 of 2 MB and its part to three others: 1.2 s at 20 Mbit/s.
+    assert outcome.steps[-1].round_s == pytest.approx(1.2, rel=0.25)
+    assert simulate(GHOST).log_digest == outcome.log_digest
+
+
+def test_pictures(small: tuple[Outcome, Path], tmp_path: Path) -> None:
+    assert [path.name for path in draw(small[0], tmp_path / "new")] == [
+        "loss.png", "rounds.png", "peers.png", "traffic.png",
+    ]  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (tmp_path / "new").iterdir())
+    empty = Simulation(scenario())
+    empty.interrupt()
+    assert len(draw(empty.run(), tmp_path / "empty")) == 3
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError):
+        draw(small[0], tmp_path / "file")
+
+
+def test_steps_have_all_phases(small: tuple[Outcome, Path]) -> None:
+    assert set(small[0].steps[0].mean_phases_s) == set(PHASES)
+    assert math.isfinite(small[0].steps[0].took_s)

@@ -1,0 +1,292 @@
+"""Swarms whose members come and go, fall behind, are split, and die altogether (rows S4 and S5 of the specs)."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import random
+
+import pytest
+
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.seeds import seeds
+from tests.worlds.swarm_tools import (
+    assert_equal_states,
+    grow,
+    longest_gap_s,
+    make_spec,
+    offences,
+    pull,
+    rounds,
+    same_step,
+    vector_replica,
+    virtually,
+)
+
+SILENCE_S = 2.0
+"""Seconds until a silent peer is noticed on a stream: 1.5 s, four round trips, two ticks."""
+
+STALL_BOUND_S = 3 * SILENCE_S + 3.0
+"""A leader that dies, its successor, and an aggregator in the round that follows; three seconds are the step."""
+
+
+def cut_between(swarm: Swarm, one: list[str], other: list[str], *, heal: bool = False) -> None:
+    for first in one:
+        for second in other:
+            (swarm.internet.restore if heal else swarm.internet.cut)(first, second)
+
+
+async def churn(
+    swarm: Swarm, rng: random.Random, until_s: float, pause_s: float, live: list[tuple[float, float]]
+) -> None:
+    """Poisson arrivals, departures and deaths, on average one in `pause_s`; notes the live speed."""
+    loop = asyncio.get_running_loop()
+    while loop.time() < until_s:
+        await asyncio.sleep(rng.expovariate(1 / pause_s))
+        names = [peer.name for peer in swarm.alive()]
+        kind = rng.choice(("join", "join", "kill", "leave"))
+        if kind == "join" or len(names) <= 4:
+            if len(names) < 9:
+                swarm.add(HostSettings(latency_s=rng.uniform(0.005, 0.03)), TrainerSettings(4, rng.uniform(0.1, 0.4)))
+        elif kind == "kill":
+            swarm.internet.kill(rng.choice(names))
+        else:
+            await swarm.peers[rng.choice(names)].session.close("enough")
+        live.append((loop.time(), sum(p.settings.samples_per_second for p in swarm.alive() if p.settings)))
+
+
+async def churned(
+    seed: int, seconds: float, batch: int = 80, pause_s: float = 4.0
+) -> tuple[Swarm, list[tuple[float, float]]]:
+    rng = random.Random(seed)
+    swarm = Swarm(make_spec(batch), seed=seed)
+    for _ in range(6):
+        swarm.add(HostSettings(latency_s=rng.uniform(0.005, 0.03)), TrainerSettings(4, rng.uniform(0.1, 0.4)))
+    try:
+        await swarm.run_until_step(2, limit_s=60)
+        start = asyncio.get_running_loop().time()
+        live = [(start, sum(p.settings.samples_per_second for p in swarm.alive() if p.settings))]
+        await churn(swarm, rng, start + seconds, pause_s, live)
+        live.append((asyncio.get_running_loop().time(), 0.0))
+        await asyncio.sleep(3 * SILENCE_S)
+        await swarm.run_until_step(max(p.replica.step for p in swarm.alive()) + 2, limit_s=60)
+        await assert_equal_states(swarm)
+    finally:
+        events = len(swarm.log.events)
+        await swarm.close()
+        del swarm.log.events[events:]
+    return swarm, live
+
+
+@pytest.mark.parametrize("seed", seeds(1, of=3))
+def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
+    swarm, live = virtually(churned)(seed, 45.0)
+    assert longest_gap_s(swarm, live[0][0]) < STALL_BOUND_S
+    assert offences(swarm) == []
+    for groups in rounds(swarm, "round.reduced").values():
+        assert len(groups) == 1
+
+
+def test_steps_per_second_follow_the_live_speed() -> None:
+    """Where a step takes much longer than it takes to notice a death, deaths cost next to nothing."""
+    swarm, live = virtually(churned)(11, 90.0, 800, 10.0)
+    applied = {int(str(e.event.fields["step"])): e.event.time for e in reversed(swarm.log.of("step.applied"))}
+    first, last = (
+        min(s for s in applied if applied[s] > live[0][0]),
+        max(s for s in applied if applied[s] <= live[-1][0]),
+    )
+    possible = 0.0  # samples that the living could compute between these two steps
+    for (since, speed), (until, _) in itertools.pairwise(live):
+        possible += speed * max(0.0, min(until, applied[last]) - max(since, applied[first]))
+    assert last - first >= 8
+    assert 0.9 <= 800 * (last - first) / possible <= 1.1
+
+
+def test_equal_seeds_give_equal_event_logs_under_churn() -> None:
+    first, second = (virtually(churned)(3, 20.0)[0].log.lines() for _ in range(2))
+    assert first == second
+
+
+def test_a_late_peer_downloads_the_state_and_drops_its_gradient() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24), seed=4)
+        grow(swarm, 4, random.Random(4))
+        try:
+            await swarm.run_until_step(2, limit_s=60)
+            swarm.internet.stall("peer-3")
+            others = ["peer-0", "peer-1", "peer-2"]
+            late = swarm.peers["peer-3"]
+            behind = late.replica.step
+            await swarm.run_until_step(behind + 3, limit_s=60, peers=others)
+            swarm.internet.resume("peer-3")
+            resumed = asyncio.get_running_loop().time()
+            synced: list[int] = []
+            late.session.events.subscribe(
+                lambda event: synced.append(late.port.report().samples) if event.kind == "sync.finished" else None  # type: ignore[union-attr]
+            )
+            while late.replica.step <= behind + 3:
+                await asyncio.sleep(0.05)
+            assert synced[0] == 0  # what it had accumulated is gone
+            assert swarm.log.of("member.out_of_sync")[-1].peer == "peer-3"
+            await swarm.run_until_step(late.replica.step + 1, limit_s=20)
+            assert asyncio.get_running_loop().time() - resumed < 15.0
+            await assert_equal_states(swarm)
+            last = rounds(swarm)[max(rounds(swarm, "round.reduced"))]
+            assert [len(members) for members in last.values()] == [4]
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("seed", seeds(1, of=3))
+def test_a_newcomer_gets_in_however_short_the_steps_are(seed: int) -> None:
+    @virtually
+    async def main() -> None:
+        # A step takes a few hundredths of a second, a download of the state about one.
+        swarm = Swarm(make_spec(4), seed=seed, make_replica=vector_replica(50_000), gradient=pull)
+        host = HostSettings(latency_s=0.01)
+        for _ in range(3):
+            swarm.add(host, TrainerSettings(2, 0.03))
+        try:
+            await swarm.run_until_step(20, limit_s=60)
+            newcomer = swarm.add(HostSettings(latency_s=0.05, down_bytes_per_s=2e5), TrainerSettings(2, 0.03))
+            joined = asyncio.get_running_loop().time()
+            while not any(newcomer.name in m for g in rounds(swarm, "round.reduced").values() for m in g.values()):
+                await asyncio.sleep(0.1)
+                assert asyncio.get_running_loop().time() - joined < 15.0
+            await assert_equal_states(swarm)
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("seed", seeds(1, of=3))
+def test_the_smaller_side_of_a_split_waits_and_comes_back(seed: int) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24), seed=seed)
+        grow(swarm, 5, random.Random(seed))
+        try:
+            await swarm.run_until_step(3, limit_s=60)
+            large, small = ["peer-0", "peer-2", "peer-4"], ["peer-1", "peer-3"]
+            cut_between(swarm, large, small)
+            before = {name: swarm.peers[name].replica.step for name in small}
+            await swarm.run_until_step(max(before.values()) + 6, limit_s=60, peers=large)
+            await asyncio.sleep(10.0)
+            assert all(swarm.peers[name].replica.step <= before[name] + 1 for name in small)
+            waiting = {logged.peer for logged in swarm.log.of("group.minority")}
+            assert waiting
+            assert waiting <= set(small)
+            cut_between(swarm, large, small, heal=True)
+            await asyncio.sleep(8.0)
+            await swarm.run_until_step(max(p.replica.step for p in swarm.alive()) + 2, limit_s=60)
+            await assert_equal_states(swarm)
+            last = rounds(swarm)[max(rounds(swarm, "round.reduced"))]
+            assert [len(members) for members in last.values()] == [5]
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("seed", seeds(1, of=3))
+def test_of_two_equal_halves_at_most_one_goes_on(seed: int) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24), seed=seed)
+        grow(swarm, 4, random.Random(seed))
+        try:
+            await swarm.run_until_step(3, limit_s=60)
+            await same_step(swarm)
+            halves = [["peer-0", "peer-1"], ["peer-2", "peer-3"]]
+            cut_between(swarm, *halves)
+            await asyncio.sleep(15.0)
+            reached = sorted(max(swarm.peers[name].replica.step for name in half) for half in halves)
+            assert reached[0] <= 5  # the step under way may have ended
+            assert reached[1] >= 8
+            cut_between(swarm, *halves, heal=True)
+            await asyncio.sleep(8.0)
+            await swarm.run_until_step(max(p.replica.step for p in swarm.alive()) + 2, limit_s=60)
+            await assert_equal_states(swarm)
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_run_outlives_all_its_peers() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24), seed=6, checkpoint_every=2)
+        grow(swarm, 4, random.Random(6))
+        try:
+            await swarm.run_until_step(5, limit_s=60)
+            for peer in swarm.alive():
+                swarm.internet.kill(peer.name)
+            await asyncio.sleep(20.0)
+            first = swarm.restart("peer-2", entries=[])
+            assert first.replica.step == 4
+            await swarm.run_until_step(6, limit_s=60)
+            for name in ("peer-0", "peer-3"):
+                swarm.restart(name)
+            await asyncio.sleep(5.0)
+            await swarm.run_until_step(first.replica.step + 3, limit_s=60)
+            await assert_equal_states(swarm)
+            last = rounds(swarm)[max(rounds(swarm, "round.reduced"))]
+            assert [len(members) for members in last.values()] == [3]
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_scripted_faults_find_the_peers_by_their_roles() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24), seed=7)
+        grow(swarm, 5, random.Random(7), clients=1)
+        driver = swarm.script("kill leader when round.begun step=2\nstall sender when round.begun step=4 for 3s")
+        try:
+            await swarm.run_until_step(8, limit_s=60)
+            killed, stalled, resumed = [record.peers[0] for record in driver.records]
+            begun = next(e.event for e in swarm.log.of("round.begun") if e.event.fields["step"] == 2)
+            assert swarm.name_of(str(begun.fields["leader"])) == killed
+            assert stalled == resumed == "peer-4"
+            assert math.isclose(driver.records[2].time - driver.records[1].time, 3.0)
+            await assert_equal_states(swarm)
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("seed", seeds(2, of=5))
+def test_a_peer_that_was_killed_and_comes_back_at_once_takes_part_at_once(seed: int) -> None:
+    """The others' connections to its former self seem open for 30 s yet."""
+
+    @virtually
+    async def main() -> float:
+        swarm = Swarm(make_spec(96), seed=seed, checkpoint_every=2)
+        grow(swarm, 4, random.Random(seed))
+        try:
+            await swarm.run_until_step(4, limit_s=60)
+            swarm.internet.kill("peer-3")
+            await asyncio.sleep(1.0)
+            swarm.restart("peer-3")
+            began = asyncio.get_running_loop().time()
+            await asyncio.sleep(12.0)
+        finally:
+            await swarm.close()
+        assert swarm.log.of("round.aborted") == []
+        return (
+            min(e.event.time for e in swarm.log.of("round.reduced") if e.peer == "peer-3" and e.event.time > began)
+            - began
+        )
+
+    assert main() < 6.0

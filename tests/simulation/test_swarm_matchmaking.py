@@ -1,0 +1,176 @@
+"""Group formation in whole swarms: everybody who can take part does, in one group (rows S3 and S13 of the specs).
+
+Groups of up to 64 are formed in `test_formation`, without gossip and rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+import pytest
+
+from minga.averaging.election import ranking
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.swarm_tools import (
+    assert_equal_states,
+    assert_one_group_per_step,
+    grow,
+    later,
+    longest_gap_s,
+    make_spec,
+    offences,
+    rounds,
+    same_step,
+    virtually,
+)
+
+
+@virtually
+async def meet(peers: int, seed: int, latency_s: float, skew_s: float, steps: int, clients: int = 0) -> Swarm:
+    """A swarm of newcomers that takes a few steps; latencies up to `latency_s` one way, clocks wrong by `skew_s`."""
+    rng = random.Random(seed)
+    trainers = [TrainerSettings(rng.choice((1, 2, 4)), rng.uniform(0.1, 0.4), jitter=0.1) for _ in range(peers)]
+    seconds_per_step = 3.0 + 6.0 * latency_s
+    batch = math.ceil(sum(trainer.samples_per_second for trainer in trainers) * seconds_per_step)
+    swarm = Swarm(make_spec(batch), seed=seed)
+    for index, trainer in enumerate(trainers):
+        host = HostSettings(
+            latency_s=rng.uniform(0.0, latency_s / 2),
+            clock_skew_s=rng.uniform(-skew_s, skew_s),
+            dialable=index == 0 or index < peers - clients,
+        )
+        swarm.add(host, trainer)
+    try:
+        await swarm.run_until_step(steps, limit_s=60 * steps)
+        await assert_equal_states(swarm)
+    finally:
+        events = len(swarm.log.events)
+        await swarm.close()
+        del swarm.log.events[events:]
+    return swarm
+
+
+@pytest.mark.parametrize(
+    ("peers", "latency_s", "clients"),
+    [(2, 0.5, 0), (2, 0.0, 1), (3, 0.0, 0), (5, 0.5, 2), (8, 0.2, 0), (8, 0.5, 7), (16, 0.3, 4)],
+)
+def test_everybody_is_in_the_one_group_of_each_step(peers: int, latency_s: float, clients: int) -> None:
+    steps = 5 if peers < 8 else 3
+    swarm = meet(peers, 10 * peers, latency_s, 3.0, steps, clients)
+    assert_one_group_per_step(swarm)
+    assert offences(swarm) == []
+    for step, groups in rounds(swarm).items():
+        (members,) = groups.values()
+        if 1 <= step < steps:  # the first group may close before the last newcomer has found the run
+            assert len(members) == peers
+
+
+@pytest.mark.parametrize(("peers", "delay_s", "seed"), [(4, 0.5, 1), (4, 3.0, 3)])
+def test_the_realised_batch_is_close_to_the_target(peers: int, delay_s: float, seed: int) -> None:
+    """Speeds spread log-uniformly over a factor of 32, and a delay on every link of a tenth of the step."""
+
+    @virtually
+    async def main() -> Swarm:
+        rng = random.Random(seed)
+        speeds = [math.exp(rng.uniform(0.0, math.log(32.0))) for _ in range(peers)]
+        trainers = [TrainerSettings(m := rng.choice((1, 2, 4)), m / speed, jitter=0.05) for speed in speeds]
+        batch = math.ceil(max(10.0 * delay_s * sum(speeds), 12 * sum(t.micro_batch for t in trainers)))
+        swarm = Swarm(make_spec(batch), seed=seed)
+        for trainer in trainers:
+            swarm.add(HostSettings(latency_s=delay_s / 2 * rng.uniform(0.8, 1.2)), trainer)
+        try:
+            await swarm.run_until_step(14 if delay_s < 1.0 else 9, limit_s=3000)
+        finally:
+            await swarm.close()
+        return swarm
+
+    swarm = main()
+    target = swarm.spec.training.target_batch_size
+    realised = [sum(m.values()) for step, g in sorted(rounds(swarm).items()) if step >= 2 for m in g.values()]
+    assert len(realised) >= 4
+    good = [batch for batch in realised if target <= batch <= 1.1 * target]
+    assert len(good) >= 0.95 * len(realised), [batch / target for batch in realised]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_groups_that_started_apart_become_one(seed: int) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(1000), seed=seed)
+        first = [swarm.add(name="a-0", entries=[])]
+        first += [swarm.add(name=f"a-{i}", entries=[first[0].network.address]) for i in (1, 2)]
+        second = [swarm.add(name="b-0", entries=[])]
+        second += [swarm.add(name="b-1", entries=[second[0].network.address])]
+        try:
+            await asyncio.sleep(3.0)
+            assert {peer.session.board.alive_count for peer in first} == {3}
+            assert {peer.session.board.alive_count for peer in second} == {2}
+            # Somebody who was given addresses of both brings them together.
+            swarm.add(name="c", entries=[first[0].network.address])
+            await second[0].session.node.dial(first[1].network.address)
+            await second[0].session.gossip.synchronise(first[1].network.peer_id)
+            await swarm.run_until_step(1, limit_s=60)
+            await swarm.run_until_step(3, limit_s=60)
+            assert_one_group_per_step(swarm)
+            assert {len(m) for g in rounds(swarm, "round.reduced").values() for m in g.values()} == {6}
+            await assert_equal_states(swarm)
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_two_groups_that_trained_apart_agree_on_one_state() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(40, digest_every=1000), seed=1)
+        first = [swarm.add(name="a-0", entries=[])]
+        first += [swarm.add(name=f"a-{i}", entries=[first[0].network.address]) for i in (1, 2)]
+        second = [swarm.add(name="b-0", entries=[])]
+        try:
+            await swarm.run_until_step(4, limit_s=60)
+            await second[0].session.node.dial(first[1].network.address)
+            await second[0].session.gossip.synchronise(first[1].network.peer_id)
+            await asyncio.sleep(5.0)
+            await swarm.run_until_step(max(peer.replica.step for peer in swarm.alive()) + 3, limit_s=60)
+            await assert_equal_states(swarm)
+            last = rounds(swarm)[max(rounds(swarm))]
+            assert [len(members) for members in last.values()] == [4]
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize(("peers", "cut_s", "seed"), [(5, 4.0, 1), (5, 10.0, 2), (7, 4.0, 3)])
+def test_a_leader_that_most_do_not_hear_is_overtaken(peers: int, cut_s: float, seed: int) -> None:
+    """The first in rank is heard by the second only, who follows it while the others ask the second to lead."""
+
+    @virtually
+    async def main() -> Swarm:
+        swarm = Swarm(make_spec(96), seed=seed)
+        grow(swarm, peers, random.Random(seed))
+        try:
+            await swarm.run_until_step(3, limit_s=60)
+            await same_step(swarm)
+            step = max(peer.replica.step for peer in swarm.alive())
+            await asyncio.sleep(0.3)
+            order = ranking(swarm.spec.run_id, step, [peer.network.peer_id for peer in swarm.peers.values()])
+            first, _, *rest = map(swarm.name_of, order)
+            for other in rest:
+                swarm.internet.cut(first, other)
+                later(cut_s, lambda other=other: swarm.internet.restore(first, other))
+            await swarm.run_until_step(step + 3, limit_s=120)
+            await assert_equal_states(swarm)
+        finally:
+            await swarm.close()
+        return swarm
+
+    swarm = main()
+    assert_one_group_per_step(swarm)
+    assert offences(swarm) == []
+    assert longest_gap_s(swarm) < cut_s + 25.0

@@ -1,0 +1,410 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minga.core.errors import ClosedError
+from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.thread_task import WAIT, Wait, Work
+from minga.training.strategy.delayed import Delayed
+from minga.training.strategy.synchronous import Synchronous
+from tests.worlds.swarm_tools import virtually
+
+
+def port(*, delayed: bool = False) -> TrainerPort:
+    return TrainerPort(asyncio.get_running_loop(), lambda: torch.zeros(2), strategy=Delayed if delayed else Synchronous)
+
+
+def ones(samples: int) -> Any:
+    def accumulate(vector: torch.Tensor) -> bool:
+        vector.add_(torch.ones(2), alpha=samples)
+        return True
+
+    return accumulate
+
+
+def refuse(vector: torch.Tensor) -> bool:
+    return False
+
+
+@virtually
+async def test_synchronous_life_of_a_step() -> None:
+    p = port()
+    assert p.poll() is None
+    await asyncio.sleep(0.5)
+    assert p.add(ones(4), 4)
+    report = p.report()
+    assert (report.samples, report.micro_batch, report.parked) == (4, 4, False)
+    assert report.rate == pytest.approx(8.0)
+    assert report.micro_batch_s == pytest.approx(0.5)
+    assert p.poll() is None
+    await asyncio.sleep(0.2)
+    assert p.report().busy_s == pytest.approx(0.2)
+    p.limit(0)
+    assert not p.report().parked  # a micro-batch is under way
+    assert p.add(ones(4), 4)
+    assert p.report().parked
+    assert p.poll() is WAIT
+    vector, samples = await p.seal()
+    assert samples == 8
+    assert vector is not None
+    assert vector.tolist() == [1.0, 1.0]
+    assert p.poll() is WAIT
+    p.reopen()
+    assert p.report().samples == 0
+    assert p.poll() is None
+
+
+@virtually
+async def test_a_micro_batch_that_ends_after_the_seal_is_dropped() -> None:
+    p = port()
+    assert p.poll() is None
+    assert p.add(ones(1), 1)
+    assert p.poll() is None
+    _, samples = await p.seal()
+    assert samples == 1
+    assert not p.add(ones(1), 1)
+    p.reopen()
+    assert await p.seal() == (None, 0)
+
+
+@virtually
+async def test_a_micro_batch_that_is_not_finite_is_dropped() -> None:
+    p = port()
+    assert p.poll() is None
+    assert not p.add(refuse, 3)
+    assert p.report().samples == 0
+    p.limit(0)
+    assert p.poll() is WAIT
+    assert await p.seal() == (None, 0)
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_what_an_aborted_round_sealed_counts_again(delayed: bool) -> None:
+    @virtually
+    async def main() -> None:
+        p = port(delayed=delayed)
+        assert p.add(ones(3), 3)
+        p.limit(0)
+        assert p.poll() is (None if delayed else WAIT)
+        vector, samples = await p.seal()
+        assert (samples, vector.tolist() if vector is not None else None) == (3, [1.0, 1.0])
+        if delayed:
+            assert p.add(ones(2), 2)
+        await p.unseal()
+        assert p.report().samples == (5 if delayed else 3)
+        assert p.add(ones(2), 2)
+        vector, samples = await p.seal()
+        assert samples == (7 if delayed else 5)
+        assert vector is not None
+        assert torch.allclose(vector, torch.ones(2))
+
+    main()
+
+
+@virtually
+async def test_parking_at_once_where_nothing_is_computed_and_resuming() -> None:
+    p = port()
+    p.limit(0)  # the thread has not begun yet
+    assert p.report().parked
+    p.limit(None)
+    assert not p.report().parked
+    assert p.poll() is None
+    p.pause()
+    p.limit(0)
+    assert p.report().parked
+    assert p.poll() is WAIT
+    p.limit(None)
+    assert p.poll() is None
+
+
+@virtually
+async def test_the_loop_is_told_when_the_thread_begins_to_compute() -> None:
+    """Else a leader goes on with the report of a thread that waits."""
+    p = port()
+    told: list[bool] = []
+
+    async def listen() -> None:
+        while True:
+            await p.changed.wait()
+            told.append(p.report().micro_batch > 0)
+
+    listening = asyncio.ensure_future(listen())
+    assert p.poll() is None
+    assert p.add(ones(4), 4)
+    p.limit(0)
+    assert p.poll() is WAIT
+    p.limit(None)
+    await asyncio.sleep(0.1)
+    assert told[-1] is False
+    assert p.poll() is None
+    await asyncio.sleep(0.1)
+    assert told[-1] is True
+    p.pause()
+    await asyncio.sleep(0.1)
+    assert told[-1] is False
+    listening.cancel()
+
+
+@virtually
+async def test_work_at_a_boundary_is_no_micro_batch() -> None:
+    p = port()
+    assert p.poll() is None
+    assert p.add(ones(4), 4)
+    done = p.request("apply", p.reopen)
+    work = p.poll()
+    assert isinstance(work, Work)
+    await asyncio.sleep(5.0)
+    assert p.report().micro_batch == 0
+    p.finish(work)
+    await done
+    assert p.poll() is None
+    assert (p.report().micro_batch, p.report().busy_s) == (4, 0.0)
+
+
+@virtually
+async def test_a_delayed_trainer_that_was_resumed_parks_again_with_all_it_has() -> None:
+    p = port(delayed=True)
+    assert p.add(ones(4), 4)
+    p.limit(0)
+    assert p.poll() is None
+    p.limit(None)
+    assert (p.report().samples, p.report().parked) == (4, False)
+    p.pause()
+    p.limit(0)
+    assert p.poll() is None
+    assert (p.report().samples, p.report().parked) == (4, True)
+    p.limit(None)
+    assert p.add(ones(2), 2)
+    assert p.report().samples == 6
+    vector, samples = await p.seal()
+    assert samples == 6
+    assert vector is not None
+    assert vector.tolist() == [1.0, 1.0]
+
+
+@virtually
+async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
+    p = port(delayed=True)
+    assert p.poll() is None
+    assert p.add(ones(4), 4)
+    assert p.poll() is None
+    p.limit(0)
+    assert p.add(ones(2), 2)  # the boundary at which it parks
+    assert p.report().samples == 6
+    assert p.report().parked
+    assert p.poll() is None  # it does not wait
+    assert p.add(ones(5), 5)
+    vector, samples = await p.seal()
+    assert samples == 6
+    assert vector is not None
+    assert vector.tolist() == [1.0, 1.0]
+    assert p.add(ones(1), 1)  # while the round is under way
+    p.reopen()
+    assert p.report().samples == 6
+    p.limit(0)
+    assert p.poll() is None
+    vector, samples = await p.seal()
+    assert samples == 6
+    assert vector is not None
+    assert vector.tolist() == [1.0, 1.0]
+    p.reopen(drop_all=True)
+    assert await p.seal() == (None, 0)
+
+
+@virtually
+async def test_a_delayed_trainer_computes_what_the_next_step_asks_for_while_the_round_lasts() -> None:
+    p = port(delayed=True)
+    assert p.add(ones(4), 4)
+    p.limit(4)
+    assert p.poll() is None
+    p.limit_next(6)
+    await p.seal()
+    for _ in range(3):
+        assert p.poll() is None
+        assert p.add(ones(2), 2)
+    assert p.poll() is WAIT
+    p.reopen(6)
+    assert (p.report().samples, p.poll()) == (6, None)
+    assert p.report().parked, "the next step is full as soon as it begins"
+    p.limit_next(0)
+    await p.seal()
+    assert p.poll() is WAIT
+
+
+@virtually
+async def test_work_is_done_at_the_boundary_and_errors_reach_both_sides() -> None:
+    p = port()
+    done = p.request("add", lambda: 40 + 2)
+    work = p.poll()
+    assert isinstance(work, Work)
+    p.finish(work)
+    assert await done == 42
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    failed = p.request("fail", fail)
+    work = p.poll()
+    assert isinstance(work, Work)
+    with pytest.raises(ValueError, match="no"):
+        p.finish(work)
+    with pytest.raises(ClosedError, match="could not fail on the thread that trains"):
+        await failed
+
+
+@virtually
+async def test_closing_lets_everybody_go() -> None:
+    p = port()
+    left = p.request("never", lambda: None)
+    p.close(ClosedError("first"))
+    p.close(ClosedError("second"))
+    with pytest.raises(ClosedError, match="first"):
+        p.poll()
+    with pytest.raises(ClosedError, match="first"):
+        await left
+    with pytest.raises(ClosedError, match="first"):
+        await p.request("late", lambda: None)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    delayed=st.booleans(),
+    moves=st.lists(st.sampled_from(["add", "poll", "park", "resume", "round", "abort"]), max_size=40),
+)
+def test_no_sample_counts_twice_and_none_is_lost_unseen(delayed: bool, moves: list[str]) -> None:
+    """Whatever the order of events: samples in applied rounds + dropped ones + those still there = all."""
+
+    @virtually
+    async def main() -> None:
+        p = port(delayed=delayed)
+        computed = dropped = applied = 0
+        for move in [*moves, "round", "round"]:
+            if move == "add" and p.poll() is None:
+                computed += 2
+                dropped += 0 if p.add(ones(2), 2) else 2
+            elif move == "poll":
+                assert p.poll() is None or isinstance(p.poll(), Wait)
+            elif move == "park":
+                p.limit(0)
+            elif move == "resume":
+                p.limit(None)
+            elif move in ("round", "abort"):
+                vector, samples = await p.seal()
+                if vector is not None:
+                    assert torch.allclose(vector, torch.ones(2))
+                if move == "round":
+                    applied += samples
+                    p.reopen()
+                else:
+                    await p.unseal()
+        assert computed == applied + dropped
+
+    main()
+
+
+def test_a_real_thread_waits_works_and_is_let_go() -> None:
+    async def main() -> None:
+        p = port()
+        applied = 0
+        trained = 0
+
+        def train() -> None:
+            nonlocal trained
+            try:
+                while True:
+                    work = p.poll()
+                    if isinstance(work, Work):
+                        p.finish(work)
+                    elif work is WAIT:
+                        p.wait(1.0)
+                    elif p.add(ones(1), 1):
+                        trained += 1
+            except ClosedError:
+                return
+
+        def apply() -> None:
+            nonlocal applied
+            applied += 1
+            p.reopen()
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        total = 0
+        for _ in range(20):
+            while p.report().samples < 3:
+                await p.changed.wait(1.0)
+            p.limit(0)
+            while not p.report().parked:
+                await p.changed.wait(1.0)
+            vector, samples = await p.seal()
+            assert vector is not None
+            assert torch.allclose(vector, torch.ones(2))
+            total += samples
+            await p.request("apply", apply)
+        p.close(ClosedError("the end"))
+        thread.join(10.0)
+        assert not thread.is_alive()
+        assert applied == 20
+        assert total <= trained
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_the_loop_does_not_wait_while_a_micro_batch_is_added(delayed: bool) -> None:
+    async def main() -> None:
+        p = port(delayed=delayed)
+        adding, go_on = threading.Event(), threading.Event()
+
+        def accumulate(vector: torch.Tensor) -> bool:
+            adding.set()
+            assert go_on.wait(5.0)
+            vector.add_(3.0)
+            return True
+
+        assert p.poll() is None
+        thread = threading.Thread(target=p.add, args=(accumulate, 3))
+        thread.start()
+        assert adding.wait(5.0)
+        assert p.report().samples == 0
+        p.limit(0)
+        sealing = asyncio.ensure_future(p.seal())
+        await asyncio.sleep(0)
+        assert not sealing.done()
+        assert thread.is_alive()
+        go_on.set()
+        vector, samples = await sealing
+        assert samples == 3
+        assert vector is not None
+        assert vector.tolist() == [1.0, 1.0]
+        thread.join(5.0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_who_rests_computes_nothing_until_told(delayed: bool) -> None:
+    @virtually
+    async def main() -> None:
+        p = port(delayed=delayed)
+        assert p.poll() is None
+        p.rest(resting=True)
+        assert p.add(ones(4), 4), "what was under way still counts"
+        assert p.poll() is WAIT
+        assert p.report().micro_batch == 0, "nobody waits for it"
+        p.reopen()
+        assert p.poll() is WAIT
+        woken = asyncio.ensure_future(p.woken.wait())
+        await asyncio.sleep(0)
+        p.rest(resting=False)
+        await woken
+        assert p.poll() is None
+
+    main()

@@ -1,0 +1,82 @@
+"""The port of a run with strangers, between the training thread and the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from minga.core.errors import ClosedError
+from minga.training.bridge.assigned_port import GradientTask, PublicPort
+from minga.training.bridge.thread_task import Work
+from tests.worlds.swarm_tools import virtually
+
+
+def close(port: PublicPort) -> None:
+    port.close(ClosedError("it is over"))
+
+
+def fail(port: PublicPort) -> None:
+    """The training thread fails in the first work that waits."""
+    work = port.poll()
+    assert isinstance(work, Work)
+    with pytest.raises(ClosedError):
+        port.finish(work)
+
+
+@pytest.mark.parametrize("end", [close, fail])
+def test_whoever_waits_hears_what_closed_the_port(end: Callable[[PublicPort], None]) -> None:
+    def be_over() -> None:
+        raise ClosedError("it is over")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        port = PublicPort(loop, lambda: torch.zeros(2), micro_batches=2, size=4)
+        computing = [loop.create_task(port.compute(GradientTask(bytes([number]) * 32))) for number in range(2)]
+        await asyncio.sleep(0)
+        port.want_batch()
+        port.next_batch()  # the first one is under way
+        requested = [port.request("apply", be_over) for _ in range(2)]
+        end(port)
+        async with asyncio.timeout(10.0):
+            outcomes = await asyncio.gather(*computing, *requested, return_exceptions=True)
+        assert [str(outcome) for outcome in outcomes] == ["it is over"] * 4
+        with pytest.raises(ClosedError, match="it is over"):
+            await port.compute(GradientTask(bytes(32)))
+
+    asyncio.run(main())
+
+
+@virtually
+async def test_a_micro_batch_that_failed_leaves_the_model_at_its_present_step_and_comes_again() -> None:
+    model, seen = ["present"], list[str]()
+    port = PublicPort(asyncio.get_running_loop(), lambda: torch.zeros(2), micro_batches=2, size=4)
+
+    def to_the_past() -> None:
+        seen.append(model[0])
+        model[0] = "past"
+
+    def back() -> None:
+        model[0] = seen.pop()
+
+    def accumulate(vector: torch.Tensor) -> bool:
+        assert model == ["past"]
+        vector += 1.0
+        return True
+
+    done = asyncio.ensure_future(port.compute(GradientTask(bytes(32), to_the_past, back)))
+    await asyncio.sleep(0)
+    numbers = []
+    for fails in (True, False, True, True, False):
+        port.want_batch()
+        assert port.poll() is None
+        assert model == ["present"]
+        numbers.append(port.next_batch().number)
+        if not fails:
+            port.add(accumulate, 4)
+        assert port.take_back() is fails
+    assert model == ["present"]
+    assert numbers[0] == numbers[1] != numbers[2] == numbers[3] == numbers[4]
+    assert (await done).tolist() == [2.0, 2.0]

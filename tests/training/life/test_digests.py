@@ -1,0 +1,55 @@
+"""Which of two states counts as the right one."""
+
+from __future__ import annotations
+
+import pytest
+
+from minga.network.gossip.records import StateInfo
+from minga.network.interface import PeerId
+from minga.training.life.digest_exchange import HISTORY, DigestHistory
+
+A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
+
+
+def digest(step: int, side: str) -> str:
+    """Which of two sides has the smaller one changes from step to step."""
+    return f"{(step * 7919 + (step % 2 if side == 'left' else 1 - step % 2)) % 2**32:064x}"
+
+
+def gives_way(me: PeerId, side: str, step: int, others: dict[PeerId, str]) -> bool:
+    history = DigestHistory()
+    history.add(step, digest(step, side))
+    told = [(peer, StateInfo(step, digest(step, other))) for peer, other in others.items()]
+    return history.is_minority(told, me)
+
+
+@pytest.mark.parametrize("step", range(1, 12))
+def test_of_two_halves_the_same_one_gives_way_in_each_step(step: int) -> None:
+    sides = {A: "left", B: "right", C: "right", D: "left"}
+    for me, side in sides.items():
+        others = {peer: other for peer, other in sides.items() if peer != me}
+        assert gives_way(me, side, step, others) == (side == "right")
+
+
+def test_more_outvote_fewer_whoever_they_are() -> None:
+    assert gives_way(A, "left", 3, {B: "right", C: "right"})
+    assert not gives_way(D, "left", 3, {A: "right", C: "left"})
+
+
+def test_only_the_newest_common_step_counts() -> None:
+    history = DigestHistory()
+    for step in (1, 2, 3):
+        history.add(step, digest(step, "left"))
+    told = [(B, StateInfo(1, digest(1, "right"))), (C, StateInfo(1, digest(1, "right")))]
+    assert history.is_minority(told, A)
+    assert not history.is_minority([*told, (D, StateInfo(2, digest(2, "left")))], A)
+    assert not history.is_minority([(B, StateInfo(9, digest(9, "right")))], A)
+
+
+def test_little_is_remembered_and_all_is_forgotten() -> None:
+    history = DigestHistory()
+    for step in range(HISTORY + 1):
+        history.add(step, digest(step, "left"))
+    assert not history.is_minority([(B, StateInfo(0, "0" * 64)), (C, StateInfo(0, "0" * 64))], A)
+    history.clear()
+    assert not history.is_minority([(B, StateInfo(HISTORY, "0" * 64))], A)

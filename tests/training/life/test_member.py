@@ -1,0 +1,369 @@
+"""What members apply: the same numbers as one process that does the same samples."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+import torch
+
+from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.matchmaking.leader import OutOfSyncError
+from minga.averaging.messages import Member, Part, Plan
+from minga.core.errors import ClosedError
+from minga.core.events import Event
+from minga.network.gossip.records import Progress
+from minga.network.interface import Address, PeerId
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm, small_replica
+from minga.training.bridge.gradient_port import TrainerPort
+from tests.worlds.swarm_tools import (
+    assert_equal_states,
+    make_spec,
+    offences,
+    pull,
+    rounds,
+    same_step,
+    vector_replica,
+    virtually,
+)
+
+LR = 0.1
+
+
+class Ledger:
+    """Notes each micro-batch that was computed: the step of the parameters it was computed with, and its gradient."""
+
+    def __init__(self) -> None:
+        self.computed: dict[str, list[tuple[int, torch.Tensor]]] = defaultdict(list)
+        self.applied: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+        self.calls: dict[str, int] = defaultdict(int)
+
+    def gradient(self, peer: SimulatedPeer, samples: int) -> None:
+        """Depends on parameters, peer and count, so that no two are alike."""
+        self.calls[peer.name] += 1
+        seed = 1009 * self.calls[peer.name] + int(peer.network.peer_id[:8], 16)
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in peer.replica.vector.parameters():
+            parameter.grad = parameter.detach() - torch.randn(parameter.shape, generator=generator)
+        flat = torch.cat([p.grad.reshape(-1) for p in peer.replica.vector.parameters() if p.grad is not None])
+        self.computed[peer.name].append((peer.replica.step, flat.clone()))
+
+    def parameters(self, peer: SimulatedPeer) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in peer.replica.vector.parameters()]).clone()
+
+    def watch(self, peer: SimulatedPeer) -> None:
+        self.applied[peer.name][0] = self.parameters(peer)
+
+        def note(event: Event) -> None:
+            if event.kind == "step.applied":
+                self.applied[peer.name][int(str(event.fields["step"]))] = self.parameters(peer)
+
+        peer.session.events.subscribe(note)
+
+
+async def train(
+    strategy: str, steps: int, monkeypatch: pytest.MonkeyPatch, latency_s: float = 0.01
+) -> tuple[Swarm, Ledger]:
+    """Three trainers of different speed and micro-batch; only micro-batches that were taken stay in the ledger."""
+    ledger = Ledger()
+    swarm = Swarm(make_spec(48, training={"strategy": strategy}), seed=3, gradient=ledger.gradient)
+    taken = TrainerPort.add
+    by_port: dict[int, str] = {}
+
+    def add(port: TrainerPort, accumulate: Any, samples: int) -> bool:
+        name = by_port.setdefault(id(port), next(n for n, p in swarm.peers.items() if p.port is port))
+        kept = taken(port, accumulate, samples)
+        if not kept:
+            ledger.computed[name].pop()
+        return kept
+
+    monkeypatch.setattr(TrainerPort, "add", add)
+    for micro_batch, seconds in ((4, 0.1), (2, 0.13), (1, 0.04)):
+        ledger.watch(swarm.add(HostSettings(latency_s=latency_s), TrainerSettings(micro_batch, seconds)))
+    try:
+        await swarm.run_until_step(steps, limit_s=300)
+        await asyncio.sleep(0.01)  # the event of the last step comes a little after the step
+        await assert_equal_states(swarm)
+    finally:
+        await swarm.close()
+    return swarm, ledger
+
+
+def replay(swarm: Swarm, ledger: Ledger, steps: int) -> tuple[float, list[int]]:
+    """Compare each step with what one process would have done; returns the largest error and all ages of gradients."""
+    begun, position = rounds(swarm), dict.fromkeys(swarm.peers, 0)
+    worst, ages = 0.0, []
+    reference = next(iter(swarm.peers))
+    for step in range(steps):
+        (samples_by_peer,) = begun[step].values()
+        total, weight = torch.zeros(27, dtype=torch.float64), 0
+        for name, samples in samples_by_peer.items():
+            settings = swarm.peers[name].settings
+            assert settings is not None
+            count, rest = divmod(samples, settings.micro_batch)
+            assert rest == 0
+            for computed_at, gradient in ledger.computed[name][position[name] : position[name] + count]:
+                ages.append(step - computed_at)
+                total += gradient.double() * settings.micro_batch
+            position[name] += count
+            weight += samples
+        expected = ledger.applied[reference][step].double() - LR * total / weight
+        worst = max(worst, float((expected - ledger.applied[reference][step + 1]).abs().max()))
+    return worst, ages
+
+
+def test_synchronous_steps_are_those_of_one_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm, ledger = virtually(train)("synchronous", 12, monkeypatch)
+    # From the second step on everybody is in from the beginning: all that was computed is accounted for.
+    worst, ages = replay(swarm, ledger, 12)
+    assert worst < 1e-6
+    assert set(ages) == {0}
+
+
+@pytest.mark.parametrize("latency_s", [0.01, 0.3])
+def test_delayed_steps_use_gradients_that_are_at_most_one_step_old(
+    latency_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """theta[t+1] = theta[t] - lr * mean of g(theta[c]) with c = t or t - 1: the longer a round, the more c = t - 1."""
+    swarm, ledger = virtually(train)("delayed", 12, monkeypatch, latency_s)
+    worst, ages = replay(swarm, ledger, 12)
+    assert worst < 1e-6
+    assert set(ages) == {0, 1}
+    assert sum(ages) > (0.5 if latency_s > 0.1 else 0.05) * len(ages)
+
+
+def test_the_delayed_strategy_computes_while_it_averages() -> None:
+    @virtually
+    async def main(strategy: str) -> float:
+        swarm = Swarm(make_spec(24, training={"strategy": strategy}), seed=1)
+        for _ in range(3):
+            swarm.add(HostSettings(latency_s=0.15), TrainerSettings(1, 0.1))
+        try:
+            await swarm.run_until_step(8, limit_s=300)
+            times = [e.event.time for e in swarm.log.of("step.applied") if e.event.fields["step"] in (2, 8)]
+            await assert_equal_states(swarm)
+        finally:
+            await swarm.close()
+        return max(times) - min(times)
+
+    assert main("delayed") < 0.8 * main("synchronous")
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
+def test_gradients_that_are_not_finite_never_leave_their_machine(strategy: str) -> None:
+    @virtually
+    async def main() -> None:
+        calls = Counter[str]()
+
+        def gradient(peer: SimulatedPeer, samples: int) -> None:
+            calls[peer.name] += 1
+            for parameter in peer.replica.vector.parameters():
+                parameter.grad = parameter.detach() - 1.0
+                if peer.name == "peer-1" and calls[peer.name] % 3 == 0:
+                    parameter.grad[0] = math.nan if calls[peer.name] % 2 else math.inf
+
+        swarm = Swarm(make_spec(24, training={"strategy": strategy}), seed=1, gradient=gradient)
+        for _ in range(3):
+            swarm.add(HostSettings(), TrainerSettings(2, 0.1))
+        try:
+            await swarm.run_until_step(6, limit_s=100)
+            await assert_equal_states(swarm)
+            for peer in swarm.alive():
+                assert all(torch.isfinite(p).all() for p in peer.replica.vector.parameters())
+            assert swarm.peers["peer-1"].samples_done > 0
+            assert offences(swarm) == []
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize("codec", ["float16", "bfloat16", "int8", "adaptive"])
+def test_states_stay_equal_with_every_codec(codec: str) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(40, codec=codec), seed=2)
+        for index in range(5):
+            swarm.add(HostSettings(dialable=index != 4), TrainerSettings(2, 0.1 + 0.02 * index))
+        try:
+            await swarm.run_until_step(8, limit_s=100)
+            await assert_equal_states(swarm)
+            assert swarm.log.of("member.diverged") == swarm.log.of("member.out_of_sync") == []
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_run_ends_for_everybody_after_its_last_step() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24, training={"stop_after_steps": 4}), seed=2)
+        peers = [swarm.add(HostSettings(), TrainerSettings(2, 0.1)) for _ in range(3)]
+        auxiliary = swarm.add(HostSettings(), auxiliary=True)
+        try:
+            await swarm.run_until_step(4, limit_s=100)
+            for peer in [*peers, auxiliary]:
+                while not [e for e in swarm.log.of("run.finished") if e.peer == peer.name]:
+                    await same_step(swarm)
+            await assert_equal_states(swarm)
+            assert {peer.replica.step for peer in peers} == {4}
+            assert [peer.error for peer in swarm.peers.values()] == [None] * 4
+            begun = {m for g in rounds(swarm).values() for members in g.values() for m in members}
+            assert auxiliary.name in begun  # it reduces, without samples
+            assert {s for g in rounds(swarm).values() for m in g.values() for n, s in m.items() if n == "peer-3"} == {0}
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_lying_member_is_found_out_by_its_next_join() -> None:
+    """One member applies other numbers than the rest, as if a round had been repaired behind its back."""
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24, digest_every=1000), seed=5)
+        for _ in range(4):
+            swarm.add(HostSettings(), TrainerSettings(2, 0.1))
+        try:
+            await swarm.run_until_step(2, limit_s=60)
+            member = swarm.peers["peer-1"].session.member
+            assert member is not None
+            reduce, spoiled = member._all_reduce.reduce, []
+
+            async def reduce_wrongly(plan: Any, layout: Any, local: Any, weight: int, result: torch.Tensor) -> Any:
+                outcome = await reduce(plan, layout, local, weight, result)
+                if not spoiled:
+                    spoiled.append(plan.step)
+                    result.add_(1.0)
+                return outcome
+
+            member._all_reduce.reduce = reduce_wrongly  # type: ignore[method-assign]
+            await swarm.run_until_step(7, limit_s=60)
+            await assert_equal_states(swarm)
+            assert spoiled
+            assert {e.peer for e in swarm.log.of("member.out_of_sync")} == {"peer-1"}
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_restart_goes_on_from_the_checkpoint() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(8), seed=5, checkpoint_every=3)
+        peer = swarm.add(HostSettings(), TrainerSettings(2, 0.1))
+        try:
+            await swarm.run_until_step(7, limit_s=60)
+            kept = peer.checkpoint
+            assert kept is not None
+            assert kept.step == 6
+            swarm.internet.kill(peer.name)
+            again = swarm.restart(peer.name)
+            assert again.network.peer_id == peer.network.peer_id
+            fresh = small_replica(swarm.spec)
+            fresh.restore(kept)
+            assert again.replica.digest() == fresh.digest()
+            await swarm.run_until_step(9, limit_s=60)
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_mistake_in_the_program_lets_the_trainer_go(caplog: pytest.LogCaptureFixture) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(8), seed=5)
+        peer = swarm.add(HostSettings(), TrainerSettings(2, 0.1))
+        try:
+            await swarm.run_until_step(2, limit_s=60)
+            member = peer.session.member
+            assert member is not None
+            assert peer.port is not None
+            member.ready.clear()
+
+            async def form(step: int, avoid: Any) -> Any:
+                raise ValueError("no such group")
+
+            member._formation.form = form  # type: ignore[method-assign]
+            await asyncio.sleep(2.0)
+            with pytest.raises(ClosedError, match="ValueError: no such group") as raised:
+                peer.port.poll()
+            assert isinstance(raised.value.__cause__, ValueError)
+            assert member.ready.is_set()
+            assert [e.event.fields["why"] for e in swarm.log.of("member.failed")] == ["ValueError: no such group"]
+        finally:
+            await swarm.close()
+
+    main()
+    assert "no such group" in caplog.text
+
+
+def test_a_member_that_is_out_of_sync_does_not_leave_its_trainer_parked() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(8), seed=5)
+        peer = swarm.add(HostSettings(), TrainerSettings(2, 0.1))
+        try:
+            await swarm.run_until_step(2, limit_s=60)
+            member, port = peer.session.member, peer.port
+            assert member is not None
+            assert port is not None
+            form = member._formation.form
+
+            async def stop_and_refuse(step: int, avoid: Any) -> Any:
+                member._formation.form = form  # type: ignore[method-assign]
+                port.limit(0)
+                raise OutOfSyncError("the leader is in another state")
+
+            member._formation.form = stop_and_refuse  # type: ignore[method-assign]
+            await swarm.run_until_step(6, limit_s=60)  # alone it finds nothing newer, and has to go on
+            assert len(swarm.log.of("member.out_of_sync")) == 1
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_round_tells_its_plan_and_doubts_the_rates_if_it_is_late() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(64), seed=3, make_replica=vector_replica(250_000), gradient=pull)
+        host = HostSettings(up_bytes_per_s=1e6, down_bytes_per_s=1e6)
+        peers = [swarm.add(host, TrainerSettings(2, 0.1)) for _ in range(3)]
+        peers.append(swarm.add(host, auxiliary=True))
+        try:
+            await swarm.run_until_step(8, limit_s=300)
+            begun = swarm.log.of("round.begun")[-1].event.fields
+            assert (begun["parts"], begun["sites"]) == (4, 0)
+            assert begun["predicted_s"] == pytest.approx(1.75, rel=0.3)
+            told = {item.owner: item.payload.vector_bytes for item in peers[0].session.board.items(Progress)}
+            assert told == {peer.network.peer_id: 1_000_000 for peer in peers}
+            before = max(peer.session.node.lines.doubts for peer in peers)
+            assert before == 0
+            swarm.script("slow_link peer-1 to 4Mbit at 0s")
+            await swarm.run_until_step(9, limit_s=300)
+            assert max(peer.session.node.lines.doubts for peer in peers) > 0
+        finally:
+            await swarm.close()
+
+    main()
+
+
+@pytest.mark.parametrize(
+    ("predicted_s", "seconds", "late"),
+    [(None, 1e6, False), (0.0, 0.2, False), (0.001, 0.2, False), (0.001, 0.3, True), (10.0, 12.9, False),
+     (10.0, 13.1, True), (1.75, 1.75, False)],
+)  # fmt: skip
+def test_a_round_is_late_by_what_was_predicted(predicted_s: float | None, seconds: float, late: bool) -> None:
+    member = Member(Address(PeerId("a" * 64)), aggregates=True)
+    plan = Plan("0" * 32, 1, (member,), (Part(8, 0),), 1 << 16, predicted_s=predicted_s)
+    assert RoundOutcome(plan, {}, seconds, 0, 0).is_late == late

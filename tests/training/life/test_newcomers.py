@@ -1,0 +1,111 @@
+"""Newcomers get in, whatever they need for the state, and no step waits for them without end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from minga.averaging.matchmaking.join_window import LEAST_S, MOST_S
+from minga.network.gossip.records import Progress, Status
+from minga.network.interface import PeerId
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.life.newcomers import FORGIVEN_S, Newcomers
+from tests.worlds.swarm_tools import (
+    assert_equal_states,
+    longest_gap_s,
+    make_spec,
+    pull,
+    rounds,
+    vector_replica,
+    virtually,
+)
+
+STATE_BYTES = 200_000
+ONE, OTHER = PeerId("1" * 64), PeerId("2" * 64)
+
+
+async def trained(seed: int) -> Swarm:
+    """Three peers whose steps take half a second."""
+    swarm = Swarm(make_spec(24), seed=seed, make_replica=vector_replica(STATE_BYTES // 4), gradient=pull)
+    for _ in range(3):
+        swarm.add(HostSettings(latency_s=0.01), TrainerSettings(4, 0.25))
+    await swarm.run_until_step(4, limit_s=60)
+    return swarm
+
+
+def takes_part(swarm: Swarm, name: str) -> bool:
+    return any(name in members for groups in rounds(swarm, "round.reduced").values() for members in groups.values())
+
+
+@pytest.mark.parametrize("sync_s", [1.0, 3.0, 5.0, 8.0])
+def test_whoever_misses_the_step_that_was_held_gets_into_a_later_one(sync_s: float) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = await trained(int(sync_s))
+        began = asyncio.get_running_loop().time()
+        host = HostSettings(latency_s=0.01, down_bytes_per_s=STATE_BYTES / sync_s)
+        newcomer = swarm.add(host, TrainerSettings(4, 0.25))
+        while not takes_part(swarm, newcomer.name):
+            await asyncio.sleep(0.5)
+            assert asyncio.get_running_loop().time() - began < 3 * sync_s + 10.0
+        await assert_equal_states(swarm)
+        came_s = next(e.event.time for e in swarm.log.of("round.begun") if e.peer == newcomer.name)
+        steps = [e.event.time for e in swarm.log.of("round.begun") if e.peer == "peer-0" and e.event.time <= came_s]
+        assert max(b - a for a, b in itertools.pairwise(steps)) < max(LEAST_S, min(MOST_S, 1.6 * sync_s)) + 2.0
+        await swarm.close()
+
+    main()
+
+
+def test_newcomer_after_newcomer_does_not_hold_the_others_up() -> None:
+    @virtually
+    async def main() -> None:
+        swarm = await trained(7)
+        began = asyncio.get_running_loop().time()
+        for _ in range(8):
+            swarm.add(HostSettings(latency_s=0.01, down_bytes_per_s=STATE_BYTES), TrainerSettings(4, 0.25))
+            await asyncio.sleep(0.9)
+        await asyncio.sleep(20.0)
+        assert all(takes_part(swarm, peer.name) for peer in swarm.alive())
+        assert longest_gap_s(swarm, began) < LEAST_S + 2.5  # a round takes more than a second here
+        await swarm.close()
+
+    main()
+
+
+# ---- how long each has been at it
+
+
+def progress(step: int, status: Status) -> Progress:
+    return Progress(step, 0, 0.0, status, 0.0)
+
+
+def test_the_time_that_is_spent_fetching_adds_up() -> None:
+    clock = itertools.count()
+    newcomers = Newcomers(lambda: float(next(clock)))
+    said = {ONE: progress(5, "syncing"), OTHER: progress(5, "training")}
+    newcomers.look(said)  # at 0 s
+    assert newcomers.syncing(said) == {ONE: 1.0}
+    said = {ONE: progress(6, "training"), OTHER: progress(6, "syncing")}
+    newcomers.look(said)  # at 2 s
+    assert newcomers.syncing(said) == {OTHER: 1.0}
+    said = {ONE: progress(9, "syncing")}
+    newcomers.look(said)  # at 4 s; the other one died
+    assert newcomers.syncing(said) == {ONE: 3.0}
+
+
+def test_what_was_long_ago_is_forgotten_unless_it_still_goes_on() -> None:
+    now = 0.0
+    newcomers = Newcomers(lambda: now)
+    both = {ONE: progress(5, "syncing"), OTHER: progress(5, "syncing")}
+    newcomers.look(both)
+    now = 20.0
+    newcomers.look({OTHER: both[OTHER]})
+    now = FORGIVEN_S + 1.0
+    newcomers.look({OTHER: both[OTHER]})
+    newcomers.look(both)
+    assert newcomers.syncing(both) == {ONE: 0.0, OTHER: now}

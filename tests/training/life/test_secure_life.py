@@ -1,0 +1,141 @@
+"""How a peer of a run with strangers goes on when it is not where the members are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.core.errors import ConfigurationError, RemoteError, UnreachableError
+from minga.network.interface import PeerId
+from minga.security.messaging.voting import DivergedError, OutvotedError
+from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.members import Ledger, Reason
+from minga.training.life import verified_member
+from minga.training.life.verified_member import LONGEST_PAUSE_S, PATIENT_ATTEMPTS, SecureLife, SecureOptions
+from minga.training.transfer.donors import OvertakenError
+from tests.worlds.node_world import World, identity_of
+from tests.worlds.swarm_tools import make_spec, virtually
+
+KNOWN = [PeerId(f"{number:064}") for number in range(5)]
+OTHERS = [PeerId(f"{number:064}") for number in range(5, 9)]
+
+
+class Member:
+    """A peer at the members' state; its steps end as `step` says."""
+
+    def __init__(self, step: Callable[[], None], ledger: Ledger) -> None:
+        self.ledger, self.is_member, self._step = ledger, False, step
+
+    async def take_step(self) -> None:
+        self._step()
+
+
+async def make_life(
+    monkeypatch: pytest.MonkeyPatch,
+    step: Callable[[], None],
+    ledger: Ledger,
+    vouched_for: bool = True,
+    enter: Callable[[], None] = lambda: None,
+) -> SecureLife:
+    class Newcomer:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.is_vouched_for = vouched_for
+
+        async def enter(self) -> Member:
+            enter()
+            return Member(step, ledger)
+
+    monkeypatch.setattr(verified_member, "SecureNewcomer", Newcomer)
+    node = await World().node()
+    replica = SimpleNamespace(vector=SimpleNamespace(layout=VectorLayout((4,), "float32"), numel=4), step=0)
+    board, port = SimpleNamespace(put=lambda _: None), SimpleNamespace(unit=1)
+    options = SecureOptions(node.peer_id, Conduct())
+    life = SecureLife(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
+    life._announcer = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
+    life._known = life._founders = frozenset(KNOWN)
+    return life
+
+
+async def go_on(life: SecureLife, steps: int) -> None:
+    for _ in range(steps):
+        await life._enter()
+        assert life.secure is not None
+        await life._take_step(life.secure)
+
+
+def test_a_peer_that_computes_in_another_way_gives_up_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    @virtually
+    async def main() -> None:
+        def diverge() -> None:
+            raise DivergedError("another state")
+
+        life = await make_life(monkeypatch, diverge, Ledger([]))
+        with pytest.raises(ConfigurationError, match="device"):
+            await go_on(life, 100)
+
+    main()
+
+
+def test_pauses_grow_until_a_step_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    @virtually
+    async def main() -> None:
+        def be_late() -> None:
+            raise OutvotedError("too late")
+
+        life = await make_life(monkeypatch, be_late, Ledger([]))
+        began_s = asyncio.get_running_loop().time()
+        await go_on(life, 20)
+        assert asyncio.get_running_loop().time() - began_s > 10 * LONGEST_PAUSE_S
+
+    main()
+
+
+@pytest.mark.parametrize(
+    ("error", "first"), [(OvertakenError("they took a step"), PATIENT_ATTEMPTS), (UnreachableError("nobody"), 1)]
+)
+@pytest.mark.parametrize("adopts", [False, True])
+def test_that_members_went_on_is_told_as_a_failure_only_if_it_happens_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, error: RemoteError, first: int, adopts: bool
+) -> None:
+    """`first`: the attempt after which it is where no state comes; where it comes too late, that is the last one."""
+
+    @virtually
+    async def main() -> None:
+        def fail() -> None:
+            raise error
+
+        def go() -> None:
+            pass
+
+        life = await make_life(monkeypatch, fail if adopts else go, Ledger([]), enter=go if adopts else fail)
+        told = dict[str, int]()
+        life._node.events.subscribe(lambda event: told.setdefault(event.kind, life._attempts) and None)
+        for _ in range(PATIENT_ATTEMPTS):
+            await life._enter()
+            if life.secure is not None:
+                await life._take_step(life.secure)
+        assert told["sync.failed"] == (PATIENT_ATTEMPTS if adopts else first)
+
+    main()
+
+
+@pytest.mark.parametrize(("vouched_for", "known"), [(True, {*KNOWN[1:], *OTHERS}), (False, {*KNOWN})])
+def test_those_whose_word_counts_come_from_members_that_most_of_them_vouch_for(
+    monkeypatch: pytest.MonkeyPatch, vouched_for: bool, known: set[PeerId]
+) -> None:
+    """Neither who was led into a run of sybils has these for its guides from then on, nor who banned somebody that."""
+
+    @virtually
+    async def main() -> None:
+        ledger = Ledger([KNOWN[0], *OTHERS])
+        ledger.ban(KNOWN[0], 3, Reason.EQUIVOCATED)
+        life = await make_life(monkeypatch, lambda: None, ledger, vouched_for)
+        await go_on(life, 1)
+        assert life._known == known
+
+    main()

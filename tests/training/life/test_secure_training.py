@@ -1,0 +1,317 @@
+"""Runs with security.mode = "byzantine" through `minga.Optimizer`: real peers of this process over iroh."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import minga
+from minga.core.events import Event
+from minga.identity.keys.keys import Identity
+from minga.network.interface import PeerId
+from minga.security.protocol.behaviour import Conduct, Seeds
+from minga.security.randomness.public_batch import PublicBatch
+from minga.simulation.attacks.gradient_attacks import SignFlip
+from minga.training.life.founding import Genesis
+from minga.training.life.verified_files import evidence_file, genesis_file
+from tests.worlds.cli_run import run
+
+SAMPLES = 64
+STEPS = 6
+CENTRES = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
+WANTED = CENTRES @ torch.randn(6, 3, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_spec(*, founders: int = 3, steps: int = STEPS, **more: Any) -> minga.RunSpec:
+    return minga.RunSpec.from_mapping(
+        {
+            "name": "strangers",
+            "model": {"recipe": "custom"},
+            "training": {"target_batch_size": 8 * founders, "stop_after_steps": steps},
+            "averaging": {"codec": "float32"},
+            "checkpoints": {"every_steps": 0},
+            "security": {
+                "mode": "byzantine",
+                "founders": founders,
+                "micro_batch_size": 4,
+                "peers_per_validator": 2,
+                **more,
+            },
+        }
+    )
+
+
+class Trainer:
+    """One peer in a thread of its own, as a program would have it."""
+
+    def __init__(self, peer: minga.Peer, conduct: Conduct | None = None, micro_batch_s: float = 0.0) -> None:
+        self.peer, self.micro_batch_s = peer, micro_batch_s
+        self.events: list[Event] = []
+        self.error: BaseException | None = None
+        self.digest, self.seeds = "", list[bytes]()
+        self.model = nn.Linear(6, 3)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.fill_(0.1)
+        peer.subscribe(self.events.append)
+        if conduct is not None:
+            peer.on_loop(lambda: setattr(peer.session, "conduct", conduct))
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            inner = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+            optimizer = minga.Optimizer(inner, self.peer, model=self.model)
+            for batch in optimizer.batches():
+                self.seeds.append(batch.seed)
+                time.sleep(self.micro_batch_s)
+                self.loss(batch).backward()
+                optimizer.step(samples=batch.size)
+                optimizer.zero_grad()
+            self.digest = optimizer.digest()
+        except BaseException as error:
+            self.error = error
+
+    def loss(self, batch: PublicBatch) -> torch.Tensor:
+        chosen = torch.from_numpy(batch.indices(SAMPLES))
+        return (self.model(CENTRES[chosen]) - WANTED[chosen]).square().mean()
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in list(self.events) if event.kind == kind]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
+    """Makes trainers; the first one hosts."""
+    trainers: list[Trainer] = []
+
+    def make(spec: minga.RunSpec, conduct: Conduct | None = None, micro_batch_s: float = 0.0) -> Trainer:
+        directory = tmp_path / str(len(trainers))
+        directory.mkdir()
+        options = minga.PeerOptions(identity=directory / "key", directory=directory, host="127.0.0.1")
+        link = trainers[0].peer.link if trainers else None
+        peer = minga.join(link, options) if link else minga.host(spec, options)
+        trainers.append(Trainer(peer, conduct, micro_batch_s))
+        return trainers[-1]
+
+    yield make
+    for trainer in trainers:
+        trainer.peer.close()
+        trainer.thread.join(10)
+
+
+def join_all(trainers: list[Trainer]) -> None:
+    for trainer in trainers:
+        trainer.thread.join(50)
+        assert not trainer.thread.is_alive()
+
+
+def test_founders_train_together_and_end_in_the_same_bits(start: Callable[..., Trainer]) -> None:
+    spec = make_spec()
+    trainers = [start(spec) for _ in range(3)]
+    join_all(trainers)
+    assert [trainer.error for trainer in trainers] == [None] * 3
+    assert len({trainer.digest for trainer in trainers}) == 1
+    first, last = (float((nn.functional.linear(CENTRES, *p) - WANTED).square().mean()) for p in _ends(trainers[0]))
+    assert last < first
+    for trainer in trainers:
+        assert [event.fields["step"] for event in trainer.of("step.applied")] == list(range(1, STEPS + 1))
+        assert not trainer.of("secure.banned")
+    seeds = [seed for trainer in trainers for seed in trainer.seeds]
+    assert len(set(seeds)) < len(seeds)  # somebody computed again what somebody else had
+
+
+def _ends(trainer: Trainer) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(torch.full((3, 6), 0.1), torch.full((3,), 0.1)), (trainer.model.weight.data, trainer.model.bias.data)]
+
+
+def test_a_hostile_member_is_banned_by_all_and_told_why(start: Callable[..., Trainer]) -> None:
+    spec = make_spec(founders=5, steps=25)
+    trainers = [start(spec) for _ in range(4)]
+    hostile = start(spec, SignFlip(2))
+    join_all([*trainers, hostile])
+    assert [trainer.error for trainer in trainers] == [None] * 4
+    assert isinstance(hostile.error, minga.RemoteError)
+    assert "not the gradient" in str(hostile.error)
+    bans = {tuple((e.fields["peer"], e.fields["step"]) for e in t.of("secure.banned")) for t in trainers}
+    assert len(bans) == 1
+    assert [peer for peer, _ in bans.pop()] == [hostile.peer.peer_id]
+    assert len({trainer.digest for trainer in trainers}) == 1
+    check_evidence(trainers[0].peer, hostile.peer.peer_id)
+
+
+def check_evidence(witness: minga.Peer, hostile: str) -> None:
+    """Anybody who has the folder can check it, and notices if it was doctored."""
+    directory, path = witness.directory, evidence_file(witness.directory, witness.peer_id)
+    shutil.copy(path, evidence_file(directory, PeerId("f" * 64)))  # another peer of this machine, whose genesis is lost
+    code, lines = minga_command("evidence", str(directory), "--json")
+    first, second = sorted(lines[-1]["logs"], key=lambda log: log["founders"] is None)
+    assert (code, lines[-1]["ok"], second["wrong"], second["members"]) == (1, False, [], None)
+    assert (first["cases"], first["wrong"], first["entered"]) == (1, [], None)
+    assert [line["peer"] for line in lines if line.get("event") == "case"] == [hostile] * 2
+    assert len(first["founders"]) == len(first["members"]) + 1
+    evidence_file(directory, PeerId("f" * 64)).unlink()
+    code, lines = minga_command("evidence", str(directory), "--json")
+    assert (code, lines[-1]["ok"], len(lines[-1]["logs"])) == (0, True, 1)
+    assert genesis_file(directory, witness.peer_id).exists()
+    whole = path.read_bytes()
+    for at in (3, len(whole) // 2):  # the length of a record, and a case
+        doctored = bytearray(whole)
+        doctored[at] ^= 1
+        path.write_bytes(doctored)
+        code, lines = minga_command("evidence", str(directory), "--json")
+        assert (code, lines[-1]["ok"]) == (1, False)
+        assert lines[-1]["logs"][0]["wrong"]
+
+
+def minga_command(*words: str) -> tuple[int, list[dict[str, Any]]]:
+    done = run(*words)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 40.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_newcomer_becomes_a_member(start: Callable[..., Trainer]) -> None:
+    spec = make_spec(steps=20, probation_steps=3)
+    trainers = [start(spec, micro_batch_s=0.3) for _ in range(3)]
+    wait_for(lambda: len(trainers[0].of("step.applied")) >= 2)
+    newcomer = start(spec)
+    join_all([*trainers, newcomer])
+    assert [trainer.error for trainer in (*trainers, newcomer)] == [None] * 4
+    assert len({trainer.digest for trainer in (*trainers, newcomer)}) == 1
+    for trainer in (*trainers, newcomer):
+        assert [event.fields["peer"] for event in trainer.of("secure.admitted")] == [newcomer.peer.peer_id]
+    counted = [event.fields["samples"] for event in newcomer.of("step.applied")]
+    assert counted == sorted(counted)  # nothing on probation, then like everybody
+
+
+def test_programs_that_choose_their_own_data_are_told_so(start: Callable[..., Trainer], tmp_path: Path) -> None:
+    class Own(Trainer):
+        errors: ClassVar[list[str]] = []
+
+        def _run(self) -> None:
+            optimizer = minga.Optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1), self.peer, model=self.model)
+            self.model(CENTRES).sum().backward()
+            for attempt in (lambda: optimizer.step(samples=SAMPLES), lambda: optimizer.follow(0.1)):
+                try:
+                    attempt()
+                except minga.ConfigurationError as error:
+                    self.errors.append(str(error))
+
+    peer = minga.host(make_spec(), minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1"))
+    trainer = Own(peer)
+    trainer.thread.join(20)
+    peer.close()
+    own, following = trainer.errors
+    assert "optimizer.batches()" in own
+    assert "owes gradients" in following
+
+
+def test_batches_are_for_byzantine_runs_only(tmp_path: Path) -> None:
+    spec = minga.RunSpec.from_mapping({"name": "open", "model": {"recipe": "custom"}})
+    with minga.host(spec, minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")) as peer:
+        model = nn.Linear(2, 2)
+        optimizer = minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+        with pytest.raises(minga.ConfigurationError, match="byzantine"):
+            next(optimizer.batches())
+
+
+def test_who_cannot_be_dialled_is_told_so(start: Callable[..., Trainer], tmp_path: Path) -> None:
+    first = start(make_spec())
+    options = minga.PeerOptions("client", ephemeral=True, directory=tmp_path / "c", host="127.0.0.1")
+    with minga.join(first.peer.link, options) as peer:
+        model = nn.Linear(6, 3)
+        with pytest.raises(minga.ConfigurationError, match="can be dialled"):
+            minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), peer, model=model)
+
+
+def test_buffers_that_move_with_what_one_peer_computed_are_refused(start: Callable[..., Trainer]) -> None:
+    first = start(make_spec(founders=2))
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    with pytest.raises(minga.ConfigurationError, match="buffers"):
+        minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), first.peer, model=model)
+
+
+# ---- the genesis
+
+
+def test_a_genesis_holds_for_its_run_and_organiser_only() -> None:
+    organiser, other = Identity.ephemeral(), Identity.ephemeral()
+    founders = [PeerId(Identity.ephemeral().peer_id) for _ in range(3)]
+    genesis = Genesis.sign("run", founders, organiser)
+    assert genesis.holds("run", organiser.peer_id)
+    assert not genesis.holds("other run", organiser.peer_id)
+    assert not genesis.holds("run", other.peer_id)
+    more = Genesis((*genesis.founders, other.peer_id), genesis.signature)
+    assert not more.holds("run", organiser.peer_id)
+    assert not Genesis.sign("run", [*founders, founders[0]], organiser).holds("run", organiser.peer_id)
+
+
+def test_an_organiser_who_only_looks_on_sees_the_run_founded(start: Callable[..., Trainer], tmp_path: Path) -> None:
+    spec = make_spec(founders=2, steps=3)
+    options = minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "organiser", host="127.0.0.1")
+    with minga.host(spec, options) as organiser:
+        peers = [
+            minga.join(organiser.link, replace(options, role="trainer", directory=tmp_path / f"peer-{index}"))
+            for index in range(2)
+        ]
+        trainers = [Trainer(peer) for peer in peers]
+        join_all(trainers)
+        assert [trainer.error for trainer in trainers] == [None, None]
+        assert len({trainer.digest for trainer in trainers}) == 1
+        for peer in peers:
+            peer.close()
+
+
+# ---- gradients of the past
+
+
+def test_validators_compute_at_the_parameters_of_the_past_and_go_on_with_the_present_ones(
+    start: Callable[..., Trainer],
+) -> None:
+    class Nosy(Conduct):
+        """Computes again what it did two steps ago, each time."""
+
+        def __init__(self) -> None:
+            self.sent: list[tuple[bytes, torch.Tensor]] = []
+            self.again: list[torch.Tensor] = []
+
+        async def gradient(self, work: Any, step: int, seeds: Seeds) -> torch.Tensor:
+            gradient = await super().gradient(work, step, seeds)
+            self.sent.append((seeds.own, gradient))
+            if step >= 2 and len(self.sent) == step + 1:
+                self.again.append(await work.gradient(step - 2, self.sent[step - 2][0]))
+            return gradient
+
+    nosy = Nosy()
+    spec = make_spec(founders=2, steps=5, peers_per_validator=65_536)
+    trainers = [start(spec, nosy), start(spec)]
+    join_all(trainers)
+    assert [trainer.error for trainer in trainers] == [None, None]
+    assert len({trainer.digest for trainer in trainers}) == 1
+    for (_, sent), again in zip(nosy.sent, nosy.again, strict=False):
+        assert torch.equal(sent, again)

@@ -1,0 +1,174 @@
+"""One peer of two processes under `torch.distributed` and one of a single process train together, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import minga
+from minga.training.replica.process_group import Ranks
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
+
+SCRIPT = """
+import json, os, pathlib, sys, torch, minga
+
+torch.set_num_threads(1)
+torch.manual_seed(int(os.environ.get("RANK", 9)))  # every process begins with other parameters
+folder, role, kind = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+rank = int(os.environ["RANK"]) if role == "host" else 0
+options = minga.PeerOptions(ephemeral=True, directory=folder / role, host="127.0.0.1")
+if role == "host":
+    torch.distributed.init_process_group("gloo", init_method="file://" + str(folder / "store"), rank=rank, world_size=2)
+peer = None
+if rank == 0 and role == "host":
+    spec = minga.RunSpec.from_toml((folder / "run.toml").read_text())
+    peer = minga.host(spec, options)
+    (folder / "link.part").write_text(str(peer.link))
+    (folder / "link.part").replace(folder / "link")
+elif role == "join":
+    peer = minga.join((folder / "link").read_text(), options)
+heard = []
+if peer is not None:
+    peer.subscribe(lambda event: heard.append(event.fields["members"]) if event.kind == "step.applied" else None)
+
+model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+trained = torch.nn.parallel.DistributedDataParallel(model) if kind == "ddp" and role == "host" else model
+inner = torch.optim.AdamW(trained.parameters(), lr=0.05)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 0.9)
+opt = minga.Optimizer(inner, peer, scheduler=scheduler, model=trained, max_grad_norm=1.0)
+if role == "host" and kind == "pair":
+    while not (folder / "joined").exists():  # the first steps are for both
+        opt.follow(0.05)
+elif role == "join" or kind == "dead" and rank == 1:
+    (folder / "joined").touch()
+generator = torch.Generator().manual_seed(rank)
+micro_batches = 0
+while not opt.finished:
+    samples = 4 + (rank if kind == "pair" else 0)
+    batch = torch.randn(samples, 6, generator=generator)
+    if kind == "pair" and rank == 1 and micro_batches == 1:
+        batch *= torch.nan
+    trained(batch).square().mean().backward()
+    opt.step(samples=samples)
+    opt.zero_grad()
+    micro_batches += 1
+print(json.dumps({
+    "role": role, "rank": rank, "digest": opt._replica.digest(), "step": opt.global_step,
+    "members": max(heard, default=0), "lr": opt.param_groups[0]["lr"], "micro_batches": micro_batches,
+}), flush=True)
+if peer is not None:
+    peer.close()
+if role == "host":
+    torch.distributed.destroy_process_group()
+"""
+
+
+def start(folder: Path, role: str, kind: str, rank: int = 0) -> subprocess.Popen[str]:
+    environment = {**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    command = [sys.executable, "-c", SCRIPT, str(folder), role, kind]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    try:
+        results = []
+        for process in processes:
+            output, errors = process.communicate(timeout=45)
+            assert process.returncode == 0, errors
+            results.append(json.loads(output.splitlines()[-1]))
+        return results
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def write_spec(folder: Path, **training: Any) -> None:
+    spec = minga.RunSpec.from_mapping(
+        {
+            "name": "ranks",
+            "model": {"recipe": "custom"},
+            "training": {"target_batch_size": 32, "stop_after_steps": 12, **training},
+            "averaging": {"codec": "float32"},
+            "checkpoints": {"every_steps": 0},
+        }
+    )
+    (folder / "run.toml").write_text(spec.to_toml())
+
+
+def test_two_ranks_and_a_single_process_hold_the_same_model(tmp_path: Path) -> None:
+    write_spec(tmp_path)
+    processes = [start(tmp_path, "host", "pair", rank) for rank in (0, 1)]
+    while not (tmp_path / "link").exists():
+        assert all(process.poll() is None for process in processes), processes[0].communicate()[1]
+        time.sleep(0.05)
+    processes.append(start(tmp_path, "join", "pair"))
+    results = finish(processes)
+    assert [result["step"] for result in results] == [12, 12, 12]
+    assert len({result["digest"] for result in results}) == 1
+    assert len({result["lr"] for result in results}) == 1
+    assert results[0]["micro_batches"] == results[1]["micro_batches"]
+    assert results[0]["members"] == results[2]["members"] == 2
+
+
+def test_two_ranks_alone_under_distributed_data_parallel(tmp_path: Path) -> None:
+    write_spec(tmp_path, stop_after_steps=3)
+    results = finish([start(tmp_path, "host", "ddp", rank) for rank in (0, 1)])
+    assert [result["micro_batches"] for result in results] == [12, 12]  # 4 of 4 + 4 samples make a step of 32
+    assert results[0]["digest"] == results[1]["digest"]
+
+
+def test_without_a_group_there_are_no_ranks() -> None:
+    assert not dist.is_initialized()
+    assert Ranks.of_this_process(has_peer=True) is None
+
+
+def test_every_rank_with_a_peer_of_its_own_is_refused(tmp_path: Path) -> None:
+    script = f"""
+import sys, torch, minga
+rank = int(sys.argv[1])
+store = "file://{(tmp_path / "store").as_posix()}"
+torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+model = torch.nn.Linear(2, 2)
+try:
+    minga.Optimizer(torch.optim.SGD(model.parameters(), lr=0.1), None, model=model)
+except minga.ConfigurationError as error:
+    print(error)
+"""
+    environment = {**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script, str(rank)], env=environment, stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    for process in processes:
+        assert "rank 0 joins the run, the others pass peer=None" in process.communicate(timeout=45)[0]
+
+
+def test_a_dead_rank_ends_the_others(tmp_path: Path) -> None:
+    write_spec(tmp_path, stop_after_steps=100_000)
+    leader, follower = (start(tmp_path, "host", "dead", rank) for rank in (0, 1))
+    try:
+        while not (tmp_path / "joined").exists():
+            assert leader.poll() is None, leader.communicate()[1]
+            time.sleep(0.05)
+        leader.kill()
+        leader.communicate()
+        _, errors = follower.communicate(timeout=20)
+        assert follower.returncode == 1
+        assert "another process of this peer has ended" in errors
+    finally:
+        for process in (leader, follower):
+            process.kill()
+            process.communicate()

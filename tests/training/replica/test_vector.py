@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minga.core.errors import ConfigurationError
+from minga.training.replica.buffers import SharedBuffers
+from minga.training.replica.flat_vector import ParameterVector, all_finite
+
+
+def vector_of(*shapes: tuple[int, ...], codec: str = "float32", dtype: torch.dtype = torch.float32) -> ParameterVector:
+    parameters = [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
+    return ParameterVector(torch.optim.SGD(parameters, lr=1.0), SharedBuffers(None), codec)
+
+
+def test_large_tensors_come_first_and_shared_ones_once() -> None:
+    small, large, frozen = (torch.nn.Parameter(torch.zeros(n)) for n in (10, 70_000, 5))
+    frozen.requires_grad_(False)
+    optimizer = torch.optim.SGD([{"params": [small, frozen]}, {"params": [large]}], lr=1.0)
+    vector = ParameterVector(optimizer, SharedBuffers(None), "adaptive")
+    assert vector.layout.numels == (70_000, 10)
+    assert [p is q for p, q in zip(vector.parameters(), [large, small], strict=True)] == [True, True]
+    assert vector.numel == 70_010
+    with pytest.raises(ConfigurationError, match="no parameter"):
+        ParameterVector(torch.optim.SGD([frozen], lr=1.0), SharedBuffers(None), "float32")
+
+
+def test_what_is_accumulated_is_the_sum_over_samples() -> None:
+    vector = vector_of((2, 3), (4,))
+    flat = vector.new()
+    first, second = vector.parameters()
+    first.grad, second.grad = torch.full((2, 3), 2.0), torch.arange(4.0)
+    assert vector.accumulate(flat, 3)
+    first.grad, second.grad = torch.full((2, 3), -1.0), None
+    assert vector.accumulate(flat, 2)
+    assert flat.tolist() == [4.0] * 6 + [0.0, 3.0, 6.0, 9.0]
+    vector.load(flat / 5)
+    assert first.grad.shape == (2, 3)
+    assert torch.allclose(first.grad, torch.tensor(0.8))
+    assert second.grad is not None
+    assert torch.allclose(second.grad, torch.arange(4.0) * 0.6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_gradients_that_are_not_finite_leave_everything_as_it_was(dtype: torch.dtype, bad: float) -> None:
+    vector = vector_of((3,), (2,), dtype=dtype)
+    flat = torch.arange(5.0)
+    first, second = vector.parameters()
+    first.grad, second.grad = torch.ones(3, dtype=dtype), torch.tensor([1.0, bad], dtype=dtype)
+    assert not vector.accumulate(flat, 4)
+    assert flat.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_gradients_too_large_to_be_sent_count_as_not_finite() -> None:
+    vector = vector_of((2,))
+    (parameter,) = vector.parameters()
+    parameter.grad = torch.tensor([1.0, 3e38])
+    assert not vector.accumulate(vector.new(), 1)
+
+
+def test_sparse_gradients_and_buffers() -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table.register_buffer("moving", torch.tensor([5.0, 6.0]))
+    table.register_buffer("whole", torch.tensor(7))
+    vector = ParameterVector(torch.optim.SGD(table.parameters(), lr=1.0), SharedBuffers(table), "float32")
+    table(torch.tensor([1, 1, 3])).sum().backward()
+    table.moving += torch.tensor([1.0, 2.0])
+    flat = vector.new()
+    assert vector.accumulate(flat, 2)
+    assert flat.tolist() == [0, 0, 4, 4, 0, 0, 2, 2, 2, 4]  # of buffers, how far they moved
+    vector.load(flat / 4)  # as if a peer with as many samples had had no gradient
+    assert table.moving.tolist() == [5.5, 7.0]
+    assert table.whole.item() == 7
+    assert table.weight.grad is not None
+    assert table.weight.grad.tolist() == [[0, 0], [1, 1], [0, 0], [0.5, 0.5]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=8),
+    more=st.lists(st.floats(-1e9, 1e9), max_size=3),
+)
+def test_all_finite(values: list[float], more: list[float]) -> None:
+    expected = all(math.isfinite(v) and abs(v) <= 2.0**96 for v in values)
+    assert all_finite([torch.tensor(values), torch.tensor(more)]) == expected

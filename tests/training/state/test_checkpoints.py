@@ -1,0 +1,361 @@
+"""Checkpoints: round trips, what a killed writer, a full disk or bit rot leave behind, several writers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.identity.keys.file_lock import FileLock
+from minga.training.state import checkpoint_files, checkpoints
+from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.manifest import build_manifest
+from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
+from minga.training.state.state_dict import TrainingState
+
+
+def make_snapshot(step: int, seed: int = 0) -> StateSnapshot:
+    entries = (
+        TensorEntry("model/weight", "float32", (300, 1000)),
+        TensorEntry("model/bias", "bfloat16", (7,)),
+        TensorEntry("optimizer/weight/step", "float32", ()),
+        TensorEntry("optimizer/weight/seen", "bool", (3,)),
+    )
+    buffer = torch.zeros(layout_bytes(entries), dtype=torch.uint8)
+    snapshot = StateSnapshot(step, entries, {"groups": [{"lr": 0.1, "betas": [0.9, 0.999]}], "x": None}, buffer)
+    generator = torch.Generator().manual_seed(seed + step)
+    for _, tensor in snapshot.named_tensors():
+        tensor.copy_(torch.randint(0, 2, tensor.shape, generator=generator))
+    return snapshot
+
+
+def digest(snapshot: StateSnapshot) -> str:
+    return build_manifest(snapshot).digest
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_round_trip_with_further_files(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "deep" / "folder")
+    assert store.load() is None
+    path = store.save(make_snapshot(12), files={"run.toml": b"spec"})
+    assert names(path) == ["manifest.json", "model.safetensors", "optimizer.safetensors", "run.toml"]
+    loaded = CheckpointStore(store.directory).load()
+    assert loaded is not None
+    assert loaded.path == path
+    assert loaded.files == {"run.toml": b"spec"}
+    assert loaded.manifest == build_manifest(make_snapshot(12)) == build_manifest(loaded.snapshot)
+    assert names(store.directory) == [path.name]
+
+
+def test_other_tools_can_read_it(tmp_path: Path) -> None:
+    path = CheckpointStore(tmp_path).save(make_snapshot(1))
+    tensors = load_file(path / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == {
+        "weight": torch.float32,
+        "bias": torch.bfloat16,
+    }
+    written = json.loads((path / "manifest.json").read_bytes())
+    assert (written["step"], written["digest"]) == (1, digest(make_snapshot(1)))
+
+
+def test_every_dtype_survives(tmp_path: Path) -> None:
+    entries = tuple(TensorEntry(f"model/{name}", name, (2, 3)) for name in DTYPES)
+    buffer = torch.zeros(layout_bytes(entries), dtype=torch.uint8)
+    snapshot = StateSnapshot(0, entries, {}, buffer)
+    for _, tensor in snapshot.named_tensors():
+        tensor.view(torch.uint8).fill_(1)
+    store = CheckpointStore(tmp_path)
+    store.save(snapshot)
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.manifest.digest == digest(snapshot)
+
+
+def test_a_training_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    def run(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(4, 4)
+        return model, torch.optim.AdamW(model.parameters())
+
+    model, optimizer = run(0)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    CheckpointStore(tmp_path).save(TrainingState(optimizer, model=model).capture(1))
+    other, others = run(1)
+    loaded = CheckpointStore(tmp_path).load()
+    assert loaded is not None
+    TrainingState(others, model=other).restore(loaded.snapshot)
+    assert TrainingState(others, model=other).digest(1) == TrainingState(optimizer, model=model).digest(1)
+
+
+def test_only_the_last_ones_are_kept_and_the_one_just_saved(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (10, 20, 30):
+        store.save(make_snapshot(step))
+    assert store.steps() == [20, 30]
+    store.save(make_snapshot(5))
+    assert store.steps() == [5, 20, 30]
+    store.save(make_snapshot(40))
+    assert store.steps() == [30, 40]
+
+
+def test_saving_the_same_state_again_changes_nothing_but_repairs_damage(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    path = store.save(make_snapshot(1))
+    before = (path / "manifest.json").stat().st_mtime_ns
+    assert store.save(make_snapshot(1)) == path
+    assert (path / "manifest.json").stat().st_mtime_ns == before
+    (path / "model.safetensors").unlink()
+    assert store.save(make_snapshot(1)) == path
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.path == path
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def _forge_step(path: Path) -> None:
+    written = json.loads(path.read_bytes())
+    path.write_text(json.dumps({**written, "step": 99}))
+
+
+DAMAGES: dict[str, Any] = {
+    "flipped bit": lambda p: _flip(p / "model.safetensors"),
+    "flipped bit in optimizer": lambda p: _flip(p / "optimizer.safetensors"),
+    "missing tensors": lambda p: (p / "optimizer.safetensors").unlink(),
+    "truncated tensors": lambda p: os.truncate(p / "model.safetensors", 100),
+    "empty tensors": lambda p: os.truncate(p / "model.safetensors", 0),
+    "swapped tensors": lambda p: (p / "optimizer.safetensors").replace(p / "model.safetensors"),
+    "missing manifest": lambda p: (p / "manifest.json").unlink(),
+    "empty manifest": lambda p: os.truncate(p / "manifest.json", 0),
+    "truncated manifest": lambda p: os.truncate(p / "manifest.json", 300),
+    "garbage manifest": lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe" * 40),
+    "deep manifest": lambda p: (p / "manifest.json").write_bytes(b'{"scalars":' + b"[" * 100_000),
+    "forged step": lambda p: _forge_step(p / "manifest.json"),
+    "damaged file": lambda p: _flip(p / "run.toml"),
+    "missing file": lambda p: (p / "run.toml").unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_told_and_the_previous_one_used(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path)
+    good = store.save(make_snapshot(10), files={"run.toml": b"spec"})
+    DAMAGES[damage](store.save(make_snapshot(20), files={"run.toml": b"spec"}))
+    with caplog.at_level(logging.WARNING, "minga.training"):
+        loaded = store.load()
+    assert loaded is not None
+    assert (loaded.snapshot.step, loaded.path) == (10, good)
+    assert "checkpoint of step 20 is damaged" in caplog.text
+    assert "going on from step 10" in caplog.text
+    assert store.steps() == [10]
+    assert any(name.startswith("damaged-step-000000020") for name in names(tmp_path))
+    store.save(make_snapshot(20))
+    assert store.steps() == [10, 20]
+
+
+def test_names_of_further_files_stay_inside(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "store")
+    for name in ("../evil", "a/b", "", ".", "..", "manifest.json", "Model.safetensors", "x" * 101, "a\0b"):
+        with pytest.raises(ConfigurationError, match=r"file"):
+            store.save(make_snapshot(1), files={name: b""})
+    assert names(tmp_path) == ["store"]
+    assert names(store.directory) == []
+    path = store.save(make_snapshot(1))
+    written = json.loads((path / "manifest.json").read_bytes())
+    written["files"] = {"../../secret": {"blake3": "0" * 64}}
+    (path / "manifest.json").write_text(json.dumps(written))
+    with pytest.raises(StorageError, match="outside"):
+        store.load()
+
+
+def test_only_damaged_ones_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    _flip(store.save(make_snapshot(10)) / "model.safetensors")
+    with pytest.raises(StorageError, match=r"do not match their hashes.*move the folder away"):
+        store.load()
+
+
+@pytest.mark.parametrize("keep", [0, -1])
+def test_nothing_kept_makes_no_sense(keep: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="keep"):
+        CheckpointStore(tmp_path, keep=keep)
+
+
+def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="file"):
+        CheckpointStore(tmp_path / "file")
+
+
+@pytest.mark.parametrize("where", ["save_file", "_encode", "_flush", "mkdir", "rename"])
+def test_a_full_disk_leaves_nothing_half_written(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = CheckpointStore(tmp_path, keep=1)
+    store.save(make_snapshot(1))
+    before = names(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path if where in ("mkdir", "rename") else checkpoint_files, where, full)
+        with pytest.raises(StorageError, match=r"No space left.*earlier checkpoints are untouched"):
+            store.save(make_snapshot(2))
+    assert names(tmp_path) == before
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.snapshot.step == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits the size of files by a POSIX resource limit")
+def test_a_disk_that_really_refuses(tmp_path: Path) -> None:
+    script = """
+        import resource, signal, sys
+        from pathlib import Path
+        sys.path[:0] = [{tests!r}]
+        from test_checkpoints import make_snapshot
+        from minga.core.errors import StorageError
+        from minga.training.state.checkpoints import CheckpointStore
+        store = CheckpointStore(Path({folder!r}))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            store.save(make_snapshot(1))
+        except StorageError as error:
+            print("refused", error)
+    """
+    code = textwrap.dedent(script).format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    assert done.stdout.startswith("refused no checkpoint of step 1")
+    assert names(tmp_path) == []
+
+
+def _die_while_flushing(folder: str) -> None:
+    import signal
+
+    def die(_: Path) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoint_files._flush = die
+    CheckpointStore(Path(folder)).save(make_snapshot(20))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills by a POSIX signal")
+def test_a_writer_killed_midway_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path).save(make_snapshot(10))
+    process = multiprocessing.get_context("spawn").Process(target=_die_while_flushing, args=(str(tmp_path),))
+    process.start()
+    process.join()
+    assert process.exitcode == -9
+    assert len(names(tmp_path)) == 3  # with an unfinished folder and its lock
+    store = CheckpointStore(tmp_path)
+    assert len(names(tmp_path)) == 1
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.snapshot.step == 10
+
+
+def test_a_living_writer_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, others = CheckpointStore(tmp_path), []
+    write = checkpoints.write_checkpoint
+
+    def write_while_another_starts(*arguments: Any) -> None:
+        others.append(CheckpointStore(tmp_path))
+        write(*arguments)
+
+    monkeypatch.setattr(checkpoints, "write_checkpoint", write_while_another_starts)
+    path = store.save(make_snapshot(1))
+    assert names(tmp_path) == [path.name]
+    assert len(others) == 1
+
+
+def test_leftovers_whose_lock_is_gone_or_free_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".partial-1").mkdir()
+    (tmp_path / ".partial-2").mkdir()
+    (tmp_path / ".partial-2.lock").touch()
+    (tmp_path / ".partial-3.lock").touch()
+    (tmp_path / ".partial-4").mkdir()
+    (tmp_path / ".partial-4.lock").touch()
+    (tmp_path / "mine").mkdir()
+    lock = FileLock.try_acquire(tmp_path / ".partial-4.lock")
+    assert lock is not None
+    CheckpointStore(tmp_path)
+    assert names(tmp_path) == [".partial-4", ".partial-4.lock", "mine"]
+    lock.release()
+    CheckpointStore(tmp_path)
+    assert names(tmp_path) == ["mine"]
+
+
+def test_those_that_are_replaced_while_they_are_read_are_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CheckpointStore(tmp_path).save(make_snapshot(1))
+    read, others = checkpoints.read_checkpoint, iter((2, 3))
+
+    def read_slowly(path: Path) -> Any:
+        for step in others:  # a trainer that goes on meanwhile keeps only its newest
+            CheckpointStore(tmp_path, keep=1).save(make_snapshot(step))
+            break
+        return read(path)
+
+    monkeypatch.setattr(checkpoints, "read_checkpoint", read_slowly)
+    loaded = CheckpointStore(tmp_path).load()
+    assert loaded is not None
+    assert loaded.snapshot.step == 3
+    assert names(tmp_path) == [loaded.path.name]
+
+
+def test_many_writers_in_one_folder(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def write(seed: int) -> None:
+        try:
+            for step in range(1, 4):
+                CheckpointStore(tmp_path, keep=3).save(make_snapshot(step, seed % 2))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    store = CheckpointStore(tmp_path)
+    assert all(name.startswith("step-") for name in names(tmp_path))
+    loaded = store.load()
+    assert loaded is not None
+    assert loaded.snapshot.step == 3
+
+
+def test_a_lock_that_is_taken_for_a_leftover_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acquire, tries = FileLock.try_acquire, list[Path]()
+
+    def lose_the_first(path: Path) -> object:
+        tries.append(path)
+        return None if len(tries) == 1 else acquire(path)
+
+    monkeypatch.setattr(FileLock, "try_acquire", lose_the_first)
+    CheckpointStore(tmp_path).save(make_snapshot(1))
+    assert len({path.name for path in tries}) == len(tries) == 2

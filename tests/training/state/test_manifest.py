@@ -1,0 +1,515 @@
+"""Snapshots, manifests and the training state: round trips, equal digests, bad input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minga.core.errors import ConfigurationError, NonFiniteError
+from minga.training.replica.lamb import Lamb
+from minga.training.state.manifest import (
+    CHUNK_BYTES,
+    HASH_BYTES,
+    MAX_MANIFEST_BYTES,
+    MAX_TENSORS,
+    Manifest,
+    build_manifest,
+    hash_chunks,
+)
+from minga.training.state.scalars import canonical_json, merge_numbers, numbers_of, parse_canonical_json
+from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
+from minga.training.state.state_dict import TrainingState
+
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd_momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-2, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-2),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2),
+    "asgd": lambda p: torch.optim.ASGD(p, lr=1e-2),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, momentum=0.5, centered=True),
+    "rprop": lambda p: torch.optim.Rprop(p, lr=1e-2),
+    "lamb": lambda p: Lamb(p, lr=1e-2),
+}
+
+
+class Tied(torch.nn.Module):
+    """Tied embeddings, a parameter without gradient, a frozen one, persistent and other buffers, bf16, int64, bool."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = torch.nn.Embedding(11, 6)
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.middle = torch.nn.Linear(6, 6, dtype=torch.bfloat16)
+        self.unused = torch.nn.Parameter(torch.randn(3))
+        self.frozen = torch.nn.Parameter(torch.randn(2, 2, dtype=torch.float64), requires_grad=False)
+        self.head = torch.nn.Linear(6, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("mask", torch.tensor([True, False, seed % 2 == 0]))
+        self.register_buffer("positions", torch.arange(5), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embedding(x))
+        return self.head(self.middle(hidden.bfloat16()).float())
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int, scheduler: Any = None) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        x = torch.randint(0, 11, (8,), generator=generator)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), x).backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def snapshot_of(tensors: dict[str, torch.Tensor], step: int = 1) -> StateSnapshot:
+    parameters = [torch.nn.Parameter(t, requires_grad=False) for t in tensors.values()]
+    model = torch.nn.Module()
+    for name, parameter in zip(tensors, parameters, strict=True):
+        model.register_parameter(name, parameter)
+    return TrainingState(torch.optim.SGD(parameters), model=model).capture(step)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_newcomer_with_a_fresh_optimizer_continues_exactly(name: str) -> None:
+    model, other = Tied(0), Tied(1)
+    mine, others = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](other.parameters())
+    train(model, mine, 3)
+    state, there = TrainingState(mine, model=model), TrainingState(others, model=other)
+    snapshot = state.capture(3)
+    manifest = build_manifest(snapshot)
+    assert there.digest(3) != manifest.digest
+    there.check(manifest)
+    there.restore(snapshot)
+    assert there.digest(3) == state.digest(3) == manifest.digest
+    for parameter, twin in zip(model.parameters(), other.parameters(), strict=True):
+        for key, value in mine.state[parameter].items():
+            if isinstance(value, torch.Tensor):
+                assert others.state[twin][key].dtype == value.dtype
+                assert others.state[twin][key].device == value.device
+    train(model, mine, 2)
+    train(other, others, 2)
+    assert there.digest(5) == state.digest(5)
+
+
+def test_the_manifest_of_the_live_state_equals_that_of_the_copy() -> None:
+    model = Tied(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, 2)
+    model.head.weight.data = model.head.weight.data.t().contiguous().t()  # not contiguous any more
+    state = TrainingState(optimizer, model=model)
+    snapshot = state.capture(2)
+    assert build_manifest(snapshot) == state.manifest(2)
+    assert hash_chunks([snapshot.bytes_view], parallel=True) == state.manifest(2).chunk_hashes
+
+
+def test_the_memory_of_an_old_snapshot_is_taken_only_if_it_fits() -> None:
+    model = Tied(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = TrainingState(optimizer, model=model)
+    early = state.capture(0)
+    train(model, optimizer, 1)
+    first = state.capture(1, reuse=early)
+    assert first.buffer.data_ptr() != early.buffer.data_ptr()
+    train(model, optimizer, 1)
+    second = state.capture(2, reuse=first)
+    assert second.buffer.data_ptr() == first.buffer.data_ptr()
+    assert build_manifest(second).digest == state.digest(2)
+
+
+def test_tied_parameters_are_stored_once_and_stay_tied() -> None:
+    model, other = Tied(0), Tied(1)
+    snapshot = TrainingState(torch.optim.SGD(model.parameters()), model=model).capture(0)
+    names = [entry.name for entry in snapshot.tensors]
+    assert "model/embedding.weight" in names
+    assert "model/head.weight" not in names
+    assert "model/mask" in names
+    assert "model/positions" not in names
+    assert {"bfloat16", "bool", "float32", "float64", "int64"} <= {entry.dtype for entry in snapshot.tensors}
+    TrainingState(torch.optim.SGD(other.parameters()), model=other).restore(snapshot)
+    assert other.head.weight is other.embedding.weight
+    assert torch.equal(other.head.weight, model.head.weight)
+    assert torch.equal(other.mask, model.mask)
+
+
+def test_buffers_can_stay_each_peers_own() -> None:
+    model = Tied(0)
+    state = TrainingState(torch.optim.SGD(model.parameters()), model=model, include_buffers=False)
+    before = state.digest(0)
+    model.norm.running_mean += 1
+    assert state.digest(0) == before
+
+
+def test_restoring_fills_existing_tensors_in_place_and_removes_what_is_too_much() -> None:
+    model, other = Tied(0), Tied(0)
+    fresh, used = torch.optim.Adam(model.parameters()), torch.optim.Adam(other.parameters())
+    train(other, used, 2)
+    weight, average = other.middle.weight, used.state[other.middle.weight]["exp_avg"]
+    train(model, fresh, 1)
+    TrainingState(used, model=other).restore(TrainingState(fresh, model=model).capture(1))
+    assert other.middle.weight is weight
+    assert used.state[weight]["exp_avg"] is average
+    nothing = Tied(0)
+    TrainingState(used, model=other).restore(
+        TrainingState(torch.optim.Adam(nothing.parameters()), model=nothing).capture(0)
+    )
+    assert not used.state[weight]
+
+
+def test_without_a_model_parameters_are_named_by_their_place_or_by_the_optimizer() -> None:
+    model, other = Tied(0), Tied(1)
+    state = TrainingState(torch.optim.SGD(model.parameters()))
+    snapshot = state.capture(4)
+    assert snapshot.tensors[0].name == "model/group0.0"
+    there = TrainingState(torch.optim.SGD(other.parameters()))
+    there.restore(snapshot)
+    assert there.digest(4) == state.digest(4)
+    named = TrainingState(torch.optim.SGD(model.named_parameters()))
+    assert named.capture(4).tensors[0].name == "model/unused"
+
+
+def test_wrappers_do_not_change_names() -> None:
+    model = Tied(0)
+    plain = TrainingState(torch.optim.SGD(model.parameters()), model=model)
+    compiled = torch.nn.Module()
+    compiled._orig_mod = model  # as torch.compile does
+    assert TrainingState(torch.optim.SGD(model.parameters()), model=compiled).digest(0) == plain.digest(0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.1, total_steps=20),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, T_0=3),
+        lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [2, 4]),
+        lambda o: torch.optim.lr_scheduler.SequentialLR(
+            o,
+            [
+                torch.optim.lr_scheduler.LinearLR(o, 0.1, total_iters=2),
+                torch.optim.lr_scheduler.ExponentialLR(o, 0.9),
+            ],
+            milestones=[2],
+        ),
+    ],
+)
+def test_schedulers_go_on_where_they_were(make: Callable[[torch.optim.Optimizer], Any]) -> None:
+    models = Tied(0), Tied(1)
+    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
+    schedulers = [make(optimizer) for optimizer in optimizers]
+    states = [TrainingState(o, model=m, scheduler=s) for o, m, s in zip(optimizers, models, schedulers, strict=True)]
+    train(models[0], optimizers[0], 3, schedulers[0])
+    states[1].restore(states[0].capture(3))
+    assert states[0].digest(3) == states[1].digest(3)
+    for model, optimizer, scheduler in zip(models, optimizers, schedulers, strict=True):
+        train(model, optimizer, 3, scheduler)
+    assert optimizers[0].param_groups[0]["lr"] == optimizers[1].param_groups[0]["lr"]
+    assert states[0].digest(6) == states[1].digest(6)
+
+
+def test_a_plateau_scheduler_with_its_infinities_survives() -> None:
+    models = Tied(0), Tied(1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
+    schedulers = [torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0) for o in optimizers]
+    states = [TrainingState(o, model=m, scheduler=s) for o, m, s in zip(optimizers, models, schedulers, strict=True)]
+    states[1].restore(states[0].capture(0))
+    assert schedulers[1].best == math.inf
+    for loss in (1.0, 2.0):
+        schedulers[0].step(loss)
+    states[1].restore(states[0].capture(1))
+    assert schedulers[1].best == 1.0
+    assert optimizers[1].param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_switches_of_the_optimizer_do_not_enter_the_digest() -> None:
+    model = Tied(0)
+    digests = {
+        TrainingState(torch.optim.AdamW(model.parameters(), lr=lr, foreach=foreach), model=model).digest(0)
+        for lr, foreach in ((1, True), (1.0, False), (1.0, None))
+    }
+    assert len(digests) == 1
+    assert TrainingState(torch.optim.AdamW(model.parameters(), lr=0.5), model=model).digest(0) not in digests
+
+
+def test_tensor_learning_rates_are_filled_in_place() -> None:
+    model, other = Tied(0), Tied(1)
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.AdamW(other.parameters(), lr=rate)
+    state = TrainingState(torch.optim.AdamW(model.parameters(), lr=0.25), model=model)
+    TrainingState(optimizer, model=other).restore(state.capture(0))
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.25
+
+
+# ---- states that do not fit
+
+
+def _other_model(change: Callable[[Tied], None]) -> TrainingState:
+    model = Tied(0)
+    change(model)
+    return TrainingState(torch.optim.SGD(model.parameters()), model=model)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda m: setattr(m, "unused", torch.nn.Parameter(torch.zeros(4))), "unused"),
+        (lambda m: m.middle.to(torch.float16), "middle"),
+        (lambda m: delattr(m, "unused"), "unused is float32"),
+        (lambda m: m.register_parameter("extra", torch.nn.Parameter(torch.zeros(1))), "extra is missing in the state"),
+    ],
+)
+def test_a_state_of_another_model_is_refused_and_nothing_changes(change: Callable[[Tied], None], named: str) -> None:
+    model = Tied(1)
+    snapshot = TrainingState(torch.optim.SGD(model.parameters()), model=model).capture(0)
+    state = _other_model(change)
+    before = state.digest(0)
+    with pytest.raises(ConfigurationError, match=named):
+        state.restore(snapshot)
+    assert state.digest(0) == before
+
+
+def _forged(snapshot: StateSnapshot, **changes: Any) -> StateSnapshot:
+    scalars = {**snapshot.scalars, **changes}
+    return StateSnapshot(snapshot.step, snapshot.tensors, scalars, snapshot.buffer)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"groups": []},
+        {"groups": None},
+        {"groups": [1]},
+        {"state": []},
+        {"state": {"unused": 3}},
+        {"state": {"unknown": {"step": 1}}},
+        {"state": {"unused": {"step": {"deep": 1}}}},
+        {"scheduler": {"last_epoch": 3}},
+        {"more": 1},
+    ],
+)
+def test_malformed_scalars_are_refused(changes: dict[str, Any]) -> None:
+    model = Tied(0)
+    state = TrainingState(torch.optim.SGD(model.parameters()), model=model)
+    before = state.digest(0)
+    with pytest.raises(ConfigurationError):
+        state.restore(_forged(state.capture(0), **changes))
+    assert state.digest(0) == before
+
+
+def test_hostile_groups_change_only_numbers() -> None:
+    model = Tied(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, nesterov=False)
+    state = TrainingState(optimizer, model=model)
+    group = {"params": 3.0, "lr": "big", "nesterov": 1.0, "evil": 1.0, "momentum": {"a": 1.0}, "dampening": "inf"}
+    state.restore(_forged(state.capture(0), groups=[group]))
+    after = optimizer.param_groups[0]
+    assert isinstance(after["params"], list)
+    assert (after["lr"], after["nesterov"], after["momentum"]) == (1.0, False, 0)
+    assert "evil" not in after
+
+
+def test_far_too_much_or_foreign_optimizer_state_is_refused() -> None:
+    model = Tied(0)
+    state = TrainingState(torch.optim.SGD(model.parameters()), model=model)
+    manifest = state.manifest(0)
+    for entry, words in (
+        (TensorEntry("optimizer/unused/huge", "uint8", (1 << 30,)), "far more"),
+        (TensorEntry("optimizer/other/step", "float32", ()), "other/step"),
+        (TensorEntry("elsewhere", "float32", ()), "elsewhere"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            state.check(msgspec.structs.replace(manifest, tensors=(*manifest.tensors, entry)))
+
+
+def test_state_that_cannot_be_described_is_named() -> None:
+    model = Tied(0)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    state = TrainingState(optimizer, model=model)
+    optimizer.state[model.unused]["history"] = [torch.zeros(1)]
+    with pytest.raises(ConfigurationError, match="history of unused"):
+        state.capture(0)
+    optimizer.state[model.unused] = {"a/b": torch.zeros(1)}
+    with pytest.raises(ConfigurationError, match="a/b"):
+        state.capture(0)
+    optimizer.state[model.unused] = {"wide": torch.zeros(1, dtype=torch.complex128)}
+    with pytest.raises(ConfigurationError, match="unused/wide"):
+        state.capture(0)
+    optimizer.state[model.unused] = {"number": math.nan}
+    with pytest.raises(NonFiniteError):
+        state.capture(0)
+
+
+def test_python_numbers_of_an_optimizer_are_kept_with_their_types() -> None:
+    model, other = Tied(0), Tied(1)
+    optimizer, there = torch.optim.SGD(model.parameters()), torch.optim.SGD(other.parameters())
+    kept = {"step": 7, "ratio": 0.5, "flag": True, "name": "x", "none": None, "limit": math.inf}
+    optimizer.state[model.unused] = dict(kept)
+    TrainingState(there, model=other).restore(TrainingState(optimizer, model=model).capture(0))
+    assert there.state[other.unused] == kept
+    assert type(there.state[other.unused]["step"]) is int
+
+
+# ---- manifests
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=3)), min_size=0, max_size=6
+    )
+)
+def test_any_dtypes_and_shapes_survive(kinds: list[tuple[str, list[int]]]) -> None:
+    entries = tuple(TensorEntry(f"t{i}", dtype, tuple(shape)) for i, (dtype, shape) in enumerate(kinds))
+    size = layout_bytes(entries)
+    snapshot = StateSnapshot(0, entries, {}, torch.randint(0, 2, (size,), dtype=torch.uint8))
+    for entry, tensor in snapshot.named_tensors():
+        assert (tensor.dtype, tuple(tensor.shape)) == (DTYPES[entry.dtype], entry.shape)
+    manifest = build_manifest(snapshot)
+    assert Manifest.decode(manifest.encoded) == manifest
+    assert manifest.diff(manifest) == []
+
+
+def test_chunks_are_hashed_as_documented_and_diff_names_the_changed_ones() -> None:
+    weight = torch.arange(900_000, dtype=torch.float32)
+    first = snapshot_of({"a": weight, "b": torch.ones(5)})
+    changed = weight.clone()
+    changed[300_000] += 1
+    second = build_manifest(snapshot_of({"a": changed, "b": torch.ones(5)}))
+    manifest = build_manifest(first)
+    view = first.bytes_view
+    assert manifest.chunk_count == 4
+    for index in range(4):
+        chunk = view[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+        assert manifest.chunk_hash(index) == blake3(chunk).digest()
+        assert manifest.verify_chunk(index, chunk)
+        assert not manifest.verify_chunk(index, chunk[:-1])
+    assert manifest.diff(second) == [1]
+    assert manifest.diff(None) == [0, 1, 2, 3]
+    assert manifest.digest == blake3(manifest.encoded).hexdigest() != second.digest
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 2 * CHUNK_BYTES + 3), max_size=5))
+def test_hashing_does_not_depend_on_the_pieces(sizes: list[int]) -> None:
+    data = memoryview(bytes(sum(sizes)))
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(data[start : start + size])
+        start += size
+    assert hash_chunks(pieces) == hash_chunks([data])
+
+
+def _encoded(**changes: Any) -> bytes:
+    manifest = build_manifest(snapshot_of({"a": torch.ones(5)}))
+    return msgspec.msgpack.encode(msgspec.structs.replace(manifest, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"step": -1}, "step"),
+        ({"step": 1 << 60}, "step"),
+        ({"total_bytes": 1 << 20}, "do not fit"),
+        ({"chunk_hashes": b"x" * HASH_BYTES * 2}, "hashes"),
+        ({"chunk_hashes": b""}, "hashes"),
+        ({"scalars_json": b'{"lr":NaN}'}, "JSON"),
+        ({"scalars_json": b'{"lr": 1}'}, "canonical"),
+        ({"scalars_json": b'{"lr":1e999}'}, "JSON"),
+        ({"scalars_json": b"[]"}, "object"),
+        ({"scalars_json": b"[" * 100_000}, "nested|JSON|Expecting"),
+        ({"scalars_json": b"\xff"}, "decode"),
+        ({"tensors": (TensorEntry("a", "float32", (5,)),) * 2}, "same name"),
+        ({"tensors": (TensorEntry("", "float32", (5,)),)}, "name"),
+        ({"tensors": (TensorEntry("a\n", "float32", (5,)),)}, "name"),
+        ({"tensors": (TensorEntry("a" * 501, "float32", (5,)),)}, "name"),
+        ({"tensors": (TensorEntry("a", "quint8", (5,)),)}, "dtype"),
+        ({"tensors": (TensorEntry("a", "float32", (-5,)),)}, "shape"),
+        ({"tensors": (TensorEntry("a", "float32", (1,) * 17),)}, "shape"),
+        ({"tensors": (TensorEntry("a", "float32", (1 << 40, 1 << 40)),), "total_bytes": 1 << 82}, "range|exceed"),
+        ({"tensors": (TensorEntry("a", "float32", (0,)),) * (MAX_TENSORS + 1)}, "tensors exceed"),
+    ],
+)
+def test_bad_manifests_are_refused(changes: dict[str, Any], words: str) -> None:
+    try:
+        encoded = _encoded(**changes)
+    except OverflowError:
+        return  # such a number cannot even be written
+    with pytest.raises(ValueError, match=words):
+        Manifest.decode(encoded)
+
+
+def test_truncated_padded_and_reordered_manifests_are_refused() -> None:
+    encoded = _encoded()
+    for data in (encoded[:-1], encoded + b"\0", b"", b"\xff" * 50, b"\xdf\xff\xff\xff\xff", b"\x91" * 100_000):
+        with pytest.raises(ValueError, match=r"malformed|canonical"):
+            Manifest.decode(data)
+    fields = msgspec.msgpack.decode(encoded)
+    reordered = msgspec.msgpack.encode(dict(reversed(fields.items())))
+    with pytest.raises(ValueError, match="canonical"):
+        Manifest.decode(reordered)
+    with pytest.raises(ValueError, match="exceeds"):
+        Manifest.decode(bytes(MAX_MANIFEST_BYTES + 1))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=300))
+def test_garbage_is_refused_as_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Manifest.decode(data)
+
+
+# ---- scalars
+
+numbers = st.integers(-(2**60), 2**60) | st.floats(allow_nan=False)
+trees = st.recursive(
+    numbers | st.booleans() | st.none() | st.text(max_size=3),
+    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=3), children, max_size=3),
+    max_leaves=10,
+)
+
+
+@settings(deadline=None, max_examples=100)
+@given(trees)
+def test_numbers_survive_and_switches_stay_local(tree: Any) -> None:
+    found = {"x": numbers_of(tree)}
+    assert parse_canonical_json(canonical_json(found)) == found
+    assert merge_numbers(tree, found["x"]) == tree
+
+
+@settings(deadline=None, max_examples=100)
+@given(trees, trees)
+def test_merging_never_changes_the_structure(local: Any, remote: Any) -> None:
+    merged = merge_numbers(local, remote)
+    if isinstance(local, bool | str) or local is None:
+        assert merged is local
+    elif isinstance(local, int | float):
+        assert isinstance(merged, int | float)
+        assert not isinstance(merged, bool)
+    elif isinstance(local, dict):
+        assert merged.keys() == local.keys()
+    else:
+        assert len(merged) == len(local)
+
+
+def test_nan_is_never_a_scalar() -> None:
+    with pytest.raises(NonFiniteError):
+        numbers_of({"lr": math.nan})
+    with pytest.raises(ValueError, match="JSON"):
+        canonical_json({"lr": math.nan})

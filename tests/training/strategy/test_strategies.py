@@ -1,0 +1,86 @@
+"""Strategies: the conformance suite on each, and one of another package in a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.testing import STRATEGY_CHECKS, StrategyViolation
+from minga.testing.strategy_suite import check_facts, check_take_back
+from minga.training.plugins_of_run import check_plugins
+from minga.training.strategy.delayed import Delayed
+from minga.training.strategy.interface import Strategy
+from minga.training.strategy.synchronous import Synchronous
+from tests.worlds.swarm_tools import assert_equal_states, make_spec, virtually
+
+
+class Waiting(Delayed):
+    """Two buffers, and a trainer that waits all the same; what is late is kept."""
+
+    facts = replace(Delayed.facts, overlaps=False)
+
+
+@pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting])
+@pytest.mark.parametrize("check", STRATEGY_CHECKS, ids=lambda check: check.__name__)
+def test_conformance(check: Callable[[type[Strategy]], None], kind: type[Strategy]) -> None:
+    check(kind)
+
+
+def test_the_suite_finds_a_strategy_that_loses_what_came_back() -> None:
+    class Forgetful(Synchronous):
+        def take_back(self) -> None:
+            self._forget_complete()
+
+    with pytest.raises(StrategyViolation, match="after take_back"):
+        check_take_back(Forgetful)
+
+
+def test_the_suite_finds_a_strategy_that_takes_more_memory_than_it_says() -> None:
+    class Modest(Delayed):
+        facts = StrategyFacts(overlaps=True, keeps_late_micro_batches=True, vectors=1)
+
+    with pytest.raises(StrategyViolation, match="it holds 2 vectors, not 1"):
+        check_facts(Modest)
+
+
+def test_the_facts_of_minga_s_own() -> None:
+    assert STRATEGIES.names() == ("synchronous", "delayed")
+    assert [facts_of(name).overlaps for name in STRATEGIES.names()] == [False, True]
+
+
+def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:
+    for section, name in (("training", "strategy"), ("averaging", "codec")):
+        spec = RunSpec.from_mapping({"name": "a run", section: {name: "elsewhere"}})
+        with pytest.raises(ConfigurationError, match=f"{name}: 'elsewhere' is none of"):
+            check_plugins(spec)
+
+
+def test_what_is_no_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES._builtin, "wrong", "minga.core.spec.run_spec:RunSpec")
+    with pytest.raises(ConfigurationError, match="brings as 'wrong' is none"):
+        facts_of("wrong")
+
+
+def test_a_run_uses_a_strategy_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(STRATEGIES._builtin, "waiting", "test_strategies:Waiting")
+
+    @virtually
+    async def main() -> None:
+        swarm = Swarm(make_spec(24, training={"strategy": "waiting"}), seed=1)
+        for _ in range(3):
+            swarm.add(HostSettings(latency_s=0.05), TrainerSettings(1, 0.1))
+        try:
+            await swarm.run_until_step(6, limit_s=300)
+            await assert_equal_states(swarm)
+        finally:
+            await swarm.close()
+
+    main()

@@ -1,0 +1,112 @@
+"""Packages that a run names: the peer that starts it records them, and no peer takes part without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import minga
+from minga.core.spec.plugins import Origin
+from minga.identity.keys.keys import Identity
+from minga.identity.links.signed_spec import SignedRunSpec
+from minga.security.robust.registry import AGGREGATORS
+from minga.training.plugins_of_run import check_plugins, with_origins
+from minga.training.rejoin import SPEC_FILE
+from tests.worlds.plugin_packages import install, look_again
+
+KEY = "aggregator:half_clip"
+MODULE = """
+from minga.security.robust.centered_clip import CenteredClip
+from minga.security.robust.mean import Mean
+
+
+class HalfClip(CenteredClip):
+    name = "half_clip"
+
+
+class OtherMean(Mean):
+    name = "other_mean"
+"""
+
+
+def bring(folder: Path, patch: pytest.MonkeyPatch, version: str | None) -> None:
+    """Have the package installed in this version from now on, or not at all."""
+    here = folder / str(version)
+    here.mkdir()
+    if version is not None:
+        names = {"half_clip": "half_clip:HalfClip", "other_mean": "half_clip:OtherMean"}
+        install(here, "half-clip", version, {"minga.aggregators": names}, {"half_clip": MODULE})
+        patch.syspath_prepend(str(here))
+    look_again(patch, AGGREGATORS)
+
+
+def spec(aggregator: str = "half_clip") -> minga.RunSpec:
+    security = {"mode": "byzantine", "aggregator": aggregator}
+    return minga.RunSpec.from_mapping({"name": "guard", "model": {"recipe": "custom"}, "security": security})
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> list[minga.PeerOptions]:
+    return [
+        minga.PeerOptions(ephemeral=True, directory=tmp_path / f"peer-{number}", host="127.0.0.1")
+        for number in range(2)
+    ]
+
+
+def test_the_peer_that_starts_a_run_records_the_packages_and_others_compare_them(
+    tmp_path: Path, options: list[minga.PeerOptions]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        bring(tmp_path, patch, "2.0")
+        hosted = minga.host(spec(), options[0])
+        assert hosted.spec.plugins == {KEY: Origin(package="half-clip", version="2.0")}
+        assert hosted.spec.run_id == hosted.run_id
+    try:
+        for version, said in [
+            (None, r"'half_clip' comes from half-clip 2\.0, which is not installed: pip install half-clip==2\.0"),
+            ("2.1", r"half-clip 2\.0, here is half-clip 2\.1: pip install half-clip==2\.0"),
+        ]:
+            with pytest.MonkeyPatch.context() as patch:
+                bring(tmp_path, patch, version)
+                with pytest.raises(minga.ConfigurationError, match=said):
+                    minga.join(hosted.link, options[1])
+        minga.join(hosted.link, minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "m")).close()
+    finally:
+        hosted.close()
+
+
+def test_a_peer_that_knows_the_run_is_refused_before_it_asks_anybody(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        bring(tmp_path, patch, "2.0")
+        kept = minga.PeerOptions(identity=tmp_path / "key", directory=tmp_path / "kept", host="127.0.0.1")
+        hosted = minga.host(spec(), kept)
+        link = hosted.link
+        hosted.close()  # nobody can be asked any more
+    assert list((tmp_path / "kept").glob(f"*/{SPEC_FILE}"))
+    with pytest.raises(minga.ConfigurationError, match="which is not installed"):
+        minga.join(link, kept)
+
+
+@pytest.mark.parametrize("name", ["mean", "krum", "other_mean"])
+def test_an_aggregator_that_nobody_can_verify_is_refused_before_the_run_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[minga.PeerOptions], name: str
+) -> None:
+    bring(tmp_path, monkeypatch, "2.0")
+    with pytest.raises(minga.ConfigurationError, match=f"'{name}': members of a secure run could not verify"):
+        minga.host(spec(name), options[0])
+
+
+def test_other_runs_do_not_ask_for_an_aggregator(tmp_path: Path) -> None:
+    named = minga.RunSpec.from_mapping({"name": "guard", "security": {"aggregator": "not_installed"}})
+    assert with_origins(named) == named
+    assert named.run_id == minga.RunSpec.from_mapping({"name": "guard"}).run_id
+    check_plugins(named)
+
+
+def test_a_signed_spec_carries_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bring(tmp_path, monkeypatch, "2.0")
+    organiser = Identity.ephemeral()
+    signed = SignedRunSpec.sign(with_origins(spec()).published({}), organiser)
+    read = SignedRunSpec.decode(signed.encode()).verify(signed.run_id, organiser.peer_id)
+    assert read.plugins[KEY].version == "2.0"

@@ -1,0 +1,143 @@
+"""What a peer keeps to find back into its run, and the options of a peer."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import minga
+from minga.cli.taking_part.host import announce
+from minga.cli.terminal.output import Output
+from minga.identity.keys.keys import Identity
+from minga.identity.links.encoding import Entry
+from minga.identity.links.links import Link
+from minga.identity.links.signed_spec import SignedRunSpec
+from minga.network.interface import Address, PeerId
+from minga.training.host_lock import HostClaim
+from minga.training.rejoin import MAX_PLACES, SPEC_FILE, Places, WayBack, merged, own_port
+
+ME = PeerId("0" * 64)
+
+
+def address(number: int, *direct: str) -> Address:
+    return Address(PeerId(f"{number:064x}"), direct)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", b"\x00" * 100_000, b"\x81\xa8own_port\xcd\xff", b"\x90"])
+def test_damaged_places_count_as_unknown(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / f"places-{ME[:16]}.msgpack").write_bytes(body)
+    assert WayBack(tmp_path, ME).places() == Places()
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1", bytes(1 << 22)])
+def test_a_damaged_run_spec_counts_as_unknown(tmp_path: Path, body: bytes) -> None:
+    (tmp_path / "run-spec.signed").write_bytes(body)
+    organiser = Identity.from_seed(bytes(32))
+    assert (
+        WayBack.spec(tmp_path, Link("ab" * 32, organiser.peer_id, (Entry("cd" * 32, ("127.0.0.1:9",), None),))) is None
+    )
+
+
+def test_several_addresses_of_a_peer_are_joined() -> None:
+    joined = merged([address(1, "1.1.1.1:1"), address(2, "2.2.2.2:2"), address(1, "1.1.1.1:9", "1.1.1.1:1")])
+    assert joined == [address(1, "1.1.1.1:1", "1.1.1.1:9"), address(2, "2.2.2.2:2")]
+    assert len(merged([address(1, *(f"1.1.1.1:{i}" for i in range(1, 40)))])[0].direct) == 16
+
+
+@pytest.mark.parametrize(
+    ("direct", "port"), [((), 0), (("127.0.0.1:4433",), 4433), (("[::1]:5",), 5), (("x:99999",), 0), (("x:y",), 0)]
+)
+def test_the_own_port(direct: tuple[str, ...], port: int) -> None:
+    assert own_port(address(1, *direct)) == port
+
+
+def test_the_newest_addresses_are_kept(tmp_path: Path) -> None:
+    way_back = WayBack(tmp_path, ME)
+    seen = Places(1, tuple(address(i, "1.1.1.1:1") for i in range(MAX_PLACES)))
+    assert way_back.now(seen).others == seen.others
+    later = way_back.now(Places(2, (address(99, "9.9.9.9:9"),)))
+    assert (later.own_port, later.others[0], len(later.others)) == (2, address(99, "9.9.9.9:9"), MAX_PLACES)
+    assert WayBack(tmp_path, ME).places() == Places(), "nothing is written before there is time for it"
+
+
+@pytest.mark.parametrize(
+    "options", [{"role": "boss"}, {"max_upload": -5.0}, {"max_upload": 0.0}, {"max_download": math.nan}]
+)
+def test_options_out_of_range_are_named(options: dict[str, Any]) -> None:
+    with pytest.raises(minga.ConfigurationError, match=next(iter(options))):
+        minga.PeerOptions(**options)
+
+
+def test_other_peers_of_the_machine_do_not_touch_what_it_keeps(tmp_path: Path) -> None:
+    spec = minga.RunSpec.from_mapping({"name": "two", "model": {"recipe": "custom"}})
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    with minga.host(spec, options) as organiser:
+        others = [
+            minga.PeerOptions(role="monitor", identity=tmp_path / "b.json", directory=tmp_path, host="127.0.0.1"),
+            minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1"),
+        ]
+        for other in others:
+            minga.join(organiser.link, other).close()
+        folder = tmp_path / organiser.run_id[:16]
+        while not list(folder.glob("places-*.msgpack")):
+            time.sleep(0.01)
+        port = own_port(organiser.session.node.address)
+    (kept,) = folder.glob("places-*.msgpack")
+    assert kept.name == f"places-{organiser.peer_id[:16]}.msgpack"
+    assert WayBack(folder, PeerId(organiser.peer_id)).places().own_port == port
+
+
+def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
+    spec = minga.RunSpec.from_mapping({"name": "once", "model": {"recipe": "custom"}})
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    for _ in range(2):  # it is free again when the first one has ended
+        with minga.host(spec, options) as organiser:
+            with pytest.raises(minga.ConfigurationError, match=f"hosts this run already.*minga join {organiser.link}`"):
+                minga.host(spec, options)
+            link = organiser.link
+    with minga.host(spec.model_copy(update={"name": "another"}), options) as other:
+        assert other.run_id != link.run_id
+    claim = tmp_path / link.run_id[:16] / "hosted.link"
+    for damaged in (b"", b"minga1abc", b"\xff" * 9000):
+        with HostClaim.take(claim.parent):
+            claim.write_bytes(damaged)
+            with pytest.raises(minga.ConfigurationError, match="by the link that it printed"):
+                HostClaim.take(claim.parent)
+
+
+def test_a_run_is_hosted_with_the_key_that_began_it(tmp_path: Path) -> None:
+    """A peer of another run may hold the usual key; then the next one would be taken, and the old link lead nowhere."""
+    spec = minga.RunSpec.from_mapping({"name": "mine", "model": {"recipe": "custom"}})
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    with minga.host(spec, options) as organiser:
+        own, folder = organiser.peer_id, organiser.directory
+    with Identity.acquire(options.identity), pytest.raises(minga.ConfigurationError, match=f"is {own[:10]}.*move "):
+        minga.host(spec, options)
+    assert SignedRunSpec.decode((folder / SPEC_FILE).read_bytes()).organiser == own
+    (folder / SPEC_FILE).write_bytes(b"damaged")
+    with Identity.acquire(options.identity), minga.host(spec, options) as another:
+        assert another.peer_id != own
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_host_that_comes_back_says_that_the_run_goes_on(
+    others: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    link = Link("ab" * 32, "cd" * 32, (Entry("cd" * 32, ("127.0.0.1:9",), None),))
+    peer: Any = SimpleNamespace(
+        link=link,
+        run_id=link.run_id,
+        directory=tmp_path,
+        spec=minga.RunSpec.from_mapping({"name": "again"}),
+        on_loop=lambda read: read(),
+        session=SimpleNamespace(node=SimpleNamespace(connected=lambda: range(others))),
+    )
+    announce(peer, Output(json_output=False), show_qr=False)
+    said = capsys.readouterr().out
+    assert f"minga join {link}" in said
+    assert ("under way" in said) == (others > 0)

@@ -1,0 +1,697 @@
+"""Serving and downloading training states between virtual peers: honest, lying, dying and slow ones."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+import tracemalloc
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from blake3 import blake3
+
+from minga.core.errors import (
+    ConfigurationError,
+    ProtocolError,
+    RejectedError,
+    RemoteError,
+    StateMismatchError,
+    UnreachableError,
+)
+from minga.core.events import Event, EventBus
+from minga.network.interface import Address, PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
+from minga.simulation import run_virtual
+from minga.training.state.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES, Manifest, build_manifest
+from minga.training.state.snapshot import StateSnapshot, TensorEntry
+from minga.training.transfer.chunk_cache import DownloadCache
+from minga.training.transfer.donors import OvertakenError
+from minga.training.transfer.download import DownloadedState, SyncProgress, download
+from minga.training.transfer.messages import (
+    CHUNKS,
+    DESCRIBE,
+    MANIFEST,
+    DescribeReply,
+    DescribeRequest,
+    Description,
+    DownloadOpened,
+    ManifestReply,
+    ManifestRequest,
+    OpenDownload,
+    Take,
+)
+from minga.training.transfer.server import StateServer
+
+LINE = HostSettings(4e6, 16e6, latency_s=0.02)
+CHUNKS_IN_ALL = 8
+
+
+def make_snapshot(step: int = 5, seed: int = 0, chunks: int = CHUNKS_IN_ALL) -> StateSnapshot:
+    generator = torch.Generator().manual_seed(seed)
+    buffer = torch.randint(0, 256, (chunks * CHUNK_BYTES,), dtype=torch.uint8, generator=generator)
+    entries = (
+        TensorEntry("model/a", "float32", (CHUNK_BYTES,)),
+        TensorEntry("model/b", "uint8", ((chunks - 4) << 20,)),
+    )
+    return StateSnapshot(step, entries, {"lr": 0.5}, buffer)
+
+
+def changed(snapshot: StateSnapshot, *chunks: int, step: int | None = None) -> StateSnapshot:
+    buffer = snapshot.buffer.clone()
+    for chunk in chunks:
+        buffer[chunk * CHUNK_BYTES + 7] ^= 1
+    return replace(snapshot, buffer=buffer, step=snapshot.step if step is None else step)
+
+
+class Peer:
+    def __init__(self, swarm: Swarm, settings: HostSettings, server_options: dict[str, Any]) -> None:
+        self.network: VirtualNetwork = swarm.internet.host(settings)
+        self.events: list[Event] = []
+        bus = EventBus(asyncio.get_running_loop().time)
+        bus.subscribe(self.events.append)
+        self.node = Node(self.network, run_id="run", role="trainer", lookup=swarm.lookup, events=bus)
+        self.node.start()
+        self.server = StateServer(self.node, **server_options)
+        self.id: PeerId = self.node.peer_id
+
+    def named(self, kind: str) -> list[str]:
+        return [str(event.fields["peer"]) for event in self.events if event.kind == kind]
+
+
+class Swarm:
+    def __init__(self) -> None:
+        self.internet = VirtualInternet(3)
+        self.peers: dict[PeerId, Peer] = {}
+
+    def lookup(self, peer: PeerId) -> Address | None:
+        return self.peers[peer].network.address if peer in self.peers else None
+
+    def peer(self, settings: HostSettings = LINE, **server_options: Any) -> Peer:
+        peer = Peer(self, settings, server_options)
+        self.peers[peer.id] = peer
+        return peer
+
+    async def donors(self, *snapshots: StateSnapshot, manifest: Manifest | None = None) -> list[Peer]:
+        donors = [self.peer() for _ in snapshots]
+        for donor, snapshot in zip(donors, snapshots, strict=True):
+            donor.server.publish(snapshot, manifest)
+        await asyncio.sleep(0.001)
+        return donors
+
+
+def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    def run(tmp_path: Path) -> None:
+        async def main() -> None:
+            swarm = Swarm()
+            try:
+                await (test(swarm, tmp_path) if test.__code__.co_argcount == 2 else test(swarm))
+            finally:
+                for peer in swarm.peers.values():
+                    await peer.node.close()
+
+        run_virtual(main(), limit_s=1000.0)
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def fetch(newcomer: Peer, donors: list[Peer], **options: Any) -> DownloadedState:
+    return await download(newcomer.node, [donor.id for donor in donors], **options)
+
+
+def same(result: DownloadedState, snapshot: StateSnapshot) -> bool:
+    assert build_manifest(result.snapshot) == result.manifest
+    return result.manifest.digest == build_manifest(snapshot).digest and result.snapshot.step == snapshot.step
+
+
+# ---- what should work
+
+
+@virtually
+async def test_chunks_come_from_all_donors_and_progress_is_told(swarm: Swarm) -> None:
+    snapshot = make_snapshot()
+    donors = await swarm.donors(snapshot, snapshot, snapshot)
+    newcomer, seen = swarm.peer(), list[SyncProgress]()
+    begin = asyncio.get_running_loop().time()
+    result = await fetch(newcomer, donors, progress=seen.append)
+    took_s = asyncio.get_running_loop().time() - begin
+    assert same(result, snapshot)
+    assert result.failed == {}
+    assert result.received_bytes == CHUNKS_IN_ALL * CHUNK_BYTES
+    assert set(seen[-1].received_bytes) == {donor.id for donor in donors}
+    assert took_s < 0.75 * CHUNKS_IN_ALL * CHUNK_BYTES / 4e6  # faster than one donor could
+    assert [each.done_chunks for each in seen] == list(range(CHUNKS_IN_ALL + 1))
+    assert (seen[-1].done_bytes, seen[-1].total_bytes) == (snapshot.buffer.numel(), snapshot.buffer.numel())
+
+
+@virtually
+async def test_a_fast_donor_serves_more_and_a_crawling_one_does_not_hold_up_the_end(swarm: Swarm) -> None:
+    snapshot = make_snapshot(chunks=24)
+    fast, slow = swarm.peer(replace(LINE, up_bytes_per_s=8e6)), swarm.peer(replace(LINE, up_bytes_per_s=5e4))
+    for donor in (fast, slow):
+        donor.server.publish(snapshot)
+    seen: list[SyncProgress] = []
+    begin = asyncio.get_running_loop().time()
+    result = await fetch(swarm.peer(), [fast, slow], progress=seen.append)
+    assert same(result, snapshot)
+    assert asyncio.get_running_loop().time() - begin < 10.0  # one chunk alone takes the slow one 21 s
+    assert seen[-1].received_bytes[fast.id] >= 22 * CHUNK_BYTES
+
+
+@virtually
+async def test_healing_transfers_only_what_differs(swarm: Swarm) -> None:
+    right = make_snapshot()
+    donors = await swarm.donors(right, right)
+    result = await fetch(swarm.peer(), donors, have=changed(right, 2, 5))
+    assert same(result, right)
+    assert result.received_bytes == 2 * CHUNK_BYTES
+    nothing = await fetch(swarm.peer(), donors, have=right)
+    assert same(nothing, right)
+    assert nothing.received_bytes == 0
+
+
+@virtually
+async def test_an_empty_state_and_one_smaller_than_a_chunk(swarm: Swarm) -> None:
+    empty = StateSnapshot(1, (), {}, torch.zeros(0, dtype=torch.uint8))
+    small = StateSnapshot(2, (TensorEntry("a", "int64", (3,)),), {}, torch.arange(32, dtype=torch.uint8))
+    for snapshot in (empty, small):
+        donors = await swarm.donors(snapshot)
+        assert same(await fetch(swarm.peer(), donors), snapshot)
+
+
+@virtually
+async def test_a_donor_behind_nat_serves_over_the_connection_that_it_dialled(swarm: Swarm) -> None:
+    snapshot = make_snapshot()
+    hidden, newcomer = swarm.peer(replace(LINE, dialable=False)), swarm.peer()
+    hidden.server.publish(snapshot)
+    with pytest.raises(UnreachableError, match="no address"):
+        await fetch(newcomer, [hidden])
+    await hidden.node.connection(newcomer.id)
+    assert same(await fetch(newcomer, [hidden]), snapshot)
+
+
+# ---- which state is chosen
+
+
+@virtually
+async def test_the_majority_wins_then_the_later_step(swarm: Swarm) -> None:
+    common, later, other = make_snapshot(5), make_snapshot(9, 1), make_snapshot(7, 2)
+    donors = await swarm.donors(common, later, common, other)
+    newcomer = swarm.peer()
+    assert same(await fetch(newcomer, donors), common)
+    assert sorted(newcomer.named("state.donor_differs")) == []
+    assert same(await fetch(swarm.peer(), donors[1:]), later)
+    for minimum_step, error in ((4, OvertakenError), (5, UnreachableError)):
+        with pytest.raises(UnreachableError, match="another state than the one wanted, of step 9") as told:
+            await fetch(newcomer, donors, expect_digest="0" * 64, minimum_step=minimum_step)
+        assert type(told.value) is error, "who wants that of step 5 is not told that all have gone on from there"
+    expected = build_manifest(other).digest
+    assert same(await fetch(newcomer, donors, expect_digest=expected), other)
+
+
+@virtually
+async def test_a_silent_minority_is_not_waited_for(swarm: Swarm) -> None:
+    snapshot = make_snapshot()
+    donors = await swarm.donors(snapshot, snapshot)
+    waiting = swarm.peer()  # nobody publishes there
+    begin = asyncio.get_running_loop().time()
+    assert same(await fetch(swarm.peer(), [*donors, waiting]), snapshot)
+    assert asyncio.get_running_loop().time() - begin < 8.0
+
+
+@virtually
+async def test_a_state_that_does_not_fit_is_refused_before_memory_is_taken(swarm: Swarm) -> None:
+    donors = await swarm.donors(make_snapshot())
+
+    def refuse(manifest: Manifest) -> None:
+        raise ConfigurationError(f"no model with {len(manifest.tensors)} tensors here")
+
+    with pytest.raises(ConfigurationError, match="2 tensors"):
+        await fetch(swarm.peer(), donors, accept=refuse)
+
+
+@virtually
+async def test_without_donors_the_error_says_so(swarm: Swarm) -> None:
+    with pytest.raises(UnreachableError, match="nobody to ask"):
+        await fetch(swarm.peer(), [])
+
+
+# ---- the server and the training thread
+
+
+@virtually
+async def test_a_request_waits_for_the_next_boundary_and_one_copy_serves_all(swarm: Swarm) -> None:
+    donor, newcomers = swarm.peer(), [swarm.peer() for _ in range(3)]
+    assert not donor.server.wants(9)
+    tasks = [asyncio.ensure_future(fetch(each, [donor], minimum_step=6)) for each in newcomers]
+    published = []
+    for step in range(4, 9):
+        await asyncio.sleep(1.0)
+        if donor.server.wants(step):
+            published.append(step)
+            donor.server.publish(make_snapshot(step))
+    results = await asyncio.gather(*tasks)
+    assert published == [4, 5, 6]
+    assert all(same(result, make_snapshot(6)) for result in results)
+    assert not donor.server.wants(9)
+
+
+@virtually
+async def test_whoever_fetches_the_state_itself_lets_nobody_wait_for_it(swarm: Swarm) -> None:
+    donors = [*await swarm.donors(make_snapshot()), swarm.peer(), swarm.peer()]
+    clock = asyncio.get_running_loop().time
+    begun_s = clock()
+    asking = asyncio.create_task(download(swarm.peer().node, [donor.id for donor in donors], minimum_step=5))
+    with donors[1].server.fetching():
+        await asyncio.sleep(1.0)
+        with donors[2].server.fetching():  # it was asked before it began
+            state = await asking
+    assert state.manifest.step == 5
+    assert clock() - begun_s < 10.0
+
+
+@virtually
+async def test_a_donor_that_is_behind_says_so(swarm: Swarm) -> None:
+    donors = await swarm.donors(make_snapshot(5))
+    with pytest.raises(UnreachableError, match="no state of step 6"):
+        await fetch(swarm.peer(), donors, minimum_step=6)
+
+
+@virtually
+async def test_snapshots_are_released_and_never_more_than_two_are_held(swarm: Swarm) -> None:
+    donor = (await swarm.donors(make_snapshot(1)))[0]
+    size = make_snapshot().buffer.numel()
+    for step in (2, 3, 4):
+        donor.server.publish(make_snapshot(step, step))
+        await asyncio.sleep(1.0)
+        assert donor.server.held_bytes == 2 * size
+    await asyncio.sleep(61.0)
+    assert donor.server.held_bytes == 0
+    task = asyncio.ensure_future(fetch(swarm.peer(), [donor]))
+    await asyncio.sleep(1.0)
+    assert donor.server.wants(4)  # the same step again, since its copy is gone
+    donor.server.publish(make_snapshot(4, 4))
+    await task
+
+
+@virtually
+async def test_the_state_after_the_last_step_stays(swarm: Swarm) -> None:
+    """No training thread is there any more that could be asked for it again."""
+    last = make_snapshot(9, 9)
+    fresh, asked_before = swarm.peer(), (await swarm.donors(last))[0]
+    for donor in (fresh, asked_before):
+        donor.server.publish_last(last)
+    await asyncio.sleep(200.0)
+    for donor in (fresh, asked_before):
+        assert same(await fetch(swarm.peer(), [donor]), last)
+        assert not donor.server.wants(9)
+
+
+@virtually
+async def test_a_running_download_keeps_its_snapshot_for_a_while(swarm: Swarm) -> None:
+    donor = swarm.peer(replace(LINE, up_bytes_per_s=2e5))
+    donor.server.publish(make_snapshot(1))
+    slow = asyncio.ensure_future(fetch(swarm.peer(), [donor]))
+    await asyncio.sleep(2.0)
+    other = asyncio.ensure_future(fetch(swarm.peer(), [donor], minimum_step=2))
+    await asyncio.sleep(2.0)
+    assert donor.server.wants(2)
+    donor.server.publish(make_snapshot(2))
+    await asyncio.sleep(2.0)
+    third = asyncio.ensure_future(fetch(swarm.peer(), [donor], minimum_step=3))
+    await asyncio.sleep(2.0)
+    assert not donor.server.wants(3)
+    assert same(await slow, make_snapshot(1))
+    assert same(await other, make_snapshot(2))
+    with pytest.raises(UnreachableError):
+        await third
+
+
+@virtually
+async def test_a_withdrawn_state_is_not_served_any_more(swarm: Swarm) -> None:
+    donor = (await swarm.donors(make_snapshot(5)))[0]
+    donor.server.withdraw()
+    task = asyncio.ensure_future(fetch(swarm.peer(), [donor]))
+    await asyncio.sleep(1.0)
+    assert donor.server.wants(5)
+    donor.server.publish(make_snapshot(5, 1))
+    assert same(await task, make_snapshot(5, 1))
+
+
+@virtually
+async def test_downloads_beyond_the_limit_are_refused_in_words(swarm: Swarm) -> None:
+    donor = swarm.peer(max_downloads=1)
+    donor.server.publish(make_snapshot())
+    first = asyncio.ensure_future(fetch(swarm.peer(), [donor]))
+    await asyncio.sleep(0.5)
+    with pytest.raises(UnreachableError, match="1 downloads are served at a time"):
+        await fetch(swarm.peer(), [donor])
+    assert same(await first, make_snapshot())
+
+
+def test_publishing_from_another_thread_on_an_ordinary_loop() -> None:
+    async def main() -> DownloadedState:
+        swarm = Swarm()
+        donor, newcomer = swarm.peer(), swarm.peer()
+        done = threading.Event()
+
+        def train() -> None:
+            while not done.wait(0.001):
+                if donor.server.wants(5):
+                    donor.server.publish(make_snapshot(chunks=5))
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        try:
+            return await fetch(newcomer, [donor])
+        finally:
+            done.set()
+            await asyncio.get_running_loop().run_in_executor(None, thread.join)
+            await donor.node.close()
+            await newcomer.node.close()
+
+    assert same(asyncio.run(main()), make_snapshot(chunks=5))
+
+
+# ---- donors that lie or die
+
+
+@virtually
+async def test_a_donor_of_false_chunks_is_named_and_the_download_succeeds(swarm: Swarm) -> None:
+    snapshot = make_snapshot()
+    manifest = build_manifest(snapshot)
+    liar = (await swarm.donors(changed(snapshot, *range(CHUNKS_IN_ALL)), manifest=manifest))[0]
+    honest = await swarm.donors(snapshot, snapshot)
+    newcomer = swarm.peer()
+    result = await fetch(newcomer, [liar, *honest])
+    assert same(result, snapshot)
+    assert isinstance(result.failed[liar.id], StateMismatchError)
+    assert list(result.failed) == [liar.id]
+    assert newcomer.named("peer.offence") == [liar.id]
+    assert newcomer.named("state.donor_dropped") == [liar.id]
+
+
+@virtually
+async def test_if_all_lie_the_error_names_them(swarm: Swarm) -> None:
+    snapshot = make_snapshot()
+    liars = await swarm.donors(
+        changed(snapshot, *range(8)), changed(snapshot, *range(8)), manifest=build_manifest(snapshot)
+    )
+    with pytest.raises(UnreachableError, match="does not match its hash") as error:
+        await fetch(swarm.peer(), liars)
+    assert all(liar.id[:10] in str(error.value) for liar in liars)
+
+
+@virtually
+async def test_a_donor_killed_midway_is_replaced_by_the_others(swarm: Swarm) -> None:
+    snapshot = make_snapshot(chunks=16)
+    donors = await swarm.donors(snapshot, snapshot)
+    newcomer = swarm.peer()
+    task = asyncio.ensure_future(fetch(newcomer, donors))
+    await asyncio.sleep(1.0)
+    swarm.internet.kill(donors[0].network)
+    result = await task
+    assert same(result, snapshot)
+    assert list(result.failed) == [donors[0].id] or result.failed == {}
+    assert newcomer.named("peer.offence") == []
+
+
+@virtually
+async def test_a_donor_killed_with_the_only_chunk_costs_about_a_second(swarm: Swarm) -> None:
+    snapshot = StateSnapshot(2, (TensorEntry("a", "uint8", (CHUNK_BYTES,)),), {}, torch.ones(CHUNK_BYTES).byte())
+    donors = await swarm.donors(snapshot, snapshot, snapshot)
+    newcomer = swarm.peer()
+    task = asyncio.ensure_future(fetch(newcomer, donors))
+    while not (asked := [donor for donor in donors if any(donor.server._downloads.values())]):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    for donor in asked[:1]:
+        swarm.internet.kill(donor.network)
+    killed = asyncio.get_running_loop().time()
+    assert same(await task, snapshot)
+    assert asyncio.get_running_loop().time() - killed < 3.0
+
+
+@virtually
+async def test_all_donors_killed_then_resumed_from_the_cache(swarm: Swarm, folder: Path) -> None:
+    snapshot = make_snapshot(chunks=16)
+    donors = await swarm.donors(snapshot, snapshot)
+    seen: list[SyncProgress] = []
+
+    def watch(progress: SyncProgress) -> None:
+        seen.append(progress)
+        if progress.done_chunks == 6:
+            for donor in donors:
+                swarm.internet.kill(donor.network)
+
+    with pytest.raises(UnreachableError, match="none of 2 donors"):
+        await fetch(swarm.peer(), donors, cache=folder, progress=watch)
+    kept = max(each.done_chunks for each in seen)
+    assert 6 <= kept < 16
+    again = await fetch(swarm.peer(), await swarm.donors(snapshot), cache=folder)
+    assert same(again, snapshot)
+    assert again.received_bytes == (16 - kept) * CHUNK_BYTES
+    assert list(folder.iterdir()) == []
+
+
+@virtually
+async def test_a_damaged_cache_costs_only_its_damaged_chunks(swarm: Swarm, folder: Path) -> None:
+    snapshot = make_snapshot()
+    digest = build_manifest(snapshot).digest
+    folder.joinpath(f"{digest}.chunks").write_bytes(changed(snapshot, 3).bytes_view[: 6 * CHUNK_BYTES + 5])
+    folder.joinpath(f"{'0' * 64}.chunks").write_bytes(b"of another state")
+    folder.joinpath("mine.txt").write_bytes(b"not ours")
+    result = await fetch(swarm.peer(), await swarm.donors(snapshot), cache=folder)
+    assert same(result, snapshot)
+    assert result.received_bytes == 3 * CHUNK_BYTES
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+
+
+@virtually
+async def test_a_full_disk_does_not_stop_a_download(swarm: Swarm, folder: Path) -> None:
+    def full(self: DownloadCache, index: int, data: memoryview) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    snapshot, newcomer = make_snapshot(), swarm.peer()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DownloadCache, "_write", full)
+        assert same(await fetch(newcomer, await swarm.donors(snapshot), cache=folder), snapshot)
+    assert [event.fields["reason"] for event in newcomer.events if event.kind == "state.cache_failed"] == [
+        "[Errno 28] No space left on device"
+    ]
+    assert list(folder.iterdir()) == []
+
+
+@virtually
+async def test_a_cancelled_download_leaves_nothing_running(swarm: Swarm, folder: Path) -> None:
+    donor = (await swarm.donors(make_snapshot()))[0]
+    before = len(asyncio.all_tasks())
+    newcomer = swarm.peer()
+    task = asyncio.ensure_future(fetch(newcomer, [donor], cache=folder))
+    await asyncio.sleep(1.0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await newcomer.node.close()
+    await asyncio.sleep(10.0)
+    assert len(asyncio.all_tasks()) <= before
+
+
+Serve = Callable[[MessageStream], Coroutine[Any, Any, None]]
+
+
+def false_donor(swarm: Swarm, described: Description | None = None, **handlers: Serve) -> Peer:
+    """A donor that answers by hand-written handlers."""
+    peer = swarm.peer()
+
+    async def describe(stream: MessageStream) -> None:
+        await stream.receive(DescribeRequest)
+        await stream.send(DescribeReply(() if described is None else (described,)))
+
+    for method, name in ((DESCRIBE, "describe"), (MANIFEST, "manifest"), (CHUNKS, "chunks")):
+        handler = handlers.get(name, describe if name == "describe" else None)
+        if handler is not None:
+            peer.node.serve(method, lambda _, stream, handler=handler: handler(stream))
+    return peer
+
+
+def serving_manifest(encoded: bytes, announced: int | None = None) -> Serve:
+    async def serve(stream: MessageStream) -> None:
+        await stream.receive(ManifestRequest)
+        await stream.send(ManifestReply(len(encoded) if announced is None else announced))
+        for start in range(0, len(encoded), 1 << 20):
+            await stream.send_bulk(encoded[start : start + (1 << 20)])
+
+    return serve
+
+
+@virtually
+async def test_a_false_manifest_costs_the_liar_its_vote(swarm: Swarm) -> None:
+    snapshot = make_snapshot()
+    manifest = build_manifest(snapshot)
+    forged = msgspec.structs.replace(manifest, scalars_json=b'{"lr":9.0}').encoded
+    # Claiming a later step for the same digest wins the choice between two, until the manifest is asked for.
+    liars = [
+        false_donor(swarm, Description(99, manifest.digest), manifest=serving_manifest(manifest.encoded)),
+        false_donor(swarm, Description(98, "a" * 64), manifest=serving_manifest(forged)),
+        false_donor(swarm, Description(97, blake3(b"junk").hexdigest()), manifest=serving_manifest(b"junk")),
+    ]
+    newcomer = swarm.peer()
+    result = await fetch(newcomer, [*liars, *await swarm.donors(snapshot)])
+    assert same(result, snapshot)
+    assert {donor for donor, error in result.failed.items() if isinstance(error, StateMismatchError)} == {
+        liar.id for liar in liars
+    }
+    assert sorted(newcomer.named("peer.offence")) == sorted(liar.id for liar in liars)
+
+
+@virtually
+async def test_announced_sizes_are_never_allocated(swarm: Swarm) -> None:
+    described = Description(9, "b" * 64)
+
+    async def huge(stream: MessageStream) -> None:
+        await stream.receive(ManifestRequest)
+        await stream.send(ManifestReply(MAX_MANIFEST_BYTES))
+
+    async def impossible(stream: MessageStream) -> None:
+        await stream.receive(ManifestRequest)
+        await stream.send(ManifestReply(MAX_MANIFEST_BYTES + 1))
+
+    async def endless(stream: MessageStream) -> None:
+        await stream.receive(DescribeRequest)
+        await stream.send(DescribeReply((described,) * 3))
+
+    newcomer = swarm.peer()
+    tracemalloc.start()
+    try:
+        for donor in (
+            false_donor(swarm, described, manifest=huge),
+            false_donor(swarm, described, manifest=impossible),
+            false_donor(swarm, described, manifest=serving_manifest(bytes(100), announced=50)),
+            false_donor(swarm, described, describe=endless),
+            false_donor(swarm, None),
+            false_donor(swarm, Description(-1, "b" * 64)),
+            false_donor(swarm, Description(1, "B" * 64)),
+        ):
+            with pytest.raises(UnreachableError, match=donor.id[:10]):
+                await fetch(newcomer, [donor])
+            assert newcomer.named("peer.offence") or donor.id
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@virtually
+async def test_stale_descriptions_are_an_offence(swarm: Swarm) -> None:
+    donor = false_donor(swarm, Description(3, "b" * 64))
+    newcomer = swarm.peer()
+    with pytest.raises(UnreachableError, match="before step 5"):
+        await fetch(newcomer, [donor], minimum_step=5)
+    assert newcomer.named("peer.offence") == [donor.id]
+
+
+@virtually
+async def test_a_donor_that_pulses_but_sends_nothing_is_given_up(swarm: Swarm) -> None:
+    manifest = build_manifest(make_snapshot())
+
+    async def nothing(stream: MessageStream) -> None:
+        await stream.receive(OpenDownload)
+        await stream.send(DownloadOpened())
+        await asyncio.Event().wait()
+
+    donor = false_donor(
+        swarm, Description(5, manifest.digest), manifest=serving_manifest(manifest.encoded), chunks=nothing
+    )
+    with pytest.raises(UnreachableError, match="sent no chunk for 60 s"):
+        await fetch(swarm.peer(), [donor])
+
+
+# ---- downloaders that misbehave
+
+
+async def take(peer: Peer, donor: Peer, digest: str, *takes: tuple[int, ...]) -> None:
+    """Open a download by hand and ask for chunks, waiting for each."""
+    async with peer.node.open(donor.id, CHUNKS) as stream:
+        await stream.send(OpenDownload(digest))
+        await stream.receive(DownloadOpened)
+        for indices in takes:
+            await stream.send(Take(indices))
+            for _ in indices:
+                await stream.receive_bulk_into(memoryview(bytearray(CHUNK_BYTES)))
+
+
+@pytest.mark.parametrize("indices", [(0, CHUNKS_IN_ALL), (1 << 40,), (-1,), tuple(range(33))])
+def test_impossible_chunks_are_an_offence(indices: tuple[int, ...], tmp_path: Path) -> None:
+    async def test(swarm: Swarm) -> None:
+        donor = (await swarm.donors(make_snapshot()))[0]
+        bad = swarm.peer()
+        with pytest.raises(RemoteError):
+            await take(bad, donor, build_manifest(make_snapshot()).digest, indices)
+        assert donor.named("peer.offence") == [bad.id]
+        assert same(await fetch(swarm.peer(), [donor]), make_snapshot())
+
+    virtually(test)(tmp_path)
+
+
+@virtually
+async def test_a_chunk_cannot_be_asked_for_for_ever(swarm: Swarm) -> None:
+    donor = (await swarm.donors(make_snapshot()))[0]
+    greedy = swarm.peer()
+    with pytest.raises((ProtocolError, UnreachableError)):
+        await take(greedy, donor, build_manifest(make_snapshot()).digest, *[(0,)] * 4 * CHUNKS_IN_ALL)
+    assert donor.named("peer.offence") == [greedy.id]
+
+
+@virtually
+async def test_states_not_held_are_refused(swarm: Swarm) -> None:
+    donor = (await swarm.donors(make_snapshot()))[0]
+    stranger = swarm.peer()
+    with pytest.raises(RejectedError, match="not held"):
+        await stranger.node.call(donor.id, MANIFEST, ManifestRequest("c" * 64), ManifestReply)
+    with pytest.raises(RejectedError, match="not held"):
+        await take(stranger, donor, "c" * 64)
+    with pytest.raises((ProtocolError, UnreachableError)):
+        await stranger.node.call(donor.id, DESCRIBE, DescribeRequest(-1), DescribeReply)
+
+
+@virtually
+async def test_a_downloader_that_reads_nothing_does_not_keep_its_place(swarm: Swarm) -> None:
+    donor = swarm.peer(max_downloads=1)
+    donor.server.publish(make_snapshot())
+    idle = swarm.peer()
+    async with idle.node.open(donor.id, CHUNKS) as stream:
+        await asyncio.sleep(0.1)
+        await stream.send(OpenDownload(build_manifest(make_snapshot()).digest))
+        await stream.send(Take(tuple(range(CHUNKS_IN_ALL))))
+        await asyncio.sleep(130.0)
+        donor.server.publish(make_snapshot())
+        await asyncio.sleep(0.1)
+        assert same(await fetch(swarm.peer(), [donor]), make_snapshot())
+
+
+def test_equal_seeds_give_equal_events() -> None:
+    async def story() -> list[str]:
+        swarm, snapshot = Swarm(), make_snapshot(chunks=16)
+        liar = (await swarm.donors(changed(snapshot, *range(16)), manifest=build_manifest(snapshot)))[0]
+        donors = [liar, *await swarm.donors(snapshot, snapshot, snapshot)]
+        newcomer = swarm.peer()
+        task = asyncio.ensure_future(fetch(newcomer, donors))
+        await asyncio.sleep(0.8)
+        swarm.internet.kill(donors[2].network)
+        await task
+        events = [event.json() for peer in swarm.peers.values() for event in peer.events]
+        for peer in swarm.peers.values():
+            await peer.node.close()
+        return events
+
+    first, second = run_virtual(story()), run_virtual(story())
+    assert first == second
+    assert any("state.donor_dropped" in line for line in first)

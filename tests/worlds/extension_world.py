@@ -1,0 +1,84 @@
+"""The package `tests/data/minga_extras` as if it were installed, and swarms that train its recipe."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minga.averaging import CODECS
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes import RECIPES, StreamPosition, load_recipe, new_model, published
+from minga.security import AGGREGATORS
+from minga.security.randomness.public_batch import PublicBatch
+from minga.simulation import BEHAVIOURS
+from minga.simulation.attacks.registry import attack
+from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.simulation.swarm.swarm import Swarm
+from minga.training import STRATEGIES
+from minga.training.plugins_of_run import with_origins
+from minga.training.replica.build_optimizer import build_optimizer
+from minga.training.replica.replica import Replica
+from tests.worlds.plugin_packages import install, look_again
+
+EXTRAS = Path(__file__).parent.parent / "data" / "minga_extras"
+REGISTRIES = (CODECS, STRATEGIES, RECIPES, AGGREGATORS, BEHAVIOURS)
+
+
+def install_extras(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Put the package on the path, with the metadata that an installation of its pyproject.toml leaves."""
+    project = tomllib.loads((EXTRAS / "pyproject.toml").read_text())["project"]
+    install(folder, project["name"], project["version"], project["entry-points"], {})
+    patch.syspath_prepend(str(EXTRAS))
+    patch.syspath_prepend(str(folder))
+    look_again(patch, *REGISTRIES)
+
+
+class RecipeReplica(Replica):
+    """What the recipe of a run builds, with the optimizer of the run."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.recipe = load_recipe(spec)
+        model = new_model(self.recipe)
+        optimizer, scheduler = build_optimizer(spec.optimizer, model)
+        super().__init__(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=spec.optimizer.max_grad_norm)
+        self.trained = model
+
+    def figures(self) -> dict[str, float]:
+        return self.recipe.evaluate(self.trained, {})
+
+
+def gradient_of_batch(peer: SimulatedPeer, batch: PublicBatch) -> None:
+    assert isinstance(peer.replica, RecipeReplica)
+    recipe = peer.replica.recipe
+    recipe.loss(peer.replica.trained, recipe.public_batch({}, batch)).backward()  # type: ignore[no-untyped-call]
+
+
+def gradient(peer: SimulatedPeer, samples: int) -> None:
+    assert isinstance(peer.replica, RecipeReplica)
+    recipe = peer.replica.recipe
+    position = StreamPosition(peer.network.peer_id, worker=peer.samples_done)  # others in each micro-batch
+    recipe.loss(peer.replica.trained, next(recipe.batches({}, position, samples))).backward()  # type: ignore[no-untyped-call]
+
+
+def hosted(sections: dict[str, Any]) -> RunSpec:
+    """The run spec as the peer that starts the run publishes it."""
+    return with_origins(published(RunSpec.from_mapping(sections))).published({})
+
+
+def recipe_swarm(spec: RunSpec, hostile: dict[str, str], from_step: int) -> Swarm:
+    """A swarm that trains the recipe of `spec`; `hostile` names the attacks of peers by their names."""
+    swarm = Swarm(spec, make_replica=RecipeReplica, gradient=gradient, public_gradient=gradient_of_batch)
+    allies: set[Any] = set()
+    makers = {name: attack(behaviour).begin(from_step) for name, behaviour in hostile.items()}
+
+    def conduct_of(peer: SimulatedPeer) -> Any:
+        if peer.name not in makers:
+            return honest(peer)
+        allies.add(peer.network.peer_id)
+        return makers[peer.name](allies)
+
+    honest, swarm.conduct_of = swarm.conduct_of, conduct_of
+    return swarm

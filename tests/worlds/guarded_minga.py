@@ -1,0 +1,11 @@
+"""The command `minga` as a process of its own in which threads are guarded, its child processes included."""
+
+from __future__ import annotations
+
+from minga.cli import _child, main
+from minga.core.thread_guard import guard_threads  # `minga.testing` imports much that most commands do without
+
+if __name__ == "__main__":
+    guard_threads()
+    _child.program = (__file__,)
+    main()

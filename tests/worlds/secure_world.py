@@ -1,0 +1,94 @@
+"""For tests of secure members: work without a model, and attackers that talk nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import numpy as np
+import torch
+from blake3 import blake3
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.core.errors import RejectedError
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.security.messaging.delivery import FETCH, Fetch
+from minga.security.protocol.attempt_record import Record
+from minga.security.protocol.statements import Claims
+from minga.simulation.attacks.gradient_attacks import Attack
+from minga.simulation.swarm.secure_swarm import SecurePeer
+from minga.simulation.swarm.toy_backend import DonatedWork
+
+
+class Quadratic(DonatedWork):
+    """Work: a noisy bowl, 0.5 * |x|^2; the noise of a gradient follows from its seed. It takes `compute_s` seconds."""
+
+    def __init__(
+        self, numel: int, codec: str = "float32", rate: float = 0.1, noise: float = 0.1, compute_s: float = 0.0
+    ) -> None:
+        self.layout = VectorLayout((numel,), codec)
+        self.parameters = {0: torch.ones(numel)}
+        self.step, self.rate, self.noise, self.compute_s = 0, rate, noise, compute_s
+
+    async def gradient(self, step: int, seed: bytes) -> torch.Tensor:
+        if self.compute_s:
+            await asyncio.sleep(self.compute_s)
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
+        noise = torch.from_numpy(generator.standard_normal(self.layout.total)).float()
+        return self.parameters[step] + self.noise * noise
+
+    async def apply(self, step: int, mean: torch.Tensor) -> None:
+        self.parameters[step + 1] = self.parameters[step] - self.rate * mean
+        self.step = step + 1
+        self.parameters.pop(step - 3, None)
+
+    async def digest(self) -> bytes:
+        return blake3(self.parameters[self.step].numpy().tobytes()).digest()
+
+    def dump(self, step: int) -> bytes | None:
+        return self.parameters[step].numpy().tobytes() if step in self.parameters else None
+
+    def load(self, step: int, data: bytes) -> None:
+        if len(data) != 4 * self.layout.total:
+            raise ValueError("a state of another length")
+        self.parameters, self.step = {step: torch.frombuffer(bytearray(data), dtype=torch.float32)}, step
+
+    @property
+    def loss(self) -> float:
+        return 0.5 * float(self.parameters[self.step].square().mean())
+
+
+class NoNumber(Attack):
+    """Hands out an aggregate that is none."""
+
+    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
+        return (value * float("nan") if self.is_on else value), clip
+
+
+class Helpless(Attack):
+    """Says that it could not get an aggregate that all others have."""
+
+    def claims(self, claims: Claims, record: Record) -> Claims | None:
+        if not self.is_on or not claims.claims:
+            return claims
+        return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))
+
+
+def hide_parts(peer: SecurePeer) -> None:
+    """Let a peer hand out what it brings to aggregators, and nothing that it is asked for."""
+
+    async def refuse(peer: PeerId, stream: MessageStream) -> None:
+        raise RejectedError("not from here", code="absent")
+
+    peer.member._node.serve(FETCH, refuse)
+
+
+def stall_fetches(peer: SecurePeer) -> None:
+    """Let a peer hand out what it brings to aggregators, and let wait who asks it for anything."""
+
+    async def stall(_: PeerId, stream: MessageStream) -> None:
+        await stream.receive(Fetch)
+        await asyncio.Event().wait()
+
+    peer.member._node.serve(FETCH, stall)
