@@ -24,7 +24,7 @@ from minga.core.rate_cap import RateCap
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.records import Progress
 from minga.network.iroh.settings import NetworkSettings
-from minga.training.life.board_view import BoardSurveyor
+from minga.training.life.board_view import BoardView
 from minga.training.session import Session, SessionSettings
 
 SAMPLES = 1000
@@ -62,7 +62,7 @@ class AveragingPeer:
         self.contributor = FixedContributor(vector)
         encoded_bytes = layout.encoded_bytes(0, vector.numel())
         group = GroupSettings(settings["peers"] * SAMPLES, layout.fingerprint, vector.numel(), encoded_bytes, True)
-        surveyor = BoardSurveyor(session.board, session.node)
+        surveyor = BoardView(session.board, session.node)
         self.formation = GroupFormation(session.node, identity, group, surveyor, self.contributor)
         self.all_reduce = AllReduce(session.node)
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from minga.averaging.codecs.layout import VectorLayout
 from minga.security.protocol.behaviour import KEPT_STEPS
 from minga.security.randomness.public_batch import batch_indices
-from minga.simulation.swarm.toy_backend import DonatedWork
+from minga.simulation.swarm.toy_backend import DonatedBackend
 
 PIXELS, HIDDEN, CLASSES = 64, 32, 10
 BATCH = 32
@@ -96,7 +96,7 @@ class Digits:
         return functional.linear(functional.linear(pixels, first, first_bias).relu(), second, second_bias)
 
 
-class DigitsWork(DonatedWork):
+class DigitsWork(DonatedBackend):
     """One member's training: SGD with momentum; a gradient takes it `compute_s` seconds.
 
     Remembers its accuracy after each step.

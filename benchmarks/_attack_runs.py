@@ -14,10 +14,10 @@ import torch
 from benchmarks._attack_digits import Digits, DigitsWork
 from minga.core.events import Event
 from minga.network.interface import PeerId
-from minga.security.parts.equal_parts import Division
-from minga.security.parts.part_store import Cargo
-from minga.security.protocol.attempt_record import Record, Terms
-from minga.security.protocol.behaviour import Conduct, Seeds
+from minga.security.parts.equal_parts import EqualParts
+from minga.security.parts.part_store import PartStore
+from minga.security.protocol.attempt_record import AttemptRecord, Terms
+from minga.security.protocol.behaviour import Behaviour, Seeds
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.settings import SecureSettings
 from minga.security.randomness.coin import derive
@@ -93,7 +93,7 @@ async def _run_swarm(digits: Digits, setup: type[Attack] | None, extent: Extent)
         seed=extent.seed,
         absent=late,
     )
-    comers = {name: hostile[name](frozenset()) if name in hostile else Conduct() for name in late}
+    comers = {name: hostile[name](frozenset()) if name in hostile else Behaviour() for name in late}
     _when(swarm, extent.attack_from, lambda: [swarm.join(name, conduct) for name, conduct in comers.items()])
     ends = await swarm.run(extent.steps)
     for name, end in ends.items():
@@ -137,7 +137,7 @@ async def _run_plainly(
     work, names = DigitsWork(digits), hostile_names(extent)
     ids = {f"p{index}": PeerId(f"{index:064x}") for index in range(extent.peers)}
     allies, make = frozenset(ids[name] for name in names), setup.begin(extent.attack_from)
-    conducts = {peer: make(allies) if peer in allies else Conduct() for peer in ids.values()}
+    conducts = {peer: make(allies) if peer in allies else Behaviour() for peer in ids.values()}
     for step in range(extent.steps):
         coin = derive(bytes(32), "plain loop", extent.seed, step)
         seeds = {peer: data_seed(coin, peer) for peer in conducts}
@@ -154,12 +154,12 @@ async def _run_plainly(
 
 
 def _hand_out(
-    mean: torch.Tensor, rows: list[torch.Tensor], conducts: dict[PeerId, Conduct], work: DigitsWork, step: int
+    mean: torch.Tensor, rows: list[torch.Tensor], conducts: dict[PeerId, Behaviour], work: DigitsWork, step: int
 ) -> torch.Tensor:
     """What becomes of the mean in the hands of those who aggregate its parts."""
-    settings, division = SecureSettings(), Division.equal(work.layout, len(conducts))
+    settings, division = SecureSettings(), EqualParts.equal(work.layout, len(conducts))
     terms = Terms("plain loop", step, 0, tuple(conducts), frozenset(), division, Rules.of(work.layout, settings))
-    record, parts = Record(terms, Cargo((), ())), []
+    record, parts = AttemptRecord(terms, PartStore((), ())), []
     for part, conduct in enumerate(conducts.values()):
         piece = slice(division.starts[part], division.stops[part])
         distances = torch.stack([(row[piece] - mean[piece]).norm() for row in rows])

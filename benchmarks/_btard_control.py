@@ -14,17 +14,17 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.network.interface import Connection, PeerId, Stream
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.messaging.delivery import Errand, Fetch, Found
-from minga.security.messaging.spread import Answer
-from minga.security.protocol.statement_store import Equivocation
+from minga.security.messaging.delivery import FetchPart, Found, PartDelivery
+from minga.security.messaging.spread import FoundStatements
+from minga.security.protocol.statement_store import EquivocationProof
 from minga.security.protocol.statements import Told
 from minga.simulation import run_virtual
 from minga.simulation.swarm.secure_swarm import SecureSwarm
 
 FRAME_BYTES = 5
-STATEMENTS = (Told, Answer, Equivocation)
+STATEMENTS = (Told, FoundStatements, EquivocationProof)
 """The messages in which statements arrive."""
-COMPANIONS = (Errand, Fetch, Found)
+COMPANIONS = (PartDelivery, FetchPart, Found)
 """The messages that go with parts and aggregates; they carry the Merkle paths."""
 
 T = TypeVar("T")

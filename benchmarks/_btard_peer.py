@@ -19,7 +19,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.iroh.settings import NetworkSettings
-from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.step.member import SecureMember
 from minga.training.session import Session, SessionSettings
 
@@ -61,7 +61,7 @@ class Peer:
 
     async def meet(self, members: list[str]) -> None:
         """Be a member with these others, and connected with all of them."""
-        standing = Standing.first(RUN_ID, map(PeerId, members))
+        standing = ProtocolState.first(RUN_ID, map(PeerId, members))
         self._member = SecureMember(self._session.node, self._identity, standing, self._work)
         self._member._desk.draw = dict  # type: ignore[method-assign]  # what validators compute is not measured
         await self._see_all()

@@ -21,7 +21,7 @@ from benchmarks._allreduce_peer import FixedContributor
 from minga.averaging.allreduce import waiting
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.apportionment import allocate
-from minga.averaging.clocking.registration import Seat
+from minga.averaging.clocking.registration import Registration
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
@@ -36,7 +36,7 @@ from minga.network.interface import PeerId
 from minga.network.probing.prober import Prober
 from minga.network.rpc import framing, keepalive
 from minga.network.tcp import bulk_lane
-from minga.training.life.board_view import BoardSurveyor
+from minga.training.life.board_view import BoardView
 from minga.training.session import Session
 
 SAMPLES: Final = 1000
@@ -112,7 +112,7 @@ class Averager:
         """"equal" parts, all of it at one "server", or what the planner says."""
         self.layout, self.result = layout, torch.zeros_like(vector)
         self.contributor = ReadyContributor(vector, computes=company.computes)
-        self.surveyor = BoardSurveyor(session.board, session.node)
+        self.surveyor = BoardView(session.board, session.node)
         group = GroupSettings(
             company.trainers * SAMPLES,
             layout.fingerprint,
@@ -181,7 +181,7 @@ class Averager:
         if event.kind == "links.probed":
             self._probed.set()
 
-    async def _make_plan(self, step: int, seats: Mapping[PeerId, Seat]) -> Plan:
+    async def _make_plan(self, step: int, seats: Mapping[PeerId, Registration]) -> Plan:
         plan = await self._plan(step, seats)
         if self.kind == "adaptive":
             return plan

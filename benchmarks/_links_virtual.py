@@ -23,7 +23,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import Address
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.simulation import run_virtual
-from minga.simulation.swarm.size_only_model import GhostLayout
+from minga.simulation.swarm.size_only_model import SizeOnlyLayout
 from minga.training.session import Session, SessionSettings
 
 LATENCY_S: Final = 0.0005
@@ -100,7 +100,7 @@ class _VirtualSwarm:
         await session.start()
         vector = torch.empty(self._setup.numel, device="meta")
         company = Company(len(self._setup.hosts), self._setup.trainers, computes)
-        return Averager(session, identity, vector, GhostLayout((vector.numel(),), "float32"), company)
+        return Averager(session, identity, vector, SizeOnlyLayout((vector.numel(),), "float32"), company)
 
     async def _round(self, kind: str) -> tuple[Plan, float]:
         """One round of everybody: its plan, and the seconds from when all hold it until all have the result."""

@@ -23,8 +23,8 @@ from minga.simulation import run_virtual
 from minga.simulation.forecast.forecast import Forecast, forecast
 from minga.simulation.forecast.model_facts import ModelFacts
 from minga.simulation.forecast.peer_text import PeerClass, Role
-from minga.simulation.forecast.planned_run import Setting, Volunteers
-from minga.simulation.swarm.size_only_model import GhostModel, GhostReplica, no_gradient
+from minga.simulation.forecast.planned_run import PlannedRun, Volunteers
+from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from tests.netlab import Host, Lab
 
@@ -78,7 +78,7 @@ def simulate(steps: int, seed: int) -> list[Step]:
         swarm = Swarm(
             _spec().published({}),
             seed=seed,
-            make_replica=lambda spec: GhostReplica(spec, GhostModel.of_size(NUMEL, moments=0)),
+            make_replica=lambda spec: SizeOnlyReplica(spec, SizeOnlyModel.of_size(NUMEL, moments=0)),
             gradient=no_gradient,
             turn_s=TURN_S,
         )
@@ -102,7 +102,7 @@ def foresee() -> Forecast:
         classes.setdefault(Host("", host.up, host.down, None if host.nat is None else "any"), []).append(host)
     volunteers = tuple(_volunteers(kind, len(hosts)) for kind, hosts in classes.items())
     model = ModelFacts("vector", (NUMEL,), 1.0, 1, None, "")
-    return forecast(Setting(volunteers, model, "sgd", TARGET_BATCH_SIZE, "synchronous", CODEC))
+    return forecast(PlannedRun(volunteers, model, "sgd", TARGET_BATCH_SIZE, "synchronous", CODEC))
 
 
 def _volunteers(kind: Host, count: int) -> Volunteers:

@@ -41,7 +41,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks._report import emit, finish, note, parser
-from minga.averaging.messages import MAX_MEMBERS, Member
+from minga.averaging.messages import MAX_MEMBERS, GroupMember
 from minga.averaging.planning.signed_plan import PlanNeeds, accept_plan, make_plan, sign_plan
 from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import Division, PeerRates, SwarmRates
@@ -53,7 +53,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
-from minga.simulation.swarm.size_only_model import GhostModel, GhostReplica, no_gradient
+from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from tests.worlds.board_swarm import Swarm as Gossipers
 
@@ -92,7 +92,7 @@ def plan_row(size: int) -> dict[str, Any]:
     members = [_member(index, peer.aggregates) for index, peer in enumerate(rates.peers)]
     identities = [Identity.from_seed(bytes([1]) * 32)]
     leader = PeerId(identities[0].peer_id)
-    members[0] = Member(Address(leader, ("192.0.2.1:4433",)), True)
+    members[0] = GroupMember(Address(leader, ("192.0.2.1:4433",)), True)
     plan = make_plan("scaling", PlanNeeds(1, PARAMETERS, VECTOR_BYTES), members, division)
     signed = sign_plan(plan, identities[0])
     began_s = time.process_time()
@@ -124,8 +124,8 @@ async def swarm_row(size: int) -> dict[str, Any]:
     spec = RunSpec.from_mapping(
         {"name": "scaling", "training": {"target_batch_size": 1 << 24}, "averaging": {"codec": "float16"}}
     ).published({})
-    model, generator = GhostModel.of_size(PARAMETERS), random.Random(f"minga scaling swarm {size}")
-    swarm = Swarm(spec, seed=1, make_replica=lambda spec: GhostReplica(spec, model), gradient=no_gradient)
+    model, generator = SizeOnlyModel.of_size(PARAMETERS), random.Random(f"minga scaling swarm {size}")
+    swarm = Swarm(spec, seed=1, make_replica=lambda spec: SizeOnlyReplica(spec, model), gradient=no_gradient)
     loop = asyncio.get_running_loop()
     note(f"a swarm of {size}")
     for index in range(size):
@@ -178,9 +178,9 @@ def _home(generator: random.Random, index: int) -> PeerRates:
     return PeerRates(upload, download, 10.0, aggregates=index == 0 or generator.random() > 0.2)
 
 
-def _member(index: int, aggregates: bool) -> Member:
+def _member(index: int, aggregates: bool) -> GroupMember:
     peer = PeerId(index.to_bytes(32, "big").hex())
-    return Member(Address(peer, (f"192.0.2.{index % 250}:4433", f"198.51.100.{index % 250}:4433")), aggregates)
+    return GroupMember(Address(peer, (f"192.0.2.{index % 250}:4433", f"198.51.100.{index % 250}:4433")), aggregates)
 
 
 def _flat(rates: SwarmRates) -> Division:

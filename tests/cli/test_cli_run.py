@@ -14,9 +14,9 @@ import pytest
 
 from minga import cli
 from minga.cli.terminal import exit_codes
-from minga.identity.links.encoding import Entry
+from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
-from minga.training.rejoin import Places
+from minga.training.rejoin import KnownAddresses
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
 
@@ -86,7 +86,7 @@ def test_restart_gives_the_same_run_and_goes_on(spec: str, tmp_path: Path) -> No
 
 def _places_known(directory: Path) -> int:
     """How many others a peer that keeps its runs there knows to find again."""
-    notes = [msgspec.msgpack.decode(path.read_bytes(), type=Places) for path in directory.rglob("places-*")]
+    notes = [msgspec.msgpack.decode(path.read_bytes(), type=KnownAddresses) for path in directory.rglob("places-*")]
     return sum(len(places.others) for places in notes)
 
 
@@ -182,7 +182,7 @@ def _is_alive(process_id: int) -> bool:
 
 
 def test_doctor_names_the_hop_that_fails(tmp_path: Path) -> None:
-    gone = str(Link("ab" * 32, "cd" * 32, (Entry("cd" * 32, ("127.0.0.1:9",), None),)))
+    gone = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),)))
     result = run("doctor", gone, "--json")
     assert result.returncode == 1
     summary = last_json(result.stdout)

@@ -23,7 +23,7 @@ from minga.core.errors import (
 )
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.links.encoding import Entry
+from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from tests.worlds.cli_run import GENESIS, call, last_json, run_process
 
@@ -165,7 +165,7 @@ def test_damaged_key_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     key = tmp_path / "key.json"
     key.write_text("{}")
     key.chmod(0o600)
-    link = Link("ab" * 32, "cd" * 32, (Entry("cd" * 32, ("127.0.0.1:9",), None),))
+    link = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),))
     assert call("join", str(link), "--identity", str(key), "--directory", str(tmp_path)) == exit_codes.STORAGE
     assert str(key) in capsys.readouterr().err
 

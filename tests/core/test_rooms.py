@@ -7,9 +7,9 @@ import threading
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.core.buffer_pool import Rooms
-from minga.security.parts.equal_parts import Division
-from minga.security.parts.part_store import Cargo
+from minga.core.buffer_pool import BufferPool
+from minga.security.parts.equal_parts import EqualParts
+from minga.security.parts.part_store import PartStore
 
 
 def address(view: memoryview) -> int:
@@ -17,7 +17,7 @@ def address(view: memoryview) -> int:
 
 
 def test_what_nobody_refers_to_is_used_again() -> None:
-    rooms = Rooms()
+    rooms = BufferPool()
     first = rooms.take(5000)
     where = address(first)
     tensor = torch.frombuffer(first[8:16], dtype=torch.float32)
@@ -30,14 +30,14 @@ def test_what_nobody_refers_to_is_used_again() -> None:
 
 
 def test_another_size_is_other_memory() -> None:
-    rooms = Rooms()
+    rooms = BufferPool()
     rooms.take(5000)
     assert len(rooms.take(4999)) == 4999
     assert len(rooms.take(0)) == 0
 
 
 def test_what_is_not_needed_for_a_whole_round_goes_back_to_the_system() -> None:
-    rooms = Rooms()
+    rooms = BufferPool()
     rooms.take(5000)
     rooms.trim()
     assert (len(rooms._free), len(rooms._idle[5000])) == (0, 1)
@@ -49,7 +49,7 @@ def test_what_is_not_needed_for_a_whole_round_goes_back_to_the_system() -> None:
 
 
 def test_rooms_may_be_taken_in_several_threads() -> None:
-    rooms, taken = Rooms(), list[memoryview]()
+    rooms, taken = BufferPool(), list[memoryview]()
 
     def work() -> None:
         for size in range(100, 200):
@@ -65,15 +65,15 @@ def test_rooms_may_be_taken_in_several_threads() -> None:
 
 
 def test_a_piece_outlives_those_who_gave_it_out() -> None:
-    piece = Rooms().take(5000)
+    piece = BufferPool().take(5000)
     piece[:] = bytes(5000)
     assert not any(piece)
 
 
 def test_aggregates_in_their_places_are_the_vector_without_a_copy() -> None:
-    division = Division(VectorLayout((10,), "float32"), (0, 5, 5), (5, 5, 10))
+    division = EqualParts(VectorLayout((10,), "float32"), (0, 5, 5), (5, 5, 10))
     values = torch.arange(10.0)
-    cargo = Cargo(division.part_bytes, division.value_bytes)
+    cargo = PartStore(division.part_bytes, division.value_bytes)
     for part in division.parts:
         cargo.places[part][:] = values[division.starts[part] : division.stops[part]].numpy().tobytes()
         cargo.values[part] = cargo.places[part]

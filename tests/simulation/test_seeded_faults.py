@@ -1,7 +1,7 @@
 """Random mishaps, two at a time, in swarms of twelve: see `fault_search` for what happens and what is checked.
 
-python -m pytest tests/simulation/test_seeded_faults.py --fault-seeds 137:138   one seed alone, and its story if it fails
-make soak SEEDS=2000                                                               as many as you like
+python -m pytest tests/simulation/test_seeded_faults.py --fault-seeds 137:138   one seed alone, and its story if it
+fails make soak SEEDS=2000                                                               as many as you like
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from minga.simulation.plots import draw
 from minga.simulation.runner import Simulation
 from minga.simulation.scenario.overrides import changed, split_change
 from minga.simulation.scenario.scenario import Scenario
-from minga.simulation.timeline import PHASES, Ledger
+from minga.simulation.timeline import PHASES, Timeline
 
 SMALL = """
 [training]
@@ -71,7 +71,7 @@ def test_equal_seeds_give_equal_logs_and_others_do_not(small: tuple[Outcome, Pat
 
 def test_a_log_tells_all_that_the_figures_are_made_of(small: tuple[Outcome, Path]) -> None:
     outcome, path = small
-    log, ledger = Log(path), Ledger()
+    log, ledger = Log(path), Timeline()
     for entry in log:
         ledger.add(entry)
     assert log.is_complete

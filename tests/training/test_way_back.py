@@ -14,12 +14,12 @@ import minga
 from minga.cli.taking_part.host import announce
 from minga.cli.terminal.output import Output
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import Entry
+from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import Address, PeerId
-from minga.training.host_lock import HostClaim
-from minga.training.rejoin import MAX_PLACES, SPEC_FILE, Places, WayBack, merged, own_port
+from minga.training.host_lock import HostLock
+from minga.training.rejoin import MAX_PLACES, SPEC_FILE, KnownAddresses, RejoinFile, merged, own_port
 
 ME = PeerId("0" * 64)
 
@@ -31,7 +31,7 @@ def address(number: int, *direct: str) -> Address:
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x00" * 100_000, b"\x81\xa8own_port\xcd\xff", b"\x90"])
 def test_damaged_places_count_as_unknown(tmp_path: Path, body: bytes) -> None:
     (tmp_path / f"places-{ME[:16]}.msgpack").write_bytes(body)
-    assert WayBack(tmp_path, ME).places() == Places()
+    assert RejoinFile(tmp_path, ME).places() == KnownAddresses()
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", bytes(1 << 22)])
@@ -39,7 +39,8 @@ def test_a_damaged_run_spec_counts_as_unknown(tmp_path: Path, body: bytes) -> No
     (tmp_path / "run-spec.signed").write_bytes(body)
     organiser = Identity.from_seed(bytes(32))
     assert (
-        WayBack.spec(tmp_path, Link("ab" * 32, organiser.peer_id, (Entry("cd" * 32, ("127.0.0.1:9",), None),))) is None
+        RejoinFile.spec(tmp_path, Link("ab" * 32, organiser.peer_id, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),)))
+        is None
     )
 
 
@@ -57,12 +58,12 @@ def test_the_own_port(direct: tuple[str, ...], port: int) -> None:
 
 
 def test_the_newest_addresses_are_kept(tmp_path: Path) -> None:
-    way_back = WayBack(tmp_path, ME)
-    seen = Places(1, tuple(address(i, "1.1.1.1:1") for i in range(MAX_PLACES)))
+    way_back = RejoinFile(tmp_path, ME)
+    seen = KnownAddresses(1, tuple(address(i, "1.1.1.1:1") for i in range(MAX_PLACES)))
     assert way_back.now(seen).others == seen.others
-    later = way_back.now(Places(2, (address(99, "9.9.9.9:9"),)))
+    later = way_back.now(KnownAddresses(2, (address(99, "9.9.9.9:9"),)))
     assert (later.own_port, later.others[0], len(later.others)) == (2, address(99, "9.9.9.9:9"), MAX_PLACES)
-    assert WayBack(tmp_path, ME).places() == Places(), "nothing is written before there is time for it"
+    assert RejoinFile(tmp_path, ME).places() == KnownAddresses(), "nothing is written before there is time for it"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_other_peers_of_the_machine_do_not_touch_what_it_keeps(tmp_path: Path) -
         port = own_port(organiser.session.node.address)
     (kept,) = folder.glob("places-*.msgpack")
     assert kept.name == f"places-{organiser.peer_id[:16]}.msgpack"
-    assert WayBack(folder, PeerId(organiser.peer_id)).places().own_port == port
+    assert RejoinFile(folder, PeerId(organiser.peer_id)).places().own_port == port
 
 
 def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
@@ -104,10 +105,10 @@ def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
         assert other.run_id != link.run_id
     claim = tmp_path / link.run_id[:16] / "hosted.link"
     for damaged in (b"", b"minga1abc", b"\xff" * 9000):
-        with HostClaim.take(claim.parent):
+        with HostLock.take(claim.parent):
             claim.write_bytes(damaged)
             with pytest.raises(minga.ConfigurationError, match="by the link that it printed"):
-                HostClaim.take(claim.parent)
+                HostLock.take(claim.parent)
 
 
 def test_a_run_is_hosted_with_the_key_that_began_it(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_run_is_hosted_with_the_key_that_began_it(tmp_path: Path) -> None:
 def test_a_host_that_comes_back_says_that_the_run_goes_on(
     others: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    link = Link("ab" * 32, "cd" * 32, (Entry("cd" * 32, ("127.0.0.1:9",), None),))
+    link = Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",), None),))
     peer: Any = SimpleNamespace(
         link=link,
         run_id=link.run_id,

@@ -21,7 +21,7 @@ from minga.authority.server.service import Authority
 from minga.identity.access.ledger import AccessLedger, Organisers
 from minga.identity.access.orders import Grant
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import Entry
+from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 
@@ -56,7 +56,7 @@ def invitation_link(uses: int = 100, valid_s: float = 90 * 24 * HOUR_S) -> Link:
     now = int(time.time())
     run, subject = bytes.fromhex(RUN), bytes.fromhex(INVITATION.peer_id)
     grant = Grant(run, 0, now, (), subject, uses, 1, now + int(valid_s)).signed_by(ORGANISER)
-    return Link(RUN, ORGANISER.peer_id, (Entry(ORGANISER.peer_id),), LinkAccess(grant, INVITATION.seed))
+    return Link(RUN, ORGANISER.peer_id, (EntryPoint(ORGANISER.peer_id),), LinkAccess(grant, INVITATION.seed))
 
 
 def ledger() -> AccessLedger:

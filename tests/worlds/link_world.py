@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from minga.core.events import Event, EventBus
 from minga.core.rate_cap import RateCap
-from minga.network.bandwidth.access_link import LineRates, Lines
+from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.gossip.link_record import links_of
 from minga.network.gossip.records import Links
 from minga.network.interface import Address, PeerId
@@ -32,7 +32,7 @@ class Peer:
         self.log: list[Event] = []
         events = EventBus(clock)
         events.subscribe(self.log.append)
-        lines = Lines(clock, network.wall_time, up, down)
+        lines = AccessLink(clock, network.wall_time, up, down)
         role = "trainer" if network.settings.dialable else "client"
         self.node = Node(network, run_id="run", role=role, lookup=book.get, events=events, lines=lines)  # type: ignore[arg-type]
         self.prober = Prober(self.node, lambda: [peer for peer in book if peer != self.peer_id])
@@ -46,7 +46,7 @@ class Peer:
             await stream.receive_end()
             await sending
 
-    def rates(self) -> LineRates:
+    def rates(self) -> AccessRates:
         return self.node.lines.rates()
 
     async def _send(self, stream: MessageStream, size: int) -> None:

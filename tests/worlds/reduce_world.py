@@ -12,7 +12,7 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce
 from minga.averaging.apportionment import allocate
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.messages import Member, Part, Plan
+from minga.averaging.messages import GroupMember, Part, Plan
 from minga.averaging.planning.signed_plan import PlanNeeds, make_plan
 from minga.averaging.solver.division import Division
 from minga.core.events import Event, EventBus
@@ -64,7 +64,7 @@ class World:
                         await party.network.process.run(party.node.connection(other.peer_id))
 
     def plan(self, layout: VectorLayout, *, chunk_bytes: int = 16384, step: int = 0, round_id: str = ROUND) -> Plan:
-        members = tuple(Member(p.network.address, p.network.address.dialable) for p in self.parties)
+        members = tuple(GroupMember(p.network.address, p.network.address.dialable) for p in self.parties)
         parts, stop = [], 0
         for index, size in enumerate(allocate(layout.total, [1.0 if m.aggregates else 0.0 for m in members])):
             if size:
@@ -74,7 +74,7 @@ class World:
 
     def divide(self, layout: VectorLayout, division: Division, *, chunk_bytes: int = 16384) -> Plan:
         """The plan of a division of the parties."""
-        members = tuple(Member(p.network.address, p.network.address.dialable) for p in self.parties)
+        members = tuple(GroupMember(p.network.address, p.network.address.dialable) for p in self.parties)
         needs = PlanNeeds(0, layout.total, layout.encoded_bytes(0, layout.total))
         plan = make_plan("a round", needs, members, division)
         return msgspec.structs.replace(plan, chunk_bytes=chunk_bytes)

@@ -13,15 +13,15 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import RejectedError
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
-from minga.security.messaging.delivery import FETCH, Fetch
-from minga.security.protocol.attempt_record import Record
+from minga.security.messaging.delivery import FETCH, FetchPart
+from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.statements import Claims
 from minga.simulation.attacks.gradient_attacks import Attack
 from minga.simulation.swarm.secure_swarm import SecurePeer
-from minga.simulation.swarm.toy_backend import DonatedWork
+from minga.simulation.swarm.toy_backend import DonatedBackend
 
 
-class Quadratic(DonatedWork):
+class Quadratic(DonatedBackend):
     """Work: a noisy bowl, 0.5 * |x|^2; the noise of a gradient follows from its seed. It takes `compute_s` seconds."""
 
     def __init__(
@@ -62,14 +62,14 @@ class Quadratic(DonatedWork):
 class NoNumber(Attack):
     """Hands out an aggregate that is none."""
 
-    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:
         return (value * float("nan") if self.is_on else value), clip
 
 
 class Helpless(Attack):
     """Says that it could not get an aggregate that all others have."""
 
-    def claims(self, claims: Claims, record: Record) -> Claims | None:
+    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
         if not self.is_on or not claims.claims:
             return claims
         return msgspec.structs.replace(claims, claims=(None, *claims.claims[1:]), missing=(0,))
@@ -88,7 +88,7 @@ def stall_fetches(peer: SecurePeer) -> None:
     """Let a peer hand out what it brings to aggregators, and let wait who asks it for anything."""
 
     async def stall(_: PeerId, stream: MessageStream) -> None:
-        await stream.receive(Fetch)
+        await stream.receive(FetchPart)
         await asyncio.Event().wait()
 
     peer.member._node.serve(FETCH, stall)

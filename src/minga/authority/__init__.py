@@ -1,23 +1,25 @@
 """The authority: a small web service that admits people who log in to a run for members, and its client.
 
-Theory of operation. An organiser makes an invitation for many peers (`minga admit LINK --uses 500`) and gives it to
-whoever runs the authority. The authority keeps the invitation's secret to itself and signs with it: for the key of a
-peer, under the name of the person, until a date that is hours away (`minga.identity.access.token.Login`). So no
-organiser's key lies on a web server, members verify everything offline, and the worst that a stolen invitation can do
-is to admit as many peers as it is for, until the organisers bar it.
-
     GET  /v1/offer     -> Offer        the run, in which ways people log in here, a nonce
     POST /v1/device    -> DeviceCode   begins a login in the browser (RFC 8628)
     POST /v1/token     SignedRequest   -> TokenAnswer: Issued, or Pending while the browser is waited for
     any of them        -> Refusal      with a status from 400 on
 
-A request is signed by the peer's key and holds the run's id and a nonce that counts once and for a minute: so a token
-is only ever given to whoever has the key, and a recorded request is worth nothing. Nobody's clock matters for that.
-Who is on the list, and how many peers each may have, stands in a file (`authority/server/allow_list.py`); who got
-what is kept in another (`authority/server/roster.py`). Before a token expires its peer gets the next one by its key
-alone, without another login, as long as its person is on the list, and for some weeks at most.
+Theory of operation. An organiser makes an invitation for many peers (`minga admit LINK --uses 500`) and gives it to
+the operator of the authority. The authority keeps the invitation's secret and signs with it: for the key of a peer,
+under the name of the person, until a date that is hours away (`minga.identity.access.token.Login`). So no
+organiser's key lies on a web server, members verify everything offline, and a stolen invitation can admit at most
+as many peers as it is for, until the organisers bar it.
+
+A request is signed by the peer's key and holds the run's id and a nonce that counts once and for a minute. So only
+the owner of the key gets its token, and a recorded request is worth nothing. Nobody's clock matters for that. The
+list of people, and how many peers each may have, is a file (server/allow_list); who got what is kept in another
+(server/roster). Before a token expires its peer gets the next one by its key alone, without another login, as long
+as its person is on the list, and for some weeks at most.
 
 `join` is `minga.join` for links that name an authority; `minga join` uses it, and programs with their own loop can.
+
+Read: messages (what both sides say, as JSON), http (requests whose answers are bounded). Then server, client.
 """
 
 from importlib import import_module

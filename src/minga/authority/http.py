@@ -16,7 +16,7 @@ class NoAnswer(Exception):
     """There was no answer that could be read; the text names no secret."""
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """Status, body, and after how many seconds the server wants to be asked again (None: it does not say)."""
 
     status: int
@@ -38,7 +38,7 @@ async def ask(
     headers: Mapping[str, str] | None = None,
     content: bytes | None = None,
     form: Mapping[str, str] | None = None,
-) -> Answer:
+) -> HttpAnswer:
     """One request. Raises `NoAnswer`."""
     try:
         async with (
@@ -50,7 +50,7 @@ async def ask(
                 body += piece
                 if len(body) > max_bytes:
                     raise NoAnswer(f"the answer has more than {max_bytes} bytes")
-            return Answer(response.status_code, body, _seconds(response.headers.get("Retry-After")))
+            return HttpAnswer(response.status_code, body, _seconds(response.headers.get("Retry-After")))
     except TimeoutError as error:
         raise NoAnswer(f"no answer within {REQUEST_S:.0f} s") from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:

@@ -91,7 +91,7 @@ class SignedRequest(Message, frozen=True):
         return request
 
 
-class Offer(Message, frozen=True):
+class LoginOffer(Message, frozen=True):
     """What a client has to know to ask: the run, the provider's name, the ways to log in, and a nonce."""
 
     run: Key
@@ -130,7 +130,7 @@ class TokenAnswer(Message, frozen=True):
     answer: Issued | Pending
 
 
-class Refusal(Message, frozen=True):
+class AuthorityRefusal(Message, frozen=True):
     """Why not: `code` is for programs, `message` for people."""
 
     code: Annotated[str, Meta(max_length=40)]

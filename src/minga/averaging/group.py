@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from minga.network.bandwidth.access_link import LineRates
+from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.records import Links
 from minga.network.interface import Address, PeerId
 
 
-class Surveyor(Protocol):
+class SwarmView(Protocol):
     """What group formation reads from the board."""
 
     def alive(self) -> Collection[PeerId]:
@@ -44,7 +44,7 @@ class Surveyor(Protocol):
     def links(self) -> Mapping[PeerId, Links]:
         """What each living peer publishes of its links, this one included."""
 
-    def rates(self) -> LineRates:
+    def rates(self) -> AccessRates:
         """This peer's own present rates."""
 
 

@@ -100,7 +100,7 @@ class Redirect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="red
     leader: Address
 
 
-class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GroupMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One member of a closed group: how to reach it, and whether it can aggregate for all others."""
 
     address: Address
@@ -137,7 +137,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
 
     round_id: RoundId
     step: Step
-    members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+    members: Annotated[tuple[GroupMember, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
     parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1, max_length=MAX_PARTS)]
     chunk_bytes: Annotated[int, msgspec.Meta(ge=1024, le=1 << 24)]
     part_chunks: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
@@ -216,7 +216,7 @@ class Freeze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revoked: Members
 
 
-class Holding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChunkMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Member to coordinator: bitmap of the chunks whose reduced values it has, and the repairs it knows of."""
 
     bitmap: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS // 8)]
@@ -235,7 +235,7 @@ class Repair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holders: Annotated[tuple[tuple[Index, tuple[Offset, ...]], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
-class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FetchChunks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ask a member for reduced chunks, as float32; it answers each as soon as it has it."""
 
     round_id: RoundId

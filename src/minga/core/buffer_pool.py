@@ -22,7 +22,7 @@ Bytes = bytes | bytearray | memoryview
 Piece = npt.NDArray[np.uint8]
 
 
-class Rooms:
+class BufferPool:
     """Pieces of memory that are used again; `take` may be called in any thread, `trim` while nobody else does."""
 
     def __init__(self) -> None:

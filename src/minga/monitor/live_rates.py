@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median_low
 
-from minga.averaging.planning.believed_rates import Claim, swarm_rates
+from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.solver.division import SwarmRates
 from minga.network.gossip.board import Board
 from minga.network.gossip.records import AddressInfo, Links, Progress
@@ -29,7 +29,7 @@ def live_rates(board: Board) -> LiveRates:
     """What the board says at this moment; no peers if nobody is in sync yet. On the event loop's thread only."""
     links = {item.owner: item.payload for item in board.items(Links)}
     order: list[PeerId] = []
-    claims: list[Claim] = []
+    claims: list[RateClaim] = []
     sizes: list[int] = []
     for peer, progress, _ in sorted(board.items(Progress), key=lambda item: item.owner):
         info = board.get(peer, AddressInfo)
@@ -46,9 +46,9 @@ def _agreed(sizes: Iterable[int]) -> int:
     return median_low(told) if told else 0
 
 
-def _claim(info: AddressInfo, progress: Progress, links: Links) -> Claim:
+def _claim(info: AddressInfo, progress: Progress, links: Links) -> RateClaim:
     auxiliary = info.role == "auxiliary"
-    return Claim(
+    return RateClaim(
         upload=links.upload or None,
         download=links.download or None,
         samples_per_second=0.0 if auxiliary else progress.samples_per_second,

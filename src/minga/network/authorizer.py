@@ -1,7 +1,8 @@
 """The gate: who is let in, as far as this room has to know.
 
 A node asks it at the hellos of each connection, in both directions, and a board for the owner of each record. What
-stands in a *credential*, and who may say so, is the business of whoever made the gate. `OpenGate` lets everybody in.
+stands in a *credential*, and who may say so, is the business of whoever made the gate. `OpenAuthorizer` lets
+everybody in.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from minga.network.interface import PeerId
 MAX_CREDENTIAL_BYTES = 1152
 
 
-class Gate(Protocol):
+class Authorizer(Protocol):
     """Decides who takes part."""
 
     def credential(self) -> bytes:
@@ -32,7 +33,7 @@ class Gate(Protocol):
         """Whether `peer`, which is connected, may call this method."""
 
 
-class OpenGate:
+class OpenAuthorizer:
     """The gate of a run that is open to everybody."""
 
     def credential(self) -> bytes:

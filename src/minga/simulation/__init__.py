@@ -14,7 +14,7 @@ Called by cli, tests and benchmarks. It is one thread: faults of threads cannot 
 
 from __future__ import annotations
 
-from minga.security.protocol.behaviour import Seeds, Work
+from minga.security.protocol.behaviour import Seeds, TrainingBackend
 from minga.simulation.attacks.interface import Attack, Lie
 from minga.simulation.attacks.registry import BEHAVIOURS
 from minga.simulation.faults.driver import FaultDriver, FaultRecord, FaultTarget, VirtualFaults
@@ -39,10 +39,10 @@ __all__ = [
     "Scenario",
     "Seeds",
     "Simulation",
+    "TrainingBackend",
     "VirtualFaults",
     "VirtualTimeLimitError",
     "VirtualTimeLoop",
-    "Work",
     "parse_faults",
     "read_scenario",
     "run_virtual",

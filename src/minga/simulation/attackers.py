@@ -8,7 +8,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.network.interface import PeerId
-from minga.security.protocol.behaviour import Conduct, Work
+from minga.security.protocol.behaviour import Behaviour, TrainingBackend
 from minga.simulation.attacks.gradient_attacks import LabelFlip
 from minga.simulation.attacks.registry import attack
 from minga.simulation.models import ClassifierReplica
@@ -33,10 +33,10 @@ class AttackLab:
         """Each table with the names of its peers."""
         self._allies: set[PeerId] = set()
 
-    def conduct_of(self, peer: SimulatedPeer) -> Conduct:
+    def conduct_of(self, peer: SimulatedPeer) -> Behaviour:
         """How a peer conducts itself that joins now."""
         if peer.name not in self._make_conduct:
-            return Conduct()
+            return Behaviour()
         self._allies.add(peer.network.peer_id)
         conduct, replica = self._make_conduct[peer.name](self._allies), peer.replica
         if isinstance(conduct, LabelFlip) and isinstance(replica, ClassifierReplica):
@@ -48,7 +48,7 @@ class AttackLab:
 class _ClassifierWork:
     """The work of a member that trains the classifier, see `LabelledWork`."""
 
-    def __init__(self, work: Work, task: Classification) -> None:
+    def __init__(self, work: TrainingBackend, task: Classification) -> None:
         self.layout: VectorLayout = work.layout
         self._work, self._task = work, task
         self.gradient, self.apply = work.gradient, work.apply

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from minga.simulation.faults.script import Fault
-from minga.simulation.population import Resident, Stay, population
+from minga.simulation.population import PresencePeriod, ScheduledPeer, population
 from minga.simulation.recorder import Recorder
 from minga.simulation.scenario.random_faults import strike_at_random
 from minga.simulation.scenario.scenario import Scenario
@@ -33,7 +33,7 @@ class World:
         self._scenario, self._swarm, self._recorder = scenario, swarm, recorder
         self._driver = swarm.script("", recorder.fault)
         """For faults that are in no script."""
-        self._residents: Mapping[str, Resident] = {each.name: each for each in population(scenario)}
+        self._residents: Mapping[str, ScheduledPeer] = {each.name: each for each in population(scenario)}
 
     async def live(self) -> None:
         """Let everything happen; returns when nobody is left and nobody will come any more."""
@@ -59,7 +59,7 @@ class World:
         names = (peer.name for peer in self._swarm.alive())
         return [name for name in names if peers is None or self._residents[name].peer_class.name == peers]
 
-    async def _life(self, resident: Resident) -> None:
+    async def _life(self, resident: ScheduledPeer) -> None:
         """All sessions of one peer."""
         if not resident.fits:
             self._recorder.note("peer.too_small", peer=resident.name)
@@ -71,7 +71,7 @@ class World:
             if resident.name in self._swarm.peers and self._swarm.peers[resident.name].is_banned:
                 return  # its key is worth nothing any more
 
-    async def _stay(self, resident: Resident, stay: Stay) -> None:
+    async def _stay(self, resident: ScheduledPeer, stay: PresencePeriod) -> None:
         """One session. Whoever could not join, or failed, tries again as long as the session lasts."""
         loop = asyncio.get_running_loop()
         until_s = math.inf if stay.for_s is None else loop.time() + stay.for_s
@@ -95,11 +95,11 @@ class World:
             await self._leave(peer, crashes=False, how="error")
             await asyncio.sleep(min(RETRY_S, until_s - loop.time()))
 
-    def _can_join(self, resident: Resident) -> bool:
+    def _can_join(self, resident: ScheduledPeer) -> bool:
         """Whether there is somebody whom it can dial, unless it may be the first one."""
         return resident.host.dialable or any(peer.network.settings.dialable for peer in self._swarm.alive())
 
-    def _join(self, resident: Resident) -> SimulatedPeer:
+    def _join(self, resident: ScheduledPeer) -> SimulatedPeer:
         """Start a peer."""
         if resident.name in self._swarm.peers:
             peer = self._swarm.restart(resident.name)

@@ -11,7 +11,7 @@ from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.scenario.scenario import MOMENTS, Scenario
 from minga.simulation.swarm.classification import SAMPLES, Classification
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
-from minga.simulation.swarm.size_only_model import GhostModel, GhostReplica, no_gradient
+from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.replica.replica import Replica
 
@@ -34,8 +34,8 @@ def replica_maker(scenario: Scenario) -> Callable[[RunSpec], ReplicaInterface]:
     """What makes each peer's copy of the model."""
     if scenario.model.kind == "classifier":
         return ClassifierReplica
-    ghost = GhostModel.of_size(scenario.parameters, moments=MOMENTS[scenario.optimizer.name])
-    return lambda spec: GhostReplica(spec, ghost)
+    ghost = SizeOnlyModel.of_size(scenario.parameters, moments=MOMENTS[scenario.optimizer.name])
+    return lambda spec: SizeOnlyReplica(spec, ghost)
 
 
 def gradient_of(scenario: Scenario) -> Callable[[SimulatedPeer, int], None]:

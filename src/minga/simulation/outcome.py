@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minga.simulation.scenario.scenario import Scenario
-from minga.simulation.timeline import PHASES, Ledger, StepRecord
+from minga.simulation.timeline import PHASES, StepRecord, Timeline
 
 DIGITS: Final = 4
 
@@ -22,7 +22,7 @@ class Outcome:
     """
 
     scenario: Scenario
-    ledger: Ledger
+    ledger: Timeline
     ended_by: str
     virtual_s: float
     wall_s: float

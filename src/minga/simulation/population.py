@@ -11,7 +11,7 @@ from typing import Final
 from minga.network.virtual.host import MAX_LATENCY_S
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.scenario.scenario import Scenario
-from minga.simulation.scenario.sections import PeerClass
+from minga.simulation.scenario.sections import PeerTable
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 
 APPLY_S_PER_PARAMETER: Final = 1e-8
@@ -19,7 +19,7 @@ APPLY_S_PER_PARAMETER: Final = 1e-8
 
 
 @dataclass(frozen=True)
-class Stay:
+class PresencePeriod:
     """One session: it begins `after_s` seconds after the one before ended (or after the start), and lasts `for_s`
     seconds (None: to the end); `crashes` if it ends without a goodbye.
     """
@@ -30,13 +30,13 @@ class Stay:
 
 
 @dataclass(frozen=True)
-class Resident:
+class ScheduledPeer:
     """One peer of a scenario. `lies` names how, if it does so in a way that is possible in any run; `fits` is False
     where the model is too large for it.
     """
 
     name: str
-    peer_class: PeerClass
+    peer_class: PeerTable
     host: HostSettings
     trainer: TrainerSettings | None
     apply_s: float
@@ -45,19 +45,19 @@ class Resident:
     fits: bool
     seed: str
 
-    def stays(self) -> Iterator[Stay]:
+    def stays(self) -> Iterator[PresencePeriod]:
         """Its sessions, one after the other, as long as it comes back."""
         rng, kind = random.Random(f"{self.seed} stays"), self.peer_class
         after_s = self.arrival_s
         while True:
             for_s = None if kind.session is None else kind.session.draw(rng)
-            yield Stay(after_s, for_s, for_s is not None and rng.random() < kind.crash)
+            yield PresencePeriod(after_s, for_s, for_s is not None and rng.random() < kind.crash)
             if for_s is None or kind.away is None:
                 return
             after_s = kind.away.draw(rng)
 
 
-def population(scenario: Scenario) -> list[Resident]:
+def population(scenario: Scenario) -> list[ScheduledPeer]:
     """All peers, in the order in which they come first.
 
     Who cannot be dialled comes no earlier than the first who can: nobody else could let it in.
@@ -71,7 +71,7 @@ def population(scenario: Scenario) -> list[Resident]:
     return sorted(waiting, key=lambda each: (each.arrival_s, not each.host.dialable))
 
 
-def _resident(scenario: Scenario, kind: PeerClass, number: int) -> Resident:
+def _resident(scenario: Scenario, kind: PeerTable, number: int) -> ScheduledPeer:
     name = f"{kind.name}-{number}"
     seed = f"minga scenario {scenario.seed} {name}"
     rng = random.Random(seed)
@@ -88,7 +88,7 @@ def _resident(scenario: Scenario, kind: PeerClass, number: int) -> Resident:
     memory = None if kind.memory is None else kind.memory.draw(rng)
     trainer = TrainerSettings(kind.micro_batch, kind.micro_batch / speed, kind.jitter) if speed else None
     attackers = scenario.attackers_of(kind, number)
-    return Resident(
+    return ScheduledPeer(
         name=name,
         peer_class=kind,
         host=host,
@@ -101,6 +101,6 @@ def _resident(scenario: Scenario, kind: PeerClass, number: int) -> Resident:
     )
 
 
-def _is_dialable(kind: PeerClass, number: int) -> bool:
+def _is_dialable(kind: PeerTable, number: int) -> bool:
     """Spread evenly over the class, so that the share is as exact as can be; the first one is among them."""
     return math.ceil(number * kind.dialable - 1e-9) > math.ceil((number - 1) * kind.dialable - 1e-9)

@@ -12,7 +12,7 @@ from minga.simulation.faults.driver import FaultRecord
 from minga.simulation.models import held_out_loss
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import LoggedEvent, Swarm, SwarmLog
-from minga.simulation.timeline import INCIDENTS, Ledger
+from minga.simulation.timeline import INCIDENTS, Timeline
 
 KEPT: Final = frozenset(
     {
@@ -47,7 +47,7 @@ class Recorder(SwarmLog):
     def __init__(
         self,
         writer: LogWriter,
-        ledger: Ledger,
+        ledger: Timeline,
         on_step: Callable[[int], None],
         on_error: Callable[[Exception], None],
     ) -> None:

@@ -19,7 +19,7 @@ from minga.simulation.outcome import Outcome
 from minga.simulation.recorder import Recorder
 from minga.simulation.scenario.scenario import Scenario
 from minga.simulation.swarm.swarm import Swarm
-from minga.simulation.timeline import Ledger
+from minga.simulation.timeline import Timeline
 from minga.simulation.virtual_time import run_virtual
 
 SETTLE_S: Final = 60.0
@@ -35,7 +35,7 @@ class Simulation:
 
     def __init__(self, scenario: Scenario, log: Path | None = None) -> None:
         self.scenario, self._log = scenario, log
-        self.ledger = Ledger()
+        self.ledger = Timeline()
         """What happened so far; another thread may look at it while the simulation runs."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_interrupted = False

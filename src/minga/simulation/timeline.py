@@ -126,7 +126,7 @@ class _Mark:
     computed_s: float
 
 
-class Ledger:
+class Timeline:
     """Takes in entries one by one, in order. Another thread may look at it meanwhile."""
 
     def __init__(self) -> None:

@@ -18,14 +18,14 @@ FILE = "hosted.link"
 MAX_LINK_BYTES = 1 << 12
 
 
-class HostClaim:
+class HostLock:
     """The right to host from the folder of one run, until `release` or the end of this process."""
 
     def __init__(self, path: Path, lock: FileLock | None) -> None:
         self._path, self._lock = path, lock
 
     @classmethod
-    def take(cls, directory: Path) -> HostClaim:
+    def take(cls, directory: Path) -> HostLock:
         """Raises `ConfigurationError`, with the link of the other one, if somebody hosts from there already."""
         path = directory / FILE
         try:
@@ -60,7 +60,7 @@ class HostClaim:
         with contextlib.suppress(OSError):
             self._path.write_text(text, encoding="ascii")  # no other file must take the place of the one that is locked
 
-    def __enter__(self) -> HostClaim:
+    def __enter__(self) -> HostLock:
         return self
 
     def __exit__(

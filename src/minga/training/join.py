@@ -26,11 +26,11 @@ from minga.network.rpc.handshake import Role
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.admission import Admission
 from minga.training.bridge.loop_thread import LoopThread
-from minga.training.host_lock import HostClaim
+from minga.training.host_lock import HostLock
 from minga.training.own_access import Obtain, RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, with_origins
-from minga.training.rejoin import MAX_PLACES, Places, WayBack, merged, own_port
+from minga.training.rejoin import MAX_PLACES, KnownAddresses, RejoinFile, merged, own_port
 from minga.training.session import Session, SessionSettings
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.transfer.run_files_fetch import fetch_files
@@ -111,7 +111,7 @@ def join(
     )
 
     directory = options.run_directory(link.run_id)
-    known = WayBack.spec(directory, link)
+    known = RejoinFile.spec(directory, link)
     needs_plugins = options.role != "monitor"
     if known is not None and needs_plugins:
         check_plugins(known[1])
@@ -169,11 +169,11 @@ def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[st
 
     def sign(identity: Identity) -> None:
         if options.keeps_files:
-            WayBack.check_organiser(directory, published.run_id, identity)
+            RejoinFile.check_organiser(directory, published.run_id, identity)
         access.known = SignedRunSpec.sign(published, identity), published
 
     with contextlib.ExitStack() as held:
-        claim = held.enter_context(HostClaim.take(directory))
+        claim = held.enter_context(HostLock.take(directory))
         run_id = published.run_id
         peer = _enter(run_id, options, network, directory, [], publish, access, held, may_be_alone=True, before=sign)
         claim.tell(peer.link)
@@ -212,8 +212,8 @@ def _enter(
     """
     key = options.open_identity()
     identity = held.enter_context(key).identity if isinstance(key, HeldIdentity) else key
-    way_back = WayBack(directory, PeerId(identity.peer_id)) if options.keeps_files else None
-    places = Places() if way_back is None else way_back.places()
+    way_back = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
+    places = KnownAddresses() if way_back is None else way_back.places()
     thread = LoopThread("minga")
     session: Session | None = None
 
@@ -261,6 +261,6 @@ async def _open_network(identity: Identity, settings: NetworkSettings, last_port
     return await IrohNetwork.open(identity.seed, settings)
 
 
-def _places_of(session: Session) -> Places:
+def _places_of(session: Session) -> KnownAddresses:
     living_first = reversed(session.board.addresses())
-    return Places(own_port(session.node.address), tuple(living_first)[:MAX_PLACES])
+    return KnownAddresses(own_port(session.node.address), tuple(living_first)[:MAX_PLACES])

@@ -14,11 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from minga.core.errors import ConfigurationError, RunFinishedError
 from minga.core.spec.run_spec import RunSpec
 from minga.security.randomness.public_batch import PublicBatch
-from minga.training.bridge.assigned_port import PublicPort
-from minga.training.bridge.gradient_port import TrainerPort
-from minga.training.bridge.thread_task import Work
+from minga.training.bridge.assigned_port import AssignedPort
+from minga.training.bridge.gradient_port import GradientPort
+from minga.training.bridge.thread_task import ThreadTask
 from minga.training.peer import Peer
-from minga.training.replica.process_group import FollowingReplica, LeadingReplica, Ranks
+from minga.training.replica.process_group import FollowerReplica, LeaderReplica, ProcessGroup
 from minga.training.replica.replica import Replica
 
 IDLE_S = 0.02
@@ -62,7 +62,7 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         if isinstance(optimizer, Optimizer):
             raise ConfigurationError("this is a minga.Optimizer already; pass the torch optimizer that it wraps")
-        ranks = Ranks.of_this_process(has_peer=peer is not None)
+        ranks = ProcessGroup.of_this_process(has_peer=peer is not None)
         spec = _spec(ranks, peer)
         if target_batch_size not in (None, spec.training.target_batch_size):
             raise ConfigurationError(
@@ -79,7 +79,7 @@ class Optimizer(torch.optim.Optimizer):
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
         self._last_step = spec.training.stop_after_steps
-        self._port: TrainerPort | PublicPort | None = None
+        self._port: GradientPort | AssignedPort | None = None
         if peer is not None:
             self._enter(peer)
             self._work_until(peer.is_ready)
@@ -125,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
         The parameters may be those of some steps ago meanwhile. Raises `ConfigurationError` in other runs.
         """
         port = self._port
-        if not isinstance(port, PublicPort):
+        if not isinstance(port, AssignedPort):
             raise ConfigurationError(
                 'batches() is for runs with security.mode = "byzantine"; in others choose your own'
             )
@@ -145,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
 
         Raises `ConfigurationError` in a run with `security.mode = "byzantine"`, where everybody owes gradients.
         """
-        if isinstance(self._port, PublicPort):
+        if isinstance(self._port, AssignedPort):
             raise ConfigurationError(
                 'follow() is not for runs with security.mode = "byzantine": there everybody owes gradients, and who '
                 "computes none is taken for away; use batches()"
@@ -204,7 +204,7 @@ class Optimizer(torch.optim.Optimizer):
         checkpoint = peer.newest_checkpoint()
         if checkpoint is not None:
             self._replica.restore(checkpoint)
-        elif isinstance(self._replica, LeadingReplica):
+        elif isinstance(self._replica, LeaderReplica):
             self._replica.share()
         self._seen_step = self._replica.step
         self._port = peer.attach(self._replica)
@@ -223,7 +223,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _work_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
         """Do what the swarm asks for, until nothing holds this thread back and `is_done()`, or for `seconds`."""
-        if isinstance(self._replica, FollowingReplica):
+        if isinstance(self._replica, FollowerReplica):
             self.finished = self._replica.obey()
             return
         try:
@@ -240,7 +240,7 @@ class Optimizer(torch.optim.Optimizer):
             return
         while time.monotonic() < deadline:
             work = self._port.poll()
-            if isinstance(work, Work):
+            if isinstance(work, ThreadTask):
                 self._port.finish(work)
                 self._after_step()
             elif work is None and is_done() and not self._is_complete():
@@ -263,7 +263,7 @@ class Optimizer(torch.optim.Optimizer):
             peer.save_checkpoint(self._replica.capture())
 
 
-def _spec(ranks: Ranks | None, peer: Peer | None) -> RunSpec:
+def _spec(ranks: ProcessGroup | None, peer: Peer | None) -> RunSpec:
     own = None if peer is None else peer.spec
     if ranks is not None:
         return ranks.share_spec(own)
@@ -280,7 +280,7 @@ def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
     return max_grad_norm
 
 
-def _check_public(spec: RunSpec, ranks: Ranks | None, model: torch.nn.Module | None) -> None:
+def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Module | None) -> None:
     if spec.security.mode != "byzantine":
         return
     if ranks is not None:
@@ -293,7 +293,7 @@ def _check_public(spec: RunSpec, ranks: Ranks | None, model: torch.nn.Module | N
 
 
 def _replica(
-    ranks: Ranks | None,
+    ranks: ProcessGroup | None,
     spec: RunSpec,
     optimizer: torch.optim.Optimizer,
     scheduler: LRScheduler | None,
@@ -302,7 +302,7 @@ def _replica(
 ) -> Replica:
     if ranks is None:
         return Replica(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm)
-    kind = LeadingReplica if ranks.leads else FollowingReplica
+    kind = LeaderReplica if ranks.leads else FollowerReplica
     replica = kind(ranks, spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=norm)
     layout = replica.vector.layout.fingerprint.encode()
     if not ranks.agree(ranks.share_bytes(layout) == layout):

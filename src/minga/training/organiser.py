@@ -23,7 +23,7 @@ from minga.network.gossip.records import AddressInfo
 from minga.training.access.access_files import AccessFiles
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
-from minga.training.rejoin import WayBack
+from minga.training.rejoin import RejoinFile
 
 GOSSIP_S = 3.0
 """Seconds in which a board that was just made equal with others' hears of everybody who is there."""
@@ -43,7 +43,7 @@ class MemberView:
     name: str = ""
 
 
-class OrganiserDesk:
+class Organiser:
     """Signs for one organiser. `peer` is the connection to the run, None where nobody answers."""
 
     def __init__(self, link: Link, ledger: AccessLedger, key: Identity, files: AccessFiles, peer: Peer | None) -> None:
@@ -165,7 +165,7 @@ class OrganiserDesk:
 @contextlib.contextmanager
 def organiser_desk(
     link: Link, options: PeerOptions, identity: Path | None, on_peer: Callable[[Peer], None]
-) -> Iterator[OrganiserDesk]:
+) -> Iterator[Organiser]:
     """The desk of whichever organiser's key lies in the file `identity` or beside it.
 
     `on_peer` is given the peer by which the desk enters the run. If nobody answers, the desk works with what this
@@ -183,7 +183,7 @@ def organiser_desk(
             on_peer(peer)
             ledger = peer.session.admission.ledger
         except RemoteError:
-            known = WayBack.spec(directory, link)
+            known = RejoinFile.spec(directory, link)
             if known is None:
                 raise
             signed, spec = known
@@ -193,7 +193,7 @@ def organiser_desk(
         if ledger is None:
             raise ConfigurationError("this run is open to everybody who has its link; nobody needs to be admitted")
         _take_kept(ledger, files, peer)
-        yield OrganiserDesk(link, ledger, _key_of(ledger, identity), files, peer)
+        yield Organiser(link, ledger, _key_of(ledger, identity), files, peer)
 
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:

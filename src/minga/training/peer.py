@@ -15,12 +15,12 @@ from minga.averaging.strategy_choice import STRATEGIES
 from minga.core.errors import ClosedError, ConfigurationError, StorageError
 from minga.core.events import Event, Value
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.links.encoding import Entry
+from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.gossip.records import Metrics
-from minga.training.bridge.assigned_port import PublicPort
-from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.assigned_port import AssignedPort
+from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
@@ -89,11 +89,11 @@ class Peer:
         def make() -> Link:
             living = map(self._session.board.address_of, self._session.board.owners())
             addresses = [self._session.node.address, *filter(None, living), *self._session.entries]
-            entries: dict[str, Entry] = {}
+            entries: dict[str, EntryPoint] = {}
             for address in addresses:
                 direct = tuple(a for a in address.direct if "%" not in a)[:8]
                 if (direct or address.relay) and len(entries) < 3:
-                    entries.setdefault(address.peer_id, Entry(address.peer_id, direct, address.relay))
+                    entries.setdefault(address.peer_id, EntryPoint(address.peer_id, direct, address.relay))
             return Link(self.run_id, self._signed_spec.organiser, tuple(entries.values()))
 
         return self.on_loop(make)
@@ -153,13 +153,13 @@ class Peer:
     def _checkpoints(self) -> CheckpointStore:
         return CheckpointStore(self.directory / "checkpoints", keep=self.spec.checkpoints.keep)
 
-    def attach(self, replica: Replica) -> TrainerPort | PublicPort:
+    def attach(self, replica: Replica) -> GradientPort | AssignedPort:
         """Begin to take part in steps with `replica`; its thread has to serve the port that is returned.
 
         Raises `ConfigurationError` for a second replica and for a monitor.
         """
 
-        def start() -> TrainerPort | PublicPort:
+        def start() -> GradientPort | AssignedPort:
             if self._session.member is not None:
                 raise ConfigurationError(
                     "this peer already has an optimizer; put all parameters into one, as parameter groups, or use one "
@@ -169,7 +169,7 @@ class Peer:
                 raise ConfigurationError("a monitor only watches; join with another role to train")
             training, security = self.spec.training, self.spec.security
             if security.mode == "byzantine":
-                public = PublicPort(
+                public = AssignedPort(
                     self._thread.loop,
                     replica.vector.new,
                     micro_batches=self.spec.micro_batches_per_member,
@@ -178,7 +178,7 @@ class Peer:
                 organiser = self._signed_spec.organiser
                 self._session.attach_secure(self.spec, replica, public, organiser, self.directory)
                 return public
-            port = TrainerPort(
+            port = GradientPort(
                 self._thread.loop,
                 replica.vector.new,
                 strategy=STRATEGIES.get(training.strategy),

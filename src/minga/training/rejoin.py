@@ -31,19 +31,19 @@ MAX_PLACES_BYTES = 1 << 16
 KEEP_PERIOD_S = 5.0
 
 
-class Places(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class KnownAddresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where this peer was, and where others were, when it last looked."""
 
     own_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     others: Annotated[tuple[Address, ...], msgspec.Meta(max_length=MAX_PLACES)] = ()
 
 
-class WayBack:
+class RejoinFile:
     """The files of one run's folder that lead back into the run. What is missing or damaged counts as not known."""
 
     def __init__(self, directory: Path, peer: PeerId) -> None:
         self._directory, self._places_file = directory, f"places-{peer[:16]}.msgpack"
-        self._kept: Places | None = None
+        self._kept: KnownAddresses | None = None
 
     @staticmethod
     def spec(directory: Path, link: Link) -> tuple[SignedRunSpec, RunSpec] | None:
@@ -76,15 +76,15 @@ class WayBack:
         """Remember the signed run spec; a disk that refuses is no reason not to take part."""
         self._write(SPEC_FILE, signed.encode())
 
-    def places(self) -> Places:
+    def places(self) -> KnownAddresses:
         """What was known last."""
         try:
             with (self._directory / self._places_file).open("rb") as file:
-                return msgspec.msgpack.decode(file.read(MAX_PLACES_BYTES), type=Places)
+                return msgspec.msgpack.decode(file.read(MAX_PLACES_BYTES), type=KnownAddresses)
         except (OSError, *DECODING_ERRORS):
-            return Places()
+            return KnownAddresses()
 
-    def now(self, seen: Places) -> Places:
+    def now(self, seen: KnownAddresses) -> KnownAddresses:
         """What is to be remembered if this is seen at present.
 
         Who is no longer seen is kept until others take its place: when all are gone, it is they who may come back.
@@ -92,10 +92,10 @@ class WayBack:
         known = self.places() if self._kept is None else self._kept
         others = {address.peer_id: address for address in known.others}
         fresh = {address.peer_id: address for address in seen.others}
-        self._kept = Places(seen.own_port, tuple({**fresh, **others, **fresh}.values())[:MAX_PLACES])
+        self._kept = KnownAddresses(seen.own_port, tuple({**fresh, **others, **fresh}.values())[:MAX_PLACES])
         return self._kept
 
-    async def keep_places(self, look: Callable[[], Places]) -> None:
+    async def keep_places(self, look: Callable[[], KnownAddresses]) -> None:
         """Remember where everybody is, every few seconds if it changed, until cancelled."""
         while True:
             before = self._kept

@@ -27,7 +27,7 @@ from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
-from minga.network.bandwidth.access_link import LineRates, Lines
+from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import Gossip
 from minga.network.gossip.link_record import LinkReporter
@@ -37,17 +37,17 @@ from minga.network.probing.prober import Prober
 from minga.network.rpc.dial_back import Reachability
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
-from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.behaviour import Behaviour
 from minga.training.access.access_files import AccessFiles
-from minga.training.access.access_watch import Doorkeeper
+from minga.training.access.access_watch import AccessWatch
 from minga.training.access.admission import CODE, Admission
-from minga.training.bridge.assigned_port import PublicPort
-from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.assigned_port import AssignedPort
+from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.founding import Founding
 from minga.training.life.member import Member, MemberSettings
 from minga.training.life.state_sync import Download
 from minga.training.life.verified_files import genesis_file
-from minga.training.life.verified_member import SecureLife, SecureOptions
+from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.download import SyncProgress, download
@@ -114,7 +114,7 @@ class Session:
             role=settings.role,
             lookup=self._lookup,
             events=self.events,
-            lines=Lines(loop.time, network.wall_time, settings.max_upload, settings.max_download),
+            lines=AccessLink(loop.time, network.wall_time, settings.max_upload, settings.max_download),
             gate=self.admission,
         )
         self.board = Board(
@@ -123,15 +123,15 @@ class Session:
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self._reachability = Reachability(self.node)
         self.state_server = StateServer(self.node)
-        self.member: Member | SecureLife | None = None
-        self.conduct = Conduct()
+        self.member: Member | VerifiedMember | None = None
+        self.conduct = Behaviour()
         """What this peer does of its own accord in a secure run; only tests of the others' defence change it."""
         self.founding: Founding | None = None
         """How a secure run begins, as this peer sees it."""
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self._life: asyncio.Task[None] | None = None
-        self._doorkeeper: Doorkeeper | None = None
+        self._doorkeeper: AccessWatch | None = None
         self._started = False
 
     @property
@@ -157,7 +157,7 @@ class Session:
             self.events.emit("peer.not_dialable")
         self.publish_address()
 
-    def rates(self) -> LineRates:
+    def rates(self) -> AccessRates:
         """What this peer's line carries at present, as far as it is known, and its caps."""
         return self.node.lines.rates()
 
@@ -180,7 +180,7 @@ class Session:
     def for_members(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
         """Only those whom the orders in `ledger` admit may take part; what is learned about that is kept in `files`."""
         refused = self.admission.enforce(ledger)
-        self._doorkeeper = Doorkeeper(
+        self._doorkeeper = AccessWatch(
             self.node,
             self.board,
             self.admission,
@@ -200,7 +200,7 @@ class Session:
             exchange = self._doorkeeper.exchange.exchange
             await asyncio.gather(*map(exchange, self.node.connected()), return_exceptions=True)
 
-    def attach(self, spec: RunSpec, replica: ReplicaInterface, port: TrainerPort) -> Member:
+    def attach(self, spec: RunSpec, replica: ReplicaInterface, port: GradientPort) -> Member:
         """Begin to take part in steps with a trainer behind `port`."""
         settings = MemberSettings(
             target_batch_sizes=spec.training.batch_range,
@@ -222,12 +222,12 @@ class Session:
         self,
         spec: RunSpec,
         replica: ReplicaInterface,
-        port: PublicPort,
+        port: AssignedPort,
         organiser: str,
         directory: Path | None = None,
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
-    ) -> SecureLife:
+    ) -> VerifiedMember:
         """The same in a run whose members check each other; `organiser` is whose key signed the run spec, in
         `directory` is kept what has to be known about the run, and from `entropy` come this peer's secrets. Raises
         `ConfigurationError` for other roles than trainer.
@@ -237,8 +237,8 @@ class Session:
                 f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
                 "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
             )
-        options = SecureOptions(organiser, self.conduct, directory, entropy)
-        life = SecureLife(self.node, self.identity, self.board, spec, options, replica, port)
+        options = VerifiedOptions(organiser, self.conduct, directory, entropy)
+        life = VerifiedMember(self.node, self.identity, self.board, spec, options, replica, port)
         self.founding = life.founding
         self._begin(life, replica, port)
         return life
@@ -271,7 +271,9 @@ class Session:
 
     # ---- inner workings
 
-    def _begin(self, member: Member | SecureLife, replica: ReplicaInterface, port: TrainerPort | PublicPort) -> None:
+    def _begin(
+        self, member: Member | VerifiedMember, replica: ReplicaInterface, port: GradientPort | AssignedPort
+    ) -> None:
         member.on_finished = self.state_server.publish_last
         self.member = member
 
@@ -339,7 +341,7 @@ class Session:
         if self.member is not None:
             self.member.close(error)
 
-    async def _live(self, member: Member | SecureLife, step: int) -> None:
+    async def _live(self, member: Member | VerifiedMember, step: int) -> None:
         try:
             await member.run(step)
         except MingaError as error:

@@ -17,7 +17,7 @@ import pytest
 from minga.authority.client.client import LoginNeeded
 from minga.authority.client.join import _completed
 from minga.authority.client.login import Credentials, LogIn
-from minga.authority.messages import ByAccessToken, ByCode, ByKey, Offer, SignedRequest, TokenRequest, decode
+from minga.authority.messages import ByAccessToken, ByCode, ByKey, LoginOffer, SignedRequest, TokenRequest, decode
 from minga.authority.server.allow_list import AllowList
 from minga.authority.server.codes import HASH_PATTERN, fits, hashed, new_code
 from minga.authority.server.issuer import Issuer
@@ -300,7 +300,7 @@ def test_an_organiser_stands_above_the_authority(tmp_path: Path) -> None:
 async def signed(place: Place, **changes: Any) -> bytes:
     import msgspec
 
-    offer = decode((await raw(place, "GET", "/v1/offer")).content, Offer)
+    offer = decode((await raw(place, "GET", "/v1/offer")).content, LoginOffer)
     fields = {"run": offer.run, "peer": bytes.fromhex(PEER.peer_id), "nonce": offer.nonce, "login": ALICE, **changes}
     return msgspec.json.encode(SignedRequest.sign(TokenRequest(**fields), PEER))
 

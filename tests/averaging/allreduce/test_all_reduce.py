@@ -15,7 +15,7 @@ from minga.averaging.allreduce.sender import FETCH, PART
 from minga.averaging.allreduce.service import MAX_EXPECTING, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS as REGISTRY
-from minga.averaging.messages import Fetch, PartHello, Plan
+from minga.averaging.messages import FetchChunks, PartHello, Plan
 from minga.core.errors import RejectedError, RemoteError
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import Call
@@ -160,7 +160,7 @@ async def send_too_much(stream: MessageStream, layout: VectorLayout, plan: Plan)
 
 async def send_a_message_instead(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
     await say(stream)
-    await stream.send(Fetch(ROUND, (0,)))
+    await stream.send(FetchChunks(ROUND, (0,)))
 
 
 async def send_an_unknown_frame(stream: MessageStream, layout: VectorLayout, plan: Plan) -> None:
@@ -273,20 +273,20 @@ def test_strangers_and_old_rounds_are_sent_away() -> None:
         world.parties = inside
         plan = world.plan(layout)
         await world.reduce(plan, layout, list(vectors_of(layout, 2)), [1, 1])
-        error = await _ask(world, stranger, FETCH, Fetch(ROUND, (0,)))
+        error = await _ask(world, stranger, FETCH, FetchChunks(ROUND, (0,)))
         assert error is not None
         assert inside[0].offences() == [(stranger.peer_id, inside[0].offences()[0][1])]
         assert "no member of that round" in inside[0].offences()[0][1]
         # out of range
-        await _ask(world, inside[1], FETCH, Fetch(ROUND, (99_999,)))
+        await _ask(world, inside[1], FETCH, FetchChunks(ROUND, (99_999,)))
         assert "chunks that the plan does not have" in inside[0].offences()[1][1]
         # a round that nobody has heard of, and one that is over
-        error = await _ask(world, inside[1], FETCH, Fetch("f" * 32, (0,)))
+        error = await _ask(world, inside[1], FETCH, FetchChunks("f" * 32, (0,)))
         assert isinstance(error, RejectedError)
         assert "unknown" in error.message
         for party in inside:
             party.all_reduce.retire()
-        error = await _ask(world, inside[1], FETCH, Fetch(ROUND, (0,)))
+        error = await _ask(world, inside[1], FETCH, FetchChunks(ROUND, (0,)))
         assert isinstance(error, RejectedError)
         assert "over" in error.message
         # a replayed part
@@ -384,7 +384,7 @@ def test_an_aggregator_that_takes_everything_and_returns_nothing_is_replaced(ann
 async def test_few_requests_of_one_peer_wait_for_a_plan_at_a_time() -> None:
     world = World(2)
     await world.start()
-    requests = [Fetch(f"{number:032x}", (0,)) for number in range(3 * MAX_EXPECTING)]
+    requests = [FetchChunks(f"{number:032x}", (0,)) for number in range(3 * MAX_EXPECTING)]
     answers = await asyncio.gather(*(_ask(world, world.parties[1], FETCH, request) for request in requests))
     reasons = [str(answer) for answer in answers]
     assert sum("too many" in reason for reason in reasons) == 2 * MAX_EXPECTING
@@ -441,7 +441,7 @@ def test_garbage_on_every_method_of_the_service() -> None:
             await stream.send(Call(method))
             await stream._send_frame(0, b"\x93\x01\x02\x03")
             with pytest.raises(RemoteError):
-                await stream.receive(Fetch)
+                await stream.receive(FetchChunks)
             await stream.close()
         assert len(victim.offences()) == len(victim.node._server.handlers)
         assert {peer for peer, _ in victim.offences()} == {liar.peer_id}

@@ -19,7 +19,7 @@ from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome, chunk_table, unpack_bitmap
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.messages import MAX_TERM, Done, Freeze, Holding, Lost, Part, Repair
+from minga.averaging.messages import MAX_TERM, ChunkMap, Done, Freeze, Lost, Part, Repair
 from minga.core.errors import RemoteError
 from tests.worlds.reduce_world import ROUND, Party, World
 from tests.worlds.swarm_tools import later, virtually
@@ -100,7 +100,7 @@ def test_orders_that_nobody_may_give_are_refused_and_the_round_goes_on(order: st
 
         async def give() -> None:
             try:
-                await giver.node.call(world.parties[1].peer_id, method, message, Holding)
+                await giver.node.call(world.parties[1].peer_id, method, message, ChunkMap)
             except RemoteError as error:
                 refusals.append(error)
 
@@ -139,7 +139,7 @@ def test_a_coordinator_that_revokes_everybody_ends_the_round_and_keeps_nobody_bu
         async def lie() -> None:
             for other in others:
                 with contextlib.suppress(RemoteError):
-                    await liar.node.call(other.peer_id, FREEZE, Freeze(ROUND, 1, (), tuple(range(5))), Holding)
+                    await liar.node.call(other.peer_id, FREEZE, Freeze(ROUND, 1, (), tuple(range(5))), ChunkMap)
 
         later(0.3, lambda: liar.network.process.run(lie()))
         async with asyncio.timeout(60.0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from minga.averaging.allreduce.send_order import Turns
+from minga.averaging.allreduce.send_order import SendOrder
 from tests.worlds.swarm_tools import virtually
 
 
@@ -13,7 +13,7 @@ async def send_all(
 ) -> dict[int, list[float]]:
     """Send parts of `sizes` chunks, a chunk of part i taking `chunk_s[i]` seconds; returns when each chunk began."""
     loop = asyncio.get_running_loop()
-    turns, begun = Turns(loop.time, seconds), loop.time()
+    turns, begun = SendOrder(loop.time, seconds), loop.time()
     times: dict[int, list[float]] = {part: [] for part in sizes}
 
     async def send(part: int) -> None:
@@ -90,7 +90,7 @@ async def test_without_a_prediction_and_after_its_time_all_may_go() -> None:
 @virtually
 async def test_nobody_gets_far_ahead_of_the_results() -> None:
     loop = asyncio.get_running_loop()
-    turns, begun, key = Turns(loop.time, 100.0), loop.time(), (0, 0)
+    turns, begun, key = SendOrder(loop.time, 100.0), loop.time(), (0, 0)
     turns.begin(key, 200, 200_000)
     times = []
 
@@ -112,7 +112,7 @@ async def test_nobody_gets_far_ahead_of_the_results() -> None:
 
 @virtually
 async def test_a_part_of_few_chunks_has_no_window() -> None:
-    turns, key = Turns(asyncio.get_running_loop().time, 100.0), (0, 0)
+    turns, key = SendOrder(asyncio.get_running_loop().time, 100.0), (0, 0)
     turns.begin(key, 8, 8_000)
     async with asyncio.timeout(1.0):
         for _ in range(8):

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from minga.averaging.clocking.batch_size import FEWEST_ROUNDS, STRIDE, BatchSize
-from minga.averaging.clocking.registration import Seat
+from minga.averaging.clocking.registration import Registration
 from minga.averaging.group import GroupSettings
-from minga.averaging.messages import Join, Member, Part, Plan, Report
+from minga.averaging.messages import GroupMember, Join, Part, Plan, Report
 from minga.core.errors import ProtocolError
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
@@ -16,16 +16,16 @@ from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from tests.worlds.swarm_tools import make_spec, rounds, virtually
 
 LEADER = PeerId("1" * 64)
-PLAN = Plan("0" * 32, 3, (Member(Address(LEADER), True),), (Part(10, 0),), 1024, next_batch=100)
+PLAN = Plan("0" * 32, 3, (GroupMember(Address(LEADER), True),), (Part(10, 0),), 1024, next_batch=100)
 
 
 def batch_size(least: int = 100, most: int = 10_000, share: float = 0.1) -> BatchSize:
     return BatchSize(GroupSettings(least, "", 1, 4, True, largest_batch_size=most, most_communication=share))
 
 
-def seat(rate: float, batch: int = 0) -> Seat:
+def seat(rate: float, batch: int = 0) -> Registration:
     join = Join(3, "0" * 32, Address(LEADER), True, True, None, None, Report(), batch=batch)
-    return Seat(join, Report(10, rate), 0.0)
+    return Registration(join, Report(10, rate), 0.0)
 
 
 def note(size: BatchSize, seconds: float, batch: int, times: int = FEWEST_ROUNDS) -> None:

@@ -6,54 +6,54 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging.clocking.sample_quota import SURPLUS, Pace, seconds_as_is, share_out
+from minga.averaging.clocking.sample_quota import SURPLUS, MemberPace, seconds_as_is, share_out
 
 micro_batches = st.integers(1, 64)
 seconds = st.floats(0.01, 100.0)
-paces = st.builds(Pace, st.integers(0, 500), micro_batches, seconds, seconds)
+paces = st.builds(MemberPace, st.integers(0, 500), micro_batches, seconds, seconds)
 
 
-def samples_at(pace: Pace, at_s: float) -> float:
+def samples_at(pace: MemberPace, at_s: float) -> float:
     done = max(0, math.floor((at_s - pace.next_s) / pace.micro_batch_s + 1e-9) + 1)
     return pace.samples + pace.micro_batch * done
 
 
 def test_faster_members_get_more() -> None:
-    found = share_out(100, [Pace(0, 10, 1.0, 1.0), Pace(0, 5, 2.0, 2.0)])
+    found = share_out(100, [MemberPace(0, 10, 1.0, 1.0), MemberPace(0, 5, 2.0, 2.0)])
     assert found.samples == (80, 20)
     assert found.seconds == pytest.approx(8.0)
 
 
 def test_who_finishes_nothing_in_time_is_left_out() -> None:
-    found = share_out(100, [Pace(0, 10, 1.0, 1.0), Pace(0, 10, 20.0, 20.0)])
+    found = share_out(100, [MemberPace(0, 10, 1.0, 1.0), MemberPace(0, 10, 20.0, 20.0)])
     assert found.samples == (100, 0)
     assert found.seconds == pytest.approx(10.0)
 
 
 def test_micro_batches_beyond_the_target_are_left_out_but_not_anybodys_only_one() -> None:
-    two = [Pace(0, 8, 1.0, 1.0), Pace(0, 8, 1.0, 1.0)]
+    two = [MemberPace(0, 8, 1.0, 1.0), MemberPace(0, 8, 1.0, 1.0)]
     assert sorted(share_out(40, two).samples) == [16, 24]
-    many = [Pace(0, 4, 1.0, 1.0)] * 16
+    many = [MemberPace(0, 4, 1.0, 1.0)] * 16
     assert share_out(60, many).samples == (4,) * 16
     assert sum(share_out(52, many).samples) == 56
 
 
 def test_what_is_there_already_is_enough_or_nobody_goes_on() -> None:
-    assert share_out(10, [Pace(12, 4, 1.0, 1.0)]).samples == (12,)
-    assert share_out(10, [Pace(12, 4, 1.0, 1.0)]).seconds == 0.0
-    assert share_out(10, [Pace(3), Pace(4)]).samples == (3, 4)
-    assert share_out(10, [Pace(3), Pace(4)]).seconds == math.inf
+    assert share_out(10, [MemberPace(12, 4, 1.0, 1.0)]).samples == (12,)
+    assert share_out(10, [MemberPace(12, 4, 1.0, 1.0)]).seconds == 0.0
+    assert share_out(10, [MemberPace(3), MemberPace(4)]).samples == (3, 4)
+    assert share_out(10, [MemberPace(3), MemberPace(4)]).seconds == math.inf
 
 
 def test_limits_that_do_not_reach_the_target_never_fill_it() -> None:
-    assert seconds_as_is(100, [Pace(0, 10, 1.0, 1.0, 50), Pace(0, 10, 1.0, 1.0, 40)]) == math.inf
-    assert seconds_as_is(100, [Pace(0, 10, 1.0, 1.0, 50), Pace(0, 10, 1.0, 2.0, 50)]) == pytest.approx(9.0)
-    assert seconds_as_is(100, [Pace(0, 10, 1.0, 1.0, None)]) == pytest.approx(10.0)
+    assert seconds_as_is(100, [MemberPace(0, 10, 1.0, 1.0, 50), MemberPace(0, 10, 1.0, 1.0, 40)]) == math.inf
+    assert seconds_as_is(100, [MemberPace(0, 10, 1.0, 1.0, 50), MemberPace(0, 10, 1.0, 2.0, 50)]) == pytest.approx(9.0)
+    assert seconds_as_is(100, [MemberPace(0, 10, 1.0, 1.0, None)]) == pytest.approx(10.0)
 
 
 @settings(deadline=None)
 @given(st.integers(1, 10_000), st.lists(paces, min_size=1, max_size=20))
-def test_the_limits_are_reached_in_time_and_make_about_the_target(target: int, members: list[Pace]) -> None:
+def test_the_limits_are_reached_in_time_and_make_about_the_target(target: int, members: list[MemberPace]) -> None:
     found = share_out(target, members)
     assert seconds_as_is(target, members) == found.seconds  # they have no limits, so nothing can be sooner
     total, had = sum(found.samples), sum(pace.samples for pace in members)

@@ -8,7 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from minga.averaging.clocking.standby import LONGEST_UNWILLING_S, UNKNOWN_STEP_S, UNWILLING_S, Resting
+from minga.averaging.clocking.standby import LONGEST_UNWILLING_S, UNKNOWN_STEP_S, UNWILLING_S, Standby
 from tests.worlds.swarm_tools import virtually as run_in_virtual_time
 
 virtually: Callable[..., Any] = partial(run_in_virtual_time, limit_s=1e8)
@@ -23,7 +23,7 @@ class Sleeper:
         contributor: Any = SimpleNamespace(rest=lambda *, resting: self.rests.append(resting))
         emit = lambda kind, **fields: self.told.append((kind, fields))  # noqa: E731
         node: Any = SimpleNamespace(events=SimpleNamespace(emit=emit))
-        self.resting, self.step = Resting(node, contributor), 4
+        self.resting, self.step = Standby(node, contributor), 4
 
     async def take(self, *durations_s: float, rest: bool) -> None:
         """Take steps, after each of which the plan asks for this."""

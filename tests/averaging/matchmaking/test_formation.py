@@ -17,16 +17,16 @@ from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.follower import JOIN, PROBE
 from minga.averaging.matchmaking.former import PATIENT_TRIES, GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
-from minga.averaging.matchmaking.view import Company
+from minga.averaging.matchmaking.view import MembershipView
 from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redirect, Report, SignedPlan, Update
 from minga.averaging.planning.signed_plan import CONTEXT
 from minga.core.errors import MinorityError, ProtocolError, RejectedError, RemoteError
-from minga.network.bandwidth.access_link import LineRates
+from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.records import LinkRow, Links, link_key
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings
-from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT
 from tests.worlds.reduce_world import Party, World
 from tests.worlds.swarm_tools import virtually
@@ -77,9 +77,9 @@ class Sight:
     def links(self) -> dict[PeerId, Links]:
         return self.world.links
 
-    def rates(self) -> LineRates:
+    def rates(self) -> AccessRates:
         own = self.world.links.get(self.me.party.peer_id, Links())
-        return LineRates(own.upload or None, own.download or None)
+        return AccessRates(own.upload or None, own.download or None)
 
 
 class Member:
@@ -88,7 +88,7 @@ class Member:
     def __init__(self, world: Camp, party: Party, batch: int, micro_batch: int, micro_batch_s: float) -> None:
         self.party, self.step = party, 0
         self.micro_batch, self.micro_batch_s = micro_batch, micro_batch_s
-        self.port = TrainerPort(asyncio.get_running_loop(), lambda: torch.zeros(1))
+        self.port = GradientPort(asyncio.get_running_loop(), lambda: torch.zeros(1))
         dialable = party.network.address.dialable
         settings = GroupSettings(
             batch, "0" * 32, NUMEL, world.vector_bytes, dialable, wait_in_minority=world.wait_in_minority
@@ -360,7 +360,7 @@ def test_garbage_instead_of_a_join(frame: bytes) -> None:
 
 def forged(kind: str, victim: Member, liar: Party) -> msgspec.Struct:
     """What a lying leader sends in the place of a good plan."""
-    from minga.averaging.messages import Member as Listed
+    from minga.averaging.messages import GroupMember as Listed
 
     members = (Listed(liar.network.address, True), Listed(victim.party.network.address, True))
     plan = Plan("0" * 32, victim.step, members, (Part(500, 0), Part(NUMEL, 1)), 16384)
@@ -438,13 +438,13 @@ def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monke
 
         liar.node.serve(JOIN, stop_and_hush)
 
-        def remember(company: Company, plan: Plan) -> None:
+        def remember(company: MembershipView, plan: Plan) -> None:
             take_part(company, plan)
             company.view = (*company.view, liar.peer_id)
 
         # Everybody takes it for a member of the last round, and in some steps it is the first in rank.
-        take_part = Company.take_part
-        monkeypatch.setattr(Company, "take_part", remember)
+        take_part = MembershipView.take_part
+        monkeypatch.setattr(MembershipView, "take_part", remember)
         for member in camp.members:
             member.sight.also = [liar.peer_id]
         await camp.until_step(12, limit_s=600.0)
@@ -458,7 +458,7 @@ def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monke
 def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
     answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Company.take_part
+    original = MembershipView.take_part
 
     @virtually
     async def main() -> None:
@@ -478,11 +478,11 @@ def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
 
         liar.node.serve(JOIN, serve)
 
-        def remember(company: Company, plan: Plan) -> None:
+        def remember(company: MembershipView, plan: Plan) -> None:
             original(company, plan)
             company.view = (*company.view, liar.peer_id)
 
-        monkeypatch.setattr(Company, "take_part", remember)
+        monkeypatch.setattr(MembershipView, "take_part", remember)
         for member in camp.members:
             member.sight.also = [liar.peer_id]
         await camp.until_step(25)

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.registration import Seat
-from minga.averaging.clocking.sample_quota import Pace
+from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import MemberPace
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.join_window import LEAST_S, hold_s, waited_for
-from minga.averaging.matchmaking.leader import JOIN_GRACE_S, Gathering, OutOfSyncError, Surroundings
+from minga.averaging.matchmaking.leader import JOIN_GRACE_S, GroupLeader, OutOfSyncError, Surroundings
 from minga.averaging.messages import FromLeader, Join, Limit, Redirect, Report, Update
 from minga.core.aio.signal import Signal
 from minga.core.errors import SilentError, UnreachableError
@@ -88,8 +88,8 @@ class Scene:
         self.closable = True
         self.other: Address | None = None
         surroundings = Surroundings(lambda: self.expected, lambda: self.syncing, self._may_close, lambda: self.other)
-        seat = Seat(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
-        self.gathering = Gathering(
+        seat = Registration(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
+        self.gathering = GroupLeader(
             3, ME, seat, self.trainer, BatchSize(GroupSettings(batch, "", 1, 4, True)), surroundings
         )
         self.tasks: list[asyncio.Task[None]] = []
@@ -365,36 +365,36 @@ async def test_a_group_does_not_close_with_a_member_that_fell_quiet() -> None:
 # ---- what a seat expects of its member
 
 
-def seat(round_trip_s: float = 0.0, **report: Any) -> Seat:
+def seat(round_trip_s: float = 0.0, **report: Any) -> Registration:
     fields = {"samples": 10, "rate": 4.0, "micro_batch": 4, "busy_s": 0.2, "micro_batch_s": 1.0, **report}
-    return Seat(join_of(1, Report())[1], Report(**fields), 100.0, Line(round_trip_s))  # type: ignore[arg-type]
+    return Registration(join_of(1, Report())[1], Report(**fields), 100.0, Line(round_trip_s))  # type: ignore[arg-type]
 
 
 def test_a_report_comes_one_micro_batch_after_the_last_one() -> None:
-    assert seat().pace(100.0) == Pace(10, 4, 0.8, 1.0)
-    assert seat(round_trip_s=2.0).pace(100.5) == Pace(10, 4, pytest.approx(0.3), 1.0)
+    assert seat().pace(100.0) == MemberPace(10, 4, 0.8, 1.0)
+    assert seat(round_trip_s=2.0).pace(100.5) == MemberPace(10, 4, pytest.approx(0.3), 1.0)
 
 
 def test_micro_batches_that_nobody_reported_yet_are_counted_but_not_beyond_the_limit() -> None:
-    assert seat(busy_s=0.0, micro_batch_s=0.1).pace(100.25) == Pace(18, 4, pytest.approx(0.05), 0.1)
-    assert seat(busy_s=0.0, micro_batch_s=0.1, limit=14).pace(100.25) == Pace(10, 4, pytest.approx(0.15), 0.1, 14)
+    assert seat(busy_s=0.0, micro_batch_s=0.1).pace(100.25) == MemberPace(18, 4, pytest.approx(0.05), 0.1)
+    assert seat(busy_s=0.0, micro_batch_s=0.1, limit=14).pace(100.25) == MemberPace(10, 4, pytest.approx(0.15), 0.1, 14)
 
 
 def test_what_is_overdue_is_expected_to_take_as_long_again_but_not_for_ever() -> None:
-    assert seat().pace(101.8) == Pace(10, 4, pytest.approx(1.0), 1.0)
-    assert seat().pace(110.0) == Pace(10)
+    assert seat().pace(101.8) == MemberPace(10, 4, pytest.approx(1.0), 1.0)
+    assert seat().pace(110.0) == MemberPace(10)
 
 
 def test_who_stopped_goes_on_a_round_trip_after_it_is_told() -> None:
     waiting = seat(round_trip_s=0.5, parked=True, busy_s=0.0, limit=10)
-    assert waiting.pace(100.0) == Pace(10, 4, 1.5, 1.0, 10)
+    assert waiting.pace(100.0) == MemberPace(10, 4, 1.5, 1.0, 10)
     waiting.order(14, 100.0)
-    assert waiting.pace(101.0) == Pace(10, 4, 0.5, 1.0, 14)
+    assert waiting.pace(101.0) == MemberPace(10, 4, 0.5, 1.0, 14)
     assert seat(round_trip_s=1e9).round_trip_s == 8.0
 
 
 def test_who_does_not_compute_is_not_counted_on() -> None:
-    assert seat(micro_batch=0).pace(150.0) == Pace(10)
-    assert seat(micro_batch_s=0.0).pace(150.0) == Pace(10)
-    assert seat(micro_batch=0).pace_of_the_next() == Pace(0)
-    assert seat(round_trip_s=0.5).pace_of_the_next() == Pace(0, 4, 1.5, 1.0)
+    assert seat(micro_batch=0).pace(150.0) == MemberPace(10)
+    assert seat(micro_batch_s=0.0).pace(150.0) == MemberPace(10)
+    assert seat(micro_batch=0).pace_of_the_next() == MemberPace(0)
+    assert seat(round_trip_s=0.5).pace_of_the_next() == MemberPace(0, 4, 1.5, 1.0)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from minga.averaging.allreduce.round import IDLE_S, LATE
-from minga.averaging.matchmaking.view import UNFORESEEN_S, Company
-from minga.averaging.messages import Member, Part, Plan
+from minga.averaging.matchmaking.view import UNFORESEEN_S, MembershipView
+from minga.averaging.messages import GroupMember, Part, Plan
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -62,8 +62,8 @@ def test_nobody_is_waited_for_for_ever_whatever_a_plan_foresees(foreseen_s: floa
     @virtually
     async def main() -> None:
         sight: Any = SimpleNamespace(alive=lambda: [me, other], at=lambda step: [], averaging=lambda step: [other])
-        company = Company(SimpleNamespace(peer_id=me), SimpleNamespace(), sight)  # type: ignore[arg-type]
-        members = tuple(Member(Address(peer), True) for peer in (me, other))
+        company = MembershipView(SimpleNamespace(peer_id=me), SimpleNamespace(), sight)  # type: ignore[arg-type]
+        members = tuple(GroupMember(Address(peer), True) for peer in (me, other))
         company.take_part(Plan("0" * 32, 4, members, (Part(10, 0),), 1 << 16, 1, predicted_s=foreseen_s))
         company.begin_step(5, ())
         await asyncio.sleep(0.99 * waits_s)

@@ -11,16 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.averaging.clocking.registration import Seat
+from minga.averaging.clocking.registration import Registration
 from minga.averaging.group import GroupSettings
-from minga.averaging.messages import Join, Member, Part, Plan, Report
+from minga.averaging.messages import GroupMember, Join, Part, Plan, Report
 from minga.averaging.planning.plan_check import unfairness
-from minga.averaging.planning.plan_maker import UNFAIR, PlanDesk
+from minga.averaging.planning.plan_maker import UNFAIR, PlanMaker
 from minga.averaging.solver.division import Division, PartShare, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.core.errors import RejectedError
 from minga.core.events import Event, EventBus
-from minga.network.bandwidth.access_link import LineRates
+from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.records import LinkRow, Links, link_key
 from minga.network.interface import Address, PeerId
 from tests.worlds.swarm_tools import virtually
@@ -49,12 +49,12 @@ class Board:
             for peer, rate in self._upload.items()
         }
 
-    def rates(self) -> LineRates:
+    def rates(self) -> AccessRates:
         own = self._upload.get(self._me)
-        return LineRates(own, own)
+        return AccessRates(own, own)
 
 
-class Desk(PlanDesk):
+class Desk(PlanMaker):
     """A desk that counts how often it solves, and notes its events."""
 
     def __init__(self, me: PeerId, upload: Mapping[PeerId, float]) -> None:
@@ -74,16 +74,18 @@ class Desk(PlanDesk):
         return divide(rates, vector_bytes)
 
 
-def seats(rates: Mapping[PeerId, float]) -> dict[PeerId, Seat]:
+def seats(rates: Mapping[PeerId, float]) -> dict[PeerId, Registration]:
     report = Report(100, 10.0, 10, 0.0, 1.0)
     return {
-        peer: Seat(Join(3, "0" * 32, Address(peer, ("1.2.3.4:5",)), True, True, rate, rate, report), report, 0.0)
+        peer: Registration(
+            Join(3, "0" * 32, Address(peer, ("1.2.3.4:5",)), True, True, rate, rate, report), report, 0.0
+        )
         for peer, rate in rates.items()
     }
 
 
 def plan_of(shares: Mapping[int, float]) -> Plan:
-    members = tuple(Member(Address(peer, ("1.2.3.4:5",)), True) for peer in PEERS)
+    members = tuple(GroupMember(Address(peer, ("1.2.3.4:5",)), True) for peer in PEERS)
     division = Division(tuple(PartShare(share, root) for root, share in shares.items()))
     parts, stop = [], 0.0
     for part in division.parts:
@@ -149,7 +151,7 @@ def test_clients_come_last_in_the_order_in_which_members_mend_the_round() -> Non
     async def main() -> None:
         clients = set(PEERS[1:4])
         taken = {
-            peer: Seat(msgspec.structs.replace(seat.join, aggregates=peer not in clients), seat.report, 0.0)
+            peer: Registration(msgspec.structs.replace(seat.join, aggregates=peer not in clients), seat.report, 0.0)
             for peer, seat in seats(dict.fromkeys(PEERS[:8], 1e6)).items()
         }
         for step in range(8):
@@ -175,7 +177,7 @@ async def test_slow_paths_are_a_reason_for_a_long_round_and_not_the_leaders_faul
         for peer in PEERS
     }
     plan = plan_of(dict.fromkeys(range(12), 1 / 12))
-    assert unfairness(plan, links, LineRates(slow, slow), me, 4.0 * NUMEL) is not None, "seen by its line alone"
-    assert unfairness(plan, links, LineRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is None
+    assert unfairness(plan, links, AccessRates(slow, slow), me, 4.0 * NUMEL) is not None, "seen by its line alone"
+    assert unfairness(plan, links, AccessRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is None
     fast = {peer: Links(int(rate), int(rate)) for peer in PEERS}
-    assert unfairness(plan, fast, LineRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is not None
+    assert unfairness(plan, fast, AccessRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is not None

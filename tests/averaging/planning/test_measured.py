@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging.planning.believed_rates import DOUBTED, LIFT, Claim, swarm_rates
+from minga.averaging.planning.believed_rates import DOUBTED, LIFT, RateClaim, swarm_rates
 from minga.averaging.solver.division import SwarmRates
 from minga.network.gossip.records import LinkRow, Links, link_key
 from minga.network.interface import PeerId
@@ -43,8 +43,8 @@ def honest(order: Sequence[PeerId], moved: Sequence[float]) -> dict[PeerId, Link
     }
 
 
-def both(*rates: float | None) -> list[Claim]:
-    return [Claim(rate, rate) for rate in rates]
+def both(*rates: float | None) -> list[RateClaim]:
+    return [RateClaim(rate, rate) for rate in rates]
 
 
 def uploads(rates: SwarmRates) -> list[float | None]:
@@ -63,7 +63,11 @@ def test_nobody_knows_anything() -> None:
 
 
 def test_what_is_told_of_each_peer_is_passed_on() -> None:
-    claims = [Claim(1e6, 2e6, 4.5), Claim(1e6, 2e6, 0.0, sends=False), Claim(1e6, 2e6, 1.0, aggregates=False)]
+    claims = [
+        RateClaim(1e6, 2e6, 4.5),
+        RateClaim(1e6, 2e6, 0.0, sends=False),
+        RateClaim(1e6, 2e6, 1.0, aggregates=False),
+    ]
     rates = swarm_rates(peers(3), claims, {})
     assert [(p.samples_per_second, p.sends, p.receives, p.aggregates) for p in rates.peers] == [
         (4.5, True, True, True),
@@ -146,16 +150,16 @@ def test_caps_bound_everything() -> None:
         order[1]: Links(upload_cap=3 * MB, download_cap=MB),
         order[3]: Links(upload_cap=HUGE),
     }
-    rates = swarm_rates(order, [Claim(), Claim(4e6, 4e6), Claim(4e6, 4e6), Claim(4e6, 4e6)], records)
+    rates = swarm_rates(order, [RateClaim(), RateClaim(4e6, 4e6), RateClaim(4e6, 4e6), RateClaim(4e6, 4e6)], records)
     assert uploads(rates) == [1e6, 3e6, 4e6, 4e6]
     assert downloads(rates) == [4e6, 1e6, 4e6, 4e6]
-    only_caps = swarm_rates(order, [Claim()] * 4, records)
+    only_caps = swarm_rates(order, [RateClaim()] * 4, records)
     assert uploads(only_caps) == [1e6, 3e6, None, float(HUGE)]
     assert downloads(only_caps) == [None, 1e6, None, None]
 
 
 def test_clients_do_not_reach_each_other() -> None:
-    claims = [Claim(), Claim(aggregates=False), Claim(), Claim(aggregates=False)]
+    claims = [RateClaim(), RateClaim(aggregates=False), RateClaim(), RateClaim(aggregates=False)]
     assert swarm_rates(peers(4), claims, {}).pairs == {(1, 3): 0.0, (3, 1): 0.0}
 
 
@@ -195,10 +199,10 @@ def test_rows_about_strangers_oneself_and_doubled_rows_are_ignored() -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, -math.inf])
 def test_numbers_that_make_no_sense_are_unknown(bad: float) -> None:
-    rates = swarm_rates(peers(3), [Claim(bad, bad, bad), Claim(MB, MB), Claim(MB, MB)], {})
+    rates = swarm_rates(peers(3), [RateClaim(bad, bad, bad), RateClaim(MB, MB), RateClaim(MB, MB)], {})
     assert uploads(rates) == downloads(rates) == [MB] * 3
     assert rates.peers[0].samples_per_second == 0.0
-    assert uploads(swarm_rates(peers(1), [Claim(bad, bad)], {})) == [None]
+    assert uploads(swarm_rates(peers(1), [RateClaim(bad, bad)], {})) == [None]
 
 
 _rate = st.none() | st.floats() | st.sampled_from([0.0, 1.0, 1e6, 1e15])
@@ -211,7 +215,7 @@ _percent = st.integers(0, 100)
 def test_whatever_is_said_gives_rates_and_the_order_does_not_matter(data: st.DataObject, count: int) -> None:
     order = peers(count)
     claims = [
-        Claim(data.draw(_rate), data.draw(_rate), data.draw(st.floats()), aggregates=data.draw(st.booleans()))
+        RateClaim(data.draw(_rate), data.draw(_rate), data.draw(st.floats()), aggregates=data.draw(st.booleans()))
         for _ in order
     ]
 
@@ -235,5 +239,5 @@ def test_whatever_is_said_gives_rates_and_the_order_does_not_matter(data: st.Dat
 
 
 def test_absurd_rates_do_no_more_than_lift_the_usual_one() -> None:
-    claims = [Claim(upload=1e308)] * 6
+    claims = [RateClaim(upload=1e308)] * 6
     assert uploads(swarm_rates(peers(6), claims, {})) == [1e15] * 6

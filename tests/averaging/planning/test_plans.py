@@ -10,7 +10,7 @@ import pytest
 from minga.averaging.allreduce.round import chunk_table
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.matchmaking.suspects import Suspects
-from minga.averaging.messages import MAX_CHUNKS, Member, Part, Plan, SignedPlan
+from minga.averaging.messages import MAX_CHUNKS, GroupMember, Part, Plan, SignedPlan
 from minga.averaging.planning.signed_plan import CONTEXT, PlanNeeds, accept_plan, make_plan, sign_plan
 from minga.averaging.solver.division import Division, PartShare, PeerRates, SwarmRates
 from minga.averaging.solver.planner import divide
@@ -20,7 +20,7 @@ from minga.network.interface import Address, PeerId
 
 LEADER = Identity.from_seed(bytes(32))
 PEERS = [LEADER.peer_id, PeerId(f"{1:064x}"), PeerId(f"{2:064x}")]
-MEMBERS = tuple(Member(Address(peer, ("10.0.0.1:1",)), peer != PEERS[2]) for peer in PEERS)
+MEMBERS = tuple(GroupMember(Address(peer, ("10.0.0.1:1",)), peer != PEERS[2]) for peer in PEERS)
 ARGUMENTS: dict[str, Any] = {"leader": LEADER.peer_id, "step": 5, "numel": 100, "me": PEERS[1]}
 PARTS = tuple(Part(stop, 0) for stop in range(1, 4097))
 
@@ -115,7 +115,7 @@ def test_suspicions_end_and_last_longer_each_time() -> None:
 
 def test_small_parts_go_in_smaller_chunks() -> None:
     numel = 6_000_000
-    members = tuple(Member(Address(PeerId(f"{i:064x}"), ("1.2.3.4:5",)), True) for i in range(17))
+    members = tuple(GroupMember(Address(PeerId(f"{i:064x}"), ("1.2.3.4:5",)), True) for i in range(17))
     parts = (PartShare(0.86, 0), PartShare(0.1, 1), PartShare(0.03, 2), PartShare(0.01, 3))
     layout = VectorLayout((numel,), "float32")
 

@@ -9,8 +9,8 @@ import random
 import numpy as np
 import pytest
 
-from minga.averaging.planning.contributor_choice import Work, combined, resting, step_seconds, with_resting
-from minga.averaging.solver.clean_rates import UsableRates, usable
+from minga.averaging.planning.contributor_choice import StepWork, combined, resting, step_seconds, with_resting
+from minga.averaging.solver.clean_rates import CleanRates, usable
 from minga.averaging.solver.division import SwarmRates
 from minga.averaging.solver.lower_bound import best_contributors, shortest_round
 from tests.worlds.planner_swarms import GBIT, VECTOR, auxiliary, peer, random_swarm, two_sites
@@ -18,7 +18,7 @@ from tests.worlds.planner_swarms import GBIT, VECTOR, auxiliary, peer, random_sw
 LIMIT_S = 20.0
 
 
-def exhaustive(rates: SwarmRates, work: Work) -> float:
+def exhaustive(rates: SwarmRates, work: StepWork) -> float:
     """The shortest step of all 2^n - 1 choices, each by its own linear programme."""
     best = math.inf
     senders = [index for index, one in enumerate(rates.peers) if one.sends]
@@ -31,7 +31,7 @@ def exhaustive(rates: SwarmRates, work: Work) -> float:
     return best
 
 
-def literal(rates: UsableRates) -> float:
+def literal(rates: CleanRates) -> float:
     """Vectors per second by the published programme, n^3 rows and all; `rates` in vectors per second, c as given."""
     optimize = pytest.importorskip("scipy.optimize", reason="scipy solves the linear programme")
     count = rates.count
@@ -87,7 +87,7 @@ def test_the_choice_is_the_best_of_all(overlapped: bool) -> None:
     looser = 0
     for trial in range(10):
         rates = random_swarm(generator, 3 + trial % 5, paths=0.2 * (trial % 2))
-        work = Work(0.286 * GBIT, 40.0 * len(rates.peers) * generator.uniform(0.1, 3.0), overlapped)
+        work = StepWork(0.286 * GBIT, 40.0 * len(rates.peers) * generator.uniform(0.1, 3.0), overlapped)
         found = best_contributors(usable(rates), work.vector_bytes, work.batch, overlapped=overlapped, limit_s=LIMIT_S)
         relaxed = best_contributors(
             usable(rates), work.vector_bytes, work.batch, overlapped=overlapped, limit_s=LIMIT_S, relaxed=True
@@ -115,7 +115,7 @@ def slow_uploaders(count: int, slow: int) -> SwarmRates:
 @pytest.mark.parametrize(("count", "slow"), [(6, 1), (6, 2), (40, 5)])
 def test_those_whose_upload_slows_everybody_rest(count: int, slow: int, overlapped: bool) -> None:
     rates = slow_uploaders(count, slow)
-    work = Work(0.286 * GBIT, 1000.0, overlapped)
+    work = StepWork(0.286 * GBIT, 1000.0, overlapped)
     rests = resting(rates, work)
     assert rests == tuple(range(count - slow, count))
     assert step_seconds(with_resting(rates, rests), work) < step_seconds(rates, work) / 1.5
@@ -124,20 +124,24 @@ def test_those_whose_upload_slows_everybody_rest(count: int, slow: int, overlapp
 
 def test_nobody_rests_for_nothing() -> None:
     alike = SwarmRates((peer(0.1, samples_per_second=10.0),) * 6)
-    for work in (Work(0.286 * GBIT, 4096.0), Work(0.286 * GBIT, 4096.0, overlapped=True), Work(0.0, 4096.0)):
+    for work in (
+        StepWork(0.286 * GBIT, 4096.0),
+        StepWork(0.286 * GBIT, 4096.0, overlapped=True),
+        StepWork(0.0, 4096.0),
+    ):
         assert resting(alike, work) == ()
-    assert resting(SwarmRates((peer(0.1),) * 6), Work(VECTOR, 10.0)) == ()
-    assert resting(SwarmRates((peer(0.1, aggregates=False, samples_per_second=1.0),) * 3), Work(VECTOR, 10.0)) == ()
+    assert resting(SwarmRates((peer(0.1),) * 6), StepWork(VECTOR, 10.0)) == ()
+    assert resting(SwarmRates((peer(0.1, aggregates=False, samples_per_second=1.0),) * 3), StepWork(VECTOR, 10.0)) == ()
     # A slow upload does not matter when the batch takes longer.
-    assert resting(slow_uploaders(6, 2), Work(0.001 * GBIT, 1e6)) == ()
+    assert resting(slow_uploaders(6, 2), StepWork(0.001 * GBIT, 1e6)) == ()
 
 
 def test_peers_that_tell_no_speed_are_left_alone() -> None:
     rates = SwarmRates((*slow_uploaders(6, 1).peers, peer(1.0), auxiliary(1.0, receives=True)))
-    assert resting(rates, Work(0.286 * GBIT, 1000.0)) == (5,)
+    assert resting(rates, StepWork(0.286 * GBIT, 1000.0)) == (5,)
 
 
 def test_steps() -> None:
-    assert combined(Work(1.0, 100.0), 10.0, 4.0) == pytest.approx(14.0)
-    assert combined(Work(1.0, 100.0, overlapped=True), 10.0, 4.0) == pytest.approx(10.0)
-    assert combined(Work(1.0, 100.0), 0.0, 4.0) == math.inf
+    assert combined(StepWork(1.0, 100.0), 10.0, 4.0) == pytest.approx(14.0)
+    assert combined(StepWork(1.0, 100.0, overlapped=True), 10.0, 4.0) == pytest.approx(10.0)
+    assert combined(StepWork(1.0, 100.0), 0.0, 4.0) == math.inf

@@ -16,7 +16,7 @@ from minga.averaging.solver.flat import flat_shares
 from minga.averaging.solver.large_groups import LARGE
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import predict
-from minga.network.bandwidth.access_link import LineRates
+from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.records import Links
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import virtually
@@ -97,10 +97,10 @@ async def test_a_member_counts_what_a_plan_of_two_levels_asks_of_it() -> None:
     root = division.parts[0].root
     links = {party.peer_id: Links(1_000_000, 1_000_000) for party in world.parties}
     plain = next(peer for peer in range(count) if all(peer not in part.relays for part in division.parts))
-    assert unfairness(plan, links, LineRates(1e6, 1e6), root, 4e6) is None
-    slow = unfairness(plan, links, LineRates(1e4, 1e6), root, 4e6)
+    assert unfairness(plan, links, AccessRates(1e6, 1e6), root, 4e6) is None
+    slow = unfairness(plan, links, AccessRates(1e4, 1e6), root, 4e6)
     assert slow is not None
     assert "busy for" in slow
     foreseen = predict(division, SwarmRates((PeerRates(1e6, 1e6),) * count), 4e6)
     assert f"{foreseen.upload_bytes[root] / 1e4:.0f} s" in slow
-    assert unfairness(plan, links, LineRates(1e5, 1e6), plain, 4e6) is None
+    assert unfairness(plan, links, AccessRates(1e5, 1e6), plain, 4e6) is None

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import minga.cli
-from minga.averaging.planning.contributor_choice import Work
+from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.planning.plan import _is_link
 from minga.cli.planning.plan_view import plan_json, plan_table, plan_text
@@ -29,7 +29,7 @@ from tests.worlds.planner_swarms import GBIT, HOMES, SETUPS, auxiliary, client, 
 HEAD = 'target_batch_size = 4096\nparameters = 17_850_000\ncodec = "float16"\n'
 HOME = '[[peers]]\nname = "home"\ncount = 8\nupload = "20Mbit"\ndownload = "100Mbit"\nsamples_per_second = 10\n'
 CLOUD = '[[peers]]\nname = "cloud"\nupload = "1Gbit"\nrole = "auxiliary"\nreceives = false\n'
-WORK = Work(0.286 * GBIT, 4096.0)
+WORK = StepWork(0.286 * GBIT, 4096.0)
 SIZE = 100_000_000
 
 
@@ -48,7 +48,7 @@ def written(folder: Path, text: str) -> Path:
 def test_a_file_of_peers(tmp_path: Path) -> None:
     swarm = read_swarm_file(written(tmp_path, HEAD + HOME + CLOUD))
     assert swarm.names == (*(f"home {number}" for number in range(1, 9)), "cloud")
-    assert swarm.work == Work(35_700_000.0, 4096.0, overlapped=False)
+    assert swarm.work == StepWork(35_700_000.0, 4096.0, overlapped=False)
     home, cloud = swarm.rates.peers[0], swarm.rates.peers[8]
     assert (home.upload, home.download, home.sends, home.aggregates) == (2.5e6, 12.5e6, True, True)
     assert (cloud.upload, cloud.download, cloud.sends, cloud.receives) == (125e6, 125e6, False, False)
@@ -67,7 +67,7 @@ def test_paths_between_classes_and_sites(tmp_path: Path) -> None:
     slow = {pair for pair, rate in swarm.rates.pairs.items() if rate == 6.25e6}
     assert slow == across | {(j, i) for i, j in across}
     assert {pair for pair, rate in swarm.rates.pairs.items() if rate == 0.0} == {(4, 5), (5, 4)}
-    assert swarm.work == Work(1000.0, 1.0, overlapped=True)
+    assert swarm.work == StepWork(1000.0, 1.0, overlapped=True)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from minga.cli.taking_part.graceful_leave import ASKED, Leaving
+from minga.cli.taking_part.graceful_leave import ASKED, GracefulLeave
 from minga.cli.terminal.context import Context
-from minga.training.life.verified_member import SecureLife
+from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
 
 TWICE = """
@@ -46,7 +46,7 @@ class Interruption:
         self.instead = instead
 
 
-def leaving(mode: str, life: object) -> tuple[Leaving, Interruption, list[str]]:
+def leaving(mode: str, life: object) -> tuple[GracefulLeave, Interruption, list[str]]:
     interruption, said = Interruption(), list[str]()
     peer = SimpleNamespace(
         role="trainer",
@@ -54,15 +54,15 @@ def leaving(mode: str, life: object) -> tuple[Leaving, Interruption, list[str]]:
         session=SimpleNamespace(member=life),
     )
     context = SimpleNamespace(interruption=interruption, output=SimpleNamespace(say=said.append))
-    return Leaving(cast(Peer, peer), cast(Context, context)), interruption, said
+    return GracefulLeave(cast(Peer, peer), cast(Context, context)), interruption, said
 
 
-def secure_life(*, has_a_say: bool) -> SecureLife:
-    life = cast(Any, object.__new__(SecureLife))
+def secure_life(*, has_a_say: bool) -> VerifiedMember:
+    life = cast(Any, object.__new__(VerifiedMember))
     life._replica = SimpleNamespace(step=7)
     life.secure = SimpleNamespace(is_member=has_a_say)
     life._spec = SimpleNamespace(training=SimpleNamespace(stop_after_steps=None))
-    return cast(SecureLife, life)
+    return cast(VerifiedMember, life)
 
 
 def test_a_member_leaves_when_the_step_is_taken() -> None:

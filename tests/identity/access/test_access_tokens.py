@@ -22,7 +22,7 @@ from minga.identity.access.ledger import (
 from minga.identity.access.orders import MAX_TERMS, Barred, Grant, Revocation, Transfer
 from minga.identity.access.token import MAX_TOKEN_BYTES, Login, Token
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import Entry
+from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.network.authorizer import MAX_CREDENTIAL_BYTES
@@ -162,7 +162,7 @@ def test_the_largest_token_fits() -> None:
     assert book.check(watched, OTHER.peer_id, NOW).only_watches
     assert book.check(named, OTHER.peer_id, NOW).only_watches
     assert book.check(login, PEER.peer_id, NOW).name == "n" * 64
-    link = Link(RUN, A.peer_id, (Entry(A.peer_id, ("192.0.2.1:9",)),), access)
+    link = Link(RUN, A.peer_id, (EntryPoint(A.peer_id, ("192.0.2.1:9",)),), access)
     assert Link.parse(str(link)) == link
 
 
@@ -308,7 +308,7 @@ def test_transfers_are_bounded() -> None:
 
 
 def test_links_carry_what_admits() -> None:
-    entries = (Entry(A.peer_id, ("192.0.2.1:9",)),)
+    entries = (EntryPoint(A.peer_id, ("192.0.2.1:9",)),)
     invitation = LinkAccess(grant(subject=GUEST, uses=1), GUEST.seed)
     link = Link(RUN, A.peer_id, entries, invitation)
     assert Link.parse(str(link)) == link
@@ -330,4 +330,4 @@ def test_links_carry_what_admits() -> None:
 )
 def test_a_secret_that_does_not_fit_is_no_link(access: LinkAccess) -> None:
     with pytest.raises(LinkError, match="does not understand"):
-        Link.parse(str(Link(RUN, A.peer_id, (Entry(A.peer_id),), access)))
+        Link.parse(str(Link(RUN, A.peer_id, (EntryPoint(A.peer_id),), access)))

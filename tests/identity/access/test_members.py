@@ -17,7 +17,7 @@ from minga.identity.access.ledger import CLOCK_SKEW_S, AccessLedger, Organisers
 from minga.identity.access.orders import Grant, Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import Entry
+from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
@@ -426,7 +426,7 @@ async def test_a_newcomer_does_not_believe_an_impostor() -> None:
         RunFileServer(session.node, signed, {}, {})
     network = swarm.internet.host(name="newcomer")
     entries = [session.node.address for session in [impostor, *everybody]]
-    link_entries = tuple(Entry(address.peer_id) for address in entries)
+    link_entries = tuple(EntryPoint(address.peer_id) for address in entries)
     link = Link(spec.run_id, ORGANISER.peer_id, link_entries, invitation(spec))
     access = RunAccess(AccessFiles(Path("/nonexistent")), link, keeps=False)
     token = access.token(network.peer_id, network.wall_time())

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from minga.core.errors import LinkError
 from minga.identity.links.encoding import MAX_BODY_BYTES, decode_body, encode_body
-from minga.identity.links.links import MAX_LINK_CHARACTERS, Entry, Link, _base32, _checksum
+from minga.identity.links.links import MAX_LINK_CHARACTERS, EntryPoint, Link, _base32, _checksum
 
 RUN, ORGANISER, OTHER = "1f" * 32, "2e" * 32, "3d" * 32
 LINK = Link(
     RUN,
     ORGANISER,
     (
-        Entry(ORGANISER, ("192.168.1.5:40123", "[2001:db8::7]:443"), "https://relay.example.org/"),
-        Entry(OTHER, ("203.0.113.9:1",)),
+        EntryPoint(ORGANISER, ("192.168.1.5:40123", "[2001:db8::7]:443"), "https://relay.example.org/"),
+        EntryPoint(OTHER, ("203.0.113.9:1",)),
     ),
 )
 
@@ -37,7 +37,7 @@ relays = st.none() | hosts.map(lambda host: f"https://{host}") | hosts.map(lambd
 def links(draw: st.DrawFn) -> Link:
     organiser = draw(hex_ids)
     peers = draw(st.lists(hex_ids | st.just(organiser), min_size=1, max_size=4, unique=True))
-    entries = tuple(Entry(peer, tuple(draw(st.lists(endpoints, max_size=4))), draw(relays)) for peer in peers)
+    entries = tuple(EntryPoint(peer, tuple(draw(st.lists(endpoints, max_size=4))), draw(relays)) for peer in peers)
     authority = draw(st.none() | hosts.map(lambda host: f"https://{host}:8443/run") | st.just("http://127.0.0.1:8470"))
     return Link(draw(hex_ids), organiser, entries, authority=authority)
 
@@ -62,7 +62,7 @@ def test_the_alphabet_survives_chat_programs_and_suits_qr_codes() -> None:
 
 
 def test_a_usual_link_is_short() -> None:
-    text = str(Link(RUN, ORGANISER, (Entry(ORGANISER, ("192.168.1.5:40123", "203.0.113.9:40123")),)))
+    text = str(Link(RUN, ORGANISER, (EntryPoint(ORGANISER, ("192.168.1.5:40123", "203.0.113.9:40123")),)))
     assert len(text) <= 145
     assert segno.make(text.upper(), mode="alphanumeric", error="l").version <= 5
 
@@ -237,7 +237,7 @@ def test_bad_ids(bad: object) -> None:
     with pytest.raises(LinkError):
         Link(RUN, bad, LINK.entries)  # type: ignore[arg-type]
     with pytest.raises(LinkError):
-        Entry(bad)  # type: ignore[arg-type]
+        EntryPoint(bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_bad_ids(bad: object) -> None:
 )
 def test_bad_endpoints(bad: object) -> None:
     with pytest.raises(LinkError, match=r"192\.0\.2\.7:4433"):
-        Entry(ORGANISER, (bad,))  # type: ignore[arg-type]
+        EntryPoint(ORGANISER, (bad,))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -283,30 +283,30 @@ def test_bad_endpoints(bad: object) -> None:
 )
 def test_bad_relays(bad: object) -> None:
     with pytest.raises(LinkError, match="https://"):
-        Entry(ORGANISER, (), bad)  # type: ignore[arg-type]
+        EntryPoint(ORGANISER, (), bad)  # type: ignore[arg-type]
 
 
 def test_bounds() -> None:
     with pytest.raises(LinkError, match="at most 8"):
-        Entry(ORGANISER, ("1.2.3.4:5",) * 9)
+        EntryPoint(ORGANISER, ("1.2.3.4:5",) * 9)
     with pytest.raises(LinkError, match="tuple"):
-        Entry(ORGANISER, ["1.2.3.4:5"])  # type: ignore[arg-type]
+        EntryPoint(ORGANISER, ["1.2.3.4:5"])  # type: ignore[arg-type]
     with pytest.raises(LinkError, match="1 to 8"):
         Link(RUN, ORGANISER, ())
     with pytest.raises(LinkError, match="1 to 8"):
-        Link(RUN, ORGANISER, tuple(Entry(f"{i:064x}") for i in range(9)))
+        Link(RUN, ORGANISER, tuple(EntryPoint(f"{i:064x}") for i in range(9)))
     with pytest.raises(LinkError, match="only once"):
-        Link(RUN, ORGANISER, (Entry(OTHER), Entry(OTHER)))
+        Link(RUN, ORGANISER, (EntryPoint(OTHER), EntryPoint(OTHER)))
     with pytest.raises(LinkError, match="tuple of Entry"):
         Link(RUN, ORGANISER, ("x",))  # type: ignore[arg-type]
-    large = Entry(OTHER, ("[2001:db8::7]:443",) * 8, "https://" + "r" * 190)
+    large = EntryPoint(OTHER, ("[2001:db8::7]:443",) * 8, "https://" + "r" * 190)
     with pytest.raises(LinkError, match="name fewer"):
-        Link(RUN, ORGANISER, tuple(Entry(f"{i:064x}", large.direct, large.relay) for i in range(6)))
+        Link(RUN, ORGANISER, tuple(EntryPoint(f"{i:064x}", large.direct, large.relay) for i in range(6)))
     assert len(encode_body(RUN, ORGANISER, (large,))) < MAX_BODY_BYTES
 
 
 def test_endpoints_are_kept_in_their_shortest_spelling() -> None:
-    assert Entry(ORGANISER, ("[2001:0db8:0:0::7]:0443",)).direct == ("[2001:db8::7]:443",)
+    assert EntryPoint(ORGANISER, ("[2001:0db8:0:0::7]:0443",)).direct == ("[2001:db8::7]:443",)
 
 
 # ---- QR codes
@@ -332,7 +332,7 @@ def test_the_qr_code_shows_the_link(colour: bool, glyphs: str) -> None:
 
 
 def test_the_largest_link_fits_into_a_qr_code() -> None:
-    entries = tuple(Entry(f"{i:064x}", ("[2001:db8::7]:443",) * 4) for i in range(8))
+    entries = tuple(EntryPoint(f"{i:064x}", ("[2001:db8::7]:443",) * 4) for i in range(8))
     assert LINK.qr().count("\n") < Link(RUN, ORGANISER, entries).qr().count("\n")
 
 

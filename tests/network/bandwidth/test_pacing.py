@@ -11,9 +11,9 @@ import pytest
 
 from minga.core.errors import RejectedError
 from minga.core.rate_cap import DailyWindow, RateCap
-from minga.network.bandwidth.access_link import Lines
+from minga.network.bandwidth.access_link import AccessLink
 from minga.network.bandwidth.meter import SETTLE_S
-from minga.network.bandwidth.token_bucket import SMALLEST_PIECE_BYTES, Pacer
+from minga.network.bandwidth.token_bucket import SMALLEST_PIECE_BYTES, TokenBucket
 from minga.network.rpc.keepalive import SILENCE_S
 from tests.worlds.link_world import FRAME_BYTES, MB, LinkWorld
 from tests.worlds.swarm_tools import virtually
@@ -23,11 +23,11 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def pacer(rate: float | None) -> Pacer:
-    return Pacer(None if rate is None else RateCap(rate), lambda: 0.0)
+def pacer(rate: float | None) -> TokenBucket:
+    return TokenBucket(None if rate is None else RateCap(rate), lambda: 0.0)
 
 
-async def drain(pacer: Pacer, size: int, *, urgent: bool = False, piece: int | None = None) -> float:
+async def drain(pacer: TokenBucket, size: int, *, urgent: bool = False, piece: int | None = None) -> float:
     """Take `size` bytes piece by piece; returns when the last was let through."""
     while size > 0:
         taken = min(size, piece or pacer.piece_bytes)
@@ -51,7 +51,7 @@ def test_the_rate_is_kept_whatever_waits(rate: float, streams: int) -> None:
 @virtually
 async def test_without_a_cap_nothing_waits() -> None:
     for cap in (None, RateCap(math.inf)):
-        free = Pacer(cap, lambda: 0.0)
+        free = TokenBucket(cap, lambda: 0.0)
         assert free.rate is None
         await drain(free, 1 << 30)
         free.charge(1 << 40)
@@ -130,7 +130,9 @@ async def test_schedules_are_followed_while_bytes_wait() -> None:
     origin = 1_767_225_600.0
     local = time.localtime(origin)
     minute = local.tm_hour * 60 + local.tm_min
-    paced = Pacer(RateCap(1e5, (DailyWindow((minute + 1) % 1440, (minute + 2) % 1440, 1e6),)), lambda: origin + now())
+    paced = TokenBucket(
+        RateCap(1e5, (DailyWindow((minute + 1) % 1440, (minute + 2) % 1440, 1e6),)), lambda: origin + now()
+    )
     end_of_minute = 60.0 - local.tm_sec
     await drain(paced, int(1e5 * end_of_minute + 1e6 * 30))
     assert now() == pytest.approx(end_of_minute + 30.0, rel=0.02)
@@ -212,8 +214,8 @@ async def test_a_line_slower_than_its_cap_is_measured_as_it_is() -> None:
 
 @virtually
 async def test_rates_without_measurements() -> None:
-    def lines(*caps: Any) -> Lines:
-        return Lines(now, lambda: 0.0, *caps)
+    def lines(*caps: Any) -> AccessLink:
+        return AccessLink(now, lambda: 0.0, *caps)
 
     assert lines().rates().limited_by == "upload unknown, download unknown"
     capped = lines(RateCap(1e6), RateCap(math.inf)).rates()

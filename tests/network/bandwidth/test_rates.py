@@ -11,7 +11,7 @@ import pytest
 
 from minga.core.errors import ProtocolError
 from minga.network.bandwidth import delivery_reports
-from minga.network.bandwidth.delivery_reports import BulkUse, Receipts, Span
+from minga.network.bandwidth.delivery_reports import BulkUse, DeliveryReports, Span
 from minga.network.bandwidth.meter import SETTLE_S, DirectionMeter
 from minga.network.bandwidth.time_buckets import SLOT_S
 from minga.network.gossip.link_record import has_moved, is_news, links_of
@@ -297,13 +297,13 @@ async def test_who_acknowledges_more_than_was_sent_is_found_out() -> None:
     await world.start()
     liar = world.peers[0]
 
-    def twice(self: Receipts, span: Span) -> bytes:
+    def twice(self: DeliveryReports, span: Span) -> bytes:
         received, size, begin, end, room = struct.unpack(">QQQQ?", honest(self, span))
         return struct.pack(">QQQQ?", 2 * received, 2 * size, begin, end, room)
 
-    honest = Receipts.report
+    honest = DeliveryReports.report
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delivery_reports.Receipts, "report", twice)
+        patch.setattr(delivery_reports.DeliveryReports, "report", twice)
         with pytest.raises(ProtocolError, match="a receipt for"):
             await world.peers[1].send(liar, 4_000_000)
     await world.close()

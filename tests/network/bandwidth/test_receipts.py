@@ -12,7 +12,7 @@ from minga.network.bandwidth.delivery_reports import (
     LONGEST_S,
     REPORT_BYTES,
     REPORT_S,
-    Receipts,
+    DeliveryReports,
     Span,
 )
 from minga.network.rpc.framing import RECEIPT
@@ -20,7 +20,9 @@ from tests.worlds.link_world import LinkWorld
 from tests.worlds.swarm_tools import virtually
 
 
-def receive(receipts: Receipts, frames: int, size: int, begin_s: float, seconds: float) -> list[tuple[Span, bytes]]:
+def receive(
+    receipts: DeliveryReports, frames: int, size: int, begin_s: float, seconds: float
+) -> list[tuple[Span, bytes]]:
     """Frames that arrive evenly."""
     reports = []
     for index in range(frames):
@@ -32,7 +34,7 @@ def receive(receipts: Receipts, frames: int, size: int, begin_s: float, seconds:
 
 
 def test_both_sides_count_the_same_spans_by_their_own_clocks() -> None:
-    sender, receiver = Receipts(), Receipts()
+    sender, receiver = DeliveryReports(), DeliveryReports()
     sender.hand_over(100 * 10_000, 1005.0)
     reports = receive(receiver, 100, 10_000, 5.0, 1.0)
     assert [span.size for span, _ in reports] == [250_000] * 4
@@ -46,7 +48,7 @@ def test_both_sides_count_the_same_spans_by_their_own_clocks() -> None:
 
 
 def test_a_receipt_that_was_held_up_shifts_nothing() -> None:
-    sender, receiver = Receipts(), Receipts()
+    sender, receiver = DeliveryReports(), DeliveryReports()
     sender.hand_over(2_000_000, 0.0)
     reports = receive(receiver, 100, 10_000, 0.0, 1.0)
     delays = [3.0, 0.02, 0.5, 2.0]  # the first was held up, too
@@ -55,15 +57,15 @@ def test_a_receipt_that_was_held_up_shifts_nothing() -> None:
 
 
 def test_fast_transfers_are_reported_by_bytes_and_slow_ones_by_time() -> None:
-    assert len(receive(Receipts(), 100, REPORT_BYTES // 10, 0.0, 0.6)) == 9
-    assert len(receive(Receipts(), 100, LEAST_BYTES // 9, 0.0, 10 * REPORT_S)) == 10
-    assert len(receive(Receipts(), 100, LEAST_BYTES // 50, 0.0, 5 * LONGEST_S)) == 5  # slow ones seldom
-    assert receive(Receipts(), 100, 20, 0.0, 10 * REPORT_S) == []  # too few bytes to tell anything
-    assert receive(Receipts(), 100, REPORT_BYTES, 0.0, 0.0) == []  # too fast
+    assert len(receive(DeliveryReports(), 100, REPORT_BYTES // 10, 0.0, 0.6)) == 9
+    assert len(receive(DeliveryReports(), 100, LEAST_BYTES // 9, 0.0, 10 * REPORT_S)) == 10
+    assert len(receive(DeliveryReports(), 100, LEAST_BYTES // 50, 0.0, 5 * LONGEST_S)) == 5  # slow ones seldom
+    assert receive(DeliveryReports(), 100, 20, 0.0, 10 * REPORT_S) == []  # too few bytes to tell anything
+    assert receive(DeliveryReports(), 100, REPORT_BYTES, 0.0, 0.0) == []  # too fast
 
 
 def test_a_pause_is_no_part_of_a_span() -> None:
-    receipts = Receipts()
+    receipts = DeliveryReports()
     reports = receive(receipts, 10, 10_000, 0.0, 0.2) + receive(receipts, 30, 10_000, 100.0, 0.3)
     assert [(span.begin_s, span.size) for span, _ in reports] == [(100.0, 250_000)]
     assert receipts.unreported == (0, 150_000)
@@ -71,7 +73,7 @@ def test_a_pause_is_no_part_of_a_span() -> None:
 
 @pytest.mark.parametrize("gap_s", [0.01, 0.2])
 def test_gaps_between_frames_are_not_loaded(gap_s: float) -> None:
-    sender, receiver, now = Receipts(), Receipts(), 0.0
+    sender, receiver, now = DeliveryReports(), DeliveryReports(), 0.0
     loaded = []
     for _ in range(200):
         sender.hand_over(20_000, now)
@@ -101,7 +103,7 @@ FORGED = {
 
 @pytest.mark.parametrize("numbers", FORGED.values(), ids=FORGED.keys())
 def test_forged_receipts_are_refused(numbers: tuple[int, ...]) -> None:
-    sender = Receipts()
+    sender = DeliveryReports()
     sender.hand_over(1_000_000, 0.0)
     if numbers == FORGED["the end of time"]:  # may be true as far as one can see, and does no harm
         assert sender.acknowledge(struct.pack(">QQQQ?", *numbers, False), 1.0).end_s <= 1.0
@@ -111,7 +113,7 @@ def test_forged_receipts_are_refused(numbers: tuple[int, ...]) -> None:
 
 
 def test_receipts_do_not_repeat_or_overlap() -> None:
-    sender, receiver = Receipts(), Receipts()
+    sender, receiver = DeliveryReports(), DeliveryReports()
     sender.hand_over(2_000_000, 0.0)
     (_, first), (_, second), *_ = receive(receiver, 100, 10_000, 0.0, 1.0)
     sender.acknowledge(first, 1.0)
@@ -138,7 +140,7 @@ def test_receipts_out_of_place_are_an_offence(body: bytes) -> None:
 
 
 def test_a_span_waits_until_its_receipt_can_be_sent() -> None:
-    receipts = Receipts()
+    receipts = DeliveryReports()
     receipts.expect(500_000, 0.0)
     for number in range(1, 6):
         receipts.came(100_000, number)
@@ -146,7 +148,7 @@ def test_a_span_waits_until_its_receipt_can_be_sent() -> None:
 
 
 def test_spans_end_within_a_frame_that_takes_long() -> None:
-    sender, receiver = Receipts(), Receipts()
+    sender, receiver = DeliveryReports(), DeliveryReports()
     sender.hand_over(60_000, 0.0)
     receiver.expect(60_000, 0.0)
     reports = []
@@ -163,7 +165,7 @@ def test_spans_end_within_a_frame_that_takes_long() -> None:
 
 
 def test_what_came_before_a_pause_can_be_reported_after_it() -> None:
-    receipts = Receipts()
+    receipts = DeliveryReports()
     for begin_s in (0.0, 10.0):
         assert receipts.is_paused(begin_s)
         receipts.expect(4_000, begin_s)
@@ -178,7 +180,7 @@ def test_what_came_before_a_pause_can_be_reported_after_it() -> None:
 @pytest.mark.parametrize("waiting", [False, True])
 def test_what_is_sent_as_it_comes_is_not_loaded(waiting: bool) -> None:
     """Frames of 10 KB every 30 ms over a line that needs 20 ms for one, or 30 ms if it is the limit."""
-    sender, receiver = Receipts(), Receipts()
+    sender, receiver = DeliveryReports(), DeliveryReports()
     loaded = []
     for number in range(100):
         for _ in range(4 if waiting and not number else 1):  # three more are always there

@@ -11,12 +11,12 @@ import pytest
 from minga.core.errors import ProtocolError, RejectedError, UnreachableError
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import anti_entropy, gossip, records, rumours
-from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, Wanted
+from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.gossip import EXCHANGE_METHOD
-from minga.network.gossip.peer_records import Entry
+from minga.network.gossip.peer_records import StoredRecord
 from minga.network.gossip.records import KINDS, Beat, LinkRow, Links, Payload, Progress, Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
-from minga.network.gossip.rumours import Pusher
+from minga.network.gossip.rumours import RumourSpreader
 from minga.network.interface import PeerId
 from minga.network.rpc import node
 from minga.network.virtual.internet import HostSettings
@@ -267,7 +267,7 @@ MALFORMED: dict[str, tuple[str, list[Any]]] = {
     "negative age": (PUSH_METHOD, [Push([Aged(GOOD, -1)])]),
     "summary cut short": (EXCHANGE_METHOD, [Summary(True, bytes(13))]),
     "summary too long": (EXCHANGE_METHOD, [Summary(True, bytes(12 * 5000))]),
-    "wanted prefix too short": (EXCHANGE_METHOD, [Summary(True, b""), Page([], False, [Wanted(b"x", [1])])]),
+    "wanted prefix too short": (EXCHANGE_METHOD, [Summary(True, b""), Page([], False, [WantedRecords(b"x", [1])])]),
     "empty pages without end": (EXCHANGE_METHOD, [Summary(True, b""), Page([], True), Page([], True)]),
     "push instead of page": (EXCHANGE_METHOD, [Summary(True, b""), Detail([])]),
 }
@@ -363,12 +363,12 @@ def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pyt
     async def scenario(swarm: Swarm) -> None:
         writer = swarm.peers[3]
 
-        async def push(self: Pusher, peer: PeerId, entries: list[Entry]) -> None:
+        async def push(self: RumourSpreader, peer: PeerId, entries: list[StoredRecord]) -> None:
             pushed.extend((self._board.peer_id, peer) for e in entries if e.record.code == KINDS["links"].code)
             await original(self, peer, entries)
 
-        original, neighbours = Pusher._push, len(writer.node.connected())
-        monkeypatch.setattr(Pusher, "_push", push)
+        original, neighbours = RumourSpreader._push, len(writer.node.connected())
+        monkeypatch.setattr(RumourSpreader, "_push", push)
         writer.board.put(links)
         await swarm.until(lambda: all(p.board.get(writer.peer_id, Links) == links for p in swarm.peers), 20.0)
         assert len(pushed) == min(neighbours, rumours.FANOUT)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.averaging.planning.believed_rates import Claim, swarm_rates
+from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.rate_cap import RateCap
 from minga.network.bandwidth.delivery_reports import BulkUse
@@ -31,7 +31,7 @@ from minga.network.probing.prober import (
     SINK,
     SOURCE,
 )
-from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, Batch, Ready, Reserve, Wanted
+from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, Batch, ProbeRequest, Ready, Reserve
 from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
@@ -130,7 +130,7 @@ async def test_a_hub_with_sixteen_slow_partners_learns_what_it_can_give_them() -
 def believed(world: LinkWorld) -> dict[tuple[str, str], float]:
     records: dict[Any, Links] = world.records()
     order = [peer.peer_id for peer in world.peers]
-    claims = [Claim(records[peer].upload or None, records[peer].download or None) for peer in order]
+    claims = [RateClaim(records[peer].upload or None, records[peer].download or None) for peer in order]
     pairs = swarm_rates(order, claims, records).pairs
     return {(world.peers[i].network.name, world.peers[j].network.name): rate for (i, j), rate in pairs.items()}
 
@@ -379,7 +379,7 @@ def test_batches_out_of_range(raw: dict[str, int]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(raw, Batch)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({"max_bytes": raw.get("size", -1) - MAX_PHASE_BYTES * 2}, Wanted)
+        msgspec.convert({"max_bytes": raw.get("size", -1) - MAX_PHASE_BYTES * 2}, ProbeRequest)
 
 
 @virtually
@@ -388,7 +388,7 @@ async def test_who_asks_for_bytes_and_takes_none_gets_none() -> None:
     await world.start()
 
     async def ask(stream: MessageStream) -> None:
-        await stream.send(Wanted(MAX_PHASE_BYTES))
+        await stream.send(ProbeRequest(MAX_PHASE_BYTES))
         await asyncio.sleep(5.0)
 
     before = moved(world)

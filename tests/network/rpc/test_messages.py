@@ -16,12 +16,19 @@ from hypothesis import strategies as st
 from minga.averaging import messages as wire
 from minga.averaging.messages import Join, Report
 from minga.core.errors import ProtocolError, RejectedError, SilentError, UnreachableError
-from minga.network.bandwidth.access_link import Lines
+from minga.network.bandwidth.access_link import AccessLink
 from minga.network.interface import Address, Buffer, PeerId, Stream
 from minga.network.rpc.dial_back import DialMe
 from minga.network.rpc.framing import BULK, MAX_MESSAGE_BYTES, MessageStream, Refusal
 from minga.network.rpc.handshake import Call, Hello
-from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, STREAMS_PER_TICK, Clockwork, silence_limit
+from minga.network.rpc.keepalive import (
+    LEAST_TICKS,
+    MOST_TICKS,
+    PULSE_S,
+    STREAMS_PER_TICK,
+    KeepaliveTicker,
+    silence_limit,
+)
 from tests.worlds.swarm_tools import virtually
 
 PEER = PeerId("ab" * 32)
@@ -69,13 +76,15 @@ class Tape(Stream):
         self._wake.set()
 
 
-def lines() -> Lines:
-    return Lines(asyncio.get_running_loop().time, lambda: 0.0)
+def lines() -> AccessLink:
+    return AccessLink(asyncio.get_running_loop().time, lambda: 0.0)
 
 
-def stream_of(recorded: bytes, *, clockwork: Clockwork | None = None, **options: Any) -> tuple[MessageStream, Tape]:
+def stream_of(
+    recorded: bytes, *, clockwork: KeepaliveTicker | None = None, **options: Any
+) -> tuple[MessageStream, Tape]:
     tape = Tape(recorded, **options)
-    return MessageStream(tape, PEER, clockwork or Clockwork(), lambda: None, lines()), tape
+    return MessageStream(tape, PEER, clockwork or KeepaliveTicker(), lambda: None, lines()), tape
 
 
 def pulse(ticks: int = LEAST_TICKS) -> bytes:
@@ -233,7 +242,7 @@ class SlowTape(Tape):
 
 @virtually
 async def test_the_reset_of_a_stream_that_fell_silent_is_not_cut_short() -> None:
-    clockwork = Clockwork()
+    clockwork = KeepaliveTicker()
     clockwork.start()
     tape = SlowTape(b"", ends=False)
     stream = MessageStream(tape, PEER, clockwork, lambda: None, lines())
@@ -246,7 +255,7 @@ async def test_the_reset_of_a_stream_that_fell_silent_is_not_cut_short() -> None
 
 @virtually
 async def test_a_silent_peer_is_given_up_by_ticks_of_the_own_clock() -> None:
-    clockwork = Clockwork()
+    clockwork = KeepaliveTicker()
     tape = Tape(b"", ends=False)
     stream = MessageStream(tape, PEER, clockwork, lambda: 0.1, lines())
     clockwork.start()
@@ -269,7 +278,7 @@ def test_silence_limits_grow_with_the_link_but_not_without_end() -> None:
 
 @virtually
 async def test_whoever_has_many_streams_pulses_rarely_and_is_not_given_up_for_that() -> None:
-    clockwork = Clockwork()
+    clockwork = KeepaliveTicker()
     crowd = [stream_of(b"", clockwork=clockwork, ends=False) for _ in range(10 * STREAMS_PER_TICK)]
     clockwork.start()
     await asyncio.sleep(60.0)
@@ -277,7 +286,7 @@ async def test_whoever_has_many_streams_pulses_rarely_and_is_not_given_up_for_th
     for _, tape in crowd:
         assert tape.written.count(pulse(10)) == tape.written.count(b"\x03") == pytest.approx(60.0 / 10 / PULSE_S, abs=2)
 
-    clockwork = Clockwork()
+    clockwork = KeepaliveTicker()
     stream, tape = stream_of(pulse(10), clockwork=clockwork, ends=False)
     clockwork.start()
     begun = asyncio.get_running_loop().time()
@@ -300,17 +309,17 @@ async def test_whoever_has_many_streams_pulses_rarely_and_is_not_given_up_for_th
         (Report, "busy_s", math.nan),
         (Report, "micro_batch_s", 1e10),
         (Report, "parked", 1),
-        (wire.Fetch, "round_id", "xyz"),
-        (wire.Fetch, "round_id", "0" * 31),
-        (wire.Fetch, "chunks", [-1]),
-        (wire.Fetch, "chunks", [0] * ((1 << 17) + 1)),
+        (wire.FetchChunks, "round_id", "xyz"),
+        (wire.FetchChunks, "round_id", "0" * 31),
+        (wire.FetchChunks, "chunks", [-1]),
+        (wire.FetchChunks, "chunks", [0] * ((1 << 17) + 1)),
         (wire.Lost, "lost", [4096]),
         (wire.Freeze, "term", 0),
         (wire.Freeze, "term", 1001),
         (wire.PartHello, "weight", -1),
         (wire.PartHello, "assignment", [0, 4096]),
         (wire.PartHello, "assignment", [0]),
-        (wire.Holding, "bitmap", bytes((1 << 14) + 1)),
+        (wire.ChunkMap, "bitmap", bytes((1 << 14) + 1)),
         (wire.SignedPlan, "signature", bytes(65)),
         (Hello, "wall_time", math.nan),
         (Hello, "wall_time", math.inf),
@@ -329,7 +338,7 @@ async def test_whoever_has_many_streams_pulses_rarely_and_is_not_given_up_for_th
         (Address, "direct", ["127.0.0.1:1\n"]),
         (Address, "relay", "https://" + "r" * 256),
         (Join, "address", {"peer_id": "ab" * 32, "direct": ["1" * 81]}),
-        (wire.Member, "address", {"peer_id": "ab" * 32, "relay": "r" * 257}),
+        (wire.GroupMember, "address", {"peer_id": "ab" * 32, "relay": "r" * 257}),
         (DialMe, "address", {"peer_id": "ab" * 32, "direct": ["127.0.0.1:1"] * 17}),
         (Hello, "versions", [1]),
     ],
@@ -337,18 +346,18 @@ async def test_whoever_has_many_streams_pulses_rarely_and_is_not_given_up_for_th
 def test_fields_out_of_range(kind: type[msgspec.Struct], field: str, value: object) -> None:
     valid: dict[type, dict[str, object]] = {
         Report: {},
-        wire.Fetch: {"round_id": "0" * 32, "chunks": [1]},
+        wire.FetchChunks: {"round_id": "0" * 32, "chunks": [1]},
         wire.Lost: {"round_id": "0" * 32, "lost": [1]},
         wire.Freeze: {"round_id": "0" * 32, "term": 1, "dead": [], "revoked": []},
         wire.PartHello: {"round_id": "0" * 32, "assignment": [0, 0], "weight": 1},
-        wire.Holding: {"bitmap": b"", "term": 0, "assignments": []},
+        wire.ChunkMap: {"bitmap": b"", "term": 0, "assignments": []},
         wire.SignedPlan: {"type": "signed_plan", "plan": b"", "signature": b""},
         Hello: {"versions": [1, 1], "run_id": "r", "role": "trainer", "wall_time": 1.0},
         Call: {"method": "m"},
         Refusal: {"code": "c", "reason": "r"},
         Address: {"peer_id": PEER, "direct": ["1" * 80] * 16, "relay": "r" * 256},
         Join: msgspec.to_builtins(a_join()),
-        wire.Member: {"address": {"peer_id": PEER}, "aggregates": True},
+        wire.GroupMember: {"address": {"peer_id": PEER}, "aggregates": True},
         DialMe: {"address": {"peer_id": PEER}},
     }
     msgspec.msgpack.decode(msgspec.msgpack.encode(valid[kind]), type=kind)

@@ -13,7 +13,7 @@ import pytest
 from minga.network.interface import PeerId, Stream
 from minga.network.tcp import bulk_lane
 from minga.network.tcp.bulk_lane import TcpLane
-from minga.network.tcp.dial import DIALLED_OPENS, Ask, Offer, decode, encode
+from minga.network.tcp.dial import DIALLED_OPENS, DialRequest, LaneOffer, decode, encode
 
 PEER = PeerId("b" * 64)
 
@@ -55,7 +55,7 @@ class Host:
         return 0.0
 
     async def send_control(self, body: bytes) -> None:
-        if isinstance(decode(body, PEER), Ask):
+        if isinstance(decode(body, PEER), DialRequest):
             self._asked()
 
     def arrived(self, stream: Stream) -> None:
@@ -68,7 +68,7 @@ def lane(asked: Callable[[], object]) -> TcpLane:
         port=1, certificate=SimpleNamespace(der=b"x"), invite=lambda *_: None, forget=lambda *_: None
     )
     made = TcpLane(Host(asked), listener)
-    made.heard(encode(Offer(0, b"x", "0" * 32)))
+    made.heard(encode(LaneOffer(0, b"x", "0" * 32)))
     return made
 
 

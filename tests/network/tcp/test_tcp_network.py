@@ -25,8 +25,8 @@ from minga.network.tcp import bulk_lane
 from minga.network.tcp import listener as listener_module
 from minga.network.tcp.bulk_lane import MAX_CHANNELS, TcpLane
 from minga.network.tcp.certificate import Certificate
-from minga.network.tcp.dial import MAX_CONTROL_BYTES, Ask, Offer, encode
-from minga.network.tcp.read_buffer import Filling
+from minga.network.tcp.dial import MAX_CONTROL_BYTES, DialRequest, LaneOffer, encode
+from minga.network.tcp.read_buffer import ReadBuffer
 from minga.network.tcp.stream import TcpStream
 from minga.testing.bulk_suite import bulk_only
 from minga.testing.network_suite import NETWORK_CHECKS
@@ -280,7 +280,7 @@ def misled(monkeypatch: pytest.MonkeyPatch, network: IrohNetwork, **changes: Any
     """Let the offers of one network say something else."""
     genuine = bulk_lane.Offer
 
-    def forged(port: int, certificate: bytes, word: str) -> Offer:
+    def forged(port: int, certificate: bytes, word: str) -> LaneOffer:
         fields = {"port": port, "certificate": certificate, "word": word}
         assert network._listener is not None
         return genuine(**(fields | changes if certificate == network._listener.certificate.der else fields))
@@ -391,8 +391,8 @@ def test_bytes_changed_on_the_way_end_the_stream() -> None:
         b"\xc1",
         b"\x80",
         random.Random(1).randbytes(100),
-        encode(Ask()),
-        encode(Ask()) + b"x",
+        encode(DialRequest()),
+        encode(DialRequest()) + b"x",
         bytes(MAX_CONTROL_BYTES + 1),
     ],
 )
@@ -482,7 +482,7 @@ def test_a_handshake_that_takes_too_long_is_dropped(monkeypatch: pytest.MonkeyPa
 
 def test_what_came_of_a_record_is_told_before_it_can_be_decrypted() -> None:
     told: list[int] = []
-    filling = Filling(memoryview(bytearray(20_000)), told.append)
+    filling = ReadBuffer(memoryview(bytearray(20_000)), told.append)
     for size, came in ((0, 10_000), (16_384, 7_000), (0, 3_500), (3_616, 200)):
         filling.filled(size, came=came)
     assert told == [10_000, 7_000, 3_000]

@@ -18,9 +18,9 @@ from minga.network.interface import PeerId
 from minga.security.accountability.log import EvidenceLog, read_log, verify_log
 from minga.security.accountability.proofs import Case, Entered, Evidence, EvidenceError, Judged, Recomputed, Unshown
 from minga.security.accountability.verify import verify
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.behaviour import MakeConduct, Seeds, Work
-from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.behaviour import MakeBehaviour, Seeds, TrainingBackend
+from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.statements import (
     Accusation,
@@ -30,10 +30,10 @@ from minga.security.protocol.statements import (
     Commit,
     Judgement,
     Phase,
-    Place,
     Result,
     Revealed,
     Slot,
+    StateClaim,
     Statement,
     state,
 )
@@ -79,13 +79,13 @@ class GroundlessComplaint(Attack):
 class Covered(Attack):
     """Lies about the part of its ally only."""
 
-    async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def hostile_gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         (ally,) = self.allies - {seeds.me}
         members = sorted(seeds.of)
         self.part = members.index(ally) if ally in members else -1
         return await super().hostile_gradient(work, step, seeds)
 
-    def claims(self, claims: Claims, record: Record) -> Claims | None:
+    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
         if not self.is_on or not claims.claims or self.part < 0:
             return claims
         wrong = list(claims.claims)
@@ -113,7 +113,7 @@ class Astray(Attack):
 class Accuser(FalseAccusation):
     """Accuses a peer whose name is found later."""
 
-    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         self.victim = next(peer for peer in sorted(seeds.of) if peer not in self.allies)
         return await super().gradient(work, step, seeds)
 
@@ -155,7 +155,7 @@ class Played:
 
     def __init__(self, attack: str) -> None:
         hostile, expected = ATTACKS[attack]
-        makers: dict[str, MakeConduct] = {
+        makers: dict[str, MakeBehaviour] = {
             name: lambda allies, kind=kind: kind(2, allies)
             for name, kind in hostile.items()  # type: ignore[misc]
         }
@@ -384,8 +384,8 @@ def test_a_log_has_to_begin_with_the_founders_and_be_complete() -> None:
 def invented(one: Played, step: int) -> Evidence:
     """The word of a few keys that they are the members at a step, and that the first of them has just entered."""
     keys = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(3)), key=lambda key: key.peer_id)
-    standing = Standing(step, tuple(key.peer_id for key in keys), bytes(32))
-    slot, place = Slot(step, 0, Phase.STANDING), Place(standing.digest, bytes(32))
+    standing = ProtocolState(step, tuple(key.peer_id for key in keys), bytes(32))
+    slot, place = Slot(step, 0, Phase.STANDING), StateClaim(standing.digest, bytes(32))
     places = tuple(state(key, RUN_ID, slot, place) for key in keys)
     case = Case(keys[0].peer_id, None, step, 0, standing.members, Entered(standing, places))
     return Evidence.of(case, keys[0], RUN_ID)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minga.security.parts.merkle import MerkleTree, depth, root_of
-from minga.security.parts.part_store import Cargo
+from minga.security.parts.part_store import PartStore
 
 
 def parts_of(count: int) -> list[bytes]:
@@ -57,7 +57,7 @@ def test_roots_depend_on_parts_their_order_and_their_number() -> None:
 def test_cargo_takes_what_was_committed_to() -> None:
     parts = parts_of(3)
     tree = MerkleTree(parts)
-    cargo = Cargo([len(part) for part in parts], [0, 0, 0])
+    cargo = PartStore([len(part) for part in parts], [0, 0, 0])
     assert not cargo.put_part(1, 2, parts[2], tree.path(2))  # nobody committed to anything yet
     cargo.roots[1] = tree.root
     assert not cargo.put_part(1, 2, parts[1], tree.path(2))

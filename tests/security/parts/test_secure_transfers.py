@@ -16,19 +16,19 @@ from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.network.virtual.internet import HostSettings, VirtualInternet
-from minga.security.messaging.delivery import FETCH, Deliveries, Fetch, Found
+from minga.security.messaging.delivery import FETCH, Deliveries, FetchPart, Found
 from minga.security.parts import part_store
 from minga.security.parts.merkle import MerkleTree
-from minga.security.parts.part_store import Cargo
+from minga.security.parts.part_store import PartStore
 from minga.security.parts.transfer_limits import STALL_S, transfer_limit_s
-from minga.security.parts.wait_policy import Patience, wait_for_all
+from minga.security.parts.wait_policy import WaitPolicy, wait_for_all
 from tests.worlds.swarm_tools import virtually
 
 SIZE = 6_000_000
 RATE_BYTES_PER_S = 200_000.0
 
 
-def make_pair() -> tuple[Deliveries, Cargo, Node]:
+def make_pair() -> tuple[Deliveries, PartStore, Node]:
     """A member that wants a part, its cargo, and the node of the owner, who has a slow line."""
     internet, addresses = VirtualInternet(0), dict[PeerId, Address]()
     nodes = []
@@ -44,10 +44,10 @@ def make_pair() -> tuple[Deliveries, Cargo, Node]:
     tree = MerkleTree(parts)
     both = []
     for node in nodes:
-        cargo = Cargo([len(part) for part in parts], [0, 0])
+        cargo = PartStore([len(part) for part in parts], [0, 0])
         cargo.roots[1] = tree.root
 
-        async def find(step: int, attempt: int, cargo: Cargo = cargo) -> tuple[Cargo, tuple[PeerId, ...]]:
+        async def find(step: int, attempt: int, cargo: PartStore = cargo) -> tuple[PartStore, tuple[PeerId, ...]]:
             return cargo, members
 
         both.append((Deliveries(node, find), cargo))
@@ -69,7 +69,7 @@ async def test_nobody_waits_long_for_who_announces_a_part_and_sends_nothing() ->
     deliveries, cargo, owner = make_pair()
 
     async def stall(_: PeerId, stream: MessageStream) -> None:
-        await stream.receive(Fetch)
+        await stream.receive(FetchPart)
         await stream.send(Found())
         await asyncio.Event().wait()
 
@@ -99,7 +99,7 @@ def test_long_bytes_are_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyP
     tree = MerkleTree(parts)
 
     async def run() -> None:
-        cargo = Cargo([len(part) for part in parts], [5, 5])
+        cargo = PartStore([len(part) for part in parts], [5, 5])
         cargo.roots[0], cargo.value_digests[1] = tree.root, blake3(b"value").digest()
         assert await cargo.take_part(0, 1, parts[1], tree.path(1))
         assert not await cargo.take_part(0, 0, parts[1], tree.path(0))
@@ -123,7 +123,7 @@ class Crowd:
         slow = HostSettings(up_bytes_per_s=up_bytes_per_s)
         hosts = [internet.host(slow if rank == MEMBERS - 1 else HostSettings()) for rank in range(MEMBERS)]
         self.asked = list[int]()
-        self.nodes, self.deliveries, self.cargoes = list[Node](), list[Deliveries](), list[Cargo]()
+        self.nodes, self.deliveries, self.cargoes = list[Node](), list[Deliveries](), list[PartStore]()
         members = tuple(host.peer_id for host in hosts)
         parts = [bytes(SIZE), b"another"]
         tree = MerkleTree(parts)
@@ -132,12 +132,12 @@ class Crowd:
             events = EventBus(asyncio.get_running_loop().time)
             node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
             host.process.context.run(node.start)
-            cargo = Cargo([len(part) for part in parts], [0, 0])
+            cargo = PartStore([len(part) for part in parts], [0, 0])
             cargo.roots[MEMBERS - 1] = tree.root
             if rank:
                 cargo.put_owners(MEMBERS - 1, {0: parts[0]}, tree)
 
-            async def find(step: int, attempt: int, cargo: Cargo = cargo) -> tuple[Cargo, tuple[PeerId, ...]]:
+            async def find(step: int, attempt: int, cargo: PartStore = cargo) -> tuple[PartStore, tuple[PeerId, ...]]:
                 return cargo, members
 
             self.nodes.append(node)
@@ -194,9 +194,9 @@ async def test_what_is_brought_in_time_is_not_asked_for() -> None:
         5,
         changed,
         ask,
-        Patience(),
+        WaitPolicy(),
         is_coming=lambda one, by_s: begun_s + coming[one] <= by_s,
     )
     assert {one for _, wanted in asked for one in wanted} == {2}
     assert asked[0][0] == pytest.approx(4.5)
-    assert loop.time() - begun_s == pytest.approx(2 * 4.0 + Patience().slack_s)
+    assert loop.time() - begun_s == pytest.approx(2 * 4.0 + WaitPolicy().slack_s)

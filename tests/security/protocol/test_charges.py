@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.network.interface import PeerId
-from minga.security.parts.equal_parts import Division
-from minga.security.parts.part_store import Cargo
-from minga.security.protocol.attempt_record import Record, Terms
+from minga.security.parts.equal_parts import EqualParts
+from minga.security.parts.part_store import PartStore
+from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.members import Candidate
 from minga.security.protocol.pending_accusations import MAX_CHARGES, charges
 from minga.security.protocol.rules import Rules
@@ -27,12 +27,12 @@ def accusations(charge: Charge, count: int = MAX_ACCUSATIONS) -> tuple[Accusatio
     return tuple(Accusation(STEP - 2, peer(100 + index), charge) for index in range(count))
 
 
-def record_of(said: dict[PeerId, tuple[Accusation, ...]], members: tuple[PeerId, ...] = ()) -> Record:
+def record_of(said: dict[PeerId, tuple[Accusation, ...]], members: tuple[PeerId, ...] = ()) -> AttemptRecord:
     """Of a step in whose commitments members accused others."""
     rules = Rules.of(layout := VectorLayout((100,), "float32"), SecureSettings())
-    division = Division.equal(layout, max(1, len(members)))
+    division = EqualParts.equal(layout, max(1, len(members)))
     terms = Terms(RUN_ID, STEP, 0, members, frozenset(), division, rules)
-    record = Record(terms, Cargo((), ()))
+    record = AttemptRecord(terms, PartStore((), ()))
     record.commits = {who: Commit(bytes(32), bytes(32), bytes(32), None, found) for who, found in said.items()}
     return record
 

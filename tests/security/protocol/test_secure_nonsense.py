@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from minga.security.protocol.attempt_record import Record
+from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.statements import Result
 from minga.security.step.member import ExcludedError
 from minga.simulation.attacks.gradient_attacks import Attack, LyingProjections
@@ -18,7 +18,7 @@ from tests.worlds.swarm_tools import virtually
 class Huge(Attack):
     """Hands out an aggregate whose distances cannot be told."""
 
-    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:
         return (torch.full_like(value, 3e38) if self.is_on else value), clip
 
 

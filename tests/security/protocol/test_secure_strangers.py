@@ -14,20 +14,20 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.messaging.past_steps import TAKE, WATCH, Outcome, Outcomes, Seen, Take, Watch, take
+from minga.security.messaging.past_steps import TAKE, WATCH, AwaitStep, GetAggregate, PastStep, PastSteps, Seen, take
 from minga.security.messaging.spread import PROVE, TELL
 from minga.security.parts.transfer_limits import transfer_limit_s
-from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.members import Candidate
 from minga.security.protocol.probation import lot
-from minga.security.protocol.statement_store import Equivocation
+from minga.security.protocol.statement_store import EquivocationProof
 from minga.security.protocol.statements import (
     MAX_BODY_BYTES,
     MAX_SHORT_BODY_BYTES,
     Candidacy,
     Phase,
-    Place,
     Slot,
+    StateClaim,
     Statement,
     Told,
     state,
@@ -51,12 +51,12 @@ def identity(number: int) -> Identity:
 
 def stranger(swarm: SecureSwarm, name: str = "stranger") -> Node:
     """A node that knows the founders, and nothing of the protocol."""
-    return swarm._start(swarm._host(name), Conduct()).node
+    return swarm._start(swarm._host(name), Behaviour()).node
 
 
-def proof_of(liar: Identity, slot: Slot = SLOT) -> Equivocation:
+def proof_of(liar: Identity, slot: Slot = SLOT) -> EquivocationProof:
     one, other = (state(liar, RUN_ID, slot, Candidacy(bytes([byte]) * 32)) for byte in (1, 2))
-    return Equivocation(one, other)
+    return EquivocationProof(one, other)
 
 
 @virtually
@@ -142,7 +142,7 @@ def test_the_longest_honest_words_are_short() -> None:
     someone = identity(1)
     for phase, body in (
         (Phase.CANDIDACY, Candidacy(b"\xff" * 32)),
-        (Phase.STANDING, Place(b"\xff" * 32, b"\xff" * 32)),
+        (Phase.STANDING, StateClaim(b"\xff" * 32, b"\xff" * 32)),
     ):
         assert 0 < len(state(someone, RUN_ID, Slot(1 << 48, 0, phase), body).body) <= MAX_SHORT_BODY_BYTES
 
@@ -153,11 +153,11 @@ async def test_a_member_that_answers_at_once_and_nothing_of_use_is_asked_at_inte
     liar, follower = swarm.peers["p1"], swarm.peers["p0"].member._follower
     signer = Identity.from_seed(liar.network.private_key)
     far, near = (
-        state(signer, RUN_ID, Slot(step, 0, Phase.STANDING), Place(bytes(32), bytes(32))) for step in (1 << 40, 0)
+        state(signer, RUN_ID, Slot(step, 0, Phase.STANDING), StateClaim(bytes(32), bytes(32))) for step in (1 << 40, 0)
     )
 
     async def answer(_: PeerId, stream: MessageStream) -> None:
-        await stream.receive(Watch)
+        await stream.receive(AwaitStep)
         asked[0] += 1
         await stream.send(Seen((near,) if asked[0] <= 10 else (far,)))
 
@@ -169,11 +169,11 @@ async def test_a_member_that_answers_at_once_and_nothing_of_use_is_asked_at_inte
     assert not follower._said
 
 
-def member_with_an_outcome(swarm: SecureSwarm, size: int = 100) -> tuple[PeerId, Outcomes]:
+def member_with_an_outcome(swarm: SecureSwarm, size: int = 100) -> tuple[PeerId, PastSteps]:
     """A member that has taken a step, whose aggregate has so many bytes."""
     first = swarm.peers["p0"]
     outcomes, standing = first.member._outcomes, first.member._progress.standing
-    outcomes.keep(Outcome(msgspec.structs.replace(standing, step=1), {0: bytes(size)}, None))
+    outcomes.keep(PastStep(msgspec.structs.replace(standing, step=1), {0: bytes(size)}, None))
     return first.peer_id, outcomes
 
 
@@ -186,16 +186,16 @@ def test_strangers_cannot_hold_the_places_of_watchers(monkeypatch: pytest.Monkey
         peer, outcomes = member_with_an_outcome(swarm)
         loop, nodes = asyncio.get_running_loop(), [stranger(swarm, f"stranger{index}") for index in range(4)]
         with pytest.raises(RejectedError, match="far ahead"):
-            await nodes[0].call(peer, WATCH, Watch(1 << 48), Seen)
+            await nodes[0].call(peer, WATCH, AwaitStep(1 << 48), Seen)
         watching = []
         for node in (*nodes[:3], nodes[0], nodes[3]):
-            watching.append(loop.create_task(node.call(peer, WATCH, Watch(2), Seen)))
+            watching.append(loop.create_task(node.call(peer, WATCH, AwaitStep(2), Seen)))
             await asyncio.sleep(0.5)
         assert [task.done() for task in watching] == [True, True, False, False, False]
-        await nodes[1].call(peer, WATCH, Watch(1), Seen)  # what is reached is answered at once
+        await nodes[1].call(peer, WATCH, AwaitStep(1), Seen)  # what is reached is answered at once
         assert len(outcomes._watchers) == 3
         outcome = outcomes._kept[1]
-        outcomes.keep(Outcome(msgspec.structs.replace(outcome.standing, step=2), outcome.values, None))
+        outcomes.keep(PastStep(msgspec.structs.replace(outcome.standing, step=2), outcome.values, None))
         await asyncio.gather(*watching)
         assert not outcomes._watchers
 
@@ -210,7 +210,7 @@ async def test_nobody_is_handed_more_than_a_few_aggregates_at_once() -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(2):
             stream = await stack.enter_async_context(node.open(peer, TAKE, bulk=True))
-            await stream.send(Take(0, 0))
+            await stream.send(GetAggregate(0, 0))
         await asyncio.sleep(0.5)
         assert outcomes._takes.total() == 2
         with pytest.raises(RejectedError, match="at once"):

@@ -16,7 +16,7 @@ from minga.network.rpc.framing import MessageStream
 from minga.security.accountability.log import verify_log
 from minga.security.messaging.delivery import Deliveries
 from minga.security.messaging.spread import ASK, TELL
-from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.statements import Body, Heard, Phase, Slot, Statement, Told, state
 from minga.simulation.attacks.gradient_attacks import Attack, WrongAggregate
 from minga.simulation.swarm.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
@@ -63,7 +63,7 @@ async def test_a_part_that_one_member_cannot_get_at_first_costs_its_owner_nothin
 @virtually
 async def test_who_shows_its_part_to_a_lying_aggregator_only_goes_with_it() -> None:
     swarm = SecureSwarm(
-        7, lambda: Quadratic(70), {"p2": lambda _: Conduct(), "p3": lambda allies: WrongAggregate(2, allies)}
+        7, lambda: Quadratic(70), {"p2": lambda _: Behaviour(), "p3": lambda allies: WrongAggregate(2, allies)}
     )
     for name in ("p2", "p3"):
         hide_parts(swarm.peers[name])
@@ -124,7 +124,7 @@ def test_votes_that_differ_from_member_to_member_part_nobody(phase: Phase) -> No
             pass
 
         Now.phase = phase
-        hostile = {"p3": lambda allies: Now(2, allies), "p4": lambda _: Conduct(), "p5": lambda _: Conduct()}
+        hostile = {"p3": lambda allies: Now(2, allies), "p4": lambda _: Behaviour(), "p5": lambda _: Behaviour()}
         swarm = Now.swarm = SecureSwarm(7, lambda: Quadratic(70), hostile)
         ends = await swarm.run(STEPS)
         for peer in swarm.honest:

@@ -19,11 +19,11 @@ from minga.security.accountability.log import verify_log
 from minga.security.accountability.proofs import Admitted, Evidence, EvidenceError
 from minga.security.accountability.verify import verify
 from minga.security.messaging.gradient_samples import SUBMISSION
-from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, Seen, Watch
+from minga.security.messaging.past_steps import LOOK, TAKE, WATCH, AwaitStep, Seen
 from minga.security.messaging.spread import PROVE
-from minga.security.protocol.behaviour import MakeConduct
+from minga.security.protocol.behaviour import MakeBehaviour
 from minga.security.protocol.settings import SecureSettings
-from minga.security.protocol.statement_store import Equivocation
+from minga.security.protocol.statement_store import EquivocationProof
 from minga.security.protocol.statements import Candidacy, Phase, Slot, state
 from minga.security.step.member import BannedError
 from minga.simulation.attacks.gradient_attacks import WrongAggregate
@@ -50,7 +50,7 @@ LONG = SecureSettings(probation_steps=100, peers_per_validator=4)
 def make_swarm(
     count: int = 6,
     *,
-    hostile: Mapping[str, MakeConduct] | None = None,
+    hostile: Mapping[str, MakeBehaviour] | None = None,
     settings: SecureSettings = SETTINGS,
     seed: int = 0,
     returns: bool = False,
@@ -211,7 +211,7 @@ async def test_many_identities_with_one_machine_get_one_seat_at_most() -> None:
 
 @virtually
 async def test_members_who_lie_to_newcomers_lead_nobody_astray() -> None:
-    hostile: dict[str, MakeConduct] = {
+    hostile: dict[str, MakeBehaviour] = {
         "p1": lambda allies: LyingGuide(0, allies),
         "p3": lambda allies: PoisonedDonor(0, allies),
     }
@@ -263,7 +263,7 @@ async def test_a_member_that_stood_still_comes_back_after_a_shorter_probation() 
 
 @virtually
 async def test_a_newcomer_enters_while_steps_are_repeated_and_members_go() -> None:
-    hostile: dict[str, MakeConduct] = {
+    hostile: dict[str, MakeBehaviour] = {
         "p1": lambda allies: WrongAggregate(2, allies),
         "p3": lambda allies: WithheldReveal(5, allies),
     }
@@ -346,10 +346,10 @@ async def test_a_stranger_cannot_fill_memory_or_take_all_places_of_watchers() ->
         for index in range(100):
             identity, slot = Identity.from_seed(index.to_bytes(32, "big")), Slot(10**6, 0, Phase.CANDIDACY)
             one, other = (state(identity, RUN_ID, slot, Candidacy(bytes([which]) * 32)) for which in range(2))
-            await stranger.node.call(known.peer_id, PROVE, Equivocation(one, other), Done, timeout_s=5.0)
+            await stranger.node.call(known.peer_id, PROVE, EquivocationProof(one, other), Done, timeout_s=5.0)
         while True:
             for peer in swarm.founders:
-                call = stranger.node.call(peer, WATCH, Watch(10**9), Seen, timeout_s=60.0)
+                call = stranger.node.call(peer, WATCH, AwaitStep(10**9), Seen, timeout_s=60.0)
                 watching.update(asyncio.ensure_future(call) for _ in range(250))
             await asyncio.gather(*watching, return_exceptions=True)
             watching.clear()

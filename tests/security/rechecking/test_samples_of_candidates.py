@@ -21,12 +21,12 @@ from minga.security.messaging.gradient_samples import (
     PIECE_NUMEL,
     SAMPLED,
     SUBMISSION,
-    Paths,
+    GradientSamples,
+    PiecePaths,
     Request,
-    Submissions,
 )
 from minga.security.parts.transfer_limits import LOOK_S, transfer_limit_s
-from minga.security.protocol.behaviour import Conduct, Seeds, Work
+from minga.security.protocol.behaviour import Behaviour, Seeds, TrainingBackend
 from minga.security.protocol.settings import SecureSettings
 from minga.security.verification.gradient_match import gradient_error, sampled_error
 from minga.simulation.attacks.joining_attacks import Machine, Sybil
@@ -38,10 +38,10 @@ NUMEL = 60_000
 GRADIENT_BYTES = 4 * NUMEL
 
 
-class OtherHardware(Conduct):
+class OtherHardware(Behaviour):
     """Rounds differently."""
 
-    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         return await super().gradient(work, step, seeds) * (1.0 + 1e-6)
 
 
@@ -52,7 +52,7 @@ def busy_machine() -> Machine:
     return machine
 
 
-def join(swarm: SecureSwarm, name: str, conduct: Conduct, up_bytes_per_s: float | None = None) -> SecurePeer:
+def join(swarm: SecureSwarm, name: str, conduct: Behaviour, up_bytes_per_s: float | None = None) -> SecurePeer:
     peer = swarm.join(name, conduct)
     swarm.internet.set_rate(peer.network, up_bytes_per_s, None)
     return peer
@@ -88,7 +88,7 @@ async def test_other_hardware_behind_a_slow_line_gets_in_and_who_trickles_does_n
     swarm = SecureSwarm(6, lambda: Quadratic(NUMEL, compute_s=compute_s), settings=settings)
     later(1.0, lambda: join(swarm, "slow", OtherHardware(), GRADIENT_BYTES / gradient_s))
     later(1.0, lambda: join(swarm, "trickling", Sybil(busy_machine()), GRADIENT_BYTES / 40))
-    later(1.0, lambda: join(swarm, "beside", Conduct()))
+    later(1.0, lambda: join(swarm, "beside", Behaviour()))
     ends = await swarm.run(17)  # as a member, too, the slow one would send gradients: that is another matter
     first = swarm.peers["p0"]
     assert all(ends[name] is None for name in swarm.peers)
@@ -126,7 +126,7 @@ async def test_a_step_takes_no_longer_where_its_candidates_trickle_or_hang() -> 
 # ---- what goes over the wire
 
 
-def a_submission(swarm: SecureSwarm) -> tuple[SecurePeer, Submissions, Submissions]:
+def a_submission(swarm: SecureSwarm) -> tuple[SecurePeer, GradientSamples, GradientSamples]:
     """One peer that keeps the gradient of step 1 as a candidate, and its submissions and another member's."""
     one, other = swarm.peers["p0"], swarm.peers["p1"]
     return one, one.member._desk.submissions, other.member._desk.submissions
@@ -179,10 +179,10 @@ async def test_pieces_that_do_not_exist_are_not_handed_out() -> None:
     node = swarm.peers["p1"].node
     for request in (Request(1, candidate.peer_id, (MAX_PIECES - 1,)), Request(2, candidate.peer_id, (0,))):
         with pytest.raises(RejectedError, match="not here"):
-            await node.call(candidate.peer_id, SUBMISSION, request, Paths)
+            await node.call(candidate.peer_id, SUBMISSION, request, PiecePaths)
     for places in ((0,) * (SAMPLED + 1), (MAX_PIECES,), (-1,)):
         with pytest.raises(UnreachableError, match="reset"):
-            await node.call(candidate.peer_id, SUBMISSION, Request(1, candidate.peer_id, places), Paths)
+            await node.call(candidate.peer_id, SUBMISSION, Request(1, candidate.peer_id, places), PiecePaths)
     assert await ours._ask(candidate.peer_id, Request(1, candidate.peer_id, (0, 0))) is None
 
 
@@ -203,7 +203,7 @@ async def test_a_member_is_handed_a_few_samples_at_once_and_only_as_long_as_a_sl
         assert theirs._served.total() == MAX_SERVED_EACH
         swarm.internet.set_rate(candidate.network, None, None)
         with pytest.raises(RejectedError, match="at once"):
-            await node.call(candidate.peer_id, SUBMISSION, wanted, Paths)
+            await node.call(candidate.peer_id, SUBMISSION, wanted, PiecePaths)
         await asyncio.sleep(transfer_limit_s(4 * numel) + 5.0)
         assert not theirs._served
 

@@ -11,10 +11,10 @@ from minga.core.errors import SilentError
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.messaging.past_steps import LOOK, WATCH, Look, Outcome, Outcomes, Seen, Watch
-from minga.security.protocol.protocol_state import Standing
-from minga.security.protocol.statements import Phase, Place, Slot, Statement, state
-from minga.security.step.discovery import Entrance
+from minga.security.messaging.past_steps import LOOK, WATCH, AwaitStep, GetState, PastStep, PastSteps, Seen
+from minga.security.protocol.protocol_state import ProtocolState
+from minga.security.protocol.statements import Phase, Slot, StateClaim, Statement, state
+from minga.security.step.discovery import Discovery
 from tests.worlds.node_world import RUN_ID, World, identity_of
 from tests.worlds.swarm_tools import virtually
 
@@ -22,18 +22,18 @@ SILENT = 30
 
 
 def stands(node: Node, standing: bytes) -> Statement:
-    return state(identity_of(node), RUN_ID, Slot(0, 0, Phase.STANDING), Place(standing, bytes(32)))
+    return state(identity_of(node), RUN_ID, Slot(0, 0, Phase.STANDING), StateClaim(standing, bytes(32)))
 
 
 def claim(node: Node, standing: bytes, asked: list[PeerId]) -> None:
     """Say that this is where the members stand, and never show it."""
 
     async def tell(_: PeerId, stream: MessageStream) -> None:
-        await stream.receive(Watch)
+        await stream.receive(AwaitStep)
         await stream.send(Seen((stands(node, standing),)))
 
     async def be_silent(_: PeerId, stream: MessageStream) -> None:
-        await stream.receive(Look)
+        await stream.receive(GetState)
         asked.append(node.peer_id)
         await asyncio.Event().wait()
 
@@ -47,12 +47,12 @@ async def test_claims_that_nobody_shows_do_not_hold_a_newcomer_up() -> None:
     world = World()
     members, silent = [await world.node() for _ in range(3)], [await world.node() for _ in range(SILENT)]
     newcomer = await world.node()
-    standing = Standing.first(RUN_ID, [node.peer_id for node in members])
+    standing = ProtocolState.first(RUN_ID, [node.peer_id for node in members])
     for node in members:
-        Outcomes(node).keep(Outcome(standing, {}, stands(node, standing.digest)))
+        PastSteps(node).keep(PastStep(standing, {}, stands(node, standing.digest)))
     for number, node in enumerate(silent):
         claim(node, bytes([number]) * 32, [])
-    entrance = Entrance(newcomer, [node.peer_id for node in members])
+    entrance = Discovery(newcomer, [node.peer_id for node in members])
     found, _, signers = await entrance.find(3.0)
     assert (found, len(signers)) == (standing, 3)
 
@@ -64,5 +64,5 @@ async def test_who_did_not_show_a_standing_is_not_asked_for_it_again() -> None:
     for number, node in enumerate(silent):
         claim(node, bytes([number]) * 32, asked)
     with pytest.raises(SilentError):
-        await Entrance(newcomer, [node.peer_id for node in silent]).find(60.0)
+        await Discovery(newcomer, [node.peer_id for node in silent]).find(60.0)
     assert sorted(asked) == sorted(node.peer_id for node in silent)

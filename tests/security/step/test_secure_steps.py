@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minga.security.protocol.behaviour import MakeConduct
+from minga.security.protocol.behaviour import MakeBehaviour
 from minga.security.step.member import BannedError
 from minga.simulation.attacks.gradient_attacks import Attack, LyingNorms, SignFlip, WithheldPart, WrongAggregate
 from minga.simulation.attacks.protocol_attacks import (
@@ -21,7 +21,7 @@ from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import virtually
 
 
-async def played(count: int, steps: int, hostile: dict[str, MakeConduct] | None = None) -> SecureSwarm:
+async def played(count: int, steps: int, hostile: dict[str, MakeBehaviour] | None = None) -> SecureSwarm:
     """A swarm that took so many steps, in which all honest members ended in the same state and with the same bans."""
     swarm = SecureSwarm(count, lambda: Quadratic(100), hostile)
     ends = await swarm.run(steps)
@@ -77,7 +77,7 @@ async def test_a_false_accuser_goes_and_the_accused_stays() -> None:
 
 @virtually
 async def test_lying_judges_in_the_minority_change_nothing() -> None:
-    hostile: dict[str, MakeConduct] = {
+    hostile: dict[str, MakeBehaviour] = {
         "p3": lambda allies: SignFlip(2, allies),
         "p5": lambda allies: LyingJudge(2, allies),
         "p6": lambda allies: LyingJudge(2, allies),

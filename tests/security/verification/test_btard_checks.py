@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
-from minga.security.verification.claims import Claim, claims
+from minga.security.verification.claims import PartClaim, claims
 from minga.security.verification.count_sketch import ENTRY_DEVIATION, Directions
 from minga.security.verification.exact_sum import norm
 from minga.security.verification.findings import Offence
@@ -38,7 +38,7 @@ class Round:
             zip(self.parts, claims(list(self.parts.values()), self.result, self.radius, self.directions), strict=True)
         )
 
-    def published(self, **lies: Claim) -> PublishedClaims:
+    def published(self, **lies: PartClaim) -> PublishedClaims:
         return PublishedClaims(3, AGGREGATOR, self.radius, self.weights, self.true_claims | lies)
 
     @property
@@ -135,9 +135,9 @@ def test_a_lying_sender_is_found_by_its_aggregator(what: str) -> None:
     round_ = Round(5)
     true = round_.true_claims[PEERS[9]]
     if what == "norm":
-        lie = Claim(true.projections, true.norm * (1 + 1e-6))
+        lie = PartClaim(true.projections, true.norm * (1 + 1e-6))
     else:
-        lie = Claim((true.projections[0] + 1e-5 * round_.radius, *true.projections[1:]), true.norm)
+        lie = PartClaim((true.projections[0] + 1e-5 * round_.radius, *true.projections[1:]), true.norm)
     published = round_.published(**{PEERS[9]: lie})
     (finding,) = check_senders(published, round_.true_claims)
     assert (finding.accused, finding.part, finding.offence) == (PEERS[9], 3, Offence.FALSE_CLAIM)
@@ -147,7 +147,7 @@ def test_a_lying_sender_is_found_by_its_aggregator(what: str) -> None:
 def test_a_sender_who_lies_about_its_projection_does_not_get_the_aggregator_banned() -> None:
     round_ = Round(6)
     true = round_.true_claims[PEERS[2]]
-    lie = Claim(tuple(s + round_.radius for s in true.projections), true.norm)
+    lie = PartClaim(tuple(s + round_.radius for s in true.projections), true.norm)
     published = round_.published(**{PEERS[2]: lie})
     assert largest_sum(published) > round_.sum_limit
     assert round_.public_check(published) == {PEERS[2]: {Offence.FALSE_CLAIM}}
@@ -164,7 +164,7 @@ def test_a_shift_that_colluders_cancel_is_found_by_its_length(seed: int) -> None
     for peer in PEERS[:2]:
         true, weight = round_.true_claims[peer], round_.weights[peer]
         cancelling = tuple(s - total / 2 / weight for s, total in zip(true.projections, sums, strict=True))
-        lies[peer] = Claim(cancelling, true.norm)
+        lies[peer] = PartClaim(cancelling, true.norm)
     published = round_.published(**lies)
     assert largest_sum(published) <= round_.sum_limit
     doubt = check_norms(published, norm_bound(1.0, min(round_.radius, 2.0)))
@@ -179,7 +179,7 @@ def test_a_shift_that_colluders_cancel_is_found_by_its_length(seed: int) -> None
 
 
 def test_v3_counts_weights_not_heads() -> None:
-    far, near = Claim((0.0,), 9.0), Claim((0.0,), 1.0)
+    far, near = PartClaim((0.0,), 9.0), PartClaim((0.0,), 1.0)
     published = PublishedClaims(
         0, AGGREGATOR, 1.0, {PEERS[0]: 10, PEERS[1]: 4, PEERS[2]: 6}, {PEERS[0]: far, PEERS[1]: near, PEERS[2]: near}
     )
@@ -222,13 +222,13 @@ def test_an_aggregator_cannot_raise_its_own_bound() -> None:
 
 
 def test_published_claims_are_complete_and_alike() -> None:
-    claim = Claim((0.0,), 1.0)
+    claim = PartClaim((0.0,), 1.0)
     for weights, claims_, radius, message in (
         ({PEERS[0]: 1}, {PEERS[1]: claim}, 1.0, "senders with weights"),
         ({PEERS[0]: 0}, {PEERS[0]: claim}, 1.0, "one of them positive"),
         ({}, {}, 1.0, "one of them positive"),
         ({PEERS[0]: -1}, {PEERS[0]: claim}, 1.0, "must not be negative"),
-        ({PEERS[0]: 1, PEERS[1]: 1}, {PEERS[0]: claim, PEERS[1]: Claim((0.0, 1.0), 1.0)}, 1.0, "different numbers"),
+        ({PEERS[0]: 1, PEERS[1]: 1}, {PEERS[0]: claim, PEERS[1]: PartClaim((0.0, 1.0), 1.0)}, 1.0, "different numbers"),
         ({PEERS[0]: 1}, {PEERS[0]: claim}, float("nan"), "radius"),
         ({PEERS[0]: 1}, {PEERS[0]: claim}, 0.0, "radius"),
     ):

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from minga.security.verification.claims import Claim, claim, claims, residual_norm
+from minga.security.verification.claims import PartClaim, claim, claims, residual_norm
 from minga.security.verification.count_sketch import BLOCK, ENTRY_DEVIATION, Directions
 from minga.security.verification.exact_sum import distance, norm
 from tests.worlds.btard_rounds import PEERS
@@ -126,14 +126,14 @@ def test_hostile_claims_are_refused() -> None:
         ((math.nan,), 1.0), ((math.inf,), 1.0), ((1e300,), 1.0), ((0.0,), -1.0), ((0.0,), math.nan), ((0.0,), math.inf)
     ):  # fmt: skip
         with pytest.raises(ValueError, match="of a claim"):
-            Claim(projections, length)
+            PartClaim(projections, length)
         with pytest.raises(msgspec.ValidationError, match="of a claim"):
-            msgspec.msgpack.decode(msgspec.msgpack.encode([list(projections), length]), type=Claim)
+            msgspec.msgpack.decode(msgspec.msgpack.encode([list(projections), length]), type=PartClaim)
     for projections in ((), (0.0,) * 65):
         with pytest.raises(msgspec.ValidationError, match="length"):
-            msgspec.msgpack.decode(msgspec.msgpack.encode([list(projections), 1.0]), type=Claim)
-    sent = Claim((1.5, -2.0), 3.0)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Claim) == sent
+            msgspec.msgpack.decode(msgspec.msgpack.encode([list(projections), 1.0]), type=PartClaim)
+    sent = PartClaim((1.5, -2.0), 3.0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=PartClaim) == sent
     for count, start in ((0, 0), (65, 0), (1, -1)):
         with pytest.raises(ValueError, match="directions"):
             Directions(RANDOMNESS, count, start)

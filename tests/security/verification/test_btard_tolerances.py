@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minga.core.errors import ConfigurationError
-from minga.security.verification.claims import Claim
-from minga.security.verification.gradient_match import Hysteresis, gradient_error
+from minga.security.verification.claims import PartClaim
+from minga.security.verification.gradient_match import GradientTolerance, gradient_error
 from minga.security.verification.norm_bound import NORM_FACTOR, DispersionHistory, dispersions, norm_bound, typical_norm
 from minga.security.verification.tolerance import KAPPA, ResultAccuracy, claim_deviation
 from tests.worlds.btard_rounds import PEERS
@@ -40,18 +40,18 @@ def test_settings_out_of_range() -> None:
 
 
 def test_deviations_of_claims() -> None:
-    true = Claim((1.0, -2.0), 4.0)
+    true = PartClaim((1.0, -2.0), 4.0)
     assert claim_deviation(true, true, 3.0) == 0.0
-    assert claim_deviation(Claim((1.0, -2.3), 4.0), true, 3.0) == pytest.approx(0.1)
-    assert claim_deviation(Claim((1.0, -2.0), 4.4), true, 3.0) == pytest.approx(0.1)
-    assert claim_deviation(Claim((1.0,), 4.0), true, 3.0) == math.inf
-    nothing = Claim((0.0, 0.0), 0.0)
+    assert claim_deviation(PartClaim((1.0, -2.3), 4.0), true, 3.0) == pytest.approx(0.1)
+    assert claim_deviation(PartClaim((1.0, -2.0), 4.4), true, 3.0) == pytest.approx(0.1)
+    assert claim_deviation(PartClaim((1.0,), 4.0), true, 3.0) == math.inf
+    nothing = PartClaim((0.0, 0.0), 0.0)
     assert claim_deviation(nothing, nothing, 3.0) == 0.0
-    assert claim_deviation(Claim((0.0, 1e-300), 0.0), nothing, 3.0) == math.inf
+    assert claim_deviation(PartClaim((0.0, 1e-300), 0.0), nothing, 3.0) == math.inf
 
 
 def test_calibrated_thresholds() -> None:
-    thresholds = Hysteresis.calibrated([1e-5, 3e-5, 2e-6])
+    thresholds = GradientTolerance.calibrated([1e-5, 3e-5, 2e-6])
     assert thresholds.convict == pytest.approx(3e-4)
     assert thresholds.convict < thresholds.accuse
     assert not any(map(thresholds.accuses, (0.0, 3e-5, 3e-4)))
@@ -59,25 +59,25 @@ def test_calibrated_thresholds() -> None:
     assert not thresholds.convicts(2e-4)
     assert thresholds.convicts(4e-4)
     assert thresholds.convicts(math.nan)
-    assert Hysteresis.calibrated([0.0]).convict == 1e-5
+    assert GradientTolerance.calibrated([0.0]).convict == 1e-5
 
 
 def test_thresholds_that_would_let_attacks_pass_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"differ by 0\.001 in their gradients, more than 0\.00033"):
-        Hysteresis.calibrated([1e-3])
+        GradientTolerance.calibrated([1e-3])
     for errors in ([], [math.nan], [-1.0]):
         with pytest.raises(ConfigurationError, match="calibration"):
-            Hysteresis.calibrated(errors)
+            GradientTolerance.calibrated(errors)
     for wrong in ((0.0, 1e-3), (1e-3, 1e-3), (1e-3, 2e-2), (2e-3, math.nan)):
         with pytest.raises(ConfigurationError, match="must rise"):
-            Hysteresis(*wrong)
+            GradientTolerance(*wrong)
 
 
 def test_whoever_is_accused_rightly_is_convicted_by_all() -> None:
     """Honest gradients differ by up to h: an accuser never stands alone, an honest target is never accused."""
     rng = np.random.default_rng(2)
     largest = 1e-4
-    thresholds = Hysteresis.calibrated([largest])
+    thresholds = GradientTolerance.calibrated([largest])
     for _ in range(2000):
         honest = [1 + largest / 2 * rng.uniform(-1, 1) for _ in range(8)]
         assert not any(thresholds.accuses(abs(a - b) / b) for a in honest for b in honest)

@@ -23,7 +23,7 @@ from minga.simulation.forecast.forecast import Forecast, forecast, state_bytes
 from minga.simulation.forecast.memory import footprint
 from minga.simulation.forecast.model_facts import ModelFacts, model_facts
 from minga.simulation.forecast.peer_text import parse_peers
-from minga.simulation.forecast.planned_run import Setting
+from minga.simulation.forecast.planned_run import PlannedRun
 from minga.simulation.forecast.volunteers import resolve
 
 SMALL = model_facts("18M")
@@ -39,7 +39,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def plan(peers: str, batch: int = 4096, model: ModelFacts = SMALL, codec: str = "float16", **settings: Any) -> Forecast:
     volunteers = resolve(parse_peers(peers), model, "lamb", batch, precision="half")
-    return forecast(Setting(volunteers, model, "lamb", batch, settings.get("strategy", "synchronous"), codec))
+    return forecast(PlannedRun(volunteers, model, "lamb", batch, settings.get("strategy", "synchronous"), codec))
 
 
 # ---- models and devices

@@ -12,7 +12,7 @@ from minga.simulation import run_virtual
 from minga.simulation.forecast.forecast import forecast
 from minga.simulation.forecast.model_facts import ModelFacts
 from minga.simulation.forecast.peer_text import PeerClass, Role
-from minga.simulation.forecast.planned_run import Setting, Volunteers
+from minga.simulation.forecast.planned_run import PlannedRun, Volunteers
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
 from tests.worlds.swarm_tools import make_spec, pull, vector_replica
 
@@ -76,6 +76,6 @@ def measured_step_s(kinds: list[Kind], batch: int, strategy: str, first: int = 4
 def test_steps_take_as_long_as_foreseen(name: str) -> None:
     kinds, batch, strategy = SWARMS[name]
     model = ModelFacts("vector", (NUMEL,), 1.0, 1, None, "")
-    setting = Setting(tuple(kind.volunteers for kind in kinds), model, "sgd", batch, strategy, "float32")
+    setting = PlannedRun(tuple(kind.volunteers for kind in kinds), model, "sgd", batch, strategy, "float32")
     foreseen, measured_s = forecast(setting), measured_step_s(kinds, batch, strategy)
     assert foreseen.step_s == pytest.approx(measured_s, rel=0.15), (foreseen.round_s, foreseen.filling_s)

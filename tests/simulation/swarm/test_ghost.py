@@ -18,7 +18,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.network.meta_bytes import byte_view, fill, hollow, is_hollow
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.simulation.swarm.simulated_peer import TrainerSettings
-from minga.simulation.swarm.size_only_model import GhostModel, GhostReplica, no_gradient
+from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
 from minga.simulation.swarm.swarm import Swarm, pull_to_target
 from minga.training.state.manifest import build_manifest
 from minga.training.state.snapshot import StateSnapshot
@@ -29,8 +29,8 @@ LARGE = 18_000_000
 UP, DOWN = 1.25e6, 5e6
 
 
-def ghost(parameters: int, moments: int = 0) -> Callable[[RunSpec], GhostReplica]:
-    return lambda spec: GhostReplica(spec, GhostModel.of_size(parameters, moments=moments))
+def ghost(parameters: int, moments: int = 0) -> Callable[[RunSpec], SizeOnlyReplica]:
+    return lambda spec: SizeOnlyReplica(spec, SizeOnlyModel.of_size(parameters, moments=moments))
 
 
 def ghost_swarm(spec: RunSpec, parameters: int, moments: int = 0, **settings: Any) -> Swarm:
@@ -95,7 +95,7 @@ def test_a_newcomer_takes_the_time_that_its_line_explains() -> None:
         populate(swarm, 4, 12.5e6, 12.5e6)
         await swarm.run_until_step(2, limit_s=300)
         late = swarm.add(HostSettings(latency_s=0.01, up_bytes_per_s=UP, down_bytes_per_s=1e6))
-        state_bytes = GhostModel.of_size(1_000_000).state_bytes
+        state_bytes = SizeOnlyModel.of_size(1_000_000).state_bytes
         assert state_bytes == pytest.approx(12e6)
         await swarm.run_until_step(1, peers=[late.name], limit_s=300)
         (synced,) = (e.event for e in swarm.log.of("sync.finished") if e.peer == late.name)
@@ -126,11 +126,11 @@ def test_a_killed_aggregator_is_replaced_and_a_former_self_goes_on() -> None:
 # ---- the replica by itself
 
 
-def replica(model: GhostModel, **sections: Any) -> GhostReplica:
-    return GhostReplica(make_spec(8, **sections), model)
+def replica(model: SizeOnlyModel, **sections: Any) -> SizeOnlyReplica:
+    return SizeOnlyReplica(make_spec(8, **sections), model)
 
 
-def take(ghost: GhostReplica, *rounds: str) -> str:
+def take(ghost: SizeOnlyReplica, *rounds: str) -> str:
     for round_id in rounds:
         ghost.fingerprint(ghost.vector.new(), round_id)
         ghost.apply(ghost.vector.new(), ghost.step + 1)
@@ -138,7 +138,7 @@ def take(ghost: GhostReplica, *rounds: str) -> str:
 
 
 def test_its_state_is_the_history_of_its_rounds() -> None:
-    model = GhostModel.of_size(5000)
+    model = SizeOnlyModel.of_size(5000)
     assert take(replica(model), "a", "b") == take(replica(model), "a", "b")
     digests = {take(replica(model), *rounds) for rounds in ("", "a", "b", "ab", "ba", "aa")}
     assert len(digests) == 6
@@ -151,7 +151,7 @@ def test_its_state_is_the_history_of_its_rounds() -> None:
 
 
 def test_chunks_of_different_states_are_different() -> None:
-    one, other = replica(GhostModel.of_size(1_000_000)), replica(GhostModel.of_size(1_000_000))
+    one, other = replica(SizeOnlyModel.of_size(1_000_000)), replica(SizeOnlyModel.of_size(1_000_000))
     take(one, "a")
     manifest, own = build_manifest(one.capture()), build_manifest(other.capture())
     assert manifest.diff(own) == list(range(manifest.chunk_count))
@@ -164,7 +164,7 @@ def test_chunks_of_different_states_are_different() -> None:
 def test_sizes_follow_a_model() -> None:
     with torch.device("meta"):
         module = torch.nn.Linear(300, 300)
-    model = GhostModel.of(list(module.parameters()), moments=1)
+    model = SizeOnlyModel.of(list(module.parameters()), moments=1)
     assert model.numels == (90_000, 300)
     assert model.parameters == 90_300
     assert model.state_bytes == 2 * 4 * 90_300
@@ -177,19 +177,19 @@ def test_sizes_follow_a_model() -> None:
 @pytest.mark.parametrize(("numels", "moments"), [((), 2), ((0,), 2), ((5,), -1), ((5,), 9), ((1 << 50,), 0)])
 def test_impossible_sizes(numels: tuple[int, ...], moments: int) -> None:
     with pytest.raises(ConfigurationError):
-        GhostModel(numels, moments)
+        SizeOnlyModel(numels, moments)
 
 
 def test_what_needs_numbers_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"average_parameters_every.*ghost"):
-        replica(GhostModel.of_size(10), averaging={"codec": "float32", "average_parameters_every": 5})
-    ghostly = replica(GhostModel.of_size(10))
+        replica(SizeOnlyModel.of_size(10), averaging={"codec": "float32", "average_parameters_every": 5})
+    ghostly = replica(SizeOnlyModel.of_size(10))
     with pytest.raises(ConfigurationError, match="no numbers"):
         ghostly.read_values()
     with pytest.raises(ConfigurationError, match="no numbers"):
         ghostly.write_values(ghostly.vector.new())
     with pytest.raises(ConfigurationError, match="another model"):
-        ghostly.restore(replica(GhostModel.of_size(11)).capture())
+        ghostly.restore(replica(SizeOnlyModel.of_size(11)).capture())
     real = vector_replica(10)(make_spec(8))
     with pytest.raises(ConfigurationError, match="another model"):
         ghostly.check(build_manifest(real.capture()))
@@ -261,5 +261,5 @@ def test_they_cross_the_virtual_network_into_hollow_buffers_only() -> None:
 
 
 def test_a_snapshot_without_content_takes_no_memory() -> None:
-    snapshot: StateSnapshot = replica(GhostModel.of_size(10**11)).capture()
+    snapshot: StateSnapshot = replica(SizeOnlyModel.of_size(10**11)).capture()
     assert snapshot.bytes_view.nbytes == 12 * 10**11

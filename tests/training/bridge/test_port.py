@@ -10,15 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import ClosedError
-from minga.training.bridge.gradient_port import TrainerPort
-from minga.training.bridge.thread_task import WAIT, Wait, Work
+from minga.training.bridge.gradient_port import GradientPort
+from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 from minga.training.strategy.delayed import Delayed
 from minga.training.strategy.synchronous import Synchronous
 from tests.worlds.swarm_tools import virtually
 
 
-def port(*, delayed: bool = False) -> TrainerPort:
-    return TrainerPort(asyncio.get_running_loop(), lambda: torch.zeros(2), strategy=Delayed if delayed else Synchronous)
+def port(*, delayed: bool = False) -> GradientPort:
+    return GradientPort(
+        asyncio.get_running_loop(), lambda: torch.zeros(2), strategy=Delayed if delayed else Synchronous
+    )
 
 
 def ones(samples: int) -> Any:
@@ -159,7 +161,7 @@ async def test_work_at_a_boundary_is_no_micro_batch() -> None:
     assert p.add(ones(4), 4)
     done = p.request("apply", p.reopen)
     work = p.poll()
-    assert isinstance(work, Work)
+    assert isinstance(work, ThreadTask)
     await asyncio.sleep(5.0)
     assert p.report().micro_batch == 0
     p.finish(work)
@@ -243,7 +245,7 @@ async def test_work_is_done_at_the_boundary_and_errors_reach_both_sides() -> Non
     p = port()
     done = p.request("add", lambda: 40 + 2)
     work = p.poll()
-    assert isinstance(work, Work)
+    assert isinstance(work, ThreadTask)
     p.finish(work)
     assert await done == 42
 
@@ -252,7 +254,7 @@ async def test_work_is_done_at_the_boundary_and_errors_reach_both_sides() -> Non
 
     failed = p.request("fail", fail)
     work = p.poll()
-    assert isinstance(work, Work)
+    assert isinstance(work, ThreadTask)
     with pytest.raises(ValueError, match="no"):
         p.finish(work)
     with pytest.raises(ClosedError, match="could not fail on the thread that trains"):
@@ -320,7 +322,7 @@ def test_a_real_thread_waits_works_and_is_let_go() -> None:
             try:
                 while True:
                     work = p.poll()
-                    if isinstance(work, Work):
+                    if isinstance(work, ThreadTask):
                         p.finish(work)
                     elif work is WAIT:
                         p.wait(1.0)

@@ -9,31 +9,31 @@ import pytest
 import torch
 
 from minga.core.errors import ClosedError
-from minga.training.bridge.assigned_port import GradientTask, PublicPort
-from minga.training.bridge.thread_task import Work
+from minga.training.bridge.assigned_port import AssignedPort, GradientTask
+from minga.training.bridge.thread_task import ThreadTask
 from tests.worlds.swarm_tools import virtually
 
 
-def close(port: PublicPort) -> None:
+def close(port: AssignedPort) -> None:
     port.close(ClosedError("it is over"))
 
 
-def fail(port: PublicPort) -> None:
+def fail(port: AssignedPort) -> None:
     """The training thread fails in the first work that waits."""
     work = port.poll()
-    assert isinstance(work, Work)
+    assert isinstance(work, ThreadTask)
     with pytest.raises(ClosedError):
         port.finish(work)
 
 
 @pytest.mark.parametrize("end", [close, fail])
-def test_whoever_waits_hears_what_closed_the_port(end: Callable[[PublicPort], None]) -> None:
+def test_whoever_waits_hears_what_closed_the_port(end: Callable[[AssignedPort], None]) -> None:
     def be_over() -> None:
         raise ClosedError("it is over")
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        port = PublicPort(loop, lambda: torch.zeros(2), micro_batches=2, size=4)
+        port = AssignedPort(loop, lambda: torch.zeros(2), micro_batches=2, size=4)
         computing = [loop.create_task(port.compute(GradientTask(bytes([number]) * 32))) for number in range(2)]
         await asyncio.sleep(0)
         port.want_batch()
@@ -52,7 +52,7 @@ def test_whoever_waits_hears_what_closed_the_port(end: Callable[[PublicPort], No
 @virtually
 async def test_a_micro_batch_that_failed_leaves_the_model_at_its_present_step_and_comes_again() -> None:
     model, seen = ["present"], list[str]()
-    port = PublicPort(asyncio.get_running_loop(), lambda: torch.zeros(2), micro_batches=2, size=4)
+    port = AssignedPort(asyncio.get_running_loop(), lambda: torch.zeros(2), micro_batches=2, size=4)
 
     def to_the_past() -> None:
         seen.append(model[0])

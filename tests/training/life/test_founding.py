@@ -15,7 +15,17 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.life import founding as founding_module
-from minga.training.life.founding import CALL_S, MAX_READY, METHOD, READY_S, Answer, Ask, Beginning, Founding, Genesis
+from minga.training.life.founding import (
+    CALL_S,
+    MAX_READY,
+    METHOD,
+    READY_S,
+    AskFounders,
+    Bootstrap,
+    Founding,
+    Genesis,
+    GenesisAnswer,
+)
 from minga.training.session import Session, SessionSettings
 from tests.worlds.node_world import RUN_ID, World, identity_of
 from tests.worlds.swarm_tools import make_spec, virtually
@@ -33,9 +43,9 @@ class Foundation(World):
         return Founding(node, identity_of(node), self.nodes[0].peer_id, self.founders, path)
 
 
-def answer_with(answer: Callable[[], Answer]) -> Callable[[PeerId, MessageStream], object]:
+def answer_with(answer: Callable[[], GenesisAnswer]) -> Callable[[PeerId, MessageStream], object]:
     async def serve(_: PeerId, stream: MessageStream) -> None:
-        await stream.receive(Ask)
+        await stream.receive(AskFounders)
         await stream.send(answer())
 
     return serve
@@ -52,10 +62,10 @@ async def begin(folder: Path, says: dict[int, int]) -> bool:
     genesis = Genesis.sign(
         RUN_ID, [organiser.peer_id, one.peer_id, other.peer_id, late.peer_id], identity_of(organiser)
     )
-    stranger.serve(METHOD, answer_with(lambda: Answer(genesis, 5)))  # type: ignore[arg-type]
+    stranger.serve(METHOD, answer_with(lambda: GenesisAnswer(genesis, 5)))  # type: ignore[arg-type]
     for index, node in enumerate((organiser, one, other)):
         if index in says:
-            node.serve(METHOD, answer_with(lambda step=says[index]: Answer(None, step)))  # type: ignore[arg-type, misc]
+            node.serve(METHOD, answer_with(lambda step=says[index]: GenesisAnswer(None, step)))  # type: ignore[arg-type, misc]
     founding = world.founding(late)
     return (await founding.find()).has_begun
 
@@ -90,7 +100,7 @@ def test_a_peer_that_does_not_answer_keeps_nobody_from_founding(tmp_path: Path) 
         world = Foundation(tmp_path, founders=6)
         nodes = [await world.node() for _ in range(7)]
         nodes[1].serve(METHOD, be_silent)
-        finding = list[asyncio.Task[Beginning]]()
+        finding = list[asyncio.Task[Bootstrap]]()
         for node in (nodes[0], *nodes[2:]):
             finding.append(asyncio.get_running_loop().create_task(world.founding(node).find()))
             await asyncio.sleep(0.9)
@@ -111,7 +121,7 @@ def test_those_who_were_ready_once_are_forgotten(tmp_path: Path) -> None:
                 founding._note_ready(PeerId(f"{number:064}"))
             assert len(founding._ready) == MAX_READY
             await asyncio.sleep(READY_S + 1.0)
-        await other.call(organiser.peer_id, METHOD, Ask(ready=True), Answer)
+        await other.call(organiser.peer_id, METHOD, AskFounders(ready=True), GenesisAnswer)
         assert [*founding._ready] == [other.peer_id]
 
     main()
@@ -130,7 +140,9 @@ def test_the_organiser_tells_nobody_of_a_genesis_that_is_not_on_its_disk(
         monkeypatch.setattr(founding_module, "write_atomically", refuse)
         with pytest.raises(StorageError):
             await world.founding(organiser).find()
-        assert await other.call(organiser.peer_id, METHOD, Ask(ready=True), Answer) == Answer(None, 0)
+        assert await other.call(organiser.peer_id, METHOD, AskFounders(ready=True), GenesisAnswer) == GenesisAnswer(
+            None, 0
+        )
 
     main()
 

@@ -12,7 +12,7 @@ import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.matchmaking.leader import OutOfSyncError
-from minga.averaging.messages import Member, Part, Plan
+from minga.averaging.messages import GroupMember, Part, Plan
 from minga.core.errors import ClosedError
 from minga.core.events import Event
 from minga.network.gossip.records import Progress
@@ -20,7 +20,7 @@ from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm, small_replica
-from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.gradient_port import GradientPort
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     make_spec,
@@ -72,17 +72,17 @@ async def train(
     """Three trainers of different speed and micro-batch; only micro-batches that were taken stay in the ledger."""
     ledger = Ledger()
     swarm = Swarm(make_spec(48, training={"strategy": strategy}), seed=3, gradient=ledger.gradient)
-    taken = TrainerPort.add
+    taken = GradientPort.add
     by_port: dict[int, str] = {}
 
-    def add(port: TrainerPort, accumulate: Any, samples: int) -> bool:
+    def add(port: GradientPort, accumulate: Any, samples: int) -> bool:
         name = by_port.setdefault(id(port), next(n for n, p in swarm.peers.items() if p.port is port))
         kept = taken(port, accumulate, samples)
         if not kept:
             ledger.computed[name].pop()
         return kept
 
-    monkeypatch.setattr(TrainerPort, "add", add)
+    monkeypatch.setattr(GradientPort, "add", add)
     for micro_batch, seconds in ((4, 0.1), (2, 0.13), (1, 0.04)):
         ledger.watch(swarm.add(HostSettings(latency_s=latency_s), TrainerSettings(micro_batch, seconds)))
     try:
@@ -364,6 +364,6 @@ def test_a_round_tells_its_plan_and_doubts_the_rates_if_it_is_late() -> None:
      (10.0, 13.1, True), (1.75, 1.75, False)],
 )  # fmt: skip
 def test_a_round_is_late_by_what_was_predicted(predicted_s: float | None, seconds: float, late: bool) -> None:
-    member = Member(Address(PeerId("a" * 64)), aggregates=True)
+    member = GroupMember(Address(PeerId("a" * 64)), aggregates=True)
     plan = Plan("0" * 32, 1, (member,), (Part(8, 0),), 1 << 16, predicted_s=predicted_s)
     assert RoundOutcome(plan, {}, seconds, 0, 0).is_late == late

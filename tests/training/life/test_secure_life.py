@@ -13,10 +13,10 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError, RemoteError, UnreachableError
 from minga.network.interface import PeerId
 from minga.security.messaging.voting import DivergedError, OutvotedError
-from minga.security.protocol.behaviour import Conduct
-from minga.security.protocol.members import Ledger, Reason
+from minga.security.protocol.behaviour import Behaviour
+from minga.security.protocol.members import Members, Reason
 from minga.training.life import verified_member
-from minga.training.life.verified_member import LONGEST_PAUSE_S, PATIENT_ATTEMPTS, SecureLife, SecureOptions
+from minga.training.life.verified_member import LONGEST_PAUSE_S, PATIENT_ATTEMPTS, VerifiedMember, VerifiedOptions
 from minga.training.transfer.donors import OvertakenError
 from tests.worlds.node_world import World, identity_of
 from tests.worlds.swarm_tools import make_spec, virtually
@@ -28,7 +28,7 @@ OTHERS = [PeerId(f"{number:064}") for number in range(5, 9)]
 class Member:
     """A peer at the members' state; its steps end as `step` says."""
 
-    def __init__(self, step: Callable[[], None], ledger: Ledger) -> None:
+    def __init__(self, step: Callable[[], None], ledger: Members) -> None:
         self.ledger, self.is_member, self._step = ledger, False, step
 
     async def take_step(self) -> None:
@@ -38,10 +38,10 @@ class Member:
 async def make_life(
     monkeypatch: pytest.MonkeyPatch,
     step: Callable[[], None],
-    ledger: Ledger,
+    ledger: Members,
     vouched_for: bool = True,
     enter: Callable[[], None] = lambda: None,
-) -> SecureLife:
+) -> VerifiedMember:
     class Newcomer:
         def __init__(self, *_: Any, **__: Any) -> None:
             self.is_vouched_for = vouched_for
@@ -54,14 +54,14 @@ async def make_life(
     node = await World().node()
     replica = SimpleNamespace(vector=SimpleNamespace(layout=VectorLayout((4,), "float32"), numel=4), step=0)
     board, port = SimpleNamespace(put=lambda _: None), SimpleNamespace(unit=1)
-    options = SecureOptions(node.peer_id, Conduct())
-    life = SecureLife(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
+    options = VerifiedOptions(node.peer_id, Behaviour())
+    life = VerifiedMember(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
     life._announcer = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
     life._known = life._founders = frozenset(KNOWN)
     return life
 
 
-async def go_on(life: SecureLife, steps: int) -> None:
+async def go_on(life: VerifiedMember, steps: int) -> None:
     for _ in range(steps):
         await life._enter()
         assert life.secure is not None
@@ -74,7 +74,7 @@ def test_a_peer_that_computes_in_another_way_gives_up_and_says_why(monkeypatch: 
         def diverge() -> None:
             raise DivergedError("another state")
 
-        life = await make_life(monkeypatch, diverge, Ledger([]))
+        life = await make_life(monkeypatch, diverge, Members([]))
         with pytest.raises(ConfigurationError, match="device"):
             await go_on(life, 100)
 
@@ -87,7 +87,7 @@ def test_pauses_grow_until_a_step_succeeds(monkeypatch: pytest.MonkeyPatch) -> N
         def be_late() -> None:
             raise OutvotedError("too late")
 
-        life = await make_life(monkeypatch, be_late, Ledger([]))
+        life = await make_life(monkeypatch, be_late, Members([]))
         began_s = asyncio.get_running_loop().time()
         await go_on(life, 20)
         assert asyncio.get_running_loop().time() - began_s > 10 * LONGEST_PAUSE_S
@@ -112,7 +112,7 @@ def test_that_members_went_on_is_told_as_a_failure_only_if_it_happens_again_and_
         def go() -> None:
             pass
 
-        life = await make_life(monkeypatch, fail if adopts else go, Ledger([]), enter=go if adopts else fail)
+        life = await make_life(monkeypatch, fail if adopts else go, Members([]), enter=go if adopts else fail)
         told = dict[str, int]()
         life._node.events.subscribe(lambda event: told.setdefault(event.kind, life._attempts) and None)
         for _ in range(PATIENT_ATTEMPTS):
@@ -132,7 +132,7 @@ def test_those_whose_word_counts_come_from_members_that_most_of_them_vouch_for(
 
     @virtually
     async def main() -> None:
-        ledger = Ledger([KNOWN[0], *OTHERS])
+        ledger = Members([KNOWN[0], *OTHERS])
         ledger.ban(KNOWN[0], 3, Reason.EQUIVOCATED)
         life = await make_life(monkeypatch, lambda: None, ledger, vouched_for)
         await go_on(life, 1)

@@ -19,7 +19,7 @@ import minga
 from minga.core.events import Event
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
-from minga.security.protocol.behaviour import Conduct, Seeds
+from minga.security.protocol.behaviour import Behaviour, Seeds
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.attacks.gradient_attacks import SignFlip
 from minga.training.life.founding import Genesis
@@ -62,7 +62,7 @@ def make_spec(*, founders: int = 3, steps: int = STEPS, **more: Any) -> minga.Ru
 class Trainer:
     """One peer in a thread of its own, as a program would have it."""
 
-    def __init__(self, peer: minga.Peer, conduct: Conduct | None = None, micro_batch_s: float = 0.0) -> None:
+    def __init__(self, peer: minga.Peer, conduct: Behaviour | None = None, micro_batch_s: float = 0.0) -> None:
         self.peer, self.micro_batch_s = peer, micro_batch_s
         self.events: list[Event] = []
         self.error: BaseException | None = None
@@ -104,7 +104,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """Makes trainers; the first one hosts."""
     trainers: list[Trainer] = []
 
-    def make(spec: minga.RunSpec, conduct: Conduct | None = None, micro_batch_s: float = 0.0) -> Trainer:
+    def make(spec: minga.RunSpec, conduct: Behaviour | None = None, micro_batch_s: float = 0.0) -> Trainer:
         directory = tmp_path / str(len(trainers))
         directory.mkdir()
         options = minga.PeerOptions(identity=directory / "key", directory=directory, host="127.0.0.1")
@@ -293,7 +293,7 @@ def test_an_organiser_who_only_looks_on_sees_the_run_founded(start: Callable[...
 def test_validators_compute_at_the_parameters_of_the_past_and_go_on_with_the_present_ones(
     start: Callable[..., Trainer],
 ) -> None:
-    class Nosy(Conduct):
+    class Nosy(Behaviour):
         """Computes again what it did two steps ago, each time."""
 
         def __init__(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 import minga
-from minga.training.replica.process_group import Ranks
+from minga.training.replica.process_group import ProcessGroup
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
 
@@ -132,7 +132,7 @@ def test_two_ranks_alone_under_distributed_data_parallel(tmp_path: Path) -> None
 
 def test_without_a_group_there_are_no_ranks() -> None:
     assert not dist.is_initialized()
-    assert Ranks.of_this_process(has_peer=True) is None
+    assert ProcessGroup.of_this_process(has_peer=True) is None
 
 
 def test_every_rank_with_a_peer_of_its_own_is_refused(tmp_path: Path) -> None:

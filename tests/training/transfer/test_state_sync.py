@@ -46,7 +46,7 @@ from minga.training.transfer.messages import (
     ManifestReply,
     ManifestRequest,
     OpenDownload,
-    Take,
+    TakeChunks,
 )
 from minga.training.transfer.server import StateServer
 
@@ -623,7 +623,7 @@ async def take(peer: Peer, donor: Peer, digest: str, *takes: tuple[int, ...]) ->
         await stream.send(OpenDownload(digest))
         await stream.receive(DownloadOpened)
         for indices in takes:
-            await stream.send(Take(indices))
+            await stream.send(TakeChunks(indices))
             for _ in indices:
                 await stream.receive_bulk_into(memoryview(bytearray(CHUNK_BYTES)))
 
@@ -670,7 +670,7 @@ async def test_a_downloader_that_reads_nothing_does_not_keep_its_place(swarm: Sw
     async with idle.node.open(donor.id, CHUNKS) as stream:
         await asyncio.sleep(0.1)
         await stream.send(OpenDownload(build_manifest(make_snapshot()).digest))
-        await stream.send(Take(tuple(range(CHUNKS_IN_ALL))))
+        await stream.send(TakeChunks(tuple(range(CHUNKS_IN_ALL))))
         await asyncio.sleep(130.0)
         donor.server.publish(make_snapshot())
         await asyncio.sleep(0.1)

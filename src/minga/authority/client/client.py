@@ -9,19 +9,19 @@ from typing import TypeVar
 import httpx2
 import msgspec
 
-from minga.authority.http import Answer, NoAnswer, ask, make_client
+from minga.authority.http import HttpAnswer, NoAnswer, ask, make_client
 from minga.authority.messages import (
     DEVICE_PATH,
     MAX_BODY_BYTES,
     OFFER_PATH,
     TOKEN_PATH,
+    AuthorityRefusal,
     DeviceCode,
     Issued,
+    LoginOffer,
     LoginWay,
     Message,
-    Offer,
     Pending,
-    Refusal,
     SignedRequest,
     TokenAnswer,
     TokenRequest,
@@ -69,7 +69,7 @@ class AuthorityClient:
         """Let the connections go."""
         await self._http.aclose()
 
-    async def offer(self) -> Offer:
+    async def offer(self) -> LoginOffer:
         """How to log in, and a nonce. Raises `RemoteError`, like all that follows."""
         return await self._patiently(self._offer)
 
@@ -90,8 +90,8 @@ class AuthorityClient:
 
     # ---- inner workings
 
-    async def _offer(self) -> Offer:
-        offer = await self._ask("GET", OFFER_PATH, Offer)
+    async def _offer(self) -> LoginOffer:
+        offer = await self._ask("GET", OFFER_PATH, LoginOffer)
         if offer.run.hex() != self._run_id:
             raise RejectedError(f"the authority {self.url} is for another run; ask for a new link", code="access")
         return offer
@@ -133,7 +133,7 @@ class AuthorityClient:
     async def _ask(self, method: str, path: str, kind: type[M], message: Message | None = None) -> M:
         return self._read(await self._send(method, path, message), kind)
 
-    async def _send(self, method: str, path: str, message: Message | None = None) -> Answer:
+    async def _send(self, method: str, path: str, message: Message | None = None) -> HttpAnswer:
         content = None if message is None else msgspec.json.encode(message)
         headers = {"Content-Type": "application/json"}
         try:
@@ -152,7 +152,7 @@ class AuthorityClient:
         kind = LoginNeeded if refusal.code == "login_needed" else RejectedError
         raise kind(f"the authority {self.url} refuses: {refusal.message}", code="access", phase=PHASE)
 
-    def _read(self, answer: Answer, kind: type[M]) -> M:
+    def _read(self, answer: HttpAnswer, kind: type[M]) -> M:
         try:
             return decode(answer.body, kind)
         except ValueError as error:
@@ -167,8 +167,8 @@ class _Again(Exception):
         super().__init__(why)
 
 
-def _refusal(answer: Answer) -> Refusal:
+def _refusal(answer: HttpAnswer) -> AuthorityRefusal:
     try:
-        return decode(answer.body, Refusal)
+        return decode(answer.body, AuthorityRefusal)
     except ValueError:
-        return Refusal("http", f"HTTP status {answer.status}")
+        return AuthorityRefusal("http", f"HTTP status {answer.status}")

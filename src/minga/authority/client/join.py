@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from minga.authority.client.client import AuthorityClient
-from minga.authority.client.login import Credentials, LogIn, Person
+from minga.authority.client.login import Credentials, LogIn, LoginUser
 from minga.authority.client.renewal import keep_renewed
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
@@ -20,7 +20,7 @@ from minga.training.peer import Peer
 T = TypeVar("T")
 
 
-def join(link: Link | str, options: PeerOptions | None = None, person: Person | None = None) -> Peer:
+def join(link: Link | str, options: PeerOptions | None = None, person: LoginUser | None = None) -> Peer:
     """Join a run as `minga.join` does; if the link names an authority, log in there, and keep the access renewed.
 
     `person` is asked where this peer's key is not enough; without one (`Credentials()`) it has to be. Blocks as long as
@@ -58,7 +58,7 @@ def _completed(coroutine: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, coroutine).result()
 
 
-async def _renew(peer: Peer, client: AuthorityClient, person: Person) -> None:
+async def _renew(peer: Peer, client: AuthorityClient, person: LoginUser) -> None:
     try:
         await keep_renewed(peer.session, LogIn(client, person, asyncio.sleep))
     finally:

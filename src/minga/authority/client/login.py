@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from minga.authority.client.client import PHASE, AuthorityClient, LoginNeeded
-from minga.authority.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode, Issued, Offer, Pending
+from minga.authority.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode, Issued, LoginOffer, Pending
 from minga.core.errors import ConfigurationError, LocalError, RejectedError, RemoteError, UnreachableError
 from minga.core.units import format_duration
 from minga.identity.access.ledger import CLOCK_SKEW_S
@@ -18,7 +18,7 @@ from minga.identity.keys.keys import Identity
 MOST_POLL_S = 60.0
 
 
-class Person(Protocol):
+class LoginUser(Protocol):
     """Whoever sits at the machine, as far as a login needs them. Each may raise `ConfigurationError`."""
 
     def has_secret(self) -> bool:
@@ -42,7 +42,7 @@ class Person(Protocol):
 
 @dataclass(frozen=True)
 class Credentials:
-    """A `Person` who is not there: a name, and a code or an access token, as far as they are known beforehand.
+    """A `LoginUser` who is not there: a name, and a code or an access token, as far as they are known beforehand.
 
     Without them the peer's key has to be enough, as it is on a machine where somebody has logged in before.
     """
@@ -51,32 +51,32 @@ class Credentials:
     code: str = field(default="", repr=False)
 
     def has_secret(self) -> bool:
-        """See `Person`."""
+        """See `LoginUser`."""
         return bool(self.code)
 
     def name(self, provider: str) -> str:
-        """See `Person`."""
+        """See `LoginUser`."""
         if not self.login:
             raise ConfigurationError(f"the run is for people who log in ({provider}), and no name was given")
         return self.login
 
     def secret(self, what: str, url: str) -> str:
-        """See `Person`."""
+        """See `LoginUser`."""
         if not self.code:
             raise ConfigurationError(f"{url} wants the {what}, which was not given")
         return self.code
 
     def open_browser(self, device: DeviceCode) -> None:
-        """See `Person`."""
+        """See `LoginUser`."""
         raise ConfigurationError(
             f"somebody has to log in at {device.url} in the browser; run `minga join LINK` once with this key file"
         )
 
     def wait(self, why: str, seconds: float) -> None:
-        """See `Person`."""
+        """See `LoginUser`."""
 
     def welcome(self, name: str, until_s: int) -> None:
-        """See `Person`."""
+        """See `LoginUser`."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class LogIn:
     """Gets tokens of one authority, asking `person` only where the key is not enough."""
 
     client: AuthorityClient
-    person: Person
+    person: LoginUser
     sleep: Callable[[float], Awaitable[None]]
     wall_time: Callable[[], float] = time.time
     """Unix seconds."""
@@ -125,7 +125,7 @@ class LogIn:
         self.person.welcome(issued.name, issued.login_until)
         return token
 
-    def _way(self, offer: Offer) -> str:
+    def _way(self, offer: LoginOffer) -> str:
         """The first way that is offered; a secret given beforehand shows that the browser is not wanted."""
         ways = [way for way in offer.ways if way != "device" or not self.person.has_secret()]
         if not ways:

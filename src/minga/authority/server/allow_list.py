@@ -48,13 +48,13 @@ Url = Annotated[str, Field(max_length=MAX_URL_CHARACTERS)]
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[!-~]+$")]
 
 
-class Part(BaseModel):
+class AllowListSection(BaseModel):
     """Base of the sections: nothing unknown is in them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Provider(Part):
+class Provider(AllowListSection):
     """Who knows the people.
 
     kind: "file" (codes in this file), "huggingface", or "oauth" (RFC 8628: `device_url`, `token_url`, and `user_url`,
@@ -106,7 +106,7 @@ class Provider(Part):
         return self == before.model_copy(update={"organisation": self.organisation})
 
 
-class Person(Part):
+class ListedPerson(AllowListSection):
     """One person: at most `peers` at a time, `until` a day (its end) or a moment, in UTC unless it says otherwise."""
 
     peers: Peers | None = None
@@ -132,14 +132,14 @@ class Allowance:
     until_s: float | None
 
 
-class AllowList(Part):
+class AllowList(AllowListSection):
     """The whole file. `token` and `login` are durations such as "6h"."""
 
     peers: Peers = 2
     token: str = "6h"  # noqa: S105 (a duration)
     login: str = "30d"
     provider: Provider = Provider()
-    people: Annotated[dict[Name, Person], Field(max_length=100_000)] = {}
+    people: Annotated[dict[Name, ListedPerson], Field(max_length=100_000)] = {}
 
     @field_validator("token", "login")
     @classmethod

@@ -10,7 +10,7 @@ from minga.authority.messages import Issued
 from minga.authority.server.allow_list import AllowFile, AllowList
 from minga.authority.server.providers import Somebody
 from minga.authority.server.refusals import login_needed, not_allowed
-from minga.authority.server.roster import RosterFile, Seat
+from minga.authority.server.roster import IssuedToken, RosterFile
 from minga.core.errors import ConfigurationError
 from minga.identity.access.ledger import CLOCK_SKEW_S
 from minga.identity.access.token import Login, Token
@@ -57,7 +57,7 @@ class Issuer:
         if organisation not in somebody.organisations:
             organisation = None
         now_s = self._wall_time()
-        seat = Seat(somebody.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
+        seat = IssuedToken(somebody.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
         return self._sign(peer, seat, allowed)
 
     def renew(self, peer: str) -> Issued:
@@ -69,7 +69,7 @@ class Issuer:
             raise login_needed(f"the last login of {seat.name} was too long ago: log in again")
         return self._sign(peer, seat, allowed)
 
-    def _sign(self, peer: str, seat: Seat, allowed: AllowList) -> Issued:
+    def _sign(self, peer: str, seat: IssuedToken, allowed: AllowList) -> Issued:
         now_s = self._wall_time()
         allowance = allowed.allowance(seat.name, seat.organisation, now_s)
         if allowance is None:

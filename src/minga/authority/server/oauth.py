@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar
 import httpx2
 import msgspec
 
-from minga.authority.http import Answer, NoAnswer, ask, make_client
+from minga.authority.http import HttpAnswer, NoAnswer, ask, make_client
 from minga.authority.messages import ByAccessToken, ByDevice, DeviceCode, LoginWay, Pending, Way
 from minga.authority.server.allow_list import AllowFile, Provider
 from minga.authority.server.providers import FileProvider, IdentityProvider, Somebody, refused_way
@@ -72,7 +72,7 @@ class WhoAmI(msgspec.Struct, frozen=True):
 
 
 @dataclass
-class Device:
+class DeviceLogin:
     """A login in the browser that is under way; times by the provider's clock in seconds."""
 
     code: str
@@ -96,7 +96,7 @@ class OAuthProvider:
         self._is_hub = settings.kind == "huggingface"
         self.label = settings.label or ("Hugging Face" if self._is_hub else "the organiser's login")
         self._http = make_client(transport)
-        self._devices: dict[str, Device] = {}
+        self._devices: dict[str, DeviceLogin] = {}
 
     @property
     def ways(self) -> tuple[Way, ...]:
@@ -139,7 +139,7 @@ class OAuthProvider:
             del self._devices[next(iter(self._devices))]
         name, now_s = secrets.token_urlsafe(24), self._clock()
         expires_s = min(begun.expires_in, MAX_DEVICE_S)
-        self._devices[name] = Device(begun.device_code, now_s + expires_s, begun.interval, now_s)
+        self._devices[name] = DeviceLogin(begun.device_code, now_s + expires_s, begun.interval, now_s)
         return DeviceCode(name, begun.verification_uri, begun.user_code, begun.interval, expires_s)
 
     async def _poll(self, name: str) -> str | Pending:
@@ -192,7 +192,7 @@ class OAuthProvider:
             raise wrong_login(f"{self.label} gives a name that cannot be used here")
         return name
 
-    async def _ask(self, method: str, url: str, **what: Any) -> Answer:
+    async def _ask(self, method: str, url: str, **what: Any) -> HttpAnswer:
         headers = {"Accept": "application/json", **what.pop("headers", {})}
         try:
             answer = await ask(self._http, method, url, max_bytes=MAX_ANSWER_BYTES, headers=headers, **what)
@@ -204,7 +204,7 @@ class OAuthProvider:
             raise provider_down(f"{self.label} is out of order (HTTP status {answer.status}); try again later")
         return answer
 
-    def _read(self, answer: Answer, kind: type[T]) -> T:
+    def _read(self, answer: HttpAnswer, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(answer.body, type=kind)
         except DECODING_ERRORS as error:

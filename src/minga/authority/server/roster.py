@@ -26,7 +26,7 @@ _KEY = r"\A[0-9a-f]{64}\Z"
 KeyText = Annotated[str, msgspec.Meta(pattern=_KEY)]
 
 
-class Seat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One peer's place: whose it is (`name` at that `Provider.source`), since which login, until when (Unix seconds).
 
     With an `organisation` it is for being a member of that. `invitation` is the key that signed its last token; who is
@@ -47,7 +47,7 @@ class Roster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: Literal["minga-authority-1"]
     run: KeyText
-    seats: Annotated[dict[KeyText, Seat], msgspec.Meta(max_length=4 * MAX_USES)]
+    seats: Annotated[dict[KeyText, IssuedToken], msgspec.Meta(max_length=4 * MAX_USES)]
 
 
 class RosterFile:
@@ -66,15 +66,15 @@ class RosterFile:
         """Let another process have the file."""
         self._lock.release()
 
-    def seat(self, peer: str) -> Seat | None:
+    def seat(self, peer: str) -> IssuedToken | None:
         """The place of a peer, if it ever had one."""
         return self._seats.get(peer)
 
-    def seats(self) -> Iterator[tuple[str, Seat]]:
+    def seats(self) -> Iterator[tuple[str, IssuedToken]]:
         """All places, each with its peer's key."""
         yield from list(self._seats.items())
 
-    def take(self, peer: str, seat: Seat, *, most_peers: int, uses: int) -> None:
+    def take(self, peer: str, seat: IssuedToken, *, most_peers: int, uses: int) -> None:
         """Give a peer its place, durably, or say that there is none: more than `most_peers` at a time for one person,
         or `uses` peers in all by one invitation. Raises `Refused` and `StorageError`, and changes nothing then.
         """
@@ -103,7 +103,7 @@ class RosterFile:
         if len(kept) < len(self._seats):
             self._keep(kept)
 
-    def _keep(self, seats: dict[str, Seat]) -> None:
+    def _keep(self, seats: dict[str, IssuedToken]) -> None:
         body = msgspec.json.format(msgspec.json.encode(Roster(FORMAT, self._run_id, seats)), indent=1)
         if not self._lock.is_held:
             raise StorageError(f"{self._path} was closed")
@@ -113,7 +113,7 @@ class RosterFile:
             raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
         self._seats = seats
 
-    def _read(self) -> dict[str, Seat]:
+    def _read(self) -> dict[str, IssuedToken]:
         try:
             with self._path.open("rb") as file:
                 body = file.read(MAX_FILE_BYTES + 1)
@@ -132,7 +132,7 @@ class RosterFile:
         return dict(roster.seats)
 
 
-def _lives(seat: Seat, now_s: float) -> bool:
+def _lives(seat: IssuedToken, now_s: float) -> bool:
     """Whether members may still accept the last token."""
     return not seat.barred and seat.expires + CLOCK_SKEW_S > now_s
 

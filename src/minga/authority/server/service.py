@@ -21,12 +21,12 @@ from minga.authority.messages import (
     MAX_BODY_BYTES,
     OFFER_PATH,
     TOKEN_PATH,
+    AuthorityRefusal,
     ByKey,
     Issued,
+    LoginOffer,
     Message,
-    Offer,
     Pending,
-    Refusal,
     SignedRequest,
     TokenAnswer,
     decode,
@@ -68,8 +68,8 @@ class Authority:
 
     # ---- what can be asked
 
-    async def _offer(self, _: Request) -> Offer:
-        return Offer(self._run, self._provider.label, self._provider.ways, self._nonces.give())
+    async def _offer(self, _: Request) -> LoginOffer:
+        return LoginOffer(self._run, self._provider.label, self._provider.ways, self._nonces.give())
 
     async def _device(self, _: Request) -> Message:
         return await self._provider.begin_device()
@@ -105,10 +105,10 @@ class Authority:
             except Refused as refused:
                 self._tell("authority.refused", address=address, code=refused.code, why=str(refused))
                 retry = {"Retry-After": str(math.ceil(wait_s))} if wait_s > 0.0 else {}
-                return _response(Refusal(refused.code, _one_line(str(refused))), refused.status, retry)
+                return _response(AuthorityRefusal(refused.code, _one_line(str(refused))), refused.status, retry)
             except StorageError as error:
                 logger.error("%s", error)
-                return _response(Refusal("storage", "the authority's disk refused; try again later"), 503)
+                return _response(AuthorityRefusal("storage", "the authority's disk refused; try again later"), 503)
 
         return answer
 

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from minga.averaging.allreduce.round import Round, unpack_bitmap
 from minga.averaging.allreduce.sender import fetch
-from minga.averaging.allreduce.stragglers import Slowness
+from minga.averaging.allreduce.stragglers import StragglerDetector
 from minga.averaging.election import has_quorum
-from minga.averaging.messages import MAX_TERM, Alive, Assignment, Done, Freeze, Holding, Lost, Repair
+from minga.averaging.messages import MAX_TERM, Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
 
@@ -28,7 +28,9 @@ class Coordinator:
     the round tensors as large as the vector, which must not wait for the garbage collector when the round is over.
     """
 
-    def __init__(self, round: Round, slowness: Slowness, apply: WeakMethod[Callable[[int, Repair], None]]) -> None:
+    def __init__(
+        self, round: Round, slowness: StragglerDetector, apply: WeakMethod[Callable[[int, Repair], None]]
+    ) -> None:
         self._round, self._slowness, self._apply = round, slowness, apply
         self._lock = asyncio.Lock()
         self._repaired: set[int] = set()
@@ -126,18 +128,18 @@ class Coordinator:
         answers_of = await asyncio.gather(*(answers(member) for member in asked))
         return lost - {member for member, answer in zip(asked, answers_of, strict=True) if answer}
 
-    async def _freeze_everyone(self, term: int) -> dict[int, Holding]:
+    async def _freeze_everyone(self, term: int) -> dict[int, ChunkMap]:
         round = self._round
         request = Freeze(round.plan.round_id, term, tuple(sorted(round.dead)), tuple(sorted(round.revoked)))
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
-        holdings = {round.me: Holding(round.bitmap(), round.term, added)}
+        holdings = {round.me: ChunkMap(round.bitmap(), round.term, added)}
         round.promised = term
         for member in sorted(round.revoked):  # as all others do: whatever was given to them before is given anew
             round.revoke(member, term)
 
         async def ask(member: int) -> None:
             try:
-                holdings[member] = await round.node.call(round.members[member], FREEZE, request, Holding)
+                holdings[member] = await round.node.call(round.members[member], FREEZE, request, ChunkMap)
             except RemoteError as error:
                 if isinstance(error, RejectedError) and error.code == "term":
                     await asyncio.sleep(0.05)  # another coordinator is at work; ask again with a higher term
@@ -147,7 +149,7 @@ class Coordinator:
         await asyncio.gather(*(ask(i) for i in round.alive() if i != round.me))
         return holdings
 
-    def _decide(self, term: int, holdings: dict[int, Holding]) -> Repair:
+    def _decide(self, term: int, holdings: dict[int, ChunkMap]) -> Repair:
         """Who fetches what from whom, and who reduces what no living member has or is about to have."""
         round = self._round
         known = dict(round.assignments)
@@ -180,7 +182,7 @@ class Coordinator:
         dead, revoked = tuple(sorted(round.dead)), tuple(sorted(round.revoked))
         return Repair(round.plan.round_id, term, dead, revoked, tuple(added), holders)
 
-    async def _announce(self, repair: Repair, holdings: dict[int, Holding]) -> None:
+    async def _announce(self, repair: Repair, holdings: dict[int, ChunkMap]) -> None:
         round = self._round
         round.node.events.emit("round.repaired", step=round.plan.step, term=repair.term, lost=len(repair.dead))
 

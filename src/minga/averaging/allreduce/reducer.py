@@ -19,7 +19,7 @@ import asyncio
 import torch
 
 from minga.averaging.allreduce.round import Round
-from minga.averaging.allreduce.waiting import Patience
+from minga.averaging.allreduce.waiting import WaitDeadlines
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, is_finite
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.tensor_bytes import as_bytes
@@ -278,7 +278,7 @@ class Reducer:
 
     async def _watch(self) -> None:
         """Give up on children that never appear, that are known to be gone, or that lag far behind the others."""
-        round, patience = self._round, Patience(self._round, self._assignment, frozenset(self._absent))
+        round, patience = self._round, WaitDeadlines(self._round, self._assignment, frozenset(self._absent))
         while not (round.aborted or round.is_broken(self._assignment)):
             await asyncio.sleep(min(max(LOOK_S, LOOK_SHARE * round.expected_s), LONGEST_LOOK_S))
             if self.is_final and not any(self._pending.values()):

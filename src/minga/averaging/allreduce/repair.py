@@ -28,8 +28,8 @@ from minga.averaging.allreduce.coordinator import LOST, Coordinator, exist, is_v
 from minga.averaging.allreduce.reducer import Reducer
 from minga.averaging.allreduce.round import Round
 from minga.averaging.allreduce.sender import exchange, fetch
-from minga.averaging.allreduce.stragglers import Slowness
-from minga.averaging.messages import Assignment, Done, Freeze, Holding, Lost, Repair
+from minga.averaging.allreduce.stragglers import StragglerDetector
+from minga.averaging.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.core.aio.hedging import racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
@@ -53,7 +53,7 @@ class Repairer:
     def __init__(self, round: Round) -> None:
         self._round = round
         self._reducers: dict[tuple[int, int], Reducer] = {}
-        self._slowness = Slowness(round)
+        self._slowness = StragglerDetector(round)
         self.coordinator = Coordinator(round, self._slowness, WeakMethod(self.apply))
 
     def start(self) -> None:
@@ -155,7 +155,7 @@ class Repairer:
             if orphans := self._orphans():
                 await fetch(round, coordinator, orphans)
 
-    def freeze(self, sender: int, request: Freeze) -> Holding:
+    def freeze(self, sender: int, request: Freeze) -> ChunkMap:
         """Take no more from the dead, and say what is here.
 
         Raises `ProtocolError` if the sender cannot be the coordinator, and `RejectedError` if there is a newer one.
@@ -167,7 +167,7 @@ class Repairer:
         round.promised = request.term
         self._give_up(request.dead, request.revoked, request.term)
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
-        return Holding(round.bitmap(), round.term, added)
+        return ChunkMap(round.bitmap(), round.term, added)
 
     def apply(self, sender: int, repair: Repair) -> None:
         """Take on what a coordinator decided. Raises `ProtocolError` if the sender cannot be the coordinator."""

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from minga.averaging.allreduce.routes import Routes
-from minga.averaging.allreduce.send_order import Turns
+from minga.averaging.allreduce.send_order import SendOrder
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.messages import Assignment, Plan
@@ -116,7 +116,7 @@ class Round:
         self.bytes_sent = self.bytes_received = 0
         self.expected_s = min(plan.predicted_s or 0.0, IDLE_S)
         """How long the plan may make this member wait for what is slow, whatever its leader says."""
-        self.turns = Turns(asyncio.get_running_loop().time, self.expected_s)
+        self.turns = SendOrder(asyncio.get_running_loop().time, self.expected_s)
         self.started_s = asyncio.get_running_loop().time()
         self._tasks: dict[asyncio.Task[None], frozenset[int]] = {}
         self._streams: dict[MessageStream, int] = {}

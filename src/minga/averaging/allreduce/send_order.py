@@ -63,7 +63,7 @@ class _Part:
         return self.sent - self.returned >= max(LEAST_WINDOW, WINDOW * self.chunks)
 
 
-class Turns:
+class SendOrder:
     """The parts that one member sends in one round, which is expected to take `seconds` from now by `clock`."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:

@@ -11,7 +11,7 @@ from minga.averaging.allreduce.round import Round
 from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, Codec, is_finite
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.averaging.messages import Assignment, ChunkWeight, Fetch, PartHello
+from minga.averaging.messages import Assignment, ChunkWeight, FetchChunks, PartHello
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.network.interface import Buffer
 from minga.network.rpc.framing import MessageStream
@@ -21,7 +21,7 @@ LAST_WORDS_S = 1.0
 """Seconds that a send may still take to return when the result of what it sent has already come."""
 
 
-class Relay(Protocol):
+class SiteReducer(Protocol):
     """What a relay's own reducer does for the relay's exchange with the root."""
 
     async def contribution(self, index: int) -> tuple[int, Buffer]:
@@ -31,7 +31,7 @@ class Relay(Protocol):
         """Send the encoded result of a chunk to the own site. The bytes must not change any more."""
 
 
-async def exchange(round: Round, assignment: Assignment, relay: Relay | None = None) -> None:
+async def exchange(round: Round, assignment: Assignment, relay: SiteReducer | None = None) -> None:
     """Move one assignment in both directions; a failure buries the member on the other side.
 
     With a `relay`, this member sends for its site and passes on what comes back.
@@ -53,7 +53,7 @@ async def exchange(round: Round, assignment: Assignment, relay: Relay | None = N
         round.turns.end(assignment.key)
 
 
-async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay | None) -> None:
+async def _converse(round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer | None) -> None:
     weight = None if relay is not None else round.weight if round.own is not None else 0
     await stream.send(PartHello(round.plan.round_id, assignment.key, weight))
     sending = _send_site(round, assignment, stream, relay) if relay else _send_local(round, assignment, stream)
@@ -99,7 +99,7 @@ async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
 
 
 async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: MessageStream) -> None:
-    await stream.send(Fetch(round.plan.round_id, wanted))
+    await stream.send(FetchChunks(round.plan.round_id, wanted))
     for index in wanted:
         values = torch.empty_like(round.reduced[index])
         view = as_bytes(values)
@@ -113,8 +113,8 @@ async def _receive_fetched(round: Round, wanted: tuple[int, ...], stream: Messag
     await stream.receive_end()
 
 
-async def serve_fetch(round: Round, stream: MessageStream, request: Fetch) -> None:
-    """Answer a `Fetch`: each chunk as soon as it is here."""
+async def serve_fetch(round: Round, stream: MessageStream, request: FetchChunks) -> None:
+    """Answer a `FetchChunks`: each chunk as soon as it is here."""
     if any(i >= len(round.chunks) for i in request.chunks) or len(set(request.chunks)) != len(request.chunks):
         raise ProtocolError("it asks for chunks that the plan does not have, or twice", peer=stream.peer)
     for index in request.chunks:
@@ -156,7 +156,7 @@ async def _send_own(
     round.bytes_sent += body.nbytes
 
 
-async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay) -> None:
+async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer) -> None:
     for index in assignment.chunks:
         weight, body = await relay.contribution(index)
         await stream.send(ChunkWeight(weight))
@@ -168,7 +168,9 @@ async def _send_site(round: Round, assignment: Assignment, stream: MessageStream
 # ---- receiving
 
 
-async def _receive_reduced(round: Round, assignment: Assignment, stream: MessageStream, relay: Relay | None) -> None:
+async def _receive_reduced(
+    round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer | None
+) -> None:
     chunks = [round.chunks[i] for i in assignment.chunks]
     sizes = (chunk.download_bytes for chunk in chunks if not chunk.codecs.download.is_identity)
     buffer = round.buffer(max(sizes, default=0))  # for one encoded chunk after the other

@@ -12,7 +12,7 @@ from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.messages import Alive, Done, Fetch, Freeze, Lost, PartHello, Plan, Repair
+from minga.averaging.messages import Alive, Done, FetchChunks, Freeze, Lost, PartHello, Plan, Repair
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
@@ -135,7 +135,7 @@ class AllReduce:
         await reducer.attend(sender, hello, stream)
 
     async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
-        request = await stream.receive(Fetch)
+        request = await stream.receive(FetchChunks)
         round, _, _ = await self._expect(peer, request.round_id)
         await round.run(serve_fetch(round, stream, request))
 

@@ -30,7 +30,7 @@ OVERDUE: Final = 1.25
 
 
 @loop_bound
-class Slowness:
+class StragglerDetector:
     """Watches the progress of a round at one member."""
 
     def __init__(self, round: Round) -> None:

@@ -24,7 +24,7 @@ STALL_S = 30.0
 EXPECTED_FACTOR = 1.5
 
 
-class Patience:
+class WaitDeadlines:
     """The waiting for the `children` of one assignment at this member; it begins now."""
 
     def __init__(self, round: Round, assignment: Assignment, children: frozenset[int]) -> None:

@@ -21,7 +21,7 @@ from statistics import median
 from typing import Final
 
 from minga.averaging.clocking.batch_choice import smallest_batch
-from minga.averaging.clocking.registration import Seat
+from minga.averaging.clocking.registration import Registration
 from minga.averaging.group import GroupSettings
 from minga.averaging.messages import Plan
 from minga.core.errors import ProtocolError
@@ -78,7 +78,7 @@ class BatchSize:
 
     # ---- the leader
 
-    def learn(self, seats: Collection[Seat]) -> None:
+    def learn(self, seats: Collection[Registration]) -> None:
         """Go by what most members say if this peer does not know."""
         if self._known is not None:
             return
@@ -87,7 +87,7 @@ class BatchSize:
         if votes:
             self._known = max(votes, key=lambda batch: (votes[batch], -batch))
 
-    def next(self, seats: Collection[Seat]) -> int:
+    def next(self, seats: Collection[Registration]) -> int:
         """The target batch size of the step after this one, whose group this is."""
         least, most = self.allowed
         speed = sum(seat.report.rate for seat in seats if seat.report.samples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from minga.averaging.clocking.sample_quota import Pace
+from minga.averaging.clocking.sample_quota import MemberPace
 from minga.averaging.messages import Join, Report
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.keepalive import LEAST_TICKS, PULSE_S
@@ -20,7 +20,7 @@ AWAY_S = 1.0
 
 
 @dataclass
-class Seat:
+class Registration:
     """One member as the leader sees it: its last report and when (loop time) that came."""
 
     join: Join
@@ -59,31 +59,31 @@ class Seat:
         """Seconds by which it is quiet for longer than in a small group."""
         return max(0.0, self.stream.pause_s - LEAST_TICKS * PULSE_S) if self.stream is not None else 0.0
 
-    def pace(self, now_s: float) -> Pace:
+    def pace(self, now_s: float) -> MemberPace:
         """How it goes on, as far as one can tell; times are those at which its reports will be here.
 
         What is overdue by some time is expected to take as long again: without that it would be due for ever.
         """
         report, each_s = self.report, self.report.micro_batch_s
         if not report.micro_batch or each_s <= 0:
-            return Pace(report.samples, limit=self.limit)
+            return MemberPace(report.samples, limit=self.limit)
         if report.parked:
             is_told = self.limit is not None and self.limit > report.samples
             left_s = self.round_trip_s + each_s - (now_s - self.ordered_at_s if is_told else 0.0)
-            return Pace(report.samples, report.micro_batch, abs(left_s), each_s, self.limit)
+            return MemberPace(report.samples, report.micro_batch, abs(left_s), each_s, self.limit)
         busy_s = report.busy_s + (now_s - self.reported_at_s)
         if busy_s > 3 * each_s + AWAY_S + self._longer_pause_s:  # it does something else at the moment
-            return Pace(report.samples, limit=self.limit)
+            return MemberPace(report.samples, limit=self.limit)
         unheard = self._unheard(busy_s, each_s)
         samples = report.samples + unheard * report.micro_batch
-        return Pace(samples, report.micro_batch, abs((unheard + 1) * each_s - busy_s), each_s, self.limit)
+        return MemberPace(samples, report.micro_batch, abs((unheard + 1) * each_s - busy_s), each_s, self.limit)
 
-    def pace_of_the_next(self) -> Pace:
+    def pace_of_the_next(self) -> MemberPace:
         """How it will go on in the next step, from the moment at which that begins."""
         report = self.report
         if not report.micro_batch or report.micro_batch_s <= 0:
-            return Pace(0)
-        return Pace(0, report.micro_batch, self.round_trip_s + report.micro_batch_s, report.micro_batch_s)
+            return MemberPace(0)
+        return MemberPace(0, report.micro_batch, self.round_trip_s + report.micro_batch_s, report.micro_batch_s)
 
     def _unheard(self, busy_s: float, each_s: float) -> int:
         """Micro-batches that must have ended although no report says so: these come only every `UPDATE_PERIOD_S`,

@@ -30,7 +30,7 @@ Counts = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Pace:
+class MemberPace:
     """How one member goes on: it has `samples`, and `micro_batch` more (0: no more come) each `micro_batch_s` seconds,
     the first of them in `next_s`; as things stand it stops at `limit` (None: it does not).
     """
@@ -43,14 +43,14 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SampleQuotas:
     """The samples at which each member should stop, and in how many seconds all of them are there (inf: never)."""
 
     samples: tuple[int, ...]
     seconds: float
 
 
-def share_out(target: int, paces: Sequence[Pace]) -> Limits:
+def share_out(target: int, paces: Sequence[MemberPace]) -> SampleQuotas:
     """The limits by which `target` samples are there as soon as possible, whatever limits there are at present."""
     crowd = _Crowd(paces, np.full(len(paces), math.inf))
     counts, seconds = crowd.until(target)
@@ -64,10 +64,10 @@ def share_out(target: int, paces: Sequence[Pace]) -> Limits:
             if fewer > 0:
                 counts[index] -= fewer
                 surplus -= size * int(fewer)
-    return Limits(tuple(int(x) for x in crowd.samples + crowd.sizes * counts), seconds)
+    return SampleQuotas(tuple(int(x) for x in crowd.samples + crowd.sizes * counts), seconds)
 
 
-def seconds_as_is(target: int, paces: Sequence[Pace]) -> float:
+def seconds_as_is(target: int, paces: Sequence[MemberPace]) -> float:
     """In how many seconds `target` samples are there if all stop at their present limits; inf if they never are."""
     left = [math.inf if p.limit is None else math.ceil((p.limit - p.samples) / (p.micro_batch or 1)) for p in paces]
     return _Crowd(paces, np.maximum(0.0, np.array(left))).until(target)[1]
@@ -76,7 +76,7 @@ def seconds_as_is(target: int, paces: Sequence[Pace]) -> float:
 class _Crowd:
     """Members as arrays; `most` micro-batches of each are still to come."""
 
-    def __init__(self, paces: Sequence[Pace], most: Counts) -> None:
+    def __init__(self, paces: Sequence[MemberPace], most: Counts) -> None:
         self.samples = np.array([pace.samples for pace in paces], dtype=np.float64)
         self.sizes = np.array([pace.micro_batch for pace in paces], dtype=np.float64)
         self._next_s = np.array([pace.next_s for pace in paces], dtype=np.float64)

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Final
 
 from minga.averaging.contracts import Contributor
-from minga.core.aio.backoff import Setback
+from minga.core.aio.backoff import Backoff
 from minga.core.thread_guard import loop_bound
 from minga.network.rpc.node import Node
 
@@ -38,7 +38,7 @@ LONGEST_UNWILLING_S: Final = 86_400.0
 
 
 @loop_bound
-class Resting:
+class Standby:
     """Whether this peer rests."""
 
     def __init__(self, node: Node, contributor: Contributor) -> None:
@@ -49,7 +49,7 @@ class Resting:
         self._last: deque[float] | None = None
         self._computed: deque[float] = deque(maxlen=STEPS)
         self._rested: deque[float] = deque(maxlen=STEPS)
-        self._unwilling = Setback(UNWILLING_S, LONGEST_UNWILLING_S)
+        self._unwilling = Backoff(UNWILLING_S, LONGEST_UNWILLING_S)
         self._watch: asyncio.TimerHandle | None = None
 
     @property

@@ -5,7 +5,7 @@ all of them the same order of possible leaders for the next step without a word 
 of them that it can hear, at the very start of the step, and stays on that stream until the plan comes over it:
 
     member                                    leader
-      ── Join{step, report, address} ─────────▶   takes a seat in the `Gathering`
+      ── Join{step, report, address} ─────────▶   takes a seat in the `GroupLeader`
       ── Update{report} after each micro-batch ▶
       ◀───────────────────── Limit{samples} ─     where to stop, if that is not what the last plan said
       ── Update{report: parked} ──────────────▶
@@ -27,17 +27,17 @@ from collections.abc import Collection
 import msgspec
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.registration import Seat
-from minga.averaging.clocking.standby import Resting
+from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.standby import Standby
 from minga.averaging.contracts import Contributor
 from minga.averaging.election import has_quorum
-from minga.averaging.group import GroupSettings, Surveyor
+from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.follower import JOIN, PROBE, ask_around, follow
-from minga.averaging.matchmaking.leader import Gathering, OutOfSyncError, Surroundings
-from minga.averaging.matchmaking.quorum import Permission
-from minga.averaging.matchmaking.view import Company
+from minga.averaging.matchmaking.leader import GroupLeader, OutOfSyncError, Surroundings
+from minga.averaging.matchmaking.quorum import QuorumRule
+from minga.averaging.matchmaking.view import MembershipView
 from minga.averaging.messages import Join, Plan, Redirect, Report
-from minga.averaging.planning.plan_maker import UNFAIR, Divide, PlanDesk
+from minga.averaging.planning.plan_maker import UNFAIR, Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
 from minga.core.aio.signal import Signal
@@ -66,7 +66,7 @@ class GroupFormation:
         node: Node,
         identity: Identity,
         settings: GroupSettings,
-        surveyor: Surveyor,
+        surveyor: SwarmView,
         contributor: Contributor,
         divide: Divide = divide,
     ) -> None:
@@ -77,14 +77,14 @@ class GroupFormation:
         self._node, self._identity, self._settings = node, identity, settings
         self._surveyor, self._contributor = surveyor, contributor
         self._step = -1
-        self._gathering: Gathering | None = None
+        self._gathering: GroupLeader | None = None
         self._following: PeerId | None = None
-        self._company = Company(node, settings, surveyor)
+        self._company = MembershipView(node, settings, surveyor)
         self._changed = Signal()
         self._merge_into: Address | None = None
-        self._resting = Resting(node, contributor)
-        self._desk = PlanDesk(node, settings, surveyor, divide)
-        self._permission = Permission(node, surveyor, wait_in_minority=settings.wait_in_minority)
+        self._resting = Standby(node, contributor)
+        self._desk = PlanMaker(node, settings, surveyor, divide)
+        self._permission = QuorumRule(node, surveyor, wait_in_minority=settings.wait_in_minority)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
 
@@ -98,7 +98,7 @@ class GroupFormation:
         return self._company.are_past(step)
 
     def come_back(self, others: Collection[PeerId]) -> None:
-        """The state was taken over from `others`; see `Company.come_back`."""
+        """The state was taken over from `others`; see `MembershipView.come_back`."""
         self._company.come_back(others)
         self.previous = ""
         self.batch.forget()
@@ -209,7 +209,7 @@ class GroupFormation:
 
     async def _lead(self) -> Plan | Address:
         me = self._node.peer_id
-        own = Seat(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
+        own = Registration(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
         step, view = self._step, self._company.everyone
         around = Surroundings(
             self._company.expected,
@@ -218,7 +218,7 @@ class GroupFormation:
             self._abdicate,
             self._company.at_work,
         )
-        gathering = Gathering(self._step, me, own, self._contributor, self.batch, around)
+        gathering = GroupLeader(self._step, me, own, self._contributor, self.batch, around)
         self._gathering, self._merge_into = gathering, None
         self._changed.fire()
         loop = asyncio.get_running_loop()
@@ -243,7 +243,7 @@ class GroupFormation:
             self._gathering = None
             self._changed.fire()
 
-    async def _prepare(self, gathering: Gathering) -> None:
+    async def _prepare(self, gathering: GroupLeader) -> None:
         """While the step is under way: have a division at hand for those who are there."""
         while True:
             await asyncio.sleep(PREPARE_PERIOD_S)
@@ -260,7 +260,7 @@ class GroupFormation:
         # Newcomers have no view, so two of them may both lead for a moment: the worse in rank steps down.
         return None if self.view else self._company.choose_leader()
 
-    async def _probe_other_leaders(self, gathering: Gathering) -> None:
+    async def _probe_other_leaders(self, gathering: GroupLeader) -> None:
         """Look for groups of this step that formed without us; the smaller one joins the larger."""
         while True:
             await asyncio.sleep(PROBE_PERIOD_S)

@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from minga.averaging.clocking.batch_size import BatchSize
-from minga.averaging.clocking.registration import Seat
-from minga.averaging.clocking.sample_quota import SURPLUS, Pace, seconds_as_is, share_out
+from minga.averaging.clocking.registration import Registration
+from minga.averaging.clocking.sample_quota import SURPLUS, MemberPace, seconds_as_is, share_out
 from minga.averaging.contracts import Contributor
 from minga.averaging.matchmaking.join_window import hold_s, waited_for
 from minga.averaging.messages import FromLeader, Join, Limit, Redirect, SignedPlan, Update
@@ -75,16 +75,16 @@ class Surroundings:
 
 @loop_bound
 @dataclass
-class Gathering:
+class GroupLeader:
     """One group in the making. `run` returns when it is closed; `outcome` tells waiting members."""
 
     step: int
     me: PeerId
-    own: Seat
+    own: Registration
     contributor: Contributor
     batch: BatchSize
     around: Surroundings
-    seats: dict[PeerId, Seat] = field(default_factory=dict)
+    seats: dict[PeerId, Registration] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
     _begun_s: float = 0.0
@@ -98,7 +98,7 @@ class Gathering:
         """Give `peer` a seat and listen to it until the stream ends, which raises; or `RejectedError` if it is full."""
         if len(self.seats) >= MAX_FOLLOWERS and peer not in self.seats:
             raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code="full")
-        seat = Seat(join, join.report, _now(), stream)
+        seat = Registration(join, join.report, _now(), stream)
         self.seats[peer] = seat
         self.changed.fire()
         try:
@@ -142,7 +142,7 @@ class Gathering:
             if seat.stream is not None:
                 await seat.stream.close()
 
-    def everyone(self) -> dict[PeerId, Seat]:
+    def everyone(self) -> dict[PeerId, Registration]:
         """All seats, the leader's included."""
         return {self.me: self.own, **self.seats}
 
@@ -248,7 +248,7 @@ class Gathering:
         begun, now = self._begun_s, _now()
         cap_s = max(GRACE_S, GRACE_SHARE * (now - begun))
 
-        def is_about_to_stop(seat: Seat) -> bool:
+        def is_about_to_stop(seat: Registration) -> bool:
             pace, limit = seat.pace(now), seat.limit
             return seat.goes_on and limit is not None and pace.samples < limit and _last_s(pace, limit) <= cap_s
 
@@ -283,13 +283,13 @@ class Gathering:
         seats = [seat for peer, seat in self.seats.items() if members is None or peer in members]
         await asyncio.gather(*(self._tell(seat, message) for seat in seats))
 
-    async def _tell(self, seat: Seat, message: FromLeader) -> None:
+    async def _tell(self, seat: Registration, message: FromLeader) -> None:
         if seat.stream is not None:
             with contextlib.suppress(RemoteError):  # its listener notices too and gives the seat away
                 await seat.stream.send(message)
 
 
-def _last_s(pace: Pace, limit: int) -> float:
+def _last_s(pace: MemberPace, limit: int) -> float:
     """In how many seconds a member that goes on reaches its limit."""
     return pace.next_s + (math.ceil((limit - pace.samples) / max(1, pace.micro_batch)) - 1) * pace.micro_batch_s
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 
 from minga.averaging.election import has_quorum, is_majority
-from minga.averaging.group import Surveyor
+from minga.averaging.group import SwarmView
 from minga.core.errors import MinorityError
 from minga.core.events import Event
 from minga.core.thread_guard import loop_bound
@@ -21,7 +21,7 @@ UNANIMOUS_S = 10.0
 
 
 @loop_bound
-class Permission:
+class QuorumRule:
     """The rules for one step after the other.
 
     First, a group has to have the majority of the last round, those not counted who said goodbye, or at least have it
@@ -30,7 +30,7 @@ class Permission:
     sight at its step, `UNANIMOUS_S` long, and then needs most of them, too.
     """
 
-    def __init__(self, node: Node, surveyor: Surveyor, *, wait_in_minority: bool) -> None:
+    def __init__(self, node: Node, surveyor: SwarmView, *, wait_in_minority: bool) -> None:
         self._node, self._surveyor, self._wait_in_minority = node, surveyor, wait_in_minority
         self._departed: set[PeerId] = set()
         self._in_minority = False

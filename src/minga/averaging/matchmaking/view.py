@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from minga.averaging.allreduce.round import IDLE_S, LATE
 from minga.averaging.election import has_quorum, ranking
-from minga.averaging.group import GroupSettings, Surveyor
+from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.suspects import Suspects
 from minga.averaging.messages import Plan
 from minga.core.errors import RejectedError
@@ -25,10 +25,10 @@ UNFORESEEN_S = 60.0
 
 
 @loop_bound
-class Company:
+class MembershipView:
     """The members of the last round, those who are suspected, and what both mean for the step that is formed now."""
 
-    def __init__(self, node: Node, settings: GroupSettings, surveyor: Surveyor) -> None:
+    def __init__(self, node: Node, settings: GroupSettings, surveyor: SwarmView) -> None:
         self.view: tuple[PeerId, ...] = ()
         """Members of the last round that this peer took part in, its leader first; empty before the first."""
         self._node, self._settings, self._surveyor = node, settings, surveyor

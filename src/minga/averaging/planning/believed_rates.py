@@ -42,7 +42,7 @@ ALIKE = 0.5
 
 
 @dataclass(frozen=True)
-class Claim:
+class RateClaim:
     """What a peer tells of itself when it joins a group: rates in bytes per second, None where unknown, and the least
     that they can be where they were not `shown`.
     """
@@ -57,7 +57,7 @@ class Claim:
     download_shown: bool = True
 
 
-def swarm_rates(order: Sequence[PeerId], claims: Sequence[Claim], records: Mapping[PeerId, Links]) -> SwarmRates:
+def swarm_rates(order: Sequence[PeerId], claims: Sequence[RateClaim], records: Mapping[PeerId, Links]) -> SwarmRates:
     """What a plan may count on for the peers of `order`, whose `claims` are in the same order.
 
     Whatever remote peers say is taken in: numbers that make no sense count as unknown.
@@ -131,7 +131,7 @@ def _shown(witnesses: Sequence[float], others: int) -> float:
     return len(seen) * seen[doubted] if len(seen) > doubted else 0.0
 
 
-def _pairs(claims: Sequence[Claim], rows: Mapping[tuple[int, int], LinkRow]) -> dict[tuple[int, int], float]:
+def _pairs(claims: Sequence[RateClaim], rows: Mapping[tuple[int, int], LinkRow]) -> dict[tuple[int, int], float]:
     pairs: dict[tuple[int, int], float] = {}
     for (i, j), ours in rows.items():
         theirs = rows.get((j, i))

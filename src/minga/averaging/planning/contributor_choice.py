@@ -40,7 +40,7 @@ PROBES: Final = 12
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What a step has to do: vector bytes as encoded, samples of all peers together, and whether rounds overlap with
     computing or come after it (see `StrategyFacts`).
     """
@@ -50,20 +50,20 @@ class Work:
     overlapped: bool = False
 
 
-def step_seconds(rates: SwarmRates, work: Work) -> float:
+def step_seconds(rates: SwarmRates, work: StepWork) -> float:
     """Seconds of a step by the division that `divide` makes; infinite if nobody computes."""
     speed = sum(usable(rates).samples_per_second[[peer.sends for peer in rates.peers]].tolist())
     round_s = divide(rates, work.vector_bytes).predicted_s or 0.0
     return combined(work, speed, round_s)
 
 
-def combined(work: Work, samples_per_second: float, round_s: float) -> float:
+def combined(work: StepWork, samples_per_second: float, round_s: float) -> float:
     """Seconds of a step from the speed of all that compute and the seconds of a round."""
     computing_s = work.batch / samples_per_second if samples_per_second > 0.0 else float("inf")
     return max(computing_s, round_s) if work.overlapped else computing_s + round_s
 
 
-def resting(rates: SwarmRates, work: Work) -> tuple[int, ...]:
+def resting(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:
     """The peers that should not compute gradients for now, in ascending order; none in a group above `LARGE`.
 
     They go on receiving results, and aggregate. Up to `EXACT_PEERS` peers the choice is exact (by the bound on rounds),
@@ -86,7 +86,7 @@ def resting(rates: SwarmRates, work: Work) -> tuple[int, ...]:
     return _fewest(rates, work, best[1]) if best[1] else ()
 
 
-def _fewest(rates: SwarmRates, work: Work, rests: tuple[int, ...]) -> tuple[int, ...]:
+def _fewest(rates: SwarmRates, work: StepWork, rests: tuple[int, ...]) -> tuple[int, ...]:
     """Of `rests`, those that are needed: the others may compute without making a step longer."""
     limit = step_seconds(with_resting(rates, rests), work) * (1.0 + ALIKE)
     for index in sorted(rests, key=lambda index: (-rates.peers[index].samples_per_second, index)):
@@ -104,7 +104,7 @@ def with_resting(rates: SwarmRates, rests: tuple[int, ...]) -> SwarmRates:
     return replace(rates, peers=tuple(peers))
 
 
-def _exact(rates: SwarmRates, work: Work, senders: list[int]) -> Iterator[tuple[int, ...]]:
+def _exact(rates: SwarmRates, work: StepWork, senders: list[int]) -> Iterator[tuple[int, ...]]:
     from minga.averaging.solver.lower_bound import best_contributors
 
     found = best_contributors(usable(rates), work.vector_bytes, work.batch, overlapped=work.overlapped, limit_s=LIMIT_S)
@@ -112,7 +112,7 @@ def _exact(rates: SwarmRates, work: Work, senders: list[int]) -> Iterator[tuple[
         yield tuple(index for index in senders if not found.computes[index])
 
 
-def _ranked(rates: SwarmRates, work: Work, senders: list[int]) -> Iterator[tuple[int, ...]]:
+def _ranked(rates: SwarmRates, work: StepWork, senders: list[int]) -> Iterator[tuple[int, ...]]:
     simple = replace(rates, pairs={})  # slow paths are left to the division: with them each probe takes a programme
     given = usable(simple)
     by_speed = sorted(senders, key=lambda index: (-given.samples_per_second[index], index))
@@ -122,7 +122,7 @@ def _ranked(rates: SwarmRates, work: Work, senders: list[int]) -> Iterator[tuple
         yield tuple(sorted(ranking[_best_length(cost, len(ranking)) :]))
 
 
-def _prefix_seconds(rates: SwarmRates, work: Work, ranking: list[int], length: int) -> float:
+def _prefix_seconds(rates: SwarmRates, work: StepWork, ranking: list[int], length: int) -> float:
     return step_seconds(with_resting(rates, tuple(ranking[length:])), work)
 
 

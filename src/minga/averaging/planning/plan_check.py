@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from minga.averaging.messages import Plan
-from minga.averaging.planning.believed_rates import Claim, swarm_rates
+from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.solver.baselines import equal_parts
 from minga.averaging.solver.prediction import predict
-from minga.network.bandwidth.access_link import LineRates
+from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.records import Links
 from minga.network.interface import PeerId
 
@@ -27,7 +27,7 @@ UNFAIR_S: Final = 10.0
 """Seconds by which an unfair plan must take longer at least: with short rounds all of this is guesswork."""
 
 
-def unfairness(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: int, vector_bytes: float) -> str | None:
+def unfairness(plan: Plan, links: Mapping[PeerId, Links], own: AccessRates, me: int, vector_bytes: float) -> str | None:
     """Why a plan is unfair to its member number `me`, which knows `own` of its line and `links` of all; None if not."""
     usual_s = _usual_s(plan, links, own, me, vector_bytes)
     if usual_s is None:
@@ -40,7 +40,7 @@ def unfairness(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: in
     return f"its plan keeps this peer busy for {mine_s:.0f} s, where equal parts take most {usual_s:.0f} s"
 
 
-def _usual_s(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: int, vector_bytes: float) -> float | None:
+def _usual_s(plan: Plan, links: Mapping[PeerId, Links], own: AccessRates, me: int, vector_bytes: float) -> float | None:
     """Seconds for which equal parts keep three quarters of the members busy at most; None if no rate is known."""
     count = len(plan.members)
     carried = 2.0 * vector_bytes * (count - 1) / count
@@ -53,7 +53,7 @@ def _usual_s(plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: int,
 
 
 def _usual_over_paths_s(
-    plan: Plan, links: Mapping[PeerId, Links], own: LineRates, me: int, vector_bytes: float
+    plan: Plan, links: Mapping[PeerId, Links], own: AccessRates, me: int, vector_bytes: float
 ) -> float:
     """The same by the rates that a leader would plan with, each member's time being that of its line or of three
     quarters of its paths.
@@ -62,7 +62,7 @@ def _usual_over_paths_s(
     for index, member in enumerate(plan.members):
         line = own if index == me else _line(links.get(member.peer_id))
         shown = {"upload_shown": line.upload_shown, "download_shown": line.download_shown}
-        claims.append(Claim(line.upload, line.download, aggregates=member.aggregates, **shown))
+        claims.append(RateClaim(line.upload, line.download, aggregates=member.aggregates, **shown))
     rates = swarm_rates([member.peer_id for member in plan.members], claims, links)
     foreseen, count = predict(equal_parts(rates), rates, vector_bytes), len(rates.peers)
     path_s: list[list[float]] = [[] for _ in rates.peers]
@@ -81,14 +81,14 @@ def _third_quartile(values: Sequence[float]) -> float:
     return sorted(values)[math.ceil(0.75 * (len(values) - 1))]
 
 
-def _line(known: Links | None) -> LineRates:
+def _line(known: Links | None) -> AccessRates:
     if known is None:
-        return LineRates()
+        return AccessRates()
     shown = {"upload_shown": known.upload_shown, "download_shown": known.download_shown}
-    return LineRates(known.upload or None, known.download or None, **shown)
+    return AccessRates(known.upload or None, known.download or None, **shown)
 
 
-def _seconds(line: LineRates, carried_bytes: float) -> float:
+def _seconds(line: AccessRates, carried_bytes: float) -> float:
     """How long a line takes for so many bytes each way, the slower way counting, as far as that is known."""
     return max(carried_bytes / rate if rate else 0.0 for rate in line.limits)
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from minga.averaging.clocking.registration import Seat
+from minga.averaging.clocking.registration import Registration
 from minga.averaging.election import ranking
-from minga.averaging.group import GroupSettings, Surveyor
+from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.messages import Plan
-from minga.averaging.planning.believed_rates import Claim, swarm_rates
-from minga.averaging.planning.contributor_choice import Work, resting
+from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
+from minga.averaging.planning.contributor_choice import StepWork, resting
 from minga.averaging.planning.plan_check import unfairness
 from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of
 from minga.averaging.solver.division import Division, SwarmRates, renumbered
@@ -51,7 +51,7 @@ class _Solved:
 
 
 @dataclass(frozen=True)
-class _Resting:
+class _Standby:
     """Who rests in the group `order`."""
 
     order: tuple[PeerId, ...] = ()
@@ -59,15 +59,15 @@ class _Resting:
 
 
 @loop_bound
-class PlanDesk:
+class PlanMaker:
     """Makes and checks the plans of one peer."""
 
-    def __init__(self, node: Node, settings: GroupSettings, surveyor: Surveyor, divide: Divide) -> None:
+    def __init__(self, node: Node, settings: GroupSettings, surveyor: SwarmView, divide: Divide) -> None:
         self._node, self._settings, self._surveyor, self._divide = node, settings, surveyor, divide
-        self._work = Work(settings.encoded_bytes, settings.target_batch_size, settings.overlapped)
+        self._work = StepWork(settings.encoded_bytes, settings.target_batch_size, settings.overlapped)
         self._solved: _Solved | None = None
-        self._asked = _Resting()
-        self._agreed = _Resting()
+        self._asked = _Standby()
+        self._agreed = _Standby()
         self._rested_s = float("-inf")
         self._plans = 0
 
@@ -77,7 +77,7 @@ class PlanDesk:
 
     # ---- the leader
 
-    async def plan(self, step: int, seats: Mapping[PeerId, Seat]) -> Plan:
+    async def plan(self, step: int, seats: Mapping[PeerId, Registration]) -> Plan:
         """The plan of a round of those who have seats: this peer first, then whoever all can reach, the clients last.
 
         Whoever is first of the living mends the round: a client could not reach other clients, and would lose them.
@@ -95,7 +95,7 @@ class PlanDesk:
         members = [member_of(seats[peer].join) for peer in order]
         return make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
 
-    async def prepare(self, seats: Mapping[PeerId, Seat]) -> None:
+    async def prepare(self, seats: Mapping[PeerId, Registration]) -> None:
         """Have what `plan` needs at hand for those who have seats now."""
         solved = await self._solve(seats)
         age_s = asyncio.get_running_loop().time() - self._rested_s
@@ -106,14 +106,14 @@ class PlanDesk:
 
     async def _ask_who_rests(self, order: tuple[PeerId, ...], rates: SwarmRates) -> None:
         rests = await _aside(_who_rests, rates, self._work)
-        self._asked = _Resting(order, frozenset(order[index] for index in rests))
+        self._asked = _Standby(order, frozenset(order[index] for index in rests))
 
     def remember(self, plan: Plan) -> None:
         """Take note of a plan that was agreed on, as a leader or as a member."""
         ids = [member.peer_id for member in plan.members]
-        self._agreed = _Resting(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
+        self._agreed = _Standby(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
 
-    async def _solve(self, seats: Mapping[PeerId, Seat]) -> _Solved:
+    async def _solve(self, seats: Mapping[PeerId, Registration]) -> _Solved:
         order = tuple(sorted(seats))
         rates = await self._rates(order, seats)
         solved = self._solved
@@ -122,7 +122,9 @@ class PlanDesk:
             solved = self._solved = _Solved(order, rates, division)
         return solved
 
-    async def _rates(self, order: Sequence[PeerId], seats: Mapping[PeerId, Seat], *, able: bool = False) -> SwarmRates:
+    async def _rates(
+        self, order: Sequence[PeerId], seats: Mapping[PeerId, Registration], *, able: bool = False
+    ) -> SwarmRates:
         claims = [_claim(seats[peer], able=able) for peer in order]
         return await _aside(swarm_rates, order, claims, dict(self._surveyor.links()))
 
@@ -144,18 +146,18 @@ async def _aside(work: Callable[..., Result], *arguments: Any) -> Result:
     return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
 
 
-def _who_rests(rates: SwarmRates, work: Work) -> tuple[int, ...]:
+def _who_rests(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:
     """Who rests; nobody as long as no rate is known."""
     known = any(peer.upload is not None or peer.download is not None for peer in rates.peers)
     return resting(rates, work) if known else ()
 
 
-def _claim(seat: Seat, *, able: bool) -> Claim:
+def _claim(seat: Registration, *, able: bool) -> RateClaim:
     """What a member says of itself. It sends what it accumulates, or if only that counts, what it is `able` to."""
     join, report = seat.join, seat.report
     going_on = bool(report.micro_batch) and not report.parked
     computes = bool(report.samples or going_on or (able and report.rate))
-    return Claim(
+    return RateClaim(
         upload=join.upload,
         download=join.download,
         samples_per_second=report.rate,

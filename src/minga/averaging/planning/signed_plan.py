@@ -11,7 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.averaging.apportionment import allocate
-from minga.averaging.messages import LONGEST_S, MAX_CHUNKS, Join, Member, Part, Plan, SignedPlan
+from minga.averaging.messages import LONGEST_S, MAX_CHUNKS, GroupMember, Join, Part, Plan, SignedPlan
 from minga.averaging.solver.division import Division
 from minga.averaging.solver.large_groups import LARGE
 from minga.averaging.solver.two_level import most_ways
@@ -50,7 +50,7 @@ class PlanNeeds:
 
 
 def make_plan(
-    name: str, needs: PlanNeeds, members: Sequence[Member], division: Division, resting: Sequence[int] = ()
+    name: str, needs: PlanNeeds, members: Sequence[GroupMember], division: Division, resting: Sequence[int] = ()
 ) -> Plan:
     """The plan of a round; `members` in their order, the leader first, are what the division's numbers stand for.
 
@@ -95,9 +95,9 @@ def chunk_bytes_of(plan: Plan, part_bytes: int) -> int:
     return min(plan.chunk_bytes, max(MIN_CHUNK_BYTES, part_bytes // plan.part_chunks))
 
 
-def member_of(join: Join) -> Member:
+def member_of(join: Join) -> GroupMember:
     """The member that a join asks for."""
-    return Member(
+    return GroupMember(
         msgspec.structs.replace(join.address, direct=join.address.direct[:PLANNED_ENDPOINTS]), join.aggregates
     )
 

@@ -36,7 +36,7 @@ class Remark:
 
 
 @dataclass(frozen=True)
-class UsableRates:
+class CleanRates:
     """The rates of n peers. `upload`, `download` (n, bytes per second) are finite and positive.
 
     `limits` (n, n) holds the rate of the path from row to column: no more than both ends allow, 0 where there is no
@@ -65,7 +65,7 @@ class UsableRates:
         return np.asarray(slower & ~np.eye(self.count, dtype=np.bool_))
 
 
-def usable(rates: SwarmRates) -> UsableRates:
+def usable(rates: SwarmRates) -> CleanRates:
     """Fill in what is unknown and clamp what is absurd.
 
     An unknown upload or download is taken for the median of the known ones of that kind (of the other kind if none
@@ -77,7 +77,7 @@ def usable(rates: SwarmRates) -> UsableRates:
     download = [_rate(peer.download, index, "download", remarks) for index, peer in enumerate(rates.peers)]
     up, down = _filled(upload, download), _filled(download, upload)
     speeds = [_speed(peer.samples_per_second, index, remarks) for index, peer in enumerate(rates.peers)]
-    return UsableRates(
+    return CleanRates(
         upload=up,
         download=down,
         samples_per_second=np.array(speeds, dtype=np.float64),

@@ -19,8 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from minga.averaging.solver.clean_rates import BoolArray, FloatArray, UsableRates
-from minga.averaging.solver.loads import Way, loads
+from minga.averaging.solver.clean_rates import BoolArray, CleanRates, FloatArray
+from minga.averaging.solver.loads import AggregationTree, loads
 
 LARGEST_PROGRAMME: Final = 128
 """Groups with more members do not pay for a linear programme: slow paths limit both their ends instead."""
@@ -28,7 +28,7 @@ LARGEST_PROGRAMME: Final = 128
 TURNS: Final = 200
 
 
-def flat_shares(rates: UsableRates) -> FloatArray:
+def flat_shares(rates: CleanRates) -> FloatArray:
     """The share of each peer; one of them at least must aggregate."""
     roots = possible_roots(rates)
     limited = rates.limited & (rates.limits > 0.0)
@@ -38,7 +38,7 @@ def flat_shares(rates: UsableRates) -> FloatArray:
     if rates.count <= LARGEST_PROGRAMME:
         from minga.averaging.solver.share_lp import best_shares
 
-        ways = [Way(int(root)) for root in np.flatnonzero(roots)]
+        ways = [AggregationTree(int(root)) for root in np.flatnonzero(roots)]
         found = best_shares(loads(ways, (), rates.sends, rates.receives, limited), rates, limited)
         if found is not None:
             shares = np.zeros(rates.count)
@@ -47,7 +47,7 @@ def flat_shares(rates: UsableRates) -> FloatArray:
     return _water_filled(rates, roots, limited)
 
 
-def possible_roots(rates: UsableRates) -> BoolArray:
+def possible_roots(rates: CleanRates) -> BoolArray:
     """Who can be a root: an aggregator with a way from all that send and to all that receive.
 
     If nobody is, those who can do with the fewest of the others: a round goes on without those it cannot reach.
@@ -58,7 +58,7 @@ def possible_roots(rates: UsableRates) -> BoolArray:
     return np.asarray(rates.aggregates & (missing == fewest))
 
 
-def _paths_bind(shares: FloatArray, rates: UsableRates, limited: BoolArray) -> bool:
+def _paths_bind(shares: FloatArray, rates: CleanRates, limited: BoolArray) -> bool:
     sending, receiving = rates.sends.astype(np.float64), rates.receives.astype(np.float64)
     up = sending * (1.0 - shares) + shares * (receiving.sum() - receiving)
     down = receiving * (1.0 - shares) + shares * (sending.sum() - sending)
@@ -68,7 +68,7 @@ def _paths_bind(shares: FloatArray, rates: UsableRates, limited: BoolArray) -> b
     return bool((carried[limited] > rates.limits[limited] * seconds * (1.0 + 1e-9)).any())
 
 
-def _water_filled(rates: UsableRates, roots: BoolArray, limited: BoolArray | None) -> FloatArray:
+def _water_filled(rates: CleanRates, roots: BoolArray, limited: BoolArray | None) -> FloatArray:
     """Closed form; of `limited` paths, each is taken to carry twice the larger share of its ends (never less)."""
     sending, receiving = rates.sends.astype(np.float64), rates.receives.astype(np.float64)
     per_up, per_down = receiving.sum() - receiving - sending, sending.sum() - sending - receiving

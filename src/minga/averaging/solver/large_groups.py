@@ -24,8 +24,8 @@ from typing import Final
 
 import numpy as np
 
-from minga.averaging.solver.clean_rates import FloatArray, UsableRates
-from minga.averaging.solver.loads import Way, loads
+from minga.averaging.solver.clean_rates import CleanRates, FloatArray
+from minga.averaging.solver.loads import AggregationTree, loads
 from minga.averaging.solver.sites import Partition
 
 LARGE: Final = 64
@@ -35,7 +35,7 @@ RELAYS: Final = (0.33, 0.5, 1.0)
 """Which shares of a site's members to try as relays: more of them cost more streams."""
 
 
-def large_group_ways(rates: UsableRates) -> list[tuple[Partition, list[Way], FloatArray]]:
+def large_group_ways(rates: CleanRates) -> list[tuple[Partition, list[AggregationTree], FloatArray]]:
     """Sites, ways through them and the shares of these, for each number of relays that is worth trying.
 
     The fewest relays come first; none if too few of the members aggregate.
@@ -47,7 +47,7 @@ def large_group_ways(rates: UsableRates) -> list[tuple[Partition, list[Way], Flo
     rest = [int(peer) for peer in np.argsort(-speed, kind="stable") if not rates.aggregates[peer]]
     count = round(math.sqrt(rates.count))
     sites = _dealt([*able, *rest], count)
-    found: list[tuple[Partition, list[Way], FloatArray]] = []
+    found: list[tuple[Partition, list[AggregationTree], FloatArray]] = []
     nothing = np.zeros((rates.count, rates.count), dtype=np.bool_)
     for share in RELAYS:
         ways = _ways(sites, set(able), max(2, round(share * rates.count / count)))
@@ -68,7 +68,7 @@ def _dealt(peers: list[int], count: int) -> Partition:
     return tuple(tuple(site) for site in sites)
 
 
-def _ways(sites: Partition, able: set[int], most: int) -> list[Way]:
+def _ways(sites: Partition, able: set[int], most: int) -> list[AggregationTree]:
     """One way for each part: roots are the fastest of all, and in each site no member stands in two ways."""
     relays = [[peer for peer in site if peer in able][:most] for site in sites]
     parts = range(min(len(members) for members in relays))
@@ -77,4 +77,4 @@ def _ways(sites: Partition, able: set[int], most: int) -> list[Way]:
         own = list(parts[place :: len(sites)])  # the parts whose roots are here, the first of the site's members
         others = [part for part in parts if part not in own]
         chosen.append(dict(zip([*own, *others], members, strict=False)))
-    return [Way(chosen[part % len(sites)][part], tuple(site[part] for site in chosen)) for part in parts]
+    return [AggregationTree(chosen[part % len(sites)][part], tuple(site[part] for site in chosen)) for part in parts]

@@ -14,7 +14,7 @@ Indices = npt.NDArray[np.intp]
 Sites = Sequence[Sequence[int]]
 
 
-class Way(NamedTuple):
+class AggregationTree(NamedTuple):
     """How one part travels: its root, and for each site of the division the relay there."""
 
     root: int
@@ -28,7 +28,7 @@ class Transfers(NamedTuple):
     receivers: Indices
 
 
-def transfers(way: Way, sites: Sites, sends: BoolArray, receives: BoolArray) -> Transfers:
+def transfers(way: AggregationTree, sites: Sites, sends: BoolArray, receives: BoolArray) -> Transfers:
     """Every transfer that a part takes.
 
     Members send to the relay of their site, or to the root if they are in none or in the root's; a relay sends one
@@ -60,7 +60,9 @@ class Loads(NamedTuple):
     times: FloatArray
 
 
-def loads(ways: Sequence[Way], sites: Sites, sends: BoolArray, receives: BoolArray, watched: BoolArray) -> Loads:
+def loads(
+    ways: Sequence[AggregationTree], sites: Sites, sends: BoolArray, receives: BoolArray, watched: BoolArray
+) -> Loads:
     """The loads of `ways`; of the paths, only those of the matrix `watched` (n, n)."""
     count, flat = len(sends), watched.ravel()
     upload, download = np.zeros((len(ways), count)), np.zeros((len(ways), count))

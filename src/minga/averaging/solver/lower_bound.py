@@ -30,7 +30,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
-from minga.averaging.solver.clean_rates import BoolArray, FloatArray, UsableRates
+from minga.averaging.solver.clean_rates import BoolArray, CleanRates, FloatArray
 from minga.averaging.solver.loads import Indices
 
 GAP: Final = 1e-6
@@ -57,7 +57,7 @@ class Choice:
     bound_s: float
 
 
-def shortest_round(rates: UsableRates, vector_bytes: float) -> float:
+def shortest_round(rates: CleanRates, vector_bytes: float) -> float:
     """Seconds of the shortest round with the senders of `rates`; infinite if there is none."""
     rows = _Rows(rates, choose=False)
     cost = np.zeros(rows.columns)
@@ -70,7 +70,7 @@ def shortest_round(rates: UsableRates, vector_bytes: float) -> float:
 
 
 def best_contributors(
-    rates: UsableRates, vector_bytes: float, batch: float, *, overlapped: bool, limit_s: float, relaxed: bool = False
+    rates: CleanRates, vector_bytes: float, batch: float, *, overlapped: bool, limit_s: float, relaxed: bool = False
 ) -> Choice | None:
     """Who of the senders should compute gradients, to make a step of `batch` samples shortest.
 
@@ -110,7 +110,7 @@ def best_contributors(
 class _Rows:
     """The programme, as rows `matrix @ x <= limits`; rates are counted in the usual one, `rate` bytes per second."""
 
-    def __init__(self, rates: UsableRates, *, choose: bool) -> None:
+    def __init__(self, rates: CleanRates, *, choose: bool) -> None:
         self._rates, self._choose = rates, choose
         self.rate = float(np.median(np.concatenate((rates.upload, rates.download))))
         self.senders = np.flatnonzero(rates.sends & (rates.samples_per_second > 0.0) if choose else rates.sends)

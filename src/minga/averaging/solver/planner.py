@@ -17,11 +17,11 @@ from typing import Final
 import numpy as np
 
 from minga.averaging.apportionment import NoAggregatorError
-from minga.averaging.solver.clean_rates import FloatArray, UsableRates, usable
+from minga.averaging.solver.clean_rates import CleanRates, FloatArray, usable
 from minga.averaging.solver.division import Division, PartShare, SwarmRates, renumbered
 from minga.averaging.solver.flat import LARGEST_PROGRAMME, flat_shares
 from minga.averaging.solver.large_groups import LARGE, large_group_ways
-from minga.averaging.solver.loads import Indices, Way
+from minga.averaging.solver.loads import AggregationTree, Indices
 from minga.averaging.solver.prediction import predict_usable
 from minga.averaging.solver.sites import Partition, partitions
 
@@ -59,10 +59,10 @@ def divide(rates: SwarmRates, vector_bytes: float, *, min_part_bytes: float = MI
     return named if given.known else replace(named, predicted_s=None, binding=None)
 
 
-def _best(rates: UsableRates, vector_bytes: float, least: float) -> Division:
+def _best(rates: CleanRates, vector_bytes: float, least: float) -> Division:
     if rates.count > LARGE and (large := _large(rates, vector_bytes)) is not None:
         return large
-    flat = [Way(root) for root in range(rates.count)]
+    flat = [AggregationTree(root) for root in range(rates.count)]
     best = _timed(Division(_parts(flat, flat_shares(rates), least)), rates, vector_bytes)
     slow = rates.limited & (rates.limits > 0.0)
     if rates.count > LARGEST_PROGRAMME or not (slow.any() or best.predicted_s == math.inf):
@@ -75,7 +75,7 @@ def _best(rates: UsableRates, vector_bytes: float, least: float) -> Division:
     return best
 
 
-def _large(rates: UsableRates, vector_bytes: float) -> Division | None:
+def _large(rates: CleanRates, vector_bytes: float) -> Division | None:
     """The division of a large group, with as few relays as will do."""
     best: Division | None = None
     for sites, ways, shares in large_group_ways(rates):
@@ -85,7 +85,7 @@ def _large(rates: UsableRates, vector_bytes: float) -> Division | None:
     return best
 
 
-def _two_level(rates: UsableRates, sites: Partition, vector_bytes: float, least: float) -> Division | None:
+def _two_level(rates: CleanRates, sites: Partition, vector_bytes: float, least: float) -> Division | None:
     from minga.averaging.solver.two_level import two_level_shares
 
     found = two_level_shares(rates, sites)
@@ -94,19 +94,19 @@ def _two_level(rates: UsableRates, sites: Partition, vector_bytes: float, least:
     return _timed(Division(_parts(*found, least), sites), rates, vector_bytes)
 
 
-def _parts(ways: Sequence[Way], shares: FloatArray, least: float) -> tuple[PartShare, ...]:
+def _parts(ways: Sequence[AggregationTree], shares: FloatArray, least: float) -> tuple[PartShare, ...]:
     """The parts that are large enough (all of them if none is), their shares summing to 1."""
     kept = np.where(shares >= least, shares, 0.0) if shares.max() >= least else shares
     kept = np.round(kept / kept.sum(), DIGITS)
     return tuple(PartShare(float(share), *way) for way, share in zip(ways, kept, strict=True) if share > 0.0)
 
 
-def _timed(division: Division, rates: UsableRates, vector_bytes: float) -> Division:
+def _timed(division: Division, rates: CleanRates, vector_bytes: float) -> Division:
     foreseen = predict_usable(division, rates, vector_bytes)
     return replace(division, predicted_s=foreseen.seconds, binding=foreseen.binding)
 
 
-def _canonical_order(rates: UsableRates) -> Indices:
+def _canonical_order(rates: CleanRates) -> Indices:
     """An order of the peers (the fastest first) that does not depend on how they are numbered, ties aside."""
     keys = (
         rates.limits.sum(axis=0), rates.limits.sum(axis=1), rates.samples_per_second, rates.receives, rates.sends,
@@ -115,7 +115,7 @@ def _canonical_order(rates: UsableRates) -> Indices:
     return np.lexsort(keys)
 
 
-def _reordered(rates: UsableRates, order: Indices) -> UsableRates:
+def _reordered(rates: CleanRates, order: Indices) -> CleanRates:
     return replace(
         rates,
         upload=rates.upload[order],

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minga.averaging.solver.clean_rates import FloatArray, UsableRates, usable
+from minga.averaging.solver.clean_rates import CleanRates, FloatArray, usable
 from minga.averaging.solver.division import Binding, Division, SwarmRates
-from minga.averaging.solver.loads import Indices, Way, loads
+from minga.averaging.solver.loads import AggregationTree, Indices, loads
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ def predict(division: Division, rates: SwarmRates, vector_bytes: float) -> Predi
     return predict_usable(division, usable(rates), vector_bytes)
 
 
-def predict_usable(division: Division, rates: UsableRates, vector_bytes: float) -> Prediction:
+def predict_usable(division: Division, rates: CleanRates, vector_bytes: float) -> Prediction:
     """The same for rates that were cleaned before."""
-    ways = [Way(part.root, part.relays) for part in division.parts]
+    ways = [AggregationTree(part.root, part.relays) for part in division.parts]
     shares = np.array([part.share for part in division.parts], dtype=np.float64)
     limited = rates.limited
     load = loads(ways, division.sites, rates.sends, rates.receives, limited)

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, eye_array, hstack, vstack
 
-from minga.averaging.solver.clean_rates import BoolArray, FloatArray, UsableRates
+from minga.averaging.solver.clean_rates import BoolArray, CleanRates, FloatArray
 from minga.averaging.solver.loads import Loads
 
 TURNS: Final = 4
@@ -32,7 +32,7 @@ SPREAD: Final = 1e4
 always does, and the arithmetic stays sound."""
 
 
-def best_shares(load: Loads, rates: UsableRates, limited: BoolArray) -> FloatArray | None:
+def best_shares(load: Loads, rates: CleanRates, limited: BoolArray) -> FloatArray | None:
     """Shares of the ways whose loads are `load`; `limited` is the (n, n) matrix of paths to respect.
 
     None if the solver finds none. Takes a few milliseconds for 8 peers, see docs/planning.md for more.

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from minga.averaging.solver.clean_rates import BoolArray, FloatArray, UsableRates
+from minga.averaging.solver.clean_rates import BoolArray, CleanRates, FloatArray
 
 Partition = tuple[tuple[int, ...], ...]
 
@@ -21,7 +21,7 @@ GAP: Final = 2.0
 MOST_PARTITIONS: Final = 4
 
 
-def partitions(rates: UsableRates) -> tuple[Partition, ...]:
+def partitions(rates: CleanRates) -> tuple[Partition, ...]:
     """Ways to see the group as sites of two or more, each with an aggregator; none if no path is slower than its ends.
 
     Deterministic; members of a site in ascending order, sites by their first member.

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from minga.averaging.solver.clean_rates import FloatArray, UsableRates
-from minga.averaging.solver.loads import Way, loads
+from minga.averaging.solver.clean_rates import CleanRates, FloatArray
+from minga.averaging.solver.loads import AggregationTree, loads
 from minga.averaging.solver.sites import Partition
 
 LEAST_WAYS: Final = 64
@@ -25,7 +25,7 @@ def most_ways(peers: int) -> int:
     return max(LEAST_WAYS, WAYS_PER_PEER * peers)
 
 
-def two_level_shares(rates: UsableRates, sites: Partition) -> tuple[list[Way], FloatArray] | None:
+def two_level_shares(rates: CleanRates, sites: Partition) -> tuple[list[AggregationTree], FloatArray] | None:
     """The ways worth using through `sites`, and their shares; None if there is no way that reaches everybody."""
     from minga.averaging.solver.share_lp import best_shares
 
@@ -42,7 +42,7 @@ def two_level_shares(rates: UsableRates, sites: Partition) -> tuple[list[Way], F
     return None if found is None else (ways, found)
 
 
-def _ways(rates: UsableRates, sites: Partition) -> list[Way]:
+def _ways(rates: CleanRates, sites: Partition) -> list[AggregationTree]:
     able = [[peer for peer in site if rates.aggregates[peer]] for site in sites]
     outside = set(range(rates.count)).difference(*sites)
     places = [(peer, place) for members in able for place, peer in enumerate(members)]
@@ -51,7 +51,9 @@ def _ways(rates: UsableRates, sites: Partition) -> list[Way]:
     most = most_ways(rates.count)
     turns = min(max(len(members) for members in able), max(1, most // len(places)))
     ways = [
-        Way(root, tuple(root if root in members else members[(place + turn) % len(members)] for members in able))
+        AggregationTree(
+            root, tuple(root if root in members else members[(place + turn) % len(members)] for members in able)
+        )
         for root, place in places
         for turn in range(turns)
     ]

@@ -16,13 +16,13 @@ from minga.identity.keys.keys import is_peer_id
 from minga.identity.links.links import Link
 from minga.training.access.access_files import read_transfer, write_transfer
 from minga.training.join import PeerOptions
-from minga.training.organiser import OrganiserDesk, organiser_desk
+from minga.training.organiser import Organiser, organiser_desk
 
 MAX_VALID_S = 10 * 366 * 86_400.0
 
 
 @dataclass(frozen=True)
-class DeskOptions:
+class OrganiserOptions:
     """How the desk enters the run: `peer` without a role or key, and the organiser's key file."""
 
     peer: PeerOptions
@@ -38,7 +38,7 @@ class TransferOptions:
     file: Path | None = None
 
 
-def run_admit(link: str, peer: str | None, uses: int, valid: str, desk: DeskOptions, context: Context) -> None:
+def run_admit(link: str, peer: str | None, uses: int, valid: str, desk: OrganiserOptions, context: Context) -> None:
     """Print an invitation, a link for one peer's key, or a link with one more organiser's signature."""
     parsed = Link.parse(link)
     valid_s = parse_duration(valid, "--valid")
@@ -56,7 +56,7 @@ def run_admit(link: str, peer: str | None, uses: int, valid: str, desk: DeskOpti
         _show_link(made, organiser, context)
 
 
-def _show_link(link: Link, desk: OrganiserDesk, context: Context) -> None:
+def _show_link(link: Link, desk: Organiser, context: Context) -> None:
     access = link.access
     if access is None:  # it was made with one
         return
@@ -83,7 +83,7 @@ def _show_link(link: Link, desk: OrganiserDesk, context: Context) -> None:
     )
 
 
-def run_ban(link: str, who: str, reason: str, desk: DeskOptions, context: Context) -> None:
+def run_ban(link: str, who: str, reason: str, desk: OrganiserOptions, context: Context) -> None:
     """Bar a peer's key, or an invitation with everybody who came by it."""
     parsed, output = Link.parse(link), context.output
     key = who if is_peer_id(who) else _invitation_of(who)
@@ -109,7 +109,7 @@ def _invitation_of(text: str) -> str:
     return access.grant.subject.hex()
 
 
-def run_members(link: str, transfer: TransferOptions, desk: DeskOptions, context: Context) -> None:
+def run_members(link: str, transfer: TransferOptions, desk: OrganiserOptions, context: Context) -> None:
     """Show who is in and who is barred, by whole ids, which `minga ban` takes; or hand the organisers' role over."""
     parsed, output = Link.parse(link), context.output
     with organiser_desk(parsed, desk.peer, desk.identity, lambda joined: wire(context, joined)) as organiser:
@@ -139,7 +139,7 @@ def run_members(link: str, transfer: TransferOptions, desk: DeskOptions, context
         )
 
 
-def _hand_over(desk: OrganiserDesk, options: TransferOptions, context: Context) -> None:
+def _hand_over(desk: Organiser, options: TransferOptions, context: Context) -> None:
     if wrong := [key for key in options.organisers if not is_peer_id(key)]:
         raise ConfigurationError(f"--transfer {wrong[0][:70]!r}: a key has 64 lower-case hexadecimal digits")
     if options.organisers:

@@ -11,7 +11,7 @@ from minga.cli.terminal.context import make_context
 from minga.cli.terminal.options import Bind, Directory, Json, LinkArgument
 
 if TYPE_CHECKING:
-    from minga.cli.access.members import DeskOptions
+    from minga.cli.access.members import OrganiserOptions
 
 Key = Annotated[
     Path | None, typer.Option("--identity", help="The organiser's key file (default: in the user's data folder).")
@@ -85,8 +85,10 @@ def members(
     run_members(link, transferred, _desk(identity, directory, bind), ready)
 
 
-def _desk(identity: Path | None, directory: Path | None, bind: str | None) -> DeskOptions:
-    from minga.cli.access.members import DeskOptions
+def _desk(identity: Path | None, directory: Path | None, bind: str | None) -> OrganiserOptions:
+    from minga.cli.access.members import OrganiserOptions
     from minga.cli.terminal.peer_options import peer_options
 
-    return DeskOptions(peer_options("monitor", identity=None, ephemeral=True, directory=directory, host=bind), identity)
+    return OrganiserOptions(
+        peer_options("monitor", identity=None, ephemeral=True, directory=directory, host=bind), identity
+    )

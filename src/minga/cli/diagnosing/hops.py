@@ -10,7 +10,7 @@ from minga.cli.diagnosing.udp import probe
 from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError
 from minga.core.events import EventBus
 from minga.identity.keys.keys import Identity
-from minga.identity.links.encoding import Entry
+from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork
@@ -80,7 +80,7 @@ async def check_authority(link: Link) -> AsyncIterator[Hop]:
         await client.close()
 
 
-async def _try_entry(node: Node, entry: Entry) -> tuple[bool, str, str]:
+async def _try_entry(node: Node, entry: EntryPoint) -> tuple[bool, str, str]:
     address = Address(PeerId(entry.peer_id), entry.direct, entry.relay)
     try:
         connection = await node.dial(address)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from minga.simulation.advice.advised_batch import BatchLimits
     from minga.simulation.forecast.devices import Precision
     from minga.simulation.forecast.model_facts import OptimizerName
-    from minga.simulation.forecast.planned_run import Setting
+    from minga.simulation.forecast.planned_run import PlannedRun
 
 USUAL_TARGET_BATCH_SIZE = 4096
 PRECISIONS = ("single", "half")
@@ -54,7 +54,7 @@ def run_forecast(options: ForecastOptions, context: Context) -> None:
     context.output.summary(ok=True, **forecast_json(best, forecasts, found))
 
 
-def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[str], Sequence[str], BatchLimits | None]:
+def _asked(options: ForecastOptions) -> tuple[PlannedRun, Sequence[str], Sequence[str], BatchLimits | None]:
     """The setting with the first strategy and codec, all of either that are to be compared, and how the target batch
     size is chosen if the leaders do that.
     """
@@ -64,7 +64,7 @@ def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[str], Sequence[s
     from minga.simulation.forecast.devices import THIS, read_measurements
     from minga.simulation.forecast.model_facts import STATE_BYTES, model_facts, recipe_spec
     from minga.simulation.forecast.peer_text import parse_peers
-    from minga.simulation.forecast.planned_run import Setting
+    from minga.simulation.forecast.planned_run import PlannedRun
     from minga.simulation.forecast.volunteers import resolve
 
     spec = recipe_spec(options.model, options.tokens) if options.model.lower().endswith(".toml") else None
@@ -81,7 +81,7 @@ def _asked(options: ForecastOptions) -> tuple[Setting, Sequence[str], Sequence[s
     peers = resolve(classes, model, optimizer, batch, precision=precision, measured=measured)
     strategies = STRATEGIES.names() if strategy is None else (strategy,)
     codecs = compared_codecs() if codec is None else (codec,)
-    setting = Setting(peers, model, optimizer, batch, strategies[0], codecs[0])
+    setting = PlannedRun(peers, model, optimizer, batch, strategies[0], codecs[0])
     return setting, strategies, codecs, auto
 
 

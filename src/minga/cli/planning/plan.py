@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from minga.averaging.planning.contributor_choice import Work
+from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.strategy_choice import facts_of
 from minga.cli.planning.plan_view import plan_json, plan_table, plan_text
 from minga.cli.terminal.context import Context
@@ -65,5 +65,5 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
         raise UnreachableError("nobody takes part in this run at present")
     names = tuple(one[:10] for one in live.peers)
     overlapped = facts_of(spec.training.strategy).overlaps
-    work = Work(live.vector_bytes, batch, overlapped=overlapped)
+    work = StepWork(live.vector_bytes, batch, overlapped=overlapped)
     return SwarmFile(names, live.rates, work)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from minga.averaging.planning.contributor_choice import Work
+from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import Binding
 from minga.core.units import format_duration, format_size
 from minga.simulation.forecast.explanation import Alternatives, Explanation, PeerTask
@@ -47,7 +47,7 @@ def _cells(task: PeerTask) -> tuple[str, ...]:
     )
 
 
-def plan_text(explanation: Explanation, others: Alternatives, names: Sequence[str], work: Work) -> Iterator[str]:
+def plan_text(explanation: Explanation, others: Alternatives, names: Sequence[str], work: StepWork) -> Iterator[str]:
     """What the table does not say, in sentences."""
     levels = "two levels" if explanation.division.sites else "one level"
     yield (
@@ -94,7 +94,7 @@ def binding_text(binding: Binding | None, names: Sequence[str]) -> str:
     return f"the path from {names[binding.peer]} to {names[binding.other]}"
 
 
-def plan_json(explanation: Explanation, others: Alternatives, names: Sequence[str], work: Work) -> dict[str, Any]:
+def plan_json(explanation: Explanation, others: Alternatives, names: Sequence[str], work: StepWork) -> dict[str, Any]:
     """The same as JSON values; times that are infinite are null."""
     division, binding = explanation.division, explanation.binding
     return {

@@ -12,12 +12,12 @@ from minga.cli.simulating.sim_view import step_json
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
 from minga.simulation.event_log import Log
-from minga.simulation.timeline import Ledger, StepRecord
+from minga.simulation.timeline import StepRecord, Timeline
 
 
 def run_replay(path: Path, number: int | None, context: Context) -> None:
     """Show each step of a log, or one of them with everything that happened in it."""
-    log, ledger = Log(path), Ledger()
+    log, ledger = Log(path), Timeline()
     try:
         for entry in log:
             ledger.add(entry)
@@ -36,7 +36,7 @@ def run_replay(path: Path, number: int | None, context: Context) -> None:
     )
 
 
-def _lines(log: Log, ledger: Ledger, steps: list[StepRecord], *, whole: bool) -> Iterator[str]:
+def _lines(log: Log, ledger: Timeline, steps: list[StepRecord], *, whole: bool) -> Iterator[str]:
     scenario = log.head.get("scenario")
     name = scenario.get("name", "") if isinstance(scenario, dict) else ""
     yield f"{name}: {ledger.last_step} steps, {len(ledger.peers)} peers"

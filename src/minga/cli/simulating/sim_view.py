@@ -12,7 +12,7 @@ from minga.core.units import format_duration, format_size
 from minga.simulation.outcome import Outcome
 from minga.simulation.scenario.overrides import Change
 from minga.simulation.scenario.sections import StopTable
-from minga.simulation.timeline import PHASES, Ledger, StepRecord
+from minga.simulation.timeline import PHASES, StepRecord, Timeline
 
 BAR_CHARACTERS = 40
 MARKS = {"compute": "█", "wait": "░", "communicate": "▓", "apply": "▪"}
@@ -37,7 +37,7 @@ def scenario_table(scenarios: Mapping[str, str]) -> Table:
     return table
 
 
-def progress_line(ledger: Ledger, stop: StopTable, virtual_s: float) -> str:
+def progress_line(ledger: Timeline, stop: StopTable, virtual_s: float) -> str:
     """How far a running simulation is."""
     of = f" of {stop.steps}" if stop.steps is not None else ""
     return (

@@ -7,13 +7,13 @@ when the step is taken; the second one leaves at once.
 from __future__ import annotations
 
 from minga.cli.terminal.context import Context
-from minga.training.life.verified_member import SecureLife
+from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
 
 ASKED = "Leaving when this step is taken. Ctrl-C again leaves at once, and may cost this key its place."
 
 
-class Leaving:
+class GracefulLeave:
     """Whether the person at this machine has asked to leave, in a run where that takes until the end of the step."""
 
     def __init__(self, peer: Peer, context: Context) -> None:
@@ -29,7 +29,7 @@ class Leaving:
     def _ask(self) -> bool:
         """Note the wish; False if nothing is lost by leaving at once."""
         life = self._peer.session.member
-        if not isinstance(life, SecureLife) or not life.has_a_say:
+        if not isinstance(life, VerifiedMember) or not life.has_a_say:
             return False
         self._asked_at = life.step
         self._output.say(ASKED)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minga.cli.taking_part.graceful_leave import Leaving
+from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view
 from minga.cli.terminal.context import Context, collect_again
@@ -54,7 +54,7 @@ class _Hosting:
         from minga.monitor.watcher import Watcher
 
         self.peer, self.work, self.show_qr, self.output, self.leash = peer, work, show_qr, context.output, context.leash
-        self._leaving = Leaving(peer, context)
+        self._leaving = GracefulLeave(peer, context)
         self.history = History(peer.directory / FILE_NAME)
         self.watcher = Watcher(peer, self.history, from_start=True)
         self.held_out: HeldOut | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from minga.cli.taking_part.graceful_leave import Leaving
+from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
 from minga.cli.taking_part.status_view import OwnPart, PlainTrouble, volunteer_lines, volunteer_view
 from minga.cli.terminal.context import Context, collect_again
@@ -69,7 +69,7 @@ class _Joining:
 
         self.peer, self.work, self.output, self.leash = peer, work, context.output, context.leash
         self.evaluate = evaluate
-        self._leaving = Leaving(peer, context)
+        self._leaving = GracefulLeave(peer, context)
         self.held_out: HeldOut | None = None
         self.watcher = Watcher(peer, History(None))
         self._trouble = PlainTrouble()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from minga.cli.terminal.interrupt import Interruption
 from minga.cli.terminal.output import Output
-from minga.cli.terminal.parent_watch import Leash
+from minga.cli.terminal.parent_watch import ParentWatch
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Context:
 
     output: Output
     interruption: Interruption
-    leash: Leash | None = None
+    leash: ParentWatch | None = None
 
 
 def make_context(*, json_output: bool, leash: bool = False, slow_imports: bool = False) -> Context:
@@ -27,7 +27,7 @@ def make_context(*, json_output: bool, leash: bool = False, slow_imports: bool =
     if slow_imports:
         gc.disable()
     interruption = Interruption()
-    return Context(Output(json_output=json_output), interruption, Leash(interruption.trigger) if leash else None)
+    return Context(Output(json_output=json_output), interruption, ParentWatch(interruption.trigger) if leash else None)
 
 
 def collect_again() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 MAX_LINE_BYTES = 64
 
 
-class Leash:
+class ParentWatch:
     """`end_step` is the step at which to finish, infinite until the parent names it."""
 
     def __init__(self, on_end_of_input: Callable[[], None]) -> None:

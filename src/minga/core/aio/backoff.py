@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Setback:
+class Backoff:
     """Lasts `first_s` seconds of the running loop, and each time twice as long, up to `longest_s`, until overcome."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:

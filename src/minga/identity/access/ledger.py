@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Grant, Order, Revocation, Transfer
-from minga.identity.access.token import Login, Token, Watch
+from minga.identity.access.token import Login, Token, WatchToken
 
 CLOCK_SKEW_S = 120.0
 MAX_WATCH_S = 86_400
@@ -147,7 +147,7 @@ class AccessLedger:
 
     # ---- inner workings
 
-    def _check_watch(self, token: Token, watch: Watch, peer: str, now_s: float) -> Access:
+    def _check_watch(self, token: Token, watch: WatchToken, peer: str, now_s: float) -> Access:
         if not token.may_watch(self.run_id, peer):
             raise NoAccessError("the permission to look on was given to another peer's key, or for another run")
         if not now_s - CLOCK_SKEW_S <= watch.expires <= now_s + MAX_WATCH_S + CLOCK_SKEW_S:

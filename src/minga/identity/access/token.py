@@ -7,8 +7,8 @@ A token is bound to its peer's key, in one of two ways:
       └─ signature of the peer's id by the invitation       made by the peer, who had the invitation's secret,
                                                             or by an authority that keeps it (`Login`)
 
-and either of these may be followed by a member's word that another key may look on for it (`Watch`): so `minga status`
-works beside a peer that runs with the admitted key.
+and either of these may be followed by a member's word that another key may look on for it (`WatchToken`): so `minga
+status` works beside a peer that runs with the admitted key.
 
 So an invitation link admits whoever holds it, without a server and without the organisers being there, and what comes
 of it is a token that everybody can verify offline and nobody else can use: connections prove their peer's key. The
@@ -45,7 +45,7 @@ class Login(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     expires: UnixSeconds
 
 
-class Watch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class WatchToken(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The word of `member` that whoever shows this may look on, but take part in nothing, until `expires`."""
 
     member: Key
@@ -61,7 +61,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     grant: Grant | None
     proof: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
-    watch: Watch | None = None
+    watch: WatchToken | None = None
     login: Login | None = None
 
     @classmethod
@@ -78,7 +78,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def for_watcher(cls, run_id: str, member: Identity, token: Token | None, peer_id: str, expires: int) -> Token:
         """Let `peer_id` look on for `member`, who itself shows `token`, until `expires` (Unix seconds)."""
         statement = _named(bytes.fromhex(run_id), peer_id, expires)
-        watch = Watch(bytes.fromhex(member.peer_id), expires, member.sign(statement, context=WATCH_CONTEXT))
+        watch = WatchToken(bytes.fromhex(member.peer_id), expires, member.sign(statement, context=WATCH_CONTEXT))
         return cls(None, b"", watch) if token is None else cls(token.grant, token.proof, watch, token.login)
 
     @classmethod

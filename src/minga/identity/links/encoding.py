@@ -35,7 +35,7 @@ _ENDPOINT = re.compile(r"(?:\[([0-9a-fA-F:.]{2,45})\]|([0-9.]{7,15})):([0-9]{1,5
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EntryPoint:
     """One peer to enter a run by: its id, up to 8 endpoints `ip:port` (IPv6 in brackets), the https URL of its relay.
 
     Endpoints are kept in their shortest spelling. An entry without any address is for peers that a discovery service
@@ -62,7 +62,7 @@ class Entry:
 def encode_body(
     run_id: str,
     organiser: str,
-    entries: tuple[Entry, ...],
+    entries: tuple[EntryPoint, ...],
     access: LinkAccess | None = None,
     authority: str | None = None,
 ) -> bytes:
@@ -80,7 +80,7 @@ def encode_body(
     return (len(body) + 2).to_bytes(2, "big") + body
 
 
-def decode_body(body: bytes) -> tuple[str, str, tuple[Entry, ...], LinkAccess | None, str | None]:
+def decode_body(body: bytes) -> tuple[str, str, tuple[EntryPoint, ...], LinkAccess | None, str | None]:
     """Run id, organiser, entries, access and authority of a body whose checksum was right.
 
     Raises `LinkError` if it makes no sense.
@@ -89,7 +89,7 @@ def decode_body(body: bytes) -> tuple[str, str, tuple[Entry, ...], LinkAccess | 
     if reader.take(2) != len(body).to_bytes(2, "big") or len(body) > MAX_BODY_BYTES:
         _refuse()
     run_id, organiser = reader.take(32).hex(), reader.take(32).hex()
-    entries: list[Entry] = []
+    entries: list[EntryPoint] = []
     access = authority = None
     while not reader.at_end:
         if reader.next_byte == _ACCESS:
@@ -124,7 +124,7 @@ class _Reader:
         return piece
 
 
-def _encode_entry(entry: Entry, organiser: str) -> bytes:
+def _encode_entry(entry: EntryPoint, organiser: str) -> bytes:
     is_organiser = entry.peer_id == organiser
     flags = len(entry.direct) | (_ORGANISER if is_organiser else 0) | (_RELAY if entry.relay is not None else 0)
     parts = [bytes([flags])]
@@ -140,7 +140,7 @@ def _encode_entry(entry: Entry, organiser: str) -> bytes:
     return b"".join(parts)
 
 
-def _decode_entry(reader: _Reader, organiser: str) -> Entry:
+def _decode_entry(reader: _Reader, organiser: str) -> EntryPoint:
     flags = reader.take(1)[0]
     count = flags & _COUNT
     if flags & _RESERVED or count > MAX_DIRECT:
@@ -154,7 +154,7 @@ def _decode_entry(reader: _Reader, organiser: str) -> Entry:
             relay = _HTTPS + reader.take(reader.take(1)[0]).decode("ascii")
         except UnicodeDecodeError:
             _refuse()
-    return Entry(peer_id, direct, relay)
+    return EntryPoint(peer_id, direct, relay)
 
 
 def _decode_access(reader: _Reader) -> LinkAccess:

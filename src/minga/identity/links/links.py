@@ -24,10 +24,10 @@ import segno
 
 from minga.core.errors import LinkError
 from minga.identity.keys.keys import is_peer_id
-from minga.identity.links.encoding import MAX_BODY_BYTES, Entry, decode_body, encode_body
+from minga.identity.links.encoding import MAX_BODY_BYTES, EntryPoint, decode_body, encode_body
 from minga.identity.links.grant import LinkAccess
 
-__all__ = ["MAX_LINK_CHARACTERS", "Entry", "Link"]
+__all__ = ["MAX_LINK_CHARACTERS", "EntryPoint", "Link"]
 
 PREFIX = "minga"
 FORMAT_VERSION = 1
@@ -53,7 +53,7 @@ class Link:
 
     run_id: str
     organiser: str
-    entries: tuple[Entry, ...]
+    entries: tuple[EntryPoint, ...]
     access: LinkAccess | None = None
     authority: str | None = None
 
@@ -61,7 +61,7 @@ class Link:
         for name in ("run_id", "organiser"):
             if not is_peer_id(getattr(self, name)):
                 raise LinkError(f"a link's {name} must be 64 lower-case hexadecimal digits")
-        if not isinstance(self.entries, tuple) or not all(isinstance(entry, Entry) for entry in self.entries):
+        if not isinstance(self.entries, tuple) or not all(isinstance(entry, EntryPoint) for entry in self.entries):
             raise LinkError("a link's entries must be a tuple of Entry")
         if not 1 <= len(self.entries) <= MAX_ENTRIES:
             raise LinkError(f"a link names 1 to {MAX_ENTRIES} peers to enter by, not {len(self.entries)}")

@@ -9,11 +9,11 @@ from minga.core.rate_cap import RateCap
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.estimate import Estimate
 from minga.network.bandwidth.meter import IDLE_SHARE, LinkMeter
-from minga.network.bandwidth.token_bucket import Pacer
+from minga.network.bandwidth.token_bucket import TokenBucket
 
 
 @dataclass(frozen=True)
-class LineRates:
+class AccessRates:
     """A peer's own present rates and caps in bytes per second, None where unknown or without limit.
 
     No rate exceeds its cap. A rate that is not `shown` was only asked for: the line was never full, and may carry more.
@@ -38,7 +38,7 @@ class LineRates:
 
 
 @loop_bound
-class Lines:
+class AccessLink:
     """Meter and pacers of one node. `clock` is the loop's, `wall_time` the Unix time for schedules."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Lines:
         self.meter = LinkMeter(clock)
         self.received_bytes = 0
         """Bulk bytes that came so far, from anybody."""
-        self.upload, self.download = Pacer(upload_cap, wall_time), Pacer(download_cap, wall_time)
+        self.upload, self.download = TokenBucket(upload_cap, wall_time), TokenBucket(download_cap, wall_time)
 
     def doubt(self) -> None:
         """Something took much longer than the rates let expect; after a few times this peer probes its line anew."""
@@ -65,14 +65,14 @@ class Lines:
         known = self.meter.down.total.value
         return known is not None and received_bytes < IDLE_SHARE * known * seconds
 
-    def rates(self) -> LineRates:
+    def rates(self) -> AccessRates:
         """What this peer can send and receive at present, as far as it knows."""
         self.meter.up.settle()
         self.meter.down.settle()
         sent, received, caps = self.meter.up.total, self.meter.down.total, (self.upload.rate, self.download.rate)
         upload, upload_shown = _under(sent, caps[0])
         download, download_shown = _under(received, caps[1])
-        return LineRates(upload, download, *caps, upload_shown, download_shown)
+        return AccessRates(upload, download, *caps, upload_shown, download_shown)
 
 
 def _under(seen: Estimate, cap: float | None) -> tuple[float | None, bool]:

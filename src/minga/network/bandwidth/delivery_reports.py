@@ -87,7 +87,7 @@ class _Frame:
     taken_s: float = math.inf
 
 
-class Receipts:
+class DeliveryReports:
     """Both directions of one stream, as far as bulk bytes are concerned. Times are the loop's, in seconds."""
 
     def __init__(self) -> None:

@@ -28,7 +28,17 @@ from dataclasses import dataclass, field
 
 from minga.network.bandwidth.delivery_reports import BulkUse, Span
 from minga.network.bandwidth.estimate import NEAR, Estimate
-from minga.network.bandwidth.time_buckets import BUSY_S, MEMORY_BYTES, SLOT_S, Exercise, Flow, Run, Slot, Stretch, Use
+from minga.network.bandwidth.time_buckets import (
+    BUSY_S,
+    MEMORY_BYTES,
+    SLOT_S,
+    BucketRun,
+    BusyPeriod,
+    Flow,
+    TimeBucket,
+    TimeWindow,
+    Use,
+)
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
 
@@ -92,11 +102,11 @@ class DirectionMeter:
         """How many slots were evaluated."""
         self._clock = clock
         self._paths: BoundedDict[PeerId, Path] = BoundedDict(MAX_PATHS)
-        self._slots: dict[int, Slot] = {}
-        self._exercise: Exercise | None = None
+        self._slots: dict[int, TimeBucket] = {}
+        self._exercise: BusyPeriod | None = None
         self._settled = self._horizon = -math.inf
         self._breadth, self._broad_s = 0, -math.inf
-        self._run = Run()
+        self._run = BucketRun()
 
     def add_total(self, span: Span, use: BulkUse) -> None:
         """Count what was moved to or from anybody, by spans that may be shorter than those given to `add`."""
@@ -154,8 +164,8 @@ class DirectionMeter:
     def _estimates(self) -> list[Estimate]:
         return [self.total, *(e for path in self._paths.values() for e in (path.rate, path.shares))]
 
-    def _slot(self, number: int) -> Slot:
-        return self._slots.setdefault(number, Slot())
+    def _slot(self, number: int) -> TimeBucket:
+        return self._slots.setdefault(number, TimeBucket())
 
     def _cover(self, span: Span) -> list[tuple[int, float]]:
         """The open slots that a span touches, and for how many seconds; none for one that cannot be."""
@@ -168,14 +178,14 @@ class DirectionMeter:
         cover = [(n, min(end_s, (n + 1) * SLOT_S) - max(begin_s, n * SLOT_S)) for n in slots if n > self._settled]
         return [(number, seconds) for number, seconds in cover if seconds > 0.0]
 
-    def _evaluate(self, slot: Slot, number: int) -> None:
+    def _evaluate(self, slot: TimeBucket, number: int) -> None:
         when = (number + 1) * SLOT_S
         spare = self._evaluate_total(slot, number, when)
         for (peer, use), flow in slot.items():
             if flow.fills:
                 self._evaluate_path(peer, flow, spare if use is BulkUse.WORK else 0.0, when)
 
-    def _evaluate_total(self, slot: Slot, number: int, when: float) -> float:
+    def _evaluate_total(self, slot: TimeBucket, number: int, when: float) -> float:
         """Take in what all moved together; returns the bytes that could have been moved besides, 0 if unknown."""
         own = {key: flow for key, flow in slot.items() if key[1] is not BulkUse.PROBED and flow.fills}
         moving = len(own)
@@ -199,7 +209,7 @@ class DirectionMeter:
         for stretch in self._run.end():
             self._take_in(stretch)
 
-    def _take_in(self, stretch: Stretch) -> None:
+    def _take_in(self, stretch: TimeWindow) -> None:
         known = self.total.value
         loaded = stretch.use is Use.SEVERAL_WAIT
         if known is not None and stretch.use is Use.ONE_WAITS:  # rather the line than a path that is as fast
@@ -229,15 +239,15 @@ class DirectionMeter:
         self._paths[peer] = path  # used last: to the end
         return path
 
-    def _note_exercise(self, number: int, slot: Slot) -> None:
+    def _note_exercise(self, number: int, slot: TimeBucket) -> None:
         if not any(use is BulkUse.WORK for _, use in slot):
             return
         if self._exercise is not None and self._exercise.is_over(number):
             self._end_exercise(self._exercise)
-        self._exercise = self._exercise or Exercise(number)
+        self._exercise = self._exercise or BusyPeriod(number)
         self._exercise.add(number, slot)
 
-    def _end_exercise(self, exercise: Exercise) -> None:
+    def _end_exercise(self, exercise: BusyPeriod) -> None:
         self._exercise = None
         self._end_run()
         for peer, mean in exercise.means().items():

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from minga.network.bandwidth.access_link import Lines
+from minga.network.bandwidth.access_link import AccessLink
 from minga.network.interface import Buffer, Stream
 from minga.network.meta_bytes import byte_view
 
 
-class PacedStream:
+class ShapedStream:
     """Writes to and reads from `stream` as the caps of `lines` allow."""
 
-    def __init__(self, stream: Stream, lines: Lines) -> None:
+    def __init__(self, stream: Stream, lines: AccessLink) -> None:
         self.is_held = False
         """Whether nothing is read because of this side's own cap, so that the other side's silence means nothing."""
         self._stream, self._lines = stream, lines

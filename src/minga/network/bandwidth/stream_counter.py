@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from minga.core.errors import ProtocolError
-from minga.network.bandwidth.access_link import Lines
-from minga.network.bandwidth.delivery_reports import REPORT_BYTES, Arriving, BulkUse, Receipts, Span
+from minga.network.bandwidth.access_link import AccessLink
+from minga.network.bandwidth.delivery_reports import REPORT_BYTES, Arriving, BulkUse, DeliveryReports, Span
 from minga.network.interface import PeerId
 
 MAX_UNREPORTED_BYTES = REPORT_BYTES
 """More than that cannot have arrived unreported: it was not sent before the stream broke off."""
 
 
-class BulkTally:
+class StreamCounter:
     """What was sent to and received from `peer` over one stream.
 
     `rarity` says how many times as rare as usual receipts should be: with many streams they would fill the line.
     """
 
-    def __init__(self, peer: PeerId, lines: Lines, rarity: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(self, peer: PeerId, lines: AccessLink, rarity: Callable[[], float] = lambda: 1.0) -> None:
         self.use = BulkUse.WORK
         """What the bulk frames of this stream are for; set it before the first."""
         self._closed, self._begun_s = False, 0.0
         self._line_bytes = 0
-        self._peer, self._lines, self._receipts = peer, lines, Receipts()
+        self._peer, self._lines, self._receipts = peer, lines, DeliveryReports()
         self._rarity = rarity
 
     @property

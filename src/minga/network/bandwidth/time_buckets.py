@@ -47,7 +47,7 @@ class Flow:
         return self.open_s >= FILLED * SLOT_S
 
 
-class Slot(dict[tuple[PeerId, BulkUse], Flow]):
+class TimeBucket(dict[tuple[PeerId, BulkUse], Flow]):
     """What each peer moved, and all bytes together that say something about the line."""
 
     total = 0.0
@@ -65,7 +65,7 @@ class Use(enum.IntEnum):
     SEVERAL_WAIT = 3
 
 
-class Stretch(NamedTuple):
+class TimeWindow(NamedTuple):
     """Slots in a row taken together: bytes per second, how many they are, loop time at their end, and what their
     traffic shows, in the median.
     """
@@ -76,7 +76,7 @@ class Stretch(NamedTuple):
     use: Use
 
 
-class Run:
+class BucketRun:
     """Slots in a row, cut into stretches of at least `RUN_SLOTS` slots and `RUN_BYTES` bytes, or `MOST_SLOTS` slots.
 
     What came while this process was at something else counts for the slot in which it was read. Few bytes fit into a
@@ -89,7 +89,7 @@ class Run:
         self._uses: list[Use] = []
         self._next, self._waits = 0, False
 
-    def add(self, number: int, size: float, use: Use) -> Iterator[Stretch]:
+    def add(self, number: int, size: float, use: Use) -> Iterator[TimeWindow]:
         """Take in the slot of this number; tells of the stretches that it ends. Loaded slots and others are apart."""
         waits = use >= Use.ONE_WAITS
         if (number, waits) != (self._next, self._waits):
@@ -100,16 +100,16 @@ class Run:
         if len(self._uses) >= (RUN_SLOTS if self._size >= RUN_BYTES else MOST_SLOTS):
             yield from self.end()
 
-    def end(self) -> Iterator[Stretch]:
+    def end(self) -> Iterator[TimeWindow]:
         """Nothing more comes for now: tells of what is left, if it is enough to tell anything."""
         size, uses = self._size, self._uses
         self._size, self._uses = 0.0, []
         if len(uses) >= FEWEST_SLOTS or size >= FEWEST_BYTES:
             usual = sorted(uses)[len(uses) // 2]
-            yield Stretch(size / (len(uses) * SLOT_S), len(uses), self._next * SLOT_S, usual)
+            yield TimeWindow(size / (len(uses) * SLOT_S), len(uses), self._next * SLOT_S, usual)
 
 
-class Exercise:
+class BusyPeriod:
     """Bytes by peer from one slot to another, both included."""
 
     def __init__(self, number: int) -> None:
@@ -120,7 +120,7 @@ class Exercise:
         """Whether a slot of this number is no part of it."""
         return (number - self.last) * SLOT_S > BUSY_S or (number - self.first) * SLOT_S >= LONGEST_EXERCISE_S
 
-    def add(self, number: int, slot: Slot) -> None:
+    def add(self, number: int, slot: TimeBucket) -> None:
         """Take in a later slot."""
         self.last = number
         for (peer, use), flow in slot.items():

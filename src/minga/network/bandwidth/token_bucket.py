@@ -26,7 +26,7 @@ _EARLY_S = 1e-9
 """Timers may fire this much early."""
 
 
-class Pacer:
+class TokenBucket:
     """One direction of a line. `cap` is None without a limit; `wall_time` tells the Unix time for its schedule."""
 
     def __init__(self, cap: RateCap | None, wall_time: Callable[[], float]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 
 from minga.core.errors import ProtocolError
 from minga.network.gossip.board import Board
-from minga.network.gossip.peer_records import PREFIX_BYTES, Entry, Owner
+from minga.network.gossip.peer_records import PREFIX_BYTES, PeerRecords, StoredRecord
 from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.gossip.records import KINDS, Record
 from minga.network.interface import PeerId
@@ -72,7 +72,7 @@ class Detail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     held: Annotated[list[Held], msgspec.Meta(max_length=2 * MAX_OWNERS)]
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class WantedRecords(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Codes of the records of one owner that the sender would like to have."""
 
     prefix: Prefix
@@ -84,7 +84,7 @@ class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     records: Annotated[list[Aged], msgspec.Meta(max_length=MAX_RECORDS)]
     more: bool
-    wanted: Annotated[list[Wanted], msgspec.Meta(max_length=2 * MAX_OWNERS)] = []
+    wanted: Annotated[list[WantedRecords], msgspec.Meta(max_length=2 * MAX_OWNERS)] = []
 
 
 def summarise(board: Board, *, full: bool) -> Summary:
@@ -105,11 +105,11 @@ def detail(board: Board, summary: Summary, peer: PeerId) -> Detail:
     return Detail(held + [Held(prefix, []) for prefix in prefixes])
 
 
-def compare(board: Board, theirs: Detail, before: float) -> tuple[list[Entry], list[Wanted]]:
+def compare(board: Board, theirs: Detail, before: float) -> tuple[list[StoredRecord], list[WantedRecords]]:
     """The records that came `before` (awake time) to send to the other side, and those to ask it for."""
     known = _known(board)
-    to_send: list[Entry] = []
-    wanted: list[Wanted] = []
+    to_send: list[StoredRecord] = []
+    wanted: list[WantedRecords] = []
     for held in theirs.held:
         owner = known.get(held.prefix)
         entries = owner.entries if owner else {}
@@ -126,11 +126,11 @@ def compare(board: Board, theirs: Detail, before: float) -> tuple[list[Entry], l
             if version > max(floor, entries[code].record.version if code in entries else 0)
         ]
         if codes:
-            wanted.append(Wanted(held.prefix, codes))
+            wanted.append(WantedRecords(held.prefix, codes))
     return to_send, wanted
 
 
-def select(board: Board, wanted: Iterable[Wanted], before: float) -> list[Entry]:
+def select(board: Board, wanted: Iterable[WantedRecords], before: float) -> list[StoredRecord]:
     """The entries that were asked for, as far as they are there and came `before` (awake time)."""
     known = _known(board)
     asked = [(known[item.prefix], code) for item in wanted if item.prefix in known for code in sorted({*item.codes})]
@@ -138,7 +138,7 @@ def select(board: Board, wanted: Iterable[Wanted], before: float) -> list[Entry]
     return [entry for entry in found if entry is not None and _may_pass(entry, before)]
 
 
-def paged(entries: Iterable[Entry], now: float) -> Iterator[list[Aged]]:
+def paged(entries: Iterable[StoredRecord], now: float) -> Iterator[list[Aged]]:
     """The entries with their ages at awake time `now`, in lists of at most about `PAGE_BYTES`.
 
     What says that an owner is admitted comes first, else its other records would be turned away; then the newest, so
@@ -157,10 +157,10 @@ def paged(entries: Iterable[Entry], now: float) -> Iterator[list[Aged]]:
         yield page
 
 
-def _may_pass(entry: Entry, before: float) -> bool:
+def _may_pass(entry: StoredRecord, before: float) -> bool:
     return entry.passed_on and entry.arrived < before
 
 
-def _known(board: Board) -> dict[bytes, Owner]:
+def _known(board: Board) -> dict[bytes, PeerRecords]:
     owners = board.store.owners
     return {owner.prefix: owner for _, owner in sorted(owners.items()) if owner.entries}

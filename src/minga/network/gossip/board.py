@@ -13,11 +13,11 @@ from typing import Generic, NamedTuple, TypeVar, cast
 
 from minga.core.events import EventBus
 from minga.core.thread_guard import loop_bound
-from minga.network.authorizer import Gate, OpenGate
+from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.gossip import records
-from minga.network.gossip.changes import Changes
+from minga.network.gossip.changes import ChangeCounter
 from minga.network.gossip.failure_detector import AwakeClock, FailureDetector
-from minga.network.gossip.peer_records import LEFT, Entry
+from minga.network.gossip.peer_records import LEFT, StoredRecord
 from minga.network.gossip.record_store import RecordStore
 from minga.network.gossip.records import (
     KINDS,
@@ -57,7 +57,7 @@ class Item(NamedTuple, Generic[P]):
 
 
 @loop_bound
-class Board(Changes):
+class Board(ChangeCounter):
     """All records of one run as one peer knows them, and what this peer itself publishes.
 
     `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `gate` says whose records
@@ -72,7 +72,7 @@ class Board(Changes):
         wall_time: Callable[[], float],
         clock: Callable[[], float],
         events: EventBus,
-        gate: Gate | None = None,
+        gate: Authorizer | None = None,
     ) -> None:
         super().__init__()
         self.peer_id = PeerId(signer.peer_id)
@@ -80,7 +80,7 @@ class Board(Changes):
         self.now = AwakeClock(clock, keepalive.PULSE_S)  # the gossip looks at it with each tick
         self.verdicts: Counter[Verdict] = Counter()
         """What became of all records received so far."""
-        self._gate = gate or OpenGate()
+        self._gate = gate or OpenAuthorizer()
         self.store = RecordStore(self.peer_id, run_id, self.now(), self._gate)
         self._signer, self._wall_time = signer, wall_time
         self._detector = FailureDetector()
@@ -277,7 +277,7 @@ class Board(Changes):
         record = records.make_record(self._signer, self.run_id, code, version, expires, encoded)
         before = own.entries.get(code)
         self._last_signed = self.now()
-        own.store(Entry(record, payload, self._last_signed, before))
+        own.store(StoredRecord(record, payload, self._last_signed, before))
         for publish in list(self._publishers):
             publish(record)
         self._tell(self.peer_id, code, before, record)
@@ -292,7 +292,7 @@ class Board(Changes):
         if record.version > owner.newest:
             self._detector.heard(peer, now, age_s)
         before = owner.entries.get(record.code)
-        owner.store(Entry(record, payload, now - min(max(age_s, 0.0), MAX_TTL_S), before))
+        owner.store(StoredRecord(record, payload, now - min(max(age_s, 0.0), MAX_TTL_S), before))
         self._tell(peer, record.code, before, record)
         self._review(peer)
 
@@ -326,7 +326,7 @@ class Board(Changes):
         self.events.emit(kind, peer=peer)
         self._notify(peer, None)
 
-    def _tell(self, peer: PeerId, code: int, before: Entry | None, record: Record) -> None:
+    def _tell(self, peer: PeerId, code: int, before: StoredRecord | None, record: Record) -> None:
         if code != _BEAT and (before is None or before.record.payload != record.payload):
             self._bring_up_to_date(peer, code)
             self._notify(peer, KINDS_BY_CODE[code].name)

@@ -13,7 +13,7 @@ Listener = Callable[[PeerId, str | None], None]
 
 
 @loop_bound
-class Changes:
+class ChangeCounter:
     """A counter of changes with listeners; `generation` grows by one with each change."""
 
     def __init__(self) -> None:

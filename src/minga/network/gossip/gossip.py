@@ -39,12 +39,12 @@ from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.events import Event
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip import anti_entropy
-from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, Wanted
+from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.board import Board
-from minga.network.gossip.peer_records import Entry
+from minga.network.gossip.peer_records import StoredRecord
 from minga.network.gossip.records import KINDS_BY_CODE, Left, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
-from minga.network.gossip.rumours import Pusher
+from minga.network.gossip.rumours import RumourSpreader
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -94,7 +94,7 @@ class Gossip:
         self._entries = [address for address in entries if address.peer_id != board.peer_id]
         seed = hashlib.sha256(b"gossip" + bytes.fromhex(board.peer_id)).digest()
         self._generator = random.Random(seed)
-        self._pusher = Pusher(board, node, self._generator)
+        self._pusher = RumourSpreader(board, node, self._generator)
         self._exchanging: set[PeerId] = set()
         self._serving: Counter[PeerId] = Counter()
         self._retries: dict[PeerId, tuple[float, float]] = {}  # peer -> not before, pause after the next failure
@@ -160,14 +160,16 @@ class Gossip:
         """Awake time after which records are not exchanged because rumours are still bringing them."""
         return math.inf if full else self._board.now() - RUMOUR_WINDOWS * self._pusher.window_s
 
-    async def _send_pages(self, stream: MessageStream, entries: list[Entry], wanted: list[Wanted]) -> None:
+    async def _send_pages(
+        self, stream: MessageStream, entries: list[StoredRecord], wanted: list[WantedRecords]
+    ) -> None:
         pages = list(anti_entropy.paged(entries, self._board.now())) or [[]]
         for number, records in enumerate(pages, 1):
             await stream.send(Page(records, number < len(pages), wanted))
             wanted = []
 
-    async def _receive_pages(self, stream: MessageStream) -> list[Wanted]:
-        wanted: list[Wanted] = []
+    async def _receive_pages(self, stream: MessageStream) -> list[WantedRecords]:
+        wanted: list[WantedRecords] = []
         received = 0
         while True:
             page = await stream.receive(Page)

@@ -17,7 +17,7 @@ PREFIX_BYTES = 8
 _VERSION = struct.Struct(">BQ")
 
 
-class Entry:
+class StoredRecord:
     """The newest record of one name: as it came, its content, and when it came (awake clock, seconds).
 
     `payload` is None for a retraction and once the record was forgotten (then it is not `passed_on` any more); the
@@ -26,13 +26,15 @@ class Entry:
 
     __slots__ = ("arrived", "is_renewal", "passed_on", "payload", "record")
 
-    def __init__(self, record: Record, payload: Payload | None, arrived: float, before: Entry | None = None) -> None:
+    def __init__(
+        self, record: Record, payload: Payload | None, arrived: float, before: StoredRecord | None = None
+    ) -> None:
         self.record, self.payload, self.arrived = record, payload, arrived
         self.is_renewal = before is not None and before.record.payload == record.payload
         self.passed_on = True
 
 
-class Owner:
+class PeerRecords:
     """One owner: its entries by code, its newest version, and the neighbour that first told of it (`introducer`).
 
     `is_forgotten` while nothing of it may be read.
@@ -53,7 +55,7 @@ class Owner:
     def __init__(self, peer: PeerId, introducer: PeerId, now: float) -> None:
         self.introducer = introducer
         self.prefix = bytes.fromhex(peer[: 2 * PREFIX_BYTES])
-        self.entries: dict[int, Entry] = {}
+        self.entries: dict[int, StoredRecord] = {}
         self.newest = self.floor = 0
         self.is_forgotten = False
         self._budget, self._budget_time = 2.0 * RECORDS_PER_SECOND, now
@@ -70,7 +72,7 @@ class Owner:
         self._budget_time = now
         return self._budget >= 1.0
 
-    def store(self, entry: Entry) -> None:
+    def store(self, entry: StoredRecord) -> None:
         """Keep a record that is genuine and not stale, and drop what it voids."""
         record = entry.record
         self.is_forgotten = False

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from minga.network.authorizer import Gate
+from minga.network.authorizer import Authorizer
 from minga.network.gossip import records
-from minga.network.gossip.peer_records import Owner
+from minga.network.gossip.peer_records import PeerRecords
 from minga.network.gossip.records import CLOCK_SKEW_S, Record, Verdict
 from minga.network.interface import PeerId
 
@@ -34,9 +34,9 @@ _CREDENTIAL = records.KINDS["access"].code
 class RecordStore:
     """The records of everybody whom `gate` admits, and of this peer (`own_id`), who is never evicted."""
 
-    def __init__(self, own_id: PeerId, run_id: str, now: float, gate: Gate) -> None:
-        self.own = Owner(own_id, own_id, now)
-        self.owners: dict[PeerId, Owner] = {own_id: self.own}
+    def __init__(self, own_id: PeerId, run_id: str, now: float, gate: Authorizer) -> None:
+        self.own = PeerRecords(own_id, own_id, now)
+        self.owners: dict[PeerId, PeerRecords] = {own_id: self.own}
         self._run_id, self._gate = run_id, gate
         self._introduced: Counter[PeerId] = Counter()
 
@@ -63,7 +63,7 @@ class RecordStore:
             return Verdict.TOO_OFTEN
         return Verdict.NEW if records.is_genuine(record, self._run_id) else Verdict.FORGED
 
-    def add(self, owner_id: PeerId, sender: PeerId, now: float) -> tuple[Owner, PeerId | None]:
+    def add(self, owner_id: PeerId, sender: PeerId, now: float) -> tuple[PeerRecords, PeerId | None]:
         """The owner, made if it is new, and the one that had to go to make room, if any."""
         owner = self.owners.get(owner_id)
         if owner is not None:
@@ -71,7 +71,7 @@ class RecordStore:
         evicted = self._victim() if len(self.owners) >= MAX_OWNERS else None
         if evicted is not None:
             self.remove(evicted)
-        owner = self.owners[owner_id] = Owner(owner_id, sender, now)
+        owner = self.owners[owner_id] = PeerRecords(owner_id, sender, now)
         if sender != owner_id:
             self._introduced[sender] += 1
         return owner, evicted

@@ -18,7 +18,7 @@ import random
 from minga.core.errors import RemoteError
 from minga.network.gossip.anti_entropy import MAX_RECORDS, Push, paged
 from minga.network.gossip.board import Board
-from minga.network.gossip.peer_records import Entry
+from minga.network.gossip.peer_records import StoredRecord
 from minga.network.gossip.records import KINDS
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -42,7 +42,7 @@ Key = tuple[PeerId, int]
 """Owner and code of a record."""
 
 
-class Pusher:
+class RumourSpreader:
     """Sends news to neighbours. `generator` makes every random choice."""
 
     def __init__(self, board: Board, node: Node, generator: random.Random) -> None:
@@ -139,12 +139,12 @@ class Pusher:
         finally:
             del self._outboxes[peer]
 
-    def _entries(self, keys: dict[Key, None] | dict[Key, set[PeerId]]) -> list[Entry]:
+    def _entries(self, keys: dict[Key, None] | dict[Key, set[PeerId]]) -> list[StoredRecord]:
         owners = self._board.store.owners
         found = (owners[owner].entries.get(code) for owner, code in keys if owner in owners)
         return [entry for entry in found if entry is not None and entry.passed_on]
 
-    async def _push(self, peer: PeerId, entries: list[Entry]) -> None:
+    async def _push(self, peer: PeerId, entries: list[StoredRecord]) -> None:
         for page in paged(entries, self._board.now()):
             if not self._node.is_connected(peer):
                 return

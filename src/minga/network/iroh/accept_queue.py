@@ -11,7 +11,7 @@ from minga.network.interrupt import Interrupt
 T = TypeVar("T")
 
 
-class Arrivals(Generic[T]):
+class AcceptQueue(Generic[T]):
     """A queue whose waiting takers an interrupt can break off. A taker that is cancelled loses nothing."""
 
     def __init__(self, interrupt: Interrupt) -> None:

@@ -22,7 +22,7 @@ from minga.core.errors import MingaError, UnreachableError
 from minga.network.interface import Connection, LinkFacts, PeerId, Stream
 from minga.network.interrupt import Interrupt
 from minga.network.iroh import ffi_bytes
-from minga.network.iroh.accept_queue import Arrivals
+from minga.network.iroh.accept_queue import AcceptQueue
 from minga.network.iroh.stream import (
     ABORT,
     BINDING_ERRORS,
@@ -64,7 +64,7 @@ class IrohConnection(Connection):
         self._interrupt = Interrupt()
         self._streams: WeakValueDictionary[tuple[bool, int], IrohStream] = WeakValueDictionary()
         self._opened = 0
-        self._arrived: Arrivals[Stream] = Arrivals(self._interrupt)
+        self._arrived: AcceptQueue[Stream] = AcceptQueue(self._interrupt)
         self._tcp = TcpLane(self, listener) if listener else None
         self._asked_s = float("-inf")
         self._facts, self._path_time = LinkFacts(None, "unknown", 0, 0), float("-inf")

@@ -29,7 +29,7 @@ from minga.core.errors import ClosedError, ConfigurationError, MingaError, Unrea
 from minga.network.interface import MAX_ENDPOINTS, Address, Connection, Network, PeerId
 from minga.network.interrupt import Interrupt
 from minga.network.iroh import ffi_bytes
-from minga.network.iroh.accept_queue import Arrivals
+from minga.network.iroh.accept_queue import AcceptQueue
 from minga.network.iroh.connection import IrohConnection
 from minga.network.iroh.settings import NetworkSettings, bind_address, relay_mode
 from minga.network.iroh.stream import BINDING_ERRORS, describe, read_exactly
@@ -60,7 +60,7 @@ class IrohNetwork(Network):
         self._peer_id = PeerId(str(endpoint.id()))
         self._interrupt = Interrupt()
         self._connections: set[IrohConnection] = set()
-        self._accepted: Arrivals[IrohConnection] = Arrivals(self._interrupt)
+        self._accepted: AcceptQueue[IrohConnection] = AcceptQueue(self._interrupt)
         self._halves: dict[tuple[PeerId, bytes], tuple[int, Any, asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closing: asyncio.Task[None] | None = None

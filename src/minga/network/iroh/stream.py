@@ -30,7 +30,7 @@ BINDING_ERRORS = (iroh_ffi.IrohError, iroh_ffi.InternalError)
 """What the bindings raise: errors of the transport, and panics inside the foreign library."""
 
 
-class StreamOwner(Protocol):
+class IrohStreamOwner(Protocol):
     """What a stream needs of the connection that it belongs to."""
 
     @property
@@ -53,7 +53,7 @@ class StreamOwner(Protocol):
 class IrohStream(Stream):
     """A bidirectional stream. A cancelled write may have sent a part: such a stream is good for `reset` only."""
 
-    def __init__(self, connection: StreamOwner, number: int, *, opened_here: bool) -> None:
+    def __init__(self, connection: IrohStreamOwner, number: int, *, opened_here: bool) -> None:
         self.interrupt = Interrupt()
         self._connection, self._number, self._opened_here = connection, number, opened_here
         self._sender: Any = None

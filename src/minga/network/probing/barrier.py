@@ -13,7 +13,7 @@ ENOUGH = 0.85
 """The share of the partners without whom a probe shows nothing."""
 
 
-class Gate:
+class Barrier:
     """Opens once everybody has come who has not left."""
 
     def __init__(self, expected: int) -> None:
@@ -41,13 +41,13 @@ class Gate:
             self._opened.set()
 
 
-class Exercise:
+class ProbeSession:
     """One probe: its partners begin each phase together. Unless it `fills` the upload there is one phase only."""
 
     def __init__(self, partners: int, *, fills: bool) -> None:
         self.enough, self.fills = math.ceil(ENOUGH * partners), fills
         self.accepted: set[PeerId] = set()
-        self.ready, self.filled = Gate(partners), Gate(partners)
+        self.ready, self.filled = Barrier(partners), Barrier(partners)
         self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def answer(self, *, admitted: bool) -> None:

@@ -32,8 +32,8 @@ from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.delivery_reports import BulkUse
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
-from minga.network.probing.barrier import Exercise
-from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, Ready, Reserve, Wanted, fill, take_in
+from minga.network.probing.barrier import ProbeSession
+from minga.network.probing.streams import MAX_PHASE_BYTES, PHASE_S, ProbeRequest, Ready, Reserve, fill, take_in
 from minga.network.rpc.connections import MAX_PEERS
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -112,7 +112,10 @@ class Prober:
         in between.
         """
         before, begun = self._node.lines.rates(), asyncio.get_running_loop().time()
-        exercise, loop = Exercise(len(partners), fills=begun - self._filled_s > MAX_AGE_S), asyncio.get_running_loop()
+        exercise, loop = (
+            ProbeSession(len(partners), fills=begun - self._filled_s > MAX_AGE_S),
+            asyncio.get_running_loop(),
+        )
         tasks = [loop.create_task(self._measure_with(partners[0], exercise))]
         tasks[0].add_done_callback(lambda _: exercise.answer(admitted=False))
         self._engaged_with = self._node.peer_id
@@ -144,7 +147,7 @@ class Prober:
 
     # ---- probing
 
-    def _keep_half(self, exercise: Exercise, results: Sequence[BaseException | None], begun: float) -> None:
+    def _keep_half(self, exercise: ProbeSession, results: Sequence[BaseException | None], begun: float) -> None:
         """A probe was broken off: what went over part of the paths would be taken for all the line can do, but the
         upload counts if it was over and it was this peer's own traffic that came in between, no partner's no.
         """
@@ -158,7 +161,7 @@ class Prober:
             meter.up.forget_since(begun)
 
     def _note_unwilling(
-        self, partners: Sequence[PeerId], results: Sequence[BaseException | None], exercise: Exercise
+        self, partners: Sequence[PeerId], results: Sequence[BaseException | None], exercise: ProbeSession
     ) -> None:
         """Count who failed time and again where others did not: a probe can do without them."""
         for peer, result in zip(partners, results, strict=False):  # after the doorkeeper's no there is one only
@@ -201,7 +204,7 @@ class Prober:
         self._probed_s, self._node.lines.doubts = asyncio.get_running_loop().time(), 0
         self._node.events.emit("links.probed", upload=rates.upload, download=rates.download)
 
-    async def _measure_with(self, peer: PeerId, exercise: Exercise) -> None:
+    async def _measure_with(self, peer: PeerId, exercise: ProbeSession) -> None:
         with exercise.taking_part():
             async with asyncio.timeout(RESERVE_S) as limit, self._node.open(peer, RESERVE) as reservation:
                 await reservation.send(Reserve())
@@ -220,7 +223,7 @@ class Prober:
                     await exercise.filled.wait()
                 async with self._node.open(peer, SOURCE, bulk=True) as stream:
                     stream.tally.use = BulkUse.PROBE
-                    await stream.send(Wanted(share))
+                    await stream.send(ProbeRequest(share))
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(PHASE_S + stream.round_trip_s):
                             await take_in(stream, share, self._check_idle)
@@ -268,7 +271,7 @@ class Prober:
 
     async def _serve_source(self, peer: PeerId, stream: MessageStream) -> None:
         self._begin_phase(peer, stream, SOURCE)
-        wanted = await stream.receive(Wanted)
+        wanted = await stream.receive(ProbeRequest)
         # An end of ours that comes before the prober's own clock has run out would look like a breach of the protocol.
         await self._limited(peer, fill(stream, wanted.max_bytes, self._check_idle, linger=True))
 

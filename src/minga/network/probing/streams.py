@@ -39,7 +39,7 @@ class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Yes, and with nobody else until this stream ends."""
 
 
-class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProbeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Send me bytes for a while, at most `max_bytes`."""
 
     max_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_PHASE_BYTES)]

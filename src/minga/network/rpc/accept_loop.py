@@ -21,7 +21,7 @@ MAX_WAITING = 128
 
 
 @loop_bound
-class Reception:
+class AcceptLoop:
     """Accepts connections on `network`. `greet` exchanges hellos, `adopt` takes whoever passed, `spawn` runs a task."""
 
     def __init__(

@@ -25,12 +25,12 @@ import msgspec
 
 from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError, UnreachableError
-from minga.network.bandwidth.access_link import Lines
+from minga.network.bandwidth.access_link import AccessLink
 from minga.network.bandwidth.delivery_reports import RECEIPT_BYTES
-from minga.network.bandwidth.shaped_stream import PacedStream
-from minga.network.bandwidth.stream_counter import BulkTally
+from minga.network.bandwidth.shaped_stream import ShapedStream
+from minga.network.bandwidth.stream_counter import StreamCounter
 from minga.network.interface import Buffer, PeerId, Stream
-from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, Clockwork, silence_limit
+from minga.network.rpc.keepalive import LEAST_TICKS, MOST_TICKS, PULSE_S, KeepaliveTicker, silence_limit
 from minga.network.rpc.receipt_queue import ReceiptQueue
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -67,13 +67,13 @@ class MessageStream:
         self,
         stream: Stream,
         peer: PeerId,
-        clockwork: Clockwork,
+        clockwork: KeepaliveTicker,
         round_trip_s: Callable[[], float | None],
-        lines: Lines,
+        lines: AccessLink,
     ) -> None:
         self.peer = peer
-        self.tally = BulkTally(peer, lines, lambda: clockwork.pause_ticks / LEAST_TICKS)
-        self._lines, self._paced = lines, PacedStream(stream, lines)
+        self.tally = StreamCounter(peer, lines, lambda: clockwork.pause_ticks / LEAST_TICKS)
+        self._lines, self._paced = lines, ShapedStream(stream, lines)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
         self._trip_tick, self._trip_s = -1, 0.0
         self._write_lock = asyncio.Lock()

@@ -60,7 +60,7 @@ class _Alarm:
             self._limit.reschedule(asyncio.get_running_loop().time())
 
 
-class Clockwork:
+class KeepaliveTicker:
     """Ticks every `PULSE_S` seconds of loop time for all streams of one node."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ MAX_OFFENDERS = 4096
 
 
 @loop_bound
-class Offences:
+class MisbehaviourScore:
     """Times of the last offences of each peer. `now` is always the loop's time in seconds."""
 
     def __init__(self) -> None:

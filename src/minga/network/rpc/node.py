@@ -30,17 +30,17 @@ from minga.core.errors import (
 )
 from minga.core.events import EventBus
 from minga.core.thread_guard import any_thread, loop_bound
-from minga.network.authorizer import Gate, OpenGate
-from minga.network.bandwidth.access_link import Lines
+from minga.network.authorizer import Authorizer, OpenAuthorizer
+from minga.network.bandwidth.access_link import AccessLink
 from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import Address, Connection, LinkFacts, Network, PeerId, Stream
 from minga.network.rpc import handshake
-from minga.network.rpc.accept_loop import Reception
+from minga.network.rpc.accept_loop import AcceptLoop
 from minga.network.rpc.connections import MAX_PEERS, Connections
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.handshake import WIRE_VERSIONS, Call, Hello, Role
-from minga.network.rpc.keepalive import Clockwork
-from minga.network.rpc.misbehaviour import OFFENCE_MEMORY_S, Offences
+from minga.network.rpc.keepalive import KeepaliveTicker
+from minga.network.rpc.misbehaviour import OFFENCE_MEMORY_S, MisbehaviourScore
 from minga.network.rpc.server import Handler, Server
 
 DIAL_TIMEOUT_S = 10.0
@@ -68,19 +68,19 @@ class Node:
         role: Role,
         lookup: Callable[[PeerId], Address | None],
         events: EventBus,
-        lines: Lines | None = None,
-        gate: Gate | None = None,
+        lines: AccessLink | None = None,
+        gate: Authorizer | None = None,
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
-        self.clockwork = Clockwork()
-        self.lines = lines or Lines(asyncio.get_running_loop().time, network.wall_time)
+        self.clockwork = KeepaliveTicker()
+        self.lines = lines or AccessLink(asyncio.get_running_loop().time, network.wall_time)
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
         self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
-        self._lookup, self._gate = lookup, gate or OpenGate()
+        self._lookup, self._gate = lookup, gate or OpenAuthorizer()
         self._server = Server(self._wrap, self.spawn, self.offend, self._gate.permits)
-        self._reception = Reception(network, events, self._greet, self._adopt, self.spawn)
-        self._connections, self._offences = Connections(), Offences()
+        self._reception = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
+        self._connections, self._offences = Connections(), MisbehaviourScore()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False

@@ -1,10 +1,11 @@
 """Bulk streams of one iroh connection over TCP, where the two peers can reach each other that way.
 
 Theory of operation. With the first stream for bulk, the two sides tell each other over the iroh connection, where both
-are authenticated, the port that they listen on, a certificate and a word to dial with (`Offer`). Then the one who wants
-to open a stream dials the other, at the very address at which that answers to iroh and at no other, so that nobody is
-sent to third parties; if that fails, as it does behind a NAT, it asks the other side to dial (`Ask`). Each connection
-is for streams that one certain side opens, told by its first byte; so nobody else can take it at the same moment.
+are authenticated, the port that they listen on, a certificate and a word to dial with (`LaneOffer`). Then the one who
+wants to open a stream dials the other, at the very address at which that answers to iroh and at no other, so that
+nobody is sent to third parties; if that fails, as it does behind a NAT, it asks the other side to dial
+(`DialRequest`). Each connection is for streams that one certain side opens, told by its first byte; so nobody else
+can take it at the same moment.
 
 After a clean end a connection waits for the next stream; its opener closes it after `IDLE_S`. A stream that finds no
 connection waits for a new one, but only for some round trips: then it goes over iroh, and so do all while TCP is *off*:
@@ -22,10 +23,20 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from minga.core.aio.backoff import Setback
+from minga.core.aio.backoff import Backoff
 from minga.core.errors import MingaError, RemoteError
 from minga.network.interface import PeerId
-from minga.network.tcp.dial import DIALLED_OPENS, DIALLER_OPENS, WELCOME, Ask, Control, Offer, decode, dial, encode
+from minga.network.tcp.dial import (
+    DIALLED_OPENS,
+    DIALLER_OPENS,
+    WELCOME,
+    Control,
+    DialRequest,
+    LaneOffer,
+    decode,
+    dial,
+    encode,
+)
 from minga.network.tcp.host import LaneHost
 from minga.network.tcp.listener import HANDSHAKE_S, TcpListener
 from minga.network.tcp.stream import TcpStream
@@ -55,7 +66,7 @@ class TcpLane:
         self._loop = asyncio.get_running_loop()
         self._word = secrets.token_hex(16)
         self._offer_sent = self._closed = False
-        self._offer: asyncio.Future[Offer] = self._loop.create_future()
+        self._offer: asyncio.Future[LaneOffer] = self._loop.create_future()
         self._can_dial = True
         self._idle: dict[TlsChannel, asyncio.TimerHandle] = {}
         self._mine: set[TlsChannel] = set()
@@ -65,7 +76,7 @@ class TcpLane:
         self._asked: deque[asyncio.Future[TlsChannel]] = deque()
         self._making = self._answering = 0
         self._late = False  # whether making a connection takes longer than streams are to wait
-        self._setback, self._cannot_answer = Setback(OFF_S, LONGEST_OFF_S), Setback(OFF_S, LONGEST_OFF_S)
+        self._setback, self._cannot_answer = Backoff(OFF_S, LONGEST_OFF_S), Backoff(OFF_S, LONGEST_OFF_S)
         self._past_traffic = (0, 0)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -175,7 +186,7 @@ class TcpLane:
             raise ConnectionError("neither side can be dialled")
         asked: asyncio.Future[TlsChannel] = self._loop.create_future()
         self._asked.append(asked)
-        await self._host.send_control(encode(Ask()))
+        await self._host.send_control(encode(DialRequest()))
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 return await asked
@@ -184,7 +195,7 @@ class TcpLane:
                 self._provide(asked.result())
             raise
 
-    async def _dial(self, offer: Offer, role: int) -> TlsChannel:
+    async def _dial(self, offer: LaneOffer, role: int) -> TlsChannel:
         ip = self._host.remote_ip()
         if ip is None or not offer.port:
             raise ConnectionError("it cannot be dialled")
@@ -246,7 +257,7 @@ class TcpLane:
     # ---- either
 
     def _heard(self, message: Control) -> None:
-        if isinstance(message, Offer):
+        if isinstance(message, LaneOffer):
             if not self._offer.done() and not self._closed:
                 self._listener.invite(self._word, message.certificate, self._adopt)
                 self._offer.set_result(message)
@@ -258,7 +269,7 @@ class TcpLane:
     async def _send_offer(self) -> None:
         if not self._offer_sent:
             self._offer_sent = True
-            offer = Offer(self._listener.port, self._listener.certificate.der, self._word)
+            offer = LaneOffer(self._listener.port, self._listener.certificate.der, self._word)
             with contextlib.suppress(MingaError):  # the connection is gone, and with it all this
                 await self._host.send_control(encode(offer))
 

@@ -25,7 +25,7 @@ WELCOME = b"\x01"
 """The answer to it: the dialler is who it should be, and its connection is wanted."""
 
 
-class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="offer"):
+class LaneOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="offer"):
     """Where to dial (port 0: nowhere), with which certificate the sender will prove itself, and the word to say."""
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -33,11 +33,11 @@ class Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="offer"
     word: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask"):
+class DialRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask"):
     """Please dial me, for streams that I open."""
 
 
-Control = Offer | Ask
+Control = LaneOffer | DialRequest
 
 
 def encode(message: Control) -> bytes:
@@ -54,7 +54,7 @@ def decode(body: bytes, peer: PeerId) -> Control:
     return message  # type: ignore[no-any-return]
 
 
-async def dial(host: str, offer: Offer, context: ssl.SSLContext, role: int) -> TlsChannel:
+async def dial(host: str, offer: LaneOffer, context: ssl.SSLContext, role: int) -> TlsChannel:
     """Connect to who made `offer`, at the IP address `host`; `context` trusts its certificate only.
 
     Raises `OSError` (`ssl.SSLError` and `TimeoutError` are some) if there is nobody, or somebody else.

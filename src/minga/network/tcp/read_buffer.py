@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Filling:
+class ReadBuffer:
     """Memory that is being filled; `progress` is told of what came although it cannot be decrypted yet.
 
     A record of 16 KiB is decrypted when all of it is there, which over a slow line takes seconds.

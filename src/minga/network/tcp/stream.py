@@ -25,7 +25,7 @@ _HELD_BYTES = 64
 _END = _LENGTH.pack(0)
 
 
-class StreamOwner(Protocol):
+class TcpStreamOwner(Protocol):
     """What a stream needs of the pool that its connection comes from."""
 
     @property
@@ -48,7 +48,7 @@ class TcpStream(Stream):
     A few bytes written wait for the end of this turn of the loop, to travel with what is written meanwhile.
     """
 
-    def __init__(self, owner: StreamOwner, channel: TlsChannel, *, opened_here: bool) -> None:
+    def __init__(self, owner: TcpStreamOwner, channel: TlsChannel, *, opened_here: bool) -> None:
         self.interrupt = Interrupt()
         self._owner, self._channel, self._opened_here = owner, channel, opened_here
         self._held = b""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from minga.network.interrupt import Interrupt
 from minga.network.tcp.low_water import LowWater
-from minga.network.tcp.read_buffer import Filling
+from minga.network.tcp.read_buffer import ReadBuffer
 
 PIECE_BYTES = 256 << 10
 """How much is moved at once; more is not faster."""
@@ -68,7 +68,7 @@ class TlsChannel(asyncio.BufferedProtocol):
         self._paused = self._full = False
         self._turn_bytes = 0
         self._undecrypted_bytes = 0  # at most so many of those that came are of a record that is not complete
-        self._filling: Filling | None = None
+        self._filling: ReadBuffer | None = None
         self._reading: asyncio.Future[None] | None = None
         self._writing: asyncio.Future[None] | None = None
 
@@ -134,7 +134,7 @@ class TlsChannel(asyncio.BufferedProtocol):
 
         The bytes are put there as they come, without waking the caller for each piece.
         """
-        filling = Filling(target, progress)
+        filling = ReadBuffer(target, progress)
         filling.filled(self.take(target))
         if not filling.rest.nbytes or self.lost is not None:
             return target.nbytes - filling.rest.nbytes

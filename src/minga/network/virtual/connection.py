@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from minga.core.errors import ClosedError, MingaError, ProtocolError, UnreachableError
 from minga.network.interface import Buffer, Connection, LinkFacts, PeerId, Stream
 from minga.network.meta_bytes import byte_view, is_hollow
-from minga.network.virtual.paths import Host, Paths
+from minga.network.virtual.paths import Host, NetworkPaths
 from minga.network.virtual.pipe import SEND_BUFFER_BYTES, Pipe
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class VirtualConnection(Connection):
 
     far: VirtualConnection
 
-    def __init__(self, host: Host, far_peer: PeerId, paths: Paths) -> None:
+    def __init__(self, host: Host, far_peer: PeerId, paths: NetworkPaths) -> None:
         self.host, self.paths = host, paths
         self.bytes_sent = self.bytes_received = 0
         self._far_peer = far_peer

@@ -9,7 +9,7 @@ from typing import Protocol
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
 from minga.network.interface import Address, Network, PeerId
 from minga.network.virtual.connection import Mailbox, VirtualConnection
-from minga.network.virtual.paths import Host, Paths
+from minga.network.virtual.paths import Host, NetworkPaths
 from minga.network.virtual.process import VirtualProcess
 
 EPOCH_S = 1_767_225_600.0
@@ -55,7 +55,7 @@ class Directory(Protocol):
     dial_timeout_s: float
 
     @property
-    def paths(self) -> Paths:
+    def paths(self) -> NetworkPaths:
         """What lies between its hosts."""
 
     def at(self, endpoint: str) -> VirtualNetwork | None:

@@ -31,7 +31,7 @@ from minga.identity.keys.keys import remember_signatures
 from minga.network.interface import PeerId
 from minga.network.virtual.host import HostSettings, VirtualNetwork, check_latency, check_rate
 from minga.network.virtual.link import TURN_S
-from minga.network.virtual.paths import Delivery, Host, Paths
+from minga.network.virtual.paths import Delivery, Host, NetworkPaths
 
 __all__ = ["Delivery", "HostSettings", "VirtualInternet", "VirtualNetwork"]
 
@@ -63,7 +63,7 @@ class VirtualInternet:
         remember_signatures(SIGNATURES)  # of all hosts' records
         self.seed, self.dial_timeout_s = seed, dial_timeout_s
         self.hosts: dict[str, VirtualNetwork] = {}
-        self.paths = Paths(
+        self.paths = NetworkPaths(
             random.Random(f"minga virtual network {seed}"),
             window_bytes=window_bytes,
             idle_timeout_s=idle_timeout_s,

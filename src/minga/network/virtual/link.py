@@ -60,13 +60,13 @@ def take_pieces(queue: deque[memoryview], room: int) -> tuple[list[memoryview], 
 class Carried(Protocol):
     """What a link serves: one direction of a stream."""
 
-    def take(self, link: Link, max_bytes: int) -> Quantum | None:
+    def take(self, link: LineDirection, max_bytes: int) -> Quantum | None:
         """The next quantum for `link`, of at most `max_bytes`; None if nothing may go now."""
 
-    def forward(self, link: Link, quantum: Quantum, when: float) -> None:
+    def forward(self, link: LineDirection, quantum: Quantum, when: float) -> None:
         """`quantum`, taken before, will have passed `link` at loop time `when`."""
 
-    def has_more(self, link: Link) -> bool:
+    def has_more(self, link: LineDirection) -> bool:
         """Whether it is worth asking again soon."""
 
 
@@ -90,7 +90,7 @@ class Clock:
         return self.loop.call_at(when, callback, *args, context=self._context)
 
 
-class Link:
+class LineDirection:
     """One direction of a host's access line, `rate` in bytes per second (None: without limit).
 
     Each of those that share it has its turn at least about every `turn_s` seconds.

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from minga.core.errors import ClosedError, MingaError
 from minga.network.interface import PeerId
-from minga.network.virtual.link import Clock, Link, Quantum, resend_delay_s
+from minga.network.virtual.link import Clock, LineDirection, Quantum, resend_delay_s
 from minga.network.virtual.process import VirtualProcess
 
 
@@ -17,7 +17,7 @@ class ConnectionEnd(Protocol):
     """What hosts and pipes need of one end of a connection; `far` is its other end."""
 
     host: Host
-    paths: Paths
+    paths: NetworkPaths
     bytes_sent: int
     bytes_received: int
 
@@ -48,7 +48,14 @@ class Host:
     """The state of a simulated host that its connections and pipes need."""
 
     def __init__(
-        self, name: str, peer_id: PeerId, up: Link, down: Link, latency_s: float, loss: float, region: str = ""
+        self,
+        name: str,
+        peer_id: PeerId,
+        up: LineDirection,
+        down: LineDirection,
+        latency_s: float,
+        loss: float,
+        region: str = "",
     ) -> None:
         self.name, self.peer_id, self.region = name, peer_id, region
         self.up, self.down = up, down
@@ -109,7 +116,7 @@ class Host:
             _release(future)
 
 
-class Paths:
+class NetworkPaths:
     """All pairs of hosts. `rng` decides about losses; `on_delivery` hears of every delivery."""
 
     def __init__(
@@ -126,7 +133,7 @@ class Paths:
         self._rng, self._on_delivery = rng, on_delivery
         self._latencies_s: dict[tuple[Host, Host], float] = {}
         self._region_latencies_s: dict[tuple[str, str], float] = {}
-        self._limits: dict[tuple[Host, Host], Link] = {}
+        self._limits: dict[tuple[Host, Host], LineDirection] = {}
         self._cuts: dict[tuple[Host, Host], None] = {}
         self._held: dict[tuple[Host, Host], list[Callable[[], None]]] = {}
 
@@ -147,11 +154,11 @@ class Paths:
         """Add seconds to the one-way latency between two regions, both ways."""
         self._region_latencies_s[first, second] = self._region_latencies_s[second, first] = seconds
 
-    def link(self, rate: float | None) -> Link:
+    def link(self, rate: float | None) -> LineDirection:
         """One more line, or limit of a path."""
-        return Link(self.clock, rate, self._turn_s)
+        return LineDirection(self.clock, rate, self._turn_s)
 
-    def limit(self, source: Host, target: Host) -> Link | None:
+    def limit(self, source: Host, target: Host) -> LineDirection | None:
         """What the path from `source` to `target` carries, if that is limited."""
         return self._limits.get((source, target))
 

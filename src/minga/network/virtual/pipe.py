@@ -18,7 +18,7 @@ from collections.abc import Callable
 from minga.core.errors import MingaError
 from minga.network.interface import Buffer
 from minga.network.meta_bytes import fill, is_hollow
-from minga.network.virtual.link import Link, Quantum, take_pieces
+from minga.network.virtual.link import LineDirection, Quantum, take_pieces
 from minga.network.virtual.paths import ConnectionEnd
 
 SEND_BUFFER_BYTES = 64 << 10
@@ -143,7 +143,7 @@ class Pipe:
         self._source.host.up.offer(self)
         self._entry.offer(self)
 
-    def has_more(self, link: Link) -> bool:
+    def has_more(self, link: LineDirection) -> bool:
         """Whether `link` should ask again."""
         if link is self._target.host.down:
             return bool(self._arrived)
@@ -151,7 +151,7 @@ class Pipe:
             return bool(self._admitted)
         return bool(self._queue) or (self.finished and not self._end_sent)
 
-    def take(self, link: Link, max_bytes: int) -> Quantum | None:
+    def take(self, link: LineDirection, max_bytes: int) -> Quantum | None:
         """The next quantum for the limit of the path, the uplink of the source or the downlink of the target."""
         if link is self._target.host.down:
             return _take_together(self._arrived, max_bytes) if self._arrived else None
@@ -167,7 +167,7 @@ class Pipe:
         self._end_sent = self.finished and not self._queue
         return Quantum(pieces, size, self._end_sent) if pieces or self._end_sent else None
 
-    def forward(self, link: Link, quantum: Quantum, when: float) -> None:
+    def forward(self, link: LineDirection, quantum: Quantum, when: float) -> None:
         """Let a quantum go on: to the uplink, over the path, or to the reader."""
         if link is self._target.host.down:
             self._served.append(quantum)

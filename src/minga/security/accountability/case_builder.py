@@ -23,20 +23,20 @@ from minga.security.accountability.proofs import (
     Unopened,
     Unshown,
 )
-from minga.security.protocol.attempt_record import Record, Terms
+from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.members import Reason
-from minga.security.protocol.protocol_state import Standing
-from minga.security.protocol.statement_store import Equivocation, Slots
+from minga.security.protocol.protocol_state import ProtocolState
+from minga.security.protocol.statement_store import EquivocationProof, StatementStore
 from minga.security.protocol.statements import Accusation, Phase, Slot
 
 
-class Witness:
+class CaseBuilder:
     """Of one attempt: makes cases from the statements that were heard in it."""
 
-    def __init__(self, terms: Terms, slots: Slots) -> None:
+    def __init__(self, terms: Terms, slots: StatementStore) -> None:
         self._terms, self._slots = terms, slots
 
-    def contradicted(self, proof: Equivocation) -> Case:
+    def contradicted(self, proof: EquivocationProof) -> Case:
         """It said two things."""
         return self._case(proof.author, Reason.EQUIVOCATED, Contradicted(proof))
 
@@ -74,7 +74,7 @@ class Witness:
         """It could not get an aggregate that others have."""
         return self._case(peer, None, Behind(self._said(Phase.CLAIMS)))
 
-    def recomputed(self, peer: PeerId, reason: Reason, part: int, record: Record) -> Case:
+    def recomputed(self, peer: PeerId, reason: Reason, part: int, record: AttemptRecord) -> Case:
         """It was found out by computing again what happened to a part."""
         cargo, terms = record.cargo, self._terms
         proof = Recomputed(
@@ -91,7 +91,7 @@ class Witness:
         )
         return self._case(peer, reason, proof)
 
-    def admitted(self, peer: PeerId, standing: Standing) -> Case:
+    def admitted(self, peer: PeerId, standing: ProtocolState) -> Case:
         """It became a member after this attempt, before which the members stood there."""
         return self._case(peer, None, Admitted(standing, self._terms.rules, self._said(Phase.COMMIT)))
 
@@ -111,7 +111,7 @@ class Witness:
         reason: Reason,
         accuser: PeerId,
         accusation: Accusation,
-        records: Mapping[int, Record],
+        records: Mapping[int, AttemptRecord],
         judges: Iterable[PeerId],
     ) -> Case:
         """The `judges` of this attempt found about an accusation that was made in the step before.
@@ -122,7 +122,7 @@ class Witness:
         is_covered = reason is Reason.COVERED
         if earlier is None or (is_covered and accused is None):
             return self.unshown(peer, reason)
-        before = Witness(earlier.terms, self._slots)
+        before = CaseBuilder(earlier.terms, self._slots)
         (accusing,) = before._said(Phase.COMMIT, [accuser])
         covering = before._said(Phase.COMMIT, [peer])[0] if is_covered else None
         members_then = accused.terms.members if is_covered and accused else ()

@@ -19,7 +19,7 @@ from minga.core.errors import StorageError
 from minga.network.interface import PeerId
 from minga.security.accountability.proofs import Admitted, Case, Entered, Evidence, EvidenceError, Judged
 from minga.security.accountability.verify import verify
-from minga.security.protocol.members import Ledger
+from minga.security.protocol.members import Members
 
 _LENGTH_BYTES = 8
 _HEADER_BYTES = 16
@@ -109,7 +109,7 @@ def follow_log(founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEn
     Of a member that came later, or came back, the log begins anew with those who were members then. Nothing but their
     own word shows that these followed on the founders, so whoever reads the outcome has to be told.
     """
-    replay = _Replay(Ledger(founders))
+    replay = _Replay(Members(founders))
     for entry in entries:
         replay.follow(entry)
     return LogEnd(replay.ledger.members, replay.entered)
@@ -118,7 +118,7 @@ def follow_log(founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEn
 class _Replay:
     """Follows the list of members; all who leave after the same attempt were members in it."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Members) -> None:
         self.ledger = ledger
         self.entered: Case | None = None
         """Where it began anew last."""

@@ -10,13 +10,13 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.accountability.log import EvidenceLog
 from minga.security.accountability.proofs import Case, Evidence
-from minga.security.protocol.protocol_state import Progress, Standing
+from minga.security.protocol.protocol_state import ProtocolState, StepProgress
 
 
-class Changes:
+class MembershipChanges:
     """As one peer sees them, whose ledger is in `progress`."""
 
-    def __init__(self, node: Node, identity: Identity, progress: Progress, evidence: EvidenceLog) -> None:
+    def __init__(self, node: Node, identity: Identity, progress: StepProgress, evidence: EvidenceLog) -> None:
         self._node, self._identity, self._progress, self._evidence = node, identity, progress, evidence
 
     async def leave_out(self, cases: Iterable[Case]) -> None:
@@ -39,7 +39,7 @@ class Changes:
         """Keep evidence."""
         await asyncio.to_thread(self._append, tuple(cases))
 
-    def tell_candidates(self, before: Standing) -> None:
+    def tell_candidates(self, before: ProtocolState) -> None:
         """What became of candidates since then."""
         candidates, progress, events = before.ledger.candidates.keys(), self._progress, self._node.events
         ledger, step = progress.ledger, progress.step

@@ -42,9 +42,9 @@ from minga.core.errors import RemoteError
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.security.protocol.members import Reason
-from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.rules import Rules
-from minga.security.protocol.statement_store import Equivocation
+from minga.security.protocol.statement_store import EquivocationProof
 from minga.security.protocol.statements import (
     MAX_MEMBERS,
     Accusation,
@@ -77,7 +77,7 @@ class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 class Contradicted(_Proof, frozen=True):
     """Two statements where one was due."""
 
-    proof: Equivocation
+    proof: EquivocationProof
 
 
 class Named(_Proof, frozen=True):
@@ -178,7 +178,7 @@ class Judged(_Proof, frozen=True):
 class Admitted(_Proof, frozen=True):
     """Where the members stood when they said `commits`, and the rules that tell how long a probation is."""
 
-    standing: Standing
+    standing: ProtocolState
     rules: Rules
     commits: Statements
 
@@ -186,7 +186,7 @@ class Admitted(_Proof, frozen=True):
 class Entered(_Proof, frozen=True):
     """Where the members stood when the witness became one, and what at least half of them signed of that."""
 
-    standing: Standing
+    standing: ProtocolState
     places: Statements
 
 

@@ -31,7 +31,7 @@ from minga.security.randomness.coin import Coin
 T = TypeVar("T")
 
 
-class Words:
+class Quotes:
     """Those of the members of one case; whatever is wrong with them raises `EvidenceError`, in the case's name."""
 
     def __init__(self, case: Case, run_id: str) -> None:

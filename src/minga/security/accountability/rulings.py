@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from minga.network.interface import PeerId
-from minga.security.accountability.case_builder import Witness
+from minga.security.accountability.case_builder import CaseBuilder
 from minga.security.accountability.proofs import Case
 from minga.security.messaging.voting import DivergedError, OutvotedError
-from minga.security.protocol.attempt_record import Record, Terms
+from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.members import Reason
-from minga.security.protocol.statement_store import Equivocation
+from minga.security.protocol.statement_store import EquivocationProof
 from minga.security.protocol.statements import Commit, Confirm, Result, Revealed
 
 
-class Setback(Exception):
+class AttemptFailed(Exception):
     """An attempt failed: `cases` say who has to go, and what shows that."""
 
     def __init__(self, cases: Iterable[Case]) -> None:
@@ -27,8 +27,8 @@ def contradicted(
     peers: Iterable[PeerId],
     terms: Terms,
     commits: Mapping[PeerId, Commit],
-    proofs: Mapping[PeerId, Equivocation],
-    witness: Witness,
+    proofs: Mapping[PeerId, EquivocationProof],
+    witness: CaseBuilder,
 ) -> list[Case]:
     """The cases of those `peers` of whom most members can prove that they said two different things."""
     liars = _named_by_most(terms, (body.equivocators for body in commits.values()))
@@ -40,11 +40,11 @@ def contradicted(
 
 
 def require_no_liars(
-    terms: Terms, commits: Mapping[PeerId, Commit], proofs: Mapping[PeerId, Equivocation], witness: Witness
+    terms: Terms, commits: Mapping[PeerId, Commit], proofs: Mapping[PeerId, EquivocationProof], witness: CaseBuilder
 ) -> None:
-    """Members who are proven by most to have said two different things have to go: raises `Setback`."""
+    """Members who are proven by most to have said two different things have to go: raises `AttemptFailed`."""
     if cases := contradicted(terms.members, terms, commits, proofs, witness):
-        raise Setback(cases)
+        raise AttemptFailed(cases)
 
 
 def who_kept_silent(terms: Terms, commits: Mapping[PeerId, Commit]) -> list[PeerId]:
@@ -93,38 +93,38 @@ def who_withheld(
     return gone
 
 
-def require_delivery(record: Record, reveals: Mapping[PeerId, Revealed], witness: Witness) -> None:
-    """Whoever revealed something else than it was committed to goes, and `who_withheld` a part. Raises `Setback`."""
+def require_delivery(record: AttemptRecord, reveals: Mapping[PeerId, Revealed], witness: CaseBuilder) -> None:
+    """Whoever revealed something else than it was committed to goes, and `who_withheld` a part. Raises `AttemptFailed`."""
     coin, results = record.terms.coin, record.results
     if closed := [peer for peer, body in reveals.items() if not coin.opens(results[peer].coin, peer, body.reveal)]:
-        raise Setback(map(witness.unopened, closed))
+        raise AttemptFailed(map(witness.unopened, closed))
     if gone := who_withheld(record.terms.members, results, reveals):
-        raise Setback(witness.undelivered(rank, part, owner) for rank, (part, owner) in gone.items())
+        raise AttemptFailed(witness.undelivered(rank, part, owner) for rank, (part, owner) in gone.items())
 
 
-def require_shown(record: Record, confirms: Mapping[PeerId, Confirm], witness: Witness) -> None:
-    """Who has not shown most others what has to be computed again has to go: raises `Setback`."""
+def require_shown(record: AttemptRecord, confirms: Mapping[PeerId, Confirm], witness: CaseBuilder) -> None:
+    """Who has not shown most others what has to be computed again has to go: raises `AttemptFailed`."""
     members = record.terms.members
     lacking = Counter(one for body in confirms.values() for one in set(body.lacking))
     gone = {owner: part for (part, owner), count in sorted(lacking.items()) if 2 * count > len(members)}
     if gone := {owner: part for owner, part in gone.items() if owner in record.terms.contributors}:
-        raise Setback(witness.hidden(part, owner) for owner, part in gone.items())
+        raise AttemptFailed(witness.hidden(part, owner) for owner, part in gone.items())
 
 
-def require_values(record: Record, witness: Witness) -> None:
+def require_values(record: AttemptRecord, witness: CaseBuilder) -> None:
     """Whose aggregate most could not get has to go, and who cannot get what most have needs their state.
 
-    Raises `Setback`, and `OutvotedError` if that is this member.
+    Raises `AttemptFailed`, and `OutvotedError` if that is this member.
     """
     lacking = Counter(part for body in record.claims.values() for part in set(body.missing))
     terms = record.terms
     if gone := [part for part, count in lacking.items() if 2 * count > len(terms.members)]:
-        raise Setback(map(witness.unobtainable, gone))
+        raise AttemptFailed(map(witness.unobtainable, gone))
     if any(part not in record.values for part in terms.division.parts):
         raise OutvotedError("most others have an aggregate that this peer cannot get", round=terms.step)
     if behind := [peer for peer, body in record.claims.items() if body.missing]:
         # they cannot go on, and without their claims nothing can be checked
-        raise Setback(map(witness.behind, behind))
+        raise AttemptFailed(map(witness.behind, behind))
 
 
 def _named_by_most(terms: Terms, named: Iterable[Iterable[str]]) -> frozenset[str]:

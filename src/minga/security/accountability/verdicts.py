@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from minga.network.interface import PeerId
-from minga.security.accountability.case_builder import Witness
+from minga.security.accountability.case_builder import CaseBuilder
 from minga.security.accountability.proofs import Case
-from minga.security.protocol.attempt_record import Record
+from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.members import Reason
-from minga.security.protocol.pending_accusations import Charged
+from minga.security.protocol.pending_accusations import PendingAccusations
 from minga.security.protocol.statements import Charge, Judgement
 
 
 def verdicts(
-    charged: tuple[Charged, ...], record: Record, records: Mapping[int, Record], witness: Witness
+    charged: tuple[PendingAccusations, ...],
+    record: AttemptRecord,
+    records: Mapping[int, AttemptRecord],
+    witness: CaseBuilder,
 ) -> tuple[Case, ...]:
     """The cases that the commitments of `record` decide about the charges of the step before; `records` are those of
     the past steps in which this peer was a member, `witness` is that of `record`.
@@ -34,7 +37,7 @@ def verdicts(
     return tuple(cases)
 
 
-def withheld(charged: tuple[Charged, ...], record: Record) -> frozenset[PeerId]:
+def withheld(charged: tuple[PendingAccusations, ...], record: AttemptRecord) -> frozenset[PeerId]:
     """Candidates whose gradients most members could not get, or found wrong."""
     return frozenset(
         PeerId(charge.accusation.target)
@@ -45,11 +48,11 @@ def withheld(charged: tuple[Charged, ...], record: Record) -> frozenset[PeerId]:
     )
 
 
-def _judges(record: Record, judgement: Judgement) -> tuple[PeerId, ...]:
+def _judges(record: AttemptRecord, judgement: Judgement) -> tuple[PeerId, ...]:
     return tuple(peer for peer, commit in record.commits.items() if judgement in commit.judgements)
 
 
-def _guilty(charge: Charged) -> list[tuple[PeerId, Reason]]:
+def _guilty(charge: PendingAccusations) -> list[tuple[PeerId, Reason]]:
     target = PeerId(charge.accusation.target)
     if charge.accusation.charge is Charge.GRADIENT:
         return [(target, Reason.WRONG_GRADIENT)]

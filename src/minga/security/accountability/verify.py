@@ -29,7 +29,7 @@ from minga.security.accountability.proofs import (
     Unopened,
     signed,
 )
-from minga.security.accountability.quotes import Words, bodies
+from minga.security.accountability.quotes import Quotes, bodies
 from minga.security.accountability.rulings import who_withheld
 from minga.security.accountability.verify_membership import require_admission, require_place
 from minga.security.accountability.verify_recomputed import recompute
@@ -54,7 +54,7 @@ Reasons = tuple[Reason | None, ...]
 def verify(evidence: Evidence, run_id: str) -> None:
     """Return if the evidence proves its case. Raises `EvidenceError` if not, with what is wrong."""
     case, author = evidence.case, evidence.author
-    words = Words(case, run_id)
+    words = Quotes(case, run_id)
     its_own = is_signed(author, evidence.signature, signed(case, run_id), context=SIGNING_CONTEXT)
     words.require(its_own, "its witness did not sign it")
     is_list = list(case.members) == sorted(set(case.members)) and author in case.members
@@ -67,7 +67,7 @@ def verify(evidence: Evidence, run_id: str) -> None:
     words.require(case.ban in shown, "its proof does not show the reason that it names")
 
 
-def _check_role(words: Words) -> None:
+def _check_role(words: Quotes) -> None:
     """Whoever leaves is a member, unless it is banned as a candidate; whoever comes is none."""
     proof, is_member = words.case.proof, words.peer in words.members
     if isinstance(proof, Admitted):
@@ -76,7 +76,7 @@ def _check_role(words: Words) -> None:
         words.require(is_member, "its list of members lacks who is accused")
 
 
-def _reasons(words: Words) -> Reasons:
+def _reasons(words: Quotes) -> Reasons:
     """Why the peer of a case has to go, by its proof."""
     match words.case.proof:
         case Contradicted() as proof:
@@ -112,7 +112,7 @@ def _reasons(words: Words) -> Reasons:
     raise words.error("it rests on what its witness alone could see")
 
 
-def _named(words: Words, proof: Named) -> Reasons:
+def _named(words: Quotes, proof: Named) -> Reasons:
     commits = bodies(words.said(proof.commits, Phase.COMMIT), Commit).values()
     proven = sum(words.peer in commit.equivocators for commit in commits)
     unheard = sum(words.peer in commit.unheard for commit in commits)
@@ -120,7 +120,7 @@ def _named(words: Words, proof: Named) -> Reasons:
     return tuple(reason for reason, count in counts.items() if words.is_majority(count))
 
 
-def _unheard(words: Words, proof: Unheard) -> Reasons:
+def _unheard(words: Quotes, proof: Unheard) -> Reasons:
     words.require(proof.phase <= Phase.CHECK, "there are no votes on votes")
     votes = words.said(proof.votes, proof.phase.vote)
     rank, count = words.members.index(words.peer), len(words.members)
@@ -130,7 +130,7 @@ def _unheard(words: Words, proof: Unheard) -> Reasons:
     return (None,) if proof.phase is Phase.COMMIT else (Reason.SILENT,)
 
 
-def _elsewhere(words: Words, proof: Elsewhere) -> Reasons:
+def _elsewhere(words: Quotes, proof: Elsewhere) -> Reasons:
     commits = bodies(words.said(proof.commits, Phase.COMMIT), Commit)
     places = Counter(commit.place for commit in commits.values())
     right, count = places.most_common(1)[0] if places else (None, 0)
@@ -139,7 +139,7 @@ def _elsewhere(words: Words, proof: Elsewhere) -> Reasons:
     return (None,)
 
 
-def _unopened(words: Words, proof: Unopened) -> Reasons:
+def _unopened(words: Quotes, proof: Unopened) -> Reasons:
     result = bodies(words.said([proof.result], Phase.RESULT), Result)
     reveal = bodies(words.said([proof.reveal], Phase.REVEAL), Revealed)
     words.require(words.peer in result and words.peer in reveal, "the statements are somebody else's")
@@ -148,7 +148,7 @@ def _unopened(words: Words, proof: Unopened) -> Reasons:
     return (Reason.SILENT,)
 
 
-def _undelivered(words: Words, proof: Undelivered) -> Reasons:
+def _undelivered(words: Quotes, proof: Undelivered) -> Reasons:
     aggregator, owner = words.member(proof.part), words.member(proof.owner)
     stated = words.everybody(proof.results, Phase.RESULT)
     results, reveals = bodies(stated, Result), bodies(words.everybody(proof.reveals, Phase.REVEAL), Revealed)
@@ -160,12 +160,12 @@ def _undelivered(words: Words, proof: Undelivered) -> Reasons:
     return (Reason.UNDELIVERED,)
 
 
-def _require_parts(words: Words, owner: PeerId, commit: Statement) -> None:
+def _require_parts(words: Quotes, owner: PeerId, commit: Statement) -> None:
     commits = bodies(words.said([commit], Phase.COMMIT), Commit)
     words.require(owner in commits and commits[owner].root is not None, "the owner committed to no part")
 
 
-def _unobtainable(words: Words, proof: Unobtainable) -> Reasons:
+def _unobtainable(words: Quotes, proof: Unobtainable) -> Reasons:
     claims = bodies(words.said(proof.claims, Phase.CLAIMS), Claims)
     words.require(words.peer == words.member(proof.part), "somebody else aggregated that part")
     missing = sum(proof.part in body.missing for body in claims.values())
@@ -173,7 +173,7 @@ def _unobtainable(words: Words, proof: Unobtainable) -> Reasons:
     return (Reason.UNDELIVERED,)
 
 
-def _behind(words: Words, proof: Behind) -> Reasons:
+def _behind(words: Quotes, proof: Behind) -> Reasons:
     claims = bodies(words.said(proof.claims, Phase.CLAIMS), Claims)
     words.require(words.peer in claims, "what it claims is not there")
     missing = Counter(part for body in claims.values() for part in set(body.missing))
@@ -183,7 +183,7 @@ def _behind(words: Words, proof: Behind) -> Reasons:
     return (None,)
 
 
-def _hidden(words: Words, proof: Hidden) -> Reasons:
+def _hidden(words: Quotes, proof: Hidden) -> Reasons:
     owner = words.member(proof.owner)
     confirms = words.everybody(proof.confirms, Phase.CONFIRM)
     words.require_known(confirms, bodies(words.said(proof.checks, Phase.CHECK), Confirm))
@@ -195,7 +195,7 @@ def _hidden(words: Words, proof: Hidden) -> Reasons:
     return (Reason.UNDELIVERED,)
 
 
-def _judged(words: Words, proof: Judged) -> Reasons:
+def _judged(words: Quotes, proof: Judged) -> Reasons:
     accuser, accusation = PeerId(proof.accuser), proof.accusation
     accused = words.commit_before(proof.accusing, accuser)
     words.require(accusation in accused.accusations, "the accuser did not say that")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from minga.security.accountability.proofs import Admitted, Entered
-from minga.security.accountability.quotes import Words, bodies
+from minga.security.accountability.quotes import Quotes, bodies
 from minga.security.protocol.probation import CANDIDACY_LAG, probation_of
-from minga.security.protocol.statements import Commit, Phase, Place
+from minga.security.protocol.statements import Commit, Phase, StateClaim
 
 
-def require_admission(words: Words, proof: Admitted) -> None:
+def require_admission(words: Quotes, proof: Admitted) -> None:
     """Raise `EvidenceError` unless the peer of the case was to become a member then, and `ValueError` for nonsense."""
     standing, step = proof.standing, words.case.step
     standing.check()
@@ -30,11 +30,11 @@ def require_admission(words: Words, proof: Admitted) -> None:
     words.require(candidate.clean_steps + 1 >= needed, "its probation was not over")
 
 
-def require_place(words: Words, proof: Entered) -> None:
+def require_place(words: Quotes, proof: Entered) -> None:
     """Raise `EvidenceError` unless the members stood there at that step, and `ValueError` for nonsense."""
     standing = proof.standing
     standing.check()
-    places = bodies(words.said(proof.places, Phase.STANDING), Place).values()
+    places = bodies(words.said(proof.places, Phase.STANDING), StateClaim).values()
     there = sum(place.standing == standing.digest for place in places)
     words.require(2 * there >= len(words.members), "most members stood elsewhere")
     words.require(standing.step == words.case.step, "the members stood there at another step")

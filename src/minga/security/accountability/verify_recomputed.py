@@ -7,16 +7,16 @@ sender be left out, nor bytes be read in another format than the members read th
 from __future__ import annotations
 
 from minga.security.accountability.proofs import Recomputed
-from minga.security.accountability.quotes import Words, bodies
-from minga.security.parts.equal_parts import Division, value_from_bytes
-from minga.security.parts.part_store import Cargo
-from minga.security.protocol.attempt_record import Record, Terms
+from minga.security.accountability.quotes import Quotes, bodies
+from minga.security.parts.equal_parts import EqualParts, value_from_bytes
+from minga.security.parts.part_store import PartStore
+from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.members import Reason
 from minga.security.protocol.statements import Claims, Commit, Confirm, Phase, Result, Revealed
-from minga.security.protocol.step_math import Arithmetic
+from minga.security.protocol.step_math import StepMath
 
 
-def recompute(words: Words, proof: Recomputed) -> tuple[Reason, ...]:
+def recompute(words: Quotes, proof: Recomputed) -> tuple[Reason, ...]:
     """Why the peer of the case has to go, by the numbers of the part; empty if it has not.
 
     Raises `EvidenceError`, `ProtocolError`, `ConfigurationError` or `ValueError` if something does not fit together.
@@ -36,11 +36,11 @@ def recompute(words: Words, proof: Recomputed) -> tuple[Reason, ...]:
     placed = [cargo.put_part(owner, part, row, path) for owner, row, path in shown]
     words.require(all(placed) and cargo.put_value(part, proof.value), "bytes are not those that were committed to")
     record.values[part] = value_from_bytes(proof.value)
-    reason = Arithmetic(proof.rules.settings).recheck(record, part).get(words.peer)
+    reason = StepMath(proof.rules.settings).recheck(record, part).get(words.peer)
     return () if reason is None else (reason,)
 
 
-def _record(words: Words, proof: Recomputed) -> Record:
+def _record(words: Quotes, proof: Recomputed) -> AttemptRecord:
     """What all members knew of the attempt, as most of them confirmed; without any bytes."""
     committed, stated = words.everybody(proof.commits, Phase.COMMIT), words.everybody(proof.results, Phase.RESULT)
     revealed, claimed = words.everybody(proof.reveals, Phase.REVEAL), words.everybody(proof.claims, Phase.CLAIMS)
@@ -54,11 +54,11 @@ def _record(words: Words, proof: Recomputed) -> Record:
     opened = all(words.coin.opens(results[peer].coin, peer, body.reveal) for peer, body in reveals.items())
     words.require(opened, "a commitment to the coin was not opened")
     members = words.members
-    division = Division.equal(proof.rules.layout, len(members))
+    division = EqualParts.equal(proof.rules.layout, len(members))
     validators = frozenset(peer for peer, commit in commits.items() if commit.root is None)
     terms = Terms(words.run_id, words.case.step, words.case.attempt, members, validators, division, proof.rules)
-    cargo = Cargo(division.part_bytes, division.value_bytes)
+    cargo = PartStore(division.part_bytes, division.value_bytes)
     cargo.roots = {owner: commits[members[owner]].root or b"" for owner in terms.contributors}
     cargo.value_digests = {part: results[peer].value or b"" for part, peer in enumerate(members)}
     randomness = words.coin.outcome({peer: body.reveal for peer, body in reveals.items()})
-    return Record(terms, cargo, commits, results, claims, randomness=randomness)
+    return AttemptRecord(terms, cargo, commits, results, claims, randomness=randomness)

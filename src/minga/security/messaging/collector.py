@@ -18,14 +18,14 @@ from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.core.aio.hedging import racing
 from minga.core.errors import RemoteError
 from minga.security.messaging.delivery import Deliveries
-from minga.security.parts.wait_policy import Patience, wait_for_all
-from minga.security.protocol.attempt_record import Record
+from minga.security.parts.wait_policy import WaitPolicy, wait_for_all
+from minga.security.protocol.attempt_record import AttemptRecord
 
 
-class Gathering:
+class PartCollector:
     """Of the member with the rank `me`."""
 
-    def __init__(self, record: Record, deliveries: Deliveries, patience: Patience, me: int) -> None:
+    def __init__(self, record: AttemptRecord, deliveries: Deliveries, patience: WaitPolicy, me: int) -> None:
         self._record, self._terms, self._cargo = record, record.terms, record.cargo
         self._deliveries, self._me = deliveries, me
         self._patience = replace(patience, slack_s=patience.leeway_s)

@@ -25,9 +25,9 @@ from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.parts.part_store import Cargo
+from minga.security.parts.part_store import PartStore
 from minga.security.parts.transfer_limits import transfer, transfer_limit_s
-from minga.security.parts.transfer_progress import Arrivals
+from minga.security.parts.transfer_progress import TransferProgress
 from minga.security.protocol.statements import Attempt, MerklePath, Rank, Step
 
 BRING = "secure.bring"
@@ -39,7 +39,7 @@ MAX_FETCHES = 32
 """So many at once for whoever asks; each needs memory for a part."""
 
 
-class Errand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class PartDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A member brings its part of an attempt with this `path`, or none (None), and waits for the aggregate."""
 
     step: Step
@@ -47,7 +47,7 @@ class Errand(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     path: MerklePath | None
 
 
-class Fetch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class FetchPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Ask for what `owner` owes to aggregator `part`, or for that aggregate itself (owner None). With `relay` the other
     side may fetch it from its owner first.
     """
@@ -68,7 +68,7 @@ class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
 Put = Callable[[Bytes, Sequence[bytes]], Awaitable[bool]]
 """Keeps what came with its path, if it is what it should be."""
 
-Find = Callable[[int, int], Awaitable[tuple[Cargo, tuple[PeerId, ...]] | None]]
+Find = Callable[[int, int], Awaitable[tuple[PartStore, tuple[PeerId, ...]] | None]]
 """Step and attempt -> the cargo of it and its members by rank, or None."""
 
 
@@ -78,7 +78,7 @@ class Deliveries:
 
     def __init__(self, node: Node, find: Find) -> None:
         self._node, self._find = node, find
-        self._fetching: dict[Fetch, asyncio.Task[None]] = {}
+        self._fetching: dict[FetchPart, asyncio.Task[None]] = {}
         node.serve(BRING, self._serve_bring)
         node.serve(FETCH, self._serve_fetch)
 
@@ -90,7 +90,7 @@ class Deliveries:
         cargo, members = await self._cargo(step, attempt)
         me = members.index(self._node.peer_id)
         async with self._node.open(members[part], BRING, bulk=True) as stream:
-            await stream.send(Errand(step, attempt, cargo.paths.get((me, part))))
+            await stream.send(PartDelivery(step, attempt, cargo.paths.get((me, part))))
             if (me, part) in cargo.parts:
                 await stream.send_bulk(cargo.parts[me, part])
             data = cargo.places[part]
@@ -111,7 +111,7 @@ class Deliveries:
         While one of those who were asked will have sent it by loop time `by_s`, no other one is asked.
         """
         cargo, members = await self._cargo(step, attempt)
-        wanted = Fetch(step, attempt, part, owner, relay=True)
+        wanted = FetchPart(step, attempt, part, owner, relay=True)
         size = cargo.part_bytes[part]
         await self._fetch_from_any(
             self._in_turn(members, *first, owner),
@@ -124,7 +124,7 @@ class Deliveries:
     async def fetch_value(self, step: int, attempt: int, part: int, by_s: float | None = None) -> None:
         """Get an aggregate from anybody who has it, as `fetch_part`."""
         cargo, members = await self._cargo(step, attempt)
-        wanted = Fetch(step, attempt, part, None)
+        wanted = FetchPart(step, attempt, part, None)
         size = cargo.value_bytes[part]
         await self._fetch_from_any(
             self._in_turn(members, part), wanted, size, lambda data, _: cargo.take_value(part, data), by_s
@@ -132,14 +132,14 @@ class Deliveries:
 
     # ---- inner workings
 
-    async def _cargo(self, step: int, attempt: int) -> tuple[Cargo, tuple[PeerId, ...]]:
+    async def _cargo(self, step: int, attempt: int) -> tuple[PartStore, tuple[PeerId, ...]]:
         found = await self._find(step, attempt)
         if found is None:
             raise RejectedError("that attempt is not under way here", code="attempt", round=step)
         return found
 
     async def _fetch_from_any(
-        self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Put, by_s: float | None = None
+        self, peers: Sequence[PeerId], wanted: FetchPart, size: int, put: Put, by_s: float | None = None
     ) -> None:
         """The same thing is fetched only once at a time, for all who wait for it."""
         if wanted not in self._fetching:
@@ -149,10 +149,10 @@ class Deliveries:
             task.add_done_callback(lambda _: self._fetching.pop(wanted, None))
         await asyncio.wait([self._fetching[wanted]])
 
-    async def _ask_in_turn(self, peers: Sequence[PeerId], wanted: Fetch, size: int, put: Put, by_s: float) -> None:
+    async def _ask_in_turn(self, peers: Sequence[PeerId], wanted: FetchPart, size: int, put: Put, by_s: float) -> None:
         """Ask one after the other, the next one when it would take too long with those before."""
         loop, left, asked = asyncio.get_running_loop(), deque(peers), set[asyncio.Task[bool]]()
-        arrivals = Arrivals()
+        arrivals = TransferProgress()
         try:
             while left or asked:
                 if left and not arrivals.in_time(wanted, by_s):
@@ -172,7 +172,7 @@ class Deliveries:
         order = dict.fromkeys((*first, *range(me + 1, len(members)), *range(me)))
         return [members[rank] for rank in order if rank != me]
 
-    async def _fetch(self, peer: PeerId, wanted: Fetch, size: int, put: Put, arrivals: Arrivals) -> bool:
+    async def _fetch(self, peer: PeerId, wanted: FetchPart, size: int, put: Put, arrivals: TransferProgress) -> bool:
         try:
             async with self._node.open(peer, FETCH, bulk=True) as stream:
                 async with self._node.clockwork.timeout(transfer_limit_s(size if wanted.relay else 0)):
@@ -189,7 +189,7 @@ class Deliveries:
         return await put(data, found.path)
 
     async def _serve_bring(self, peer: PeerId, stream: MessageStream) -> None:
-        errand = await stream.receive(Errand)
+        errand = await stream.receive(PartDelivery)
         cargo, members = await self._cargo(errand.step, errand.attempt)
         if peer not in members or self._node.peer_id not in members:
             raise RejectedError("only members bring parts", code="member")
@@ -209,7 +209,7 @@ class Deliveries:
         await stream.send_bulk(cargo.values[part])
 
     async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
-        wanted = await stream.receive(Fetch)
+        wanted = await stream.receive(FetchPart)
         cargo, members = await self._cargo(wanted.step, wanted.attempt)
         if peer not in members or max(wanted.part, wanted.owner or 0) >= len(members):
             raise RejectedError("only members fetch parts of members", code="member")
@@ -226,11 +226,11 @@ class Deliveries:
         await stream.send(Found(() if wanted.owner is None else cargo.paths[wanted.owner, wanted.part]))
         await stream.send_bulk(data)
 
-    async def _relay(self, cargo: Cargo, members: tuple[PeerId, ...], wanted: Fetch) -> None:
+    async def _relay(self, cargo: PartStore, members: tuple[PeerId, ...], wanted: FetchPart) -> None:
         owner = wanted.owner
         if owner is None or members[owner] == self._node.peer_id or len(self._fetching) >= MAX_FETCHES:
             return
-        direct, size = Fetch(wanted.step, wanted.attempt, wanted.part, owner), cargo.part_bytes[wanted.part]
+        direct, size = FetchPart(wanted.step, wanted.attempt, wanted.part, owner), cargo.part_bytes[wanted.part]
         await self._fetch_from_any(
             [members[owner]], direct, size, lambda data, path: cargo.take_part(owner, wanted.part, data, path)
         )

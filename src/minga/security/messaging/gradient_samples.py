@@ -29,7 +29,7 @@ from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentE
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.parts.equal_parts import Division, encoded
+from minga.security.parts.equal_parts import EqualParts, encoded
 from minga.security.parts.merkle import MerkleTree, depth, root_of
 from minga.security.parts.transfer_limits import transfer, transfer_limit_s
 from minga.security.protocol.statements import Digest, Peer, Step
@@ -57,7 +57,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=SAMPLED)]
 
 
-class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PiecePaths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Those of the pieces that were asked for; the pieces follow, one after the other."""
 
     paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=SAMPLED)]
@@ -78,7 +78,7 @@ class Sample:
         return all(root_of(piece, place, count, path) == root for place, (piece, path) in self.pieces.items())
 
 
-class Submission:
+class GradientCommitment:
     """A whole gradient, encoded in `pieces`, and the `tree` over them."""
 
     def __init__(self, pieces: Sequence[Bytes], tree: MerkleTree) -> None:
@@ -94,7 +94,7 @@ class Submission:
         return Sample({place: (self._pieces[place], self._tree.path(place)) for place in places})
 
 
-class Submissions:
+class GradientSamples:
     """Keeps gradients of `layout`, or samples of them, and hands samples to those who are members in the eyes of this
     peer.
     """
@@ -102,15 +102,15 @@ class Submissions:
     def __init__(self, node: Node, layout: VectorLayout, is_member: Callable[[PeerId], bool]) -> None:
         self._node, self._is_member = node, is_member
         self._count = max(1, min(MAX_PIECES, layout.total // PIECE_NUMEL))
-        self._division = Division.equal(layout, self._count)
+        self._division = EqualParts.equal(layout, self._count)
         self._piece_bytes = self._division.part_bytes
-        self._kept: dict[tuple[int, PeerId], Submission | Sample] = {}
+        self._kept: dict[tuple[int, PeerId], GradientCommitment | Sample] = {}
         self._served: Counter[PeerId] = Counter()
         node.serve(SUBMISSION, self._serve)
 
-    async def encode(self, gradient: torch.Tensor) -> Submission:
+    async def encode(self, gradient: torch.Tensor) -> GradientCommitment:
         """A gradient as its candidate would submit it. Raises `NonFiniteError`."""
-        return Submission(*await asyncio.to_thread(encoded, self._division, gradient))
+        return GradientCommitment(*await asyncio.to_thread(encoded, self._division, gradient))
 
     def decode(self, sample: Sample) -> torch.Tensor:
         """The numbers of a sample. Raises `InvalidEncodingError`."""
@@ -121,7 +121,7 @@ class Submissions:
         integers = UniformIntegers(derive(coin, "sample of a candidate", candidate))
         return tuple(integers.sample(range(self._count), min(SAMPLED, self._count)))
 
-    def keep(self, step: int, candidate: PeerId, submission: Submission | Sample) -> None:
+    def keep(self, step: int, candidate: PeerId, submission: GradientCommitment | Sample) -> None:
         """Hand it on to whoever asks."""
         self._kept[step, candidate] = submission
 
@@ -164,7 +164,7 @@ class Submissions:
                 transfer(self._node, stream, sum(sizes)),
             ):
                 await stream.send(wanted)
-                shown = await stream.receive(Paths)
+                shown = await stream.receive(PiecePaths)
                 if len(shown.paths) != len(sizes):
                     raise ProtocolError("it shows other pieces than it was asked for", peer=peer, round=wanted.step)
                 data = bytearray(sum(sizes))
@@ -192,7 +192,7 @@ class Submissions:
         self._served[peer] += 1
         try:
             async with self._node.clockwork.timeout(transfer_limit_s(len(body))):
-                await stream.send(Paths(tuple(path for _, path in sample.pieces.values())))
+                await stream.send(PiecePaths(tuple(path for _, path in sample.pieces.values())))
                 await stream.send_bulk(body)
         except TimeoutError as error:
             raise SilentError("it did not take a sample in time", peer=peer) from error

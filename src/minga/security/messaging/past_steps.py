@@ -29,7 +29,7 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.security.parts.part_store import digest_of
 from minga.security.parts.transfer_limits import transfer, transfer_limit_s
-from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statements import Digest, Rank, Statement, Step
 
 WATCH = "secure.watch"
@@ -47,7 +47,7 @@ MAX_TAKES_EACH = 2
 BUSY = "busy"
 
 
-class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AwaitStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tell me when you have reached that step."""
 
     step: Step
@@ -59,13 +59,13 @@ class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     statements: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=KEPT_OUTCOMES)]
 
 
-class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ask for a standing."""
 
     digest: Digest
 
 
-class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GetAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ask for what was the aggregate of a part in a step."""
 
     step: Step
@@ -73,30 +73,30 @@ class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PastStep:
     """Of one step: the standing after it, the aggregates by part, and what this peer said of it, if it is a member."""
 
-    standing: Standing
+    standing: ProtocolState
     values: Mapping[int, Bytes]
     statement: Statement | None
 
 
 @loop_bound
-class Outcomes:
+class PastSteps:
     """Keeps the last outcomes and hands them out."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._kept: dict[int, Outcome] = {}
+        self._kept: dict[int, PastStep] = {}
         self._grew = Signal()
-        self._watchers: dict[PeerId, Watch] = {}
+        self._watchers: dict[PeerId, AwaitStep] = {}
         """Whose watches wait, the oldest first."""
         self._takes: Counter[PeerId] = Counter()
         node.serve(WATCH, self._serve_watch)
         node.serve(LOOK, self._serve_look)
         node.serve(TAKE, self._serve_take)
 
-    def keep(self, outcome: Outcome) -> None:
+    def keep(self, outcome: PastStep) -> None:
         """Of the step that was just taken."""
         step = outcome.standing.step
         self._kept[step] = outcome
@@ -105,7 +105,7 @@ class Outcomes:
         self._grew.fire()
 
     async def _serve_watch(self, peer: PeerId, stream: MessageStream) -> None:
-        wanted = await stream.receive(Watch)
+        wanted = await stream.receive(AwaitStep)
         if wanted.step > self._newest:
             await self._wait(peer, wanted)
         kept = sorted(self._kept.items())
@@ -115,7 +115,7 @@ class Outcomes:
     def _newest(self) -> int:
         return max(self._kept, default=-1)
 
-    async def _wait(self, peer: PeerId, wanted: Watch) -> None:
+    async def _wait(self, peer: PeerId, wanted: AwaitStep) -> None:
         """Until this peer has reached a step, or `WATCH_S` seconds passed, or others need the place."""
         if self._kept and wanted.step > self._newest + KEPT_OUTCOMES:
             raise RejectedError(f"step {wanted.step} is far ahead", code="ahead", peer=peer)
@@ -136,7 +136,7 @@ class Outcomes:
                 del self._watchers[peer]
 
     async def _serve_look(self, _: PeerId, stream: MessageStream) -> None:
-        wanted = await stream.receive(Look)
+        wanted = await stream.receive(GetState)
         for outcome in self._kept.values():
             if outcome.standing.digest == wanted.digest:
                 await stream.send(outcome.standing)
@@ -144,7 +144,7 @@ class Outcomes:
         raise RejectedError("that standing is not kept here", code="absent")
 
     async def _serve_take(self, peer: PeerId, stream: MessageStream) -> None:
-        wanted = await stream.receive(Take)
+        wanted = await stream.receive(GetAggregate)
         outcome = self._kept.get(wanted.step + 1)
         if outcome is None or wanted.part not in outcome.values:
             raise RejectedError("that aggregate is not kept here", code="absent")
@@ -163,9 +163,9 @@ class Outcomes:
                 del self._takes[peer]
 
 
-async def look(node: Node, peer: PeerId, digest: bytes) -> Standing:
+async def look(node: Node, peer: PeerId, digest: bytes) -> ProtocolState:
     """The standing that a peer keeps under a digest. Raises `RemoteError`."""
-    standing = await node.call(peer, LOOK, Look(digest), Standing, timeout_s=CALL_S)
+    standing = await node.call(peer, LOOK, GetState(digest), ProtocolState, timeout_s=CALL_S)
     try:
         standing.check()
     except ValueError as error:
@@ -179,7 +179,7 @@ async def take(node: Node, peer: PeerId, step: int, part: int, size: int, digest
     """An aggregate of a past step from a peer. Raises `RemoteError` and `TimeoutError`."""
     data = bytearray(size)
     async with node.open(peer, TAKE, bulk=True) as stream, transfer(node, stream, size):
-        await stream.send(Take(step, part))
+        await stream.send(GetAggregate(step, part))
         await stream.receive_bulk_into(memoryview(data))
         await stream.finish()
         await stream.receive_end()

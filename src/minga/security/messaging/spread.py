@@ -20,7 +20,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
-from minga.security.protocol.statement_store import Equivocation, Slots
+from minga.security.protocol.statement_store import EquivocationProof, StatementStore
 from minga.security.protocol.statements import MAX_MEMBERS, Peers, Slot, Statement, Told, is_genuine, state
 
 TELL = "secure.tell"
@@ -32,14 +32,14 @@ STATEMENT_BYTES = 256
 """More than what goes with a body."""
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AskStatements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What did these peers say in that slot, as far as you know?"""
 
     slot: Slot
     authors: Peers
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FoundStatements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Statements that were asked for."""
 
     statements: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
@@ -57,7 +57,7 @@ def _as_many_as_fit(statements: Iterable[Statement]) -> tuple[Statement, ...]:
 
 
 @loop_bound
-class Mesh:
+class StatementGossip:
     """Tells, asks and answers. `is_expected` says whether a slot is one that this peer keeps statements of, `accepts`
     whether a peer may speak in a slot, `is_known` whether somebody is a member or a candidate.
     """
@@ -70,8 +70,8 @@ class Mesh:
         accepts: Callable[[PeerId, Slot], bool],
         is_known: Callable[[PeerId], bool],
     ) -> None:
-        self.slots = Slots()
-        self.proofs: dict[PeerId, Equivocation] = {}
+        self.slots = StatementStore()
+        self.proofs: dict[PeerId, EquivocationProof] = {}
         """Members and candidates who were seen to say two different things, at whatever step."""
         self.on_statement: Callable[[Statement], None] = lambda _: None
         """Called with each statement that is new here."""
@@ -94,10 +94,10 @@ class Mesh:
         """Ask everybody for the statements of some authors, and keep what they have; nobody has longer than `limit_s`
         seconds to answer.
         """
-        wanted = Ask(slot, tuple(authors))
+        wanted = AskStatements(slot, tuple(authors))
         await asyncio.gather(*(self._pull(peer, wanted, limit_s) for peer in everybody if peer != self._node.peer_id))
 
-    def prove(self, proof: Equivocation, everybody: Iterable[PeerId]) -> None:
+    def prove(self, proof: EquivocationProof, everybody: Iterable[PeerId]) -> None:
         """Note that a member or candidate equivocated, and tell everybody.
 
         At whatever step that was: where some took a proof and others did not, since they were in another step, the
@@ -145,9 +145,9 @@ class Mesh:
         with contextlib.suppress(RemoteError):  # who misses it asks for it
             await self._node.call(peer, method, message, Done, timeout_s=CALL_S)
 
-    async def _pull(self, peer: PeerId, wanted: Ask, limit_s: float) -> None:
+    async def _pull(self, peer: PeerId, wanted: AskStatements, limit_s: float) -> None:
         with contextlib.suppress(RemoteError):
-            answer = await self._node.call(peer, ASK, wanted, Answer, timeout_s=limit_s)
+            answer = await self._node.call(peer, ASK, wanted, FoundStatements, timeout_s=limit_s)
             for statement in answer.statements:
                 if statement.slot != wanted.slot:
                     raise ProtocolError("it answered with statements that nobody asked for", peer=peer)
@@ -160,14 +160,16 @@ class Mesh:
         await stream.send(Done())
 
     async def _serve_ask(self, peer: PeerId, stream: MessageStream) -> None:
-        wanted = await stream.receive(Ask)
+        wanted = await stream.receive(AskStatements)
         self._check_voice(peer, wanted.slot)
         known = self.slots.of(wanted.slot)
         authors = set(wanted.authors) or known.keys()
-        await stream.send(Answer(_as_many_as_fit(known[author] for author in sorted(known) if author in authors)))
+        await stream.send(
+            FoundStatements(_as_many_as_fit(known[author] for author in sorted(known) if author in authors))
+        )
 
     async def _serve_prove(self, peer: PeerId, stream: MessageStream) -> None:
-        proof = await stream.receive(Equivocation)
+        proof = await stream.receive(EquivocationProof)
         self._check_voice(peer, proof.one.slot)
         if self._is_known(proof.author) and proof.author not in self.proofs:
             if not proof.holds(self._node.run_id):

@@ -23,8 +23,8 @@ from collections.abc import Set as AbstractSet
 from minga.core.errors import ProtocolError, RemoteError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
-from minga.security.messaging.spread import Mesh
-from minga.security.parts.wait_policy import Patience, wait_for_all
+from minga.security.messaging.spread import StatementGossip
+from minga.security.parts.wait_policy import WaitPolicy, wait_for_all
 from minga.security.protocol.statements import Heard, Phase, Slot, Statement, read
 
 
@@ -41,10 +41,10 @@ class ContradictionError(RemoteError):
 
 
 @loop_bound
-class Agreement:
+class ReliableBroadcast:
     """Collects the statements of one attempt among its `members` (by rank)."""
 
-    def __init__(self, mesh: Mesh, members: tuple[PeerId, ...], me: PeerId, patience: Patience) -> None:
+    def __init__(self, mesh: StatementGossip, members: tuple[PeerId, ...], me: PeerId, patience: WaitPolicy) -> None:
         self.patience = patience
         self._mesh, self._members, self._me = mesh, members, me
         self._complete: dict[Slot, Slot] = {}

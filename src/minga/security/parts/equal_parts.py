@@ -13,14 +13,14 @@ from minga.averaging.apportionment import allocate
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, FLOAT32_MAX, InvalidEncodingError, largest_magnitude
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.tensor_bytes import bytes_of, load, store
-from minga.core.buffer_pool import Bytes, Rooms
+from minga.core.buffer_pool import BufferPool, Bytes
 from minga.security.parts.merkle import MerkleTree
 
 _WHOLE = 1 << 62
 
 
 @dataclass(frozen=True)
-class Division:
+class EqualParts:
     """The slices of one attempt: `starts` and `stops` by rank. With fewer elements than members the last are empty."""
 
     layout: VectorLayout
@@ -28,7 +28,7 @@ class Division:
     stops: tuple[int, ...]
 
     @classmethod
-    def equal(cls, layout: VectorLayout, members: int) -> Division:
+    def equal(cls, layout: VectorLayout, members: int) -> EqualParts:
         """Cut the vector for so many members, at least one."""
         sizes = allocate(layout.total, [1.0] * members)
         stops, stop = [], 0
@@ -60,7 +60,7 @@ class Division:
         """Bytes of each aggregate, which is float32, because the checks compare it with what it was made from."""
         return tuple(4 * self.numel(part) for part in range(len(self.starts)))
 
-    def encode(self, vector: torch.Tensor, part: int, rooms: Rooms | None = None) -> memoryview:
+    def encode(self, vector: torch.Tensor, part: int, rooms: BufferPool | None = None) -> memoryview:
         """A part of a float32 vector as it goes over the wire, in one of `rooms` if there are any.
 
         Raises `NonFiniteError`.
@@ -92,7 +92,7 @@ class Division:
 
 
 def encoded(
-    division: Division, gradient: torch.Tensor, rooms: Rooms | None = None
+    division: EqualParts, gradient: torch.Tensor, rooms: BufferPool | None = None
 ) -> tuple[list[memoryview], MerkleTree]:
     """The bytes of each part of a gradient (flat float32), and the tree over them. Raises `NonFiniteError`."""
     parts = [division.encode(gradient, part, rooms) for part in range(len(division.starts))]

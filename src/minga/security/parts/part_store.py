@@ -14,10 +14,10 @@ from itertools import accumulate
 from blake3 import blake3
 
 from minga.core.aio.signal import Signal
-from minga.core.buffer_pool import Bytes, Rooms
+from minga.core.buffer_pool import BufferPool, Bytes
 from minga.network.interface import PeerId
 from minga.security.parts.merkle import MerkleTree, root_of
-from minga.security.parts.transfer_progress import Arrivals
+from minga.security.parts.transfer_progress import TransferProgress
 
 
 def digest_of(data: Bytes) -> bytes:
@@ -25,7 +25,7 @@ def digest_of(data: Bytes) -> bytes:
     return blake3(data).digest()
 
 
-class Cargo:
+class PartStore:
     """All bytes of one attempt that this member has: its own parts, what was brought to it, and the aggregates.
 
     `part_bytes` and `value_bytes` are those of each part on the wire and of each aggregate, by the aggregator's place.
@@ -33,11 +33,11 @@ class Cargo:
     of `rooms`.
     """
 
-    def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int], rooms: Rooms | None = None) -> None:
-        self.rooms = rooms or Rooms()
+    def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int], rooms: BufferPool | None = None) -> None:
+        self.rooms = rooms or BufferPool()
         self.part_bytes, self.value_bytes = tuple(part_bytes), tuple(value_bytes)
         self.changed = Signal()
-        self.arrivals = Arrivals()
+        self.arrivals = TransferProgress()
         """What is coming without being asked for: parts, as (owner's rank, part), and aggregates, by part."""
         self.parts: dict[tuple[int, int], Bytes] = {}
         """(owner's rank, part) -> bytes as they were sent."""

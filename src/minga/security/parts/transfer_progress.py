@@ -17,7 +17,7 @@ BEGINNING_S: Final = 0.5
 """So young a transfer says nothing about its pace."""
 
 
-class Arrivals:
+class TransferProgress:
     """Of bulk bytes, by what they are."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Patience:
+class WaitPolicy:
     """Seconds after which others are asked for what is missing, when most came and when they did not; seconds that are
     waited for the last ones beyond the time that most took; the longest wait for most; and the time in which proofs get
     around.
@@ -45,7 +45,7 @@ async def wait_for_all(
     total: int,
     changed: Signal,
     ask: Callable[[Sequence[T], float], Awaitable[None]],
-    patience: Patience,
+    patience: WaitPolicy,
     *,
     is_cheap: bool = False,
     is_coming: Callable[[T, float], bool] = lambda _, __: False,

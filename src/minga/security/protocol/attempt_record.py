@@ -8,8 +8,8 @@ import torch
 
 from minga.averaging.codecs.tensor_bytes import bytes_of, load
 from minga.network.interface import PeerId
-from minga.security.parts.equal_parts import Division
-from minga.security.parts.part_store import Cargo
+from minga.security.parts.equal_parts import EqualParts
+from minga.security.parts.part_store import PartStore
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.statements import Claims, Commit, Result
 from minga.security.randomness.coin import Coin
@@ -27,7 +27,7 @@ class Terms:
     attempt: int
     members: tuple[PeerId, ...]
     validators: frozenset[PeerId]
-    division: Division
+    division: EqualParts
     rules: Rules
 
     @property
@@ -42,11 +42,11 @@ class Terms:
 
 
 @dataclass
-class Record:
+class AttemptRecord:
     """What there is to know about an attempt when it is over; kept for those who look into it later."""
 
     terms: Terms
-    cargo: Cargo
+    cargo: PartStore
     commits: dict[PeerId, Commit] = field(default_factory=dict)
     results: dict[PeerId, Result] = field(default_factory=dict)
     claims: dict[PeerId, Claims] = field(default_factory=dict)

@@ -13,14 +13,14 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.network.interface import PeerId
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.statements import Accusation, Body, Candidacy, Claims, Place, Result, Revealed, Slot
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.statements import Accusation, Body, Candidacy, Claims, Result, Revealed, Slot, StateClaim
 
 KEPT_STEPS = 3
-"""Steps that members can be asked about, and so the states that `Work` has to keep."""
+"""Steps that members can be asked about, and so the states that `TrainingBackend` has to keep."""
 
 
-class Work(Protocol):
+class TrainingBackend(Protocol):
     """What training has to offer to the protocol; every method must give the same on all machines of honest members.
 
     Only gradients may differ, by what kinds of devices round differently; what is too much for that is judged by the
@@ -60,10 +60,10 @@ class Seeds:
         return self.of[self.me]
 
 
-class Conduct:
+class Behaviour:
     """Honest."""
 
-    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """What this member contributes to a step."""
         return await work.gradient(step, seeds.own)
 
@@ -80,7 +80,7 @@ class Conduct:
         """What it tells which members as an applicant or candidate."""
         return [(candidacy, members)]
 
-    def stands(self, place: Place) -> Place:
+    def stands(self, place: StateClaim) -> StateClaim:
         """Where it says to newcomers that it stands."""
         return place
 
@@ -92,7 +92,7 @@ class Conduct:
         """What it says of its aggregate; None to keep silent."""
         return result
 
-    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:  # noqa: ARG002
+    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:  # noqa: ARG002
         """The aggregate that it hands out, and the radius that it names; `record` has the parts."""
         return value, clip
 
@@ -100,7 +100,7 @@ class Conduct:
         """Its secret of the coin."""
         return reveal
 
-    def claims(self, claims: Claims, record: Record) -> Claims | None:  # noqa: ARG002
+    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:  # noqa: ARG002
         """What it says of its own parts; `record` has the aggregates, and the coin."""
         return claims
 
@@ -117,5 +117,5 @@ class Conduct:
         return True
 
 
-MakeConduct = Callable[[Set[PeerId]], Conduct]
+MakeBehaviour = Callable[[Set[PeerId]], Behaviour]
 """Makes the conduct of one hostile member, which is told who else is in league with it."""

@@ -59,7 +59,7 @@ class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 
 
 @loop_bound
-class Ledger:
+class Members:
     """The members of a run, its candidates, the bans so far, and who left without blame and when."""
 
     def __init__(

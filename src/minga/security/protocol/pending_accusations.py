@@ -12,14 +12,14 @@ from typing import Final
 import msgspec
 
 from minga.network.interface import PeerId
-from minga.security.protocol.attempt_record import Record
+from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.statements import MAX_ACCUSATIONS, Accusation, Charge, Peer
 
 MAX_CHARGES: Final = 64
 """Of one step; there are more only if many members accuse others in vain, who are soon gone."""
 
 
-class Charged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class PendingAccusations(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """An accusation of the last step, which the judges decide in this one; `coverer` aggregated the part that it is
     about and kept silent.
     """
@@ -30,8 +30,8 @@ class Charged(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 
 def charges(
-    record: Record, voters_before: tuple[PeerId, ...], counts: Callable[[PeerId, Accusation], bool]
-) -> tuple[Charged, ...]:
+    record: AttemptRecord, voters_before: tuple[PeerId, ...], counts: Callable[[PeerId, Accusation], bool]
+) -> tuple[PendingAccusations, ...]:
     """What the commitments of a step accuse others of, as far as it `counts`; `voters_before` were the members of the
     step before, by rank.
     """
@@ -40,7 +40,7 @@ def charges(
         for accuser, commit in sorted(record.commits.items())
     }
     found = [
-        Charged(accuser, accusations[turn], _coverer(record, accusations[turn], voters_before))
+        PendingAccusations(accuser, accusations[turn], _coverer(record, accusations[turn], voters_before))
         for turn in range(MAX_ACCUSATIONS)
         for accuser, accusations in counted.items()
         if turn < len(accusations)
@@ -48,7 +48,7 @@ def charges(
     return tuple(found[:MAX_CHARGES])
 
 
-def _coverer(record: Record, accusation: Accusation, voters_before: tuple[PeerId, ...]) -> PeerId | None:
+def _coverer(record: AttemptRecord, accusation: Accusation, voters_before: tuple[PeerId, ...]) -> PeerId | None:
     """Who aggregated the part that an accusation of the last step's claims is about, and should have made it, too."""
     last = accusation.step == record.terms.step - 1
     if accusation.charge is not Charge.CLAIMS or not last or accusation.part >= len(voters_before):

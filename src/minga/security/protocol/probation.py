@@ -27,8 +27,8 @@ from typing import Final
 import msgspec
 
 from minga.network.interface import PeerId
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.members import Candidate, Ledger
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.members import Candidate, Members
 from minga.security.protocol.statements import MAX_CANDIDATES, MAX_MEMBERS
 from minga.security.randomness.coin import derive
 
@@ -44,7 +44,7 @@ def candidate_limit(members: int) -> int:
     return max(0, min(MAX_CANDIDATES, room, max(1, members // _MEMBERS_PER_CANDIDATE)))
 
 
-def probation_of(peer: PeerId, ledger: Ledger, probation_steps: int) -> int:
+def probation_of(peer: PeerId, ledger: Members, probation_steps: int) -> int:
     """Clean steps that a candidate needs in a run in which strangers need `probation_steps`."""
     return max(1, probation_steps // FORMER_SHARE) if peer in ledger.former else probation_steps
 
@@ -54,7 +54,7 @@ def lot(coin: bytes, peer: PeerId) -> bytes:
     return derive(coin, "applicant", peer)
 
 
-def heard_by_most(record: Record) -> dict[PeerId, bytes | None]:
+def heard_by_most(record: AttemptRecord) -> dict[PeerId, bytes | None]:
     """Whom most members heard in time two steps before that of `record`, and what it committed to."""
     named = Counter(entry for commit in record.commits.values() for entry in set(commit.heard))
     needed = len(record.terms.members)
@@ -62,8 +62,8 @@ def heard_by_most(record: Record) -> dict[PeerId, bytes | None]:
 
 
 def review(
-    ledger: Ledger,
-    record: Record,
+    ledger: Members,
+    record: AttemptRecord,
     probation_steps: int,
     held: Collection[PeerId] = (),
     withheld: Collection[PeerId] = (),
@@ -90,7 +90,7 @@ def review(
     return tuple(admitted)
 
 
-def _welcome(ledger: Ledger, record: Record, heard: dict[PeerId, bytes | None]) -> None:
+def _welcome(ledger: Members, record: AttemptRecord, heard: dict[PeerId, bytes | None]) -> None:
     """Applicants become candidates as far as there is room; the coin draws them."""
     room = max(0, candidate_limit(len(ledger.members)) - len(ledger.candidates))
     strangers = [

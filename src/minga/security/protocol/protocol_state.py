@@ -14,9 +14,9 @@ import msgspec
 from blake3 import blake3
 
 from minga.network.interface import PeerId
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.members import MAX_BANS, MAX_FORMER, Ban, Candidate, Ledger, Reason
-from minga.security.protocol.pending_accusations import MAX_CHARGES, Charged, charges
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.members import MAX_BANS, MAX_FORMER, Ban, Candidate, Members, Reason
+from minga.security.protocol.pending_accusations import MAX_CHARGES, PendingAccusations, charges
 from minga.security.protocol.statements import MAX_CANDIDATES, MAX_MEMBERS, Accusation, Digest, Peer, Peers, Step
 from minga.security.randomness.coin import derive
 from minga.security.verification.norm_bound import REMEMBERED_STEPS, DispersionHistory
@@ -38,7 +38,7 @@ class Banned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     reason: Annotated[str, msgspec.Meta(max_length=32)]
 
 
-class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Where the members are before `step`: who they are, the coin of the last step, and what they remember.
 
     `voters` were the members of the last attempt of the last step by rank, `aggregates` the digests of what they handed
@@ -51,14 +51,14 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
     candidates: Annotated[tuple[Candidate, ...], msgspec.Meta(max_length=MAX_CANDIDATES)] = ()
     bans: Annotated[tuple[Banned, ...], msgspec.Meta(max_length=MAX_BANS)] = ()
     former: Annotated[tuple[tuple[Peer, Step], ...], msgspec.Meta(max_length=MAX_FORMER)] = ()
-    charges: Annotated[tuple[Charged, ...], msgspec.Meta(max_length=MAX_CHARGES)] = ()
+    charges: Annotated[tuple[PendingAccusations, ...], msgspec.Meta(max_length=MAX_CHARGES)] = ()
     voters: Peers = ()
     aggregates: Annotated[tuple[Digest | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     distances: Annotated[tuple[tuple[Stops, Norms], ...], msgspec.Meta(max_length=REMEMBERED_STEPS)] = ()
     lengths: Annotated[tuple[Norm, ...], msgspec.Meta(max_length=REMEMBERED_STEPS)] = ()
 
     @classmethod
-    def first(cls, run_id: str, founders: Iterable[PeerId]) -> Standing:
+    def first(cls, run_id: str, founders: Iterable[PeerId]) -> ProtocolState:
         """That of a run which begins."""
         return cls(0, tuple(sorted(set(founders))), derive(bytes(32), "first coin", run_id))
 
@@ -68,11 +68,11 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
         return blake3(_LABEL + msgspec.msgpack.encode(self)).digest()
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> Members:
         """The list of members at this step."""
         bans = [Ban(PeerId(ban.peer), ban.step, Reason[ban.reason]) for ban in self.bans]
         former = {PeerId(peer): step for peer, step in self.former}
-        return Ledger(map(PeerId, self.members), self.candidates, bans, former)
+        return Members(map(PeerId, self.members), self.candidates, bans, former)
 
     def check(self) -> None:
         """Raise `ValueError` unless its parts belong together."""
@@ -89,13 +89,13 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
             history.add(stops, norms)
 
 
-class Progress:
+class StepProgress:
     """What changes from step to step at a member; begins with a `standing`, and gives the present one."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: ProtocolState) -> None:
         self.take(standing)
 
-    def take(self, standing: Standing) -> None:
+    def take(self, standing: ProtocolState) -> None:
         """Stand there from now on."""
         self.step, self.coin, self.ledger = standing.step, standing.coin, standing.ledger
         self.charges, self.aggregates = standing.charges, standing.aggregates
@@ -104,7 +104,7 @@ class Progress:
         for stops, norms in standing.distances:
             self.history.add(stops, norms)
 
-    def take_outcome(self, record: Record, counts: Callable[[PeerId, Accusation], bool]) -> None:
+    def take_outcome(self, record: AttemptRecord, counts: Callable[[PeerId, Accusation], bool]) -> None:
         """Go on after a step that this member took; the ledger, the bound and the history have done so already.
 
         `counts` says which of the accusations of that step are looked into.
@@ -114,10 +114,10 @@ class Progress:
         self.aggregates = tuple(record.cargo.value_digests.get(part) for part in range(len(self.voters)))
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ProtocolState:
         """As it is now; changes within a step whenever somebody has to leave."""
         ledger = self.ledger
-        return Standing(
+        return ProtocolState(
             self.step,
             ledger.members,
             self.coin,

@@ -18,7 +18,7 @@ from minga.core.spec.plugins import Origin
 from minga.core.spec.sections import DEFAULT_AGGREGATOR
 from minga.security.protocol.settings import MAX_PROBATION_STEPS, SecureSettings
 from minga.security.robust.registry import AGGREGATORS
-from minga.security.verification.gradient_match import Hysteresis
+from minga.security.verification.gradient_match import GradientTolerance
 
 MAX_TENSORS = 1 << 16
 _LABEL = b"minga secure rules 1"
@@ -105,7 +105,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
             self.directions,
             self.peers_per_validator,
             factor,
-            Hysteresis(*self.thresholds),
+            GradientTolerance(*self.thresholds),
             probation_steps=self.probation_steps,
             aggregator=name,
         )

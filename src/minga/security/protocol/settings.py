@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import DEFAULT_AGGREGATOR
-from minga.security.parts.wait_policy import Patience
+from minga.security.parts.wait_policy import WaitPolicy
 from minga.security.protocol.statements import MAX_MEMBERS
 from minga.security.randomness.detection_time import steps_to_ban_all
 from minga.security.randomness.validator_lottery import PEERS_PER_VALIDATOR
 from minga.security.robust.registry import verifiable_aggregator
 from minga.security.verification.count_sketch import DEFAULT_DIRECTIONS
-from minga.security.verification.gradient_match import Hysteresis
+from minga.security.verification.gradient_match import GradientTolerance
 
 MAX_PROBATION_STEPS = 1 << 20
 PROBATION_QUANTILES = 3
@@ -33,8 +33,8 @@ class SecureSettings:
     directions: int = DEFAULT_DIRECTIONS
     peers_per_validator: int = PEERS_PER_VALIDATOR
     clip_factor: float = 1.5
-    thresholds: Hysteresis = field(default_factory=lambda: Hysteresis.calibrated([HONEST_ERROR]))
-    patience: Patience = field(default_factory=Patience)
+    thresholds: GradientTolerance = field(default_factory=lambda: GradientTolerance.calibrated([HONEST_ERROR]))
+    patience: WaitPolicy = field(default_factory=WaitPolicy)
     probation_steps: int | None = None
     aggregator: str = DEFAULT_AGGREGATOR
 

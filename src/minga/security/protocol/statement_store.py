@@ -14,7 +14,7 @@ from minga.security.protocol.statements import Slot, Statement, is_genuine
 _LABEL = b"minga secure phase 1"
 
 
-class Equivocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class EquivocationProof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Two statements of one author in one slot: a proof that needs nothing else."""
 
     one: Statement
@@ -32,7 +32,7 @@ class Equivocation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
         return same_place and is_genuine(a, run_id) and is_genuine(b, run_id)
 
 
-class Slots:
+class StatementStore:
     """Statements that were checked to be genuine, of the steps that are kept."""
 
     def __init__(self) -> None:
@@ -40,13 +40,13 @@ class Slots:
         """Fires with each new statement."""
         self._slots: dict[Slot, dict[PeerId, Statement]] = {}
 
-    def put(self, statement: Statement) -> Equivocation | None:
+    def put(self, statement: Statement) -> EquivocationProof | None:
         """Keep a statement, unless its author said something before in that slot; if that was another, the proof."""
         known = self._slots.setdefault(statement.slot, {}).setdefault(statement.author, statement)
         if known is statement:
             self.changed.fire()
             return None
-        return None if known.body == statement.body else Equivocation(known, statement)
+        return None if known.body == statement.body else EquivocationProof(known, statement)
 
     def of(self, slot: Slot) -> dict[PeerId, Statement]:
         """What was said in a slot, by author."""

@@ -20,7 +20,7 @@ from minga.core.errors import ProtocolError
 from minga.identity.keys.keys import Identity, verify
 from minga.network.interface import PeerId
 from minga.security.randomness.coin import Reveal
-from minga.security.verification.claims import Claim
+from minga.security.verification.claims import PartClaim
 
 MAX_MEMBERS = 256
 """Everybody hears from everybody in each phase."""
@@ -51,8 +51,8 @@ MerklePath = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=MAX_MEMBERS.b
 
 class Phase(enum.IntEnum):
     """The phases of an attempt, in their order, see `minga.security.step.attempt`; each may be followed by votes on who
-    was heard in it, see `minga.security.messaging.voting`. Beside these are what members say to newcomers, and candidates
-    to members, both once in a step (attempt 0).
+    was heard in it, see `minga.security.messaging.voting`. Beside these are what members say to newcomers, and
+    candidates to members, both once in a step (attempt 0).
     """
 
     COMMIT = 1
@@ -224,7 +224,7 @@ class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     REVEAL as it knows it. `missing` are the parts whose aggregates it could get from nobody; it claims nothing of them.
     """
 
-    claims: Annotated[tuple[Claim | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    claims: Annotated[tuple[PartClaim | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
     seen: Digest
     missing: Annotated[tuple[Rank, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
@@ -240,7 +240,7 @@ class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
     lacking: Annotated[tuple[tuple[Rank, Rank], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 
 
-class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class StateClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Phase STANDING: the digests of the author's `Standing` and of its parameters at the beginning of a step."""
 
     standing: Digest

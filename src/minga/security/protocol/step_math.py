@@ -2,7 +2,7 @@
 
 The radius of clipping follows from the parts themselves: `clip_factor` times the median distance of the parts from the
 aggregate. Less than half hostile parts cannot move that median beyond the distances of the honest ones, and since all
-publish their distances (`Claim.norm`), everybody sees whether an aggregator named a radius of its own liking.
+publish their distances (`PartClaim.norm`), everybody sees whether an aggregator named a radius of its own liking.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.network.interface import PeerId
-from minga.security.protocol.attempt_record import Record
+from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.members import Reason
 from minga.security.protocol.settings import SecureSettings
 from minga.security.robust.interface import VerifiableAggregate
 from minga.security.robust.registry import verifiable_aggregator
 from minga.security.verification.checks import PublishedClaims, check_norms, check_senders, largest_sum
-from minga.security.verification.claims import Claim, claim, claims
+from minga.security.verification.claims import PartClaim, claim, claims
 from minga.security.verification.count_sketch import Directions
 from minga.security.verification.exact_sum import norm
 from minga.security.verification.findings import Offence
@@ -48,7 +48,7 @@ _REASONS = {
 }
 
 
-class Arithmetic:
+class StepMath:
     """Of one run: remembers how far parts were from aggregates in the steps before."""
 
     def __init__(self, settings: SecureSettings, history: DispersionHistory | None = None) -> None:
@@ -64,7 +64,7 @@ class Arithmetic:
         aggregate = self._aggregator.aggregate(rows)
         return aggregate.value, max(aggregate.clip_radius, _LEAST_RADIUS)
 
-    def claim(self, record: Record, owner: int, part: int) -> Claim | None:
+    def claim(self, record: AttemptRecord, owner: int, part: int) -> PartClaim | None:
         """What is true of a part that is at hand; None where the aggregate has no elements."""
         terms = record.terms
         if not terms.division.numel(part):
@@ -73,7 +73,7 @@ class Arithmetic:
         row, value = record.row(owner, part), record.values[part]
         return claim(_array(row), _array(value), result.clip, self._directions(record, part))
 
-    def liars(self, record: Record, part: int, owners: Iterable[int]) -> tuple[PeerId, ...]:
+    def liars(self, record: AttemptRecord, part: int, owners: Iterable[int]) -> tuple[PeerId, ...]:
         """V1: whose claims about a part are false, of those whose bytes of it are at hand."""
         members, cargo = record.terms.members, record.cargo
         rows, liars = dict[PeerId, torch.Tensor](), list[PeerId]()
@@ -91,13 +91,13 @@ class Arithmetic:
             liars += [finding.accused for finding in check_senders(published, recomputed)]
         return tuple(sorted(liars))
 
-    def remember(self, record: Record) -> None:
+    def remember(self, record: AttemptRecord) -> None:
         """A step was taken: its distances are what the next ones are compared with."""
         parts = record.terms.division.parts
         norms = [_typical_norm(self._published(record, part)) for part in parts]
         self.history.add([record.terms.division.stops[part] for part in parts], norms)
 
-    def doubtful(self, record: Record) -> list[int]:
+    def doubtful(self, record: AttemptRecord) -> list[int]:
         """V2, V3 and the radius: which parts have to be computed again. All who have the same claims say the same."""
         parts = record.terms.division.parts
         published = {part: self._published(record, part) for part in parts}
@@ -115,7 +115,7 @@ class Arithmetic:
                 doubtful.append(part)
         return doubtful
 
-    def recheck(self, record: Record, part: int) -> dict[PeerId, Reason]:
+    def recheck(self, record: AttemptRecord, part: int) -> dict[PeerId, Reason]:
         """The public check of a part of which all bytes are at hand: who goes, and why.
 
         Depends on nothing but the record, so anybody comes to the same result at any time. Raises `ValueError` if
@@ -152,7 +152,9 @@ class Arithmetic:
     def _is_usual(self, radius: float, distance: float) -> bool:
         return _is_near(radius, max(self.settings.clip_factor * distance, _LEAST_RADIUS))
 
-    def _published(self, record: Record, part: int, senders: AbstractSet[PeerId] | None = None) -> PublishedClaims:
+    def _published(
+        self, record: AttemptRecord, part: int, senders: AbstractSet[PeerId] | None = None
+    ) -> PublishedClaims:
         """What all senders claim about a part, or these."""
         terms = record.terms
         said = {
@@ -164,7 +166,7 @@ class Arithmetic:
         aggregator = terms.members[part]
         return PublishedClaims(part, aggregator, record.results[aggregator].clip, dict.fromkeys(said, 1), said)
 
-    def _directions(self, record: Record, part: int) -> Directions:
+    def _directions(self, record: AttemptRecord, part: int) -> Directions:
         return Directions(record.randomness, self.directions, record.terms.division.starts[part])
 
 

@@ -11,22 +11,22 @@ from typing import Final
 
 from minga.core.errors import ProtocolError
 from minga.network.interface import PeerId
-from minga.security.protocol.members import Ledger
+from minga.security.protocol.members import Members
 from minga.security.protocol.probation import lot
-from minga.security.protocol.statement_store import Slots
+from minga.security.protocol.statement_store import StatementStore
 from minga.security.protocol.statements import MAX_CANDIDATES, Candidacy, Phase, Slot, Statement, read
 
 MAX_APPLICANTS: Final = 64
 
 
-class Candidacies:
+class Applicants:
     """Keeps to `slots`, where statements are when they were found to be genuine."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: StatementStore) -> None:
         self._slots = slots
         self._in_time: dict[int, dict[PeerId, bytes | None]] = {}
 
-    def accepts(self, author: PeerId, slot: Slot, ledger: Ledger, coin: bytes) -> bool:
+    def accepts(self, author: PeerId, slot: Slot, ledger: Members, coin: bytes) -> bool:
         """Whether to keep what somebody says as candidate or applicant, if it did say that.
 
         Members may ask what was said, and what they say themselves means nothing.
@@ -41,7 +41,7 @@ class Candidacies:
             return True
         return lot(coin, author) < max(lot(coin, peer) for peer in applicants)
 
-    def make_room(self, slot: Slot, ledger: Ledger, coin: bytes) -> None:
+    def make_room(self, slot: Slot, ledger: Members, coin: bytes) -> None:
         """Forget the applicants with the highest lots where there are too many, after one was kept."""
         applicants = sorted(self._applicants(slot, ledger), key=lambda peer: lot(coin, peer))
         for peer in applicants[MAX_APPLICANTS:]:
@@ -59,7 +59,7 @@ class Candidacies:
         said = self._slots.of(Slot(step, 0, Phase.CANDIDACY))
         return {peer: digest for peer, digest in self._in_time.get(step, {}).items() if peer in said}
 
-    def named(self, step: int, ledger: Ledger, coin: bytes) -> tuple[tuple[PeerId, bytes | None], ...]:
+    def named(self, step: int, ledger: Members, coin: bytes) -> tuple[tuple[PeerId, bytes | None], ...]:
         """Those of a step, to be told to the other members."""
         heard = self.of(step)
         candidates = sorted((peer, digest) for peer, digest in heard.items() if peer in ledger.candidates and digest)
@@ -75,5 +75,5 @@ class Candidacies:
 
     # ---- inner workings
 
-    def _applicants(self, slot: Slot, ledger: Ledger) -> list[PeerId]:
+    def _applicants(self, slot: Slot, ledger: Members) -> list[PeerId]:
         return [peer for peer in self._slots.of(slot) if peer not in ledger.candidates and peer not in ledger]

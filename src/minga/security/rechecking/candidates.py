@@ -8,36 +8,36 @@ from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.accountability.verdicts import withheld
-from minga.security.messaging.gradient_samples import Submissions
-from minga.security.messaging.spread import Mesh
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.behaviour import Work
+from minga.security.messaging.gradient_samples import GradientSamples
+from minga.security.messaging.spread import StatementGossip
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.behaviour import TrainingBackend
 from minga.security.protocol.probation import CANDIDACY_LAG, heard_by_most, review
-from minga.security.protocol.protocol_state import Progress
+from minga.security.protocol.protocol_state import StepProgress
 from minga.security.protocol.settings import SecureSettings
 from minga.security.protocol.statements import Accusation, Phase, Slot
 from minga.security.randomness.validator_lottery import draw_validations, validator_count
-from minga.security.rechecking.applicants import Candidacies
-from minga.security.rechecking.recheck_candidate import Examiner, counts, is_about_candidate
+from minga.security.rechecking.applicants import Applicants
+from minga.security.rechecking.recheck_candidate import CandidateRecheck, counts, is_about_candidate
 
 
 @loop_bound
-class CandidateDesk:
+class CandidateRegister:
     """Of one peer; `progress` says where it is. `coins` are those of past steps."""
 
     def __init__(
         self,
         node: Node,
-        mesh: Mesh,
-        work: Work,
-        progress: Progress,
+        mesh: StatementGossip,
+        work: TrainingBackend,
+        progress: StepProgress,
         settings: SecureSettings,
         coins: Mapping[int, bytes],
     ) -> None:
-        self.heard = Candidacies(mesh.slots)
-        self.submissions = Submissions(node, work.layout, lambda peer: peer in progress.ledger)
+        self.heard = Applicants(mesh.slots)
+        self.submissions = GradientSamples(node, work.layout, lambda peer: peer in progress.ledger)
         self._node, self._mesh, self._progress, self._settings = node, mesh, progress, settings
-        self._examiner = Examiner(work, self.submissions, self.heard, settings.thresholds, coins)
+        self._examiner = CandidateRecheck(work, self.submissions, self.heard, settings.thresholds, coins)
         self._drawn: dict[PeerId, PeerId] = {}
 
     def draw(self) -> Mapping[PeerId, PeerId]:
@@ -62,17 +62,19 @@ class CandidateDesk:
         step = self._progress.step - CANDIDACY_LAG
         return await self._examiner.validate(step, candidate) if step >= first else ()
 
-    def counts(self, accuser: PeerId, accusation: Accusation, record: Record, candidates: Container[PeerId]) -> bool:
+    def counts(
+        self, accuser: PeerId, accusation: Accusation, record: AttemptRecord, candidates: Container[PeerId]
+    ) -> bool:
         """Whether an accusation that was made in the step of `record`, with these candidates, is looked into: any of a
         member, and of a candidate those by who was to look into it.
         """
         return not is_about_candidate(accusation, candidates) or counts(accuser, accusation, record, self._drawn)
 
-    async def is_guilty(self, accuser: PeerId, accusation: Accusation, record: Record) -> bool | None:
+    async def is_guilty(self, accuser: PeerId, accusation: Accusation, record: AttemptRecord) -> bool | None:
         """Whether it is true; None if this member cannot find out."""
         return await self._examiner.is_guilty(accusation, accuser, record)
 
-    def review(self, record: Record, probation_steps: int) -> tuple[PeerId, ...]:
+    def review(self, record: AttemptRecord, probation_steps: int) -> tuple[PeerId, ...]:
         """Decide what becomes of candidates after the step of `record`, which is the present one; who was admitted."""
         ledger, charges = self._progress.ledger, self._progress.charges
         accused = {

@@ -6,25 +6,25 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.behaviour import Conduct
-from minga.security.protocol.pending_accusations import Charged
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.behaviour import Behaviour
+from minga.security.protocol.pending_accusations import PendingAccusations
 from minga.security.protocol.statements import Accusation, Judgement
-from minga.security.rechecking.candidates import CandidateDesk
+from minga.security.rechecking.candidates import CandidateRegister
 from minga.security.rechecking.recheck_candidate import is_about_candidate
-from minga.security.rechecking.recheck_member import Inquiry
+from minga.security.rechecking.recheck_member import MemberRecheck
 
 
 @loop_bound
-class Judge:
+class Juror:
     """Of one member; `records` are those of the steps that may be asked about, `inquiry` looks into one of them."""
 
     def __init__(
         self,
-        records: Mapping[int, Record],
-        desk: CandidateDesk,
-        conduct: Conduct,
-        inquiry: Callable[[int], Inquiry],
+        records: Mapping[int, AttemptRecord],
+        desk: CandidateRegister,
+        conduct: Behaviour,
+        inquiry: Callable[[int], MemberRecheck],
         first: int,
     ) -> None:
         self._records, self._desk, self._conduct, self._inquiry = records, desk, conduct, inquiry
@@ -36,7 +36,7 @@ class Judge:
         self.first = step
 
     async def look_into(
-        self, charged: Sequence[Charged], record: Record, candidates: Container[PeerId]
+        self, charged: Sequence[PendingAccusations], record: AttemptRecord, candidates: Container[PeerId]
     ) -> tuple[Judgement, ...]:
         """What this member has to say of the charges of the step of `record`, with these candidates."""
         judgements = []
@@ -53,7 +53,7 @@ class Judge:
         return tuple(judgements)
 
     async def _is_guilty(
-        self, accusation: Accusation, accusers: Sequence[PeerId], record: Record, candidates: Container[PeerId]
+        self, accusation: Accusation, accusers: Sequence[PeerId], record: AttemptRecord, candidates: Container[PeerId]
     ) -> bool | None:
         """Whether an accusation is true; None if it cannot be said."""
         if accusation.step < self.first:

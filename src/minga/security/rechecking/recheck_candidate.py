@@ -21,16 +21,16 @@ import torch
 
 from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.network.interface import PeerId
-from minga.security.messaging.gradient_samples import Sample, Submission, Submissions
+from minga.security.messaging.gradient_samples import GradientCommitment, GradientSamples, Sample
 from minga.security.parts.transfer_limits import LOOK_S
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.behaviour import Work
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.behaviour import TrainingBackend
 from minga.security.protocol.probation import CANDIDACY_LAG, heard_by_most
 from minga.security.protocol.statements import Accusation, Charge
 from minga.security.randomness.public_batch import data_seed
-from minga.security.rechecking.applicants import Candidacies
+from minga.security.rechecking.applicants import Applicants
 from minga.security.verification.exact_sum import norm
-from minga.security.verification.gradient_match import Hysteresis, sampled_error
+from minga.security.verification.gradient_match import GradientTolerance, sampled_error
 
 
 def is_about_candidate(accusation: Accusation, candidates: Container[PeerId]) -> bool:
@@ -38,7 +38,7 @@ def is_about_candidate(accusation: Accusation, candidates: Container[PeerId]) ->
     return accusation.charge is Charge.WITHHELD or accusation.target in candidates
 
 
-def counts(accuser: PeerId, accusation: Accusation, record: Record, drawn: Mapping[PeerId, PeerId]) -> bool:
+def counts(accuser: PeerId, accusation: Accusation, record: AttemptRecord, drawn: Mapping[PeerId, PeerId]) -> bool:
     """Whether all look into an accusation of a candidate in the step of `record`, for which validators were `drawn`.
 
     They do if the accuser was to validate that candidate, and heard of it the same as most. Other accusations of
@@ -51,15 +51,15 @@ def counts(accuser: PeerId, accusation: Accusation, record: Record, drawn: Mappi
     return due and told and accusation.charge in (Charge.GRADIENT, Charge.WITHHELD)
 
 
-class Examiner:
+class CandidateRecheck:
     """Looks into candidates on behalf of one member; `coins` are those of past steps."""
 
     def __init__(
         self,
-        work: Work,
-        submissions: Submissions,
-        candidacies: Candidacies,
-        thresholds: Hysteresis,
+        work: TrainingBackend,
+        submissions: GradientSamples,
+        candidacies: Applicants,
+        thresholds: GradientTolerance,
         coins: Mapping[int, bytes],
     ) -> None:
         self._work, self._submissions, self._coins = work, submissions, coins
@@ -75,7 +75,7 @@ class Examiner:
             return (Accusation(step, target, Charge.WITHHELD),)
         return (Accusation(step, target, Charge.GRADIENT),) if self._thresholds.accuses(error) else ()
 
-    async def is_guilty(self, accusation: Accusation, accuser: PeerId, record: Record) -> bool | None:
+    async def is_guilty(self, accusation: Accusation, accuser: PeerId, record: AttemptRecord) -> bool | None:
         """Whether an accusation that counts is true; None if this member cannot find out."""
         target = PeerId(accusation.target)
         root = heard_by_most(record)[target]
@@ -103,7 +103,7 @@ class Examiner:
             await asyncio.gather(fetching, return_exceptions=True)
         return await asyncio.to_thread(self._compare, sent, own, expected) if sent is not None else None
 
-    def _compare(self, sent: Sample, own: Submission, expected: torch.Tensor) -> float:
+    def _compare(self, sent: Sample, own: GradientCommitment, expected: torch.Tensor) -> float:
         """How far a sample is from the same pieces of a gradient that is `expected`."""
         try:
             theirs = self._submissions.decode(sent)

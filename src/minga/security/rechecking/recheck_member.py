@@ -26,19 +26,19 @@ from minga.network.interface import PeerId
 from minga.security.messaging.delivery import Deliveries
 from minga.security.parts.equal_parts import encoded
 from minga.security.parts.transfer_limits import LOOK_S
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.behaviour import Work
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.behaviour import TrainingBackend
 from minga.security.protocol.statements import Accusation, Charge
-from minga.security.protocol.step_math import Arithmetic
+from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.public_batch import data_seed
 from minga.security.verification.gradient_match import gradient_error
 
 
-class Inquiry:
+class MemberRecheck:
     """Looks into the members of one past step; `before` is the coin of the step before it."""
 
     def __init__(
-        self, record: Record, before: bytes, work: Work, arithmetic: Arithmetic, deliveries: Deliveries
+        self, record: AttemptRecord, before: bytes, work: TrainingBackend, arithmetic: StepMath, deliveries: Deliveries
     ) -> None:
         self._record, self._before, self._work = record, before, work
         self._arithmetic, self._deliveries = arithmetic, deliveries

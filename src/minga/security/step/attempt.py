@@ -10,8 +10,8 @@
     CHECK    only if there is a doubt: all heard the same of that      barrier, parts in doubt are computed again
 
 The order is what makes lies expensive: gradients are fixed before anybody sees another's, aggregates before anybody
-knows in which directions they will be looked at. Whatever goes wrong ends the attempt with a `Setback`, which says who
-goes and why; all honest members come to the same one, ban, and try again with those who are left and the same
+knows in which directions they will be looked at. Whatever goes wrong ends the attempt with a `AttemptFailed`, which
+says who goes and why; all honest members come to the same one, ban, and try again with those who are left and the same
 gradients. For all to come to the same one, what follows from the words of a phase is done only after the next phase,
 in which all say what they heard: whoever told some another thing than others cannot part them. Only who is named by
 most as having said two different things goes at once, since as long as it stays nobody says anything but commitments.
@@ -32,9 +32,9 @@ import torch
 from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.core.buffer_pool import Bytes
 from minga.network.interface import PeerId
-from minga.security.accountability.case_builder import Witness
+from minga.security.accountability.case_builder import CaseBuilder
 from minga.security.accountability.rulings import (
-    Setback,
+    AttemptFailed,
     complaints,
     require_delivery,
     require_no_liars,
@@ -44,20 +44,20 @@ from minga.security.accountability.rulings import (
     who_stands_elsewhere,
 )
 from minga.security.accountability.well_formed import claims_are_sound, commit_is_sound, result_is_sound
-from minga.security.messaging.collector import Gathering, meanwhile
+from minga.security.messaging.collector import PartCollector, meanwhile
 from minga.security.messaging.delivery import Deliveries
-from minga.security.messaging.spread import Mesh
-from minga.security.messaging.voting import Agreement, OutvotedError
+from minga.security.messaging.spread import StatementGossip
+from minga.security.messaging.voting import OutvotedError, ReliableBroadcast
 from minga.security.parts.equal_parts import encoded, value_from_bytes, value_to_bytes
 from minga.security.parts.part_store import digest_of
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.members import Reason
 from minga.security.protocol.statements import MAX_MEMBERS, Claims, Commit, Confirm, Phase, Result, Revealed
-from minga.security.protocol.step_math import Arithmetic
+from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.coin import Reveal
-from minga.security.step.phase import Exchange
-from minga.security.verification.claims import Claim
+from minga.security.step.phase import PhaseExchange
+from minga.security.verification.claims import PartClaim
 
 
 class Attempt:
@@ -65,28 +65,28 @@ class Attempt:
 
     def __init__(
         self,
-        record: Record,
-        mesh: Mesh,
-        agreement: Agreement,
+        record: AttemptRecord,
+        mesh: StatementGossip,
+        agreement: ReliableBroadcast,
         deliveries: Deliveries,
-        arithmetic: Arithmetic,
-        conduct: Conduct,
+        arithmetic: StepMath,
+        conduct: Behaviour,
         me: PeerId,
         entropy: Callable[[int], bytes],
     ) -> None:
         self._record, self._terms, self._cargo = record, record.terms, record.cargo
         self._mesh, self._agreement, self._deliveries = mesh, agreement, deliveries
         self._arithmetic, self._conduct = arithmetic, conduct
-        self._me, self._witness = self._terms.members.index(me), Witness(record.terms, mesh.slots)
-        self._exchange = Exchange(record.terms, mesh, agreement, conduct)
-        self._gathering = Gathering(record, deliveries, agreement.patience, self._me)
+        self._me, self._witness = self._terms.members.index(me), CaseBuilder(record.terms, mesh.slots)
+        self._exchange = PhaseExchange(record.terms, mesh, agreement, conduct)
+        self._gathering = PartCollector(record, deliveries, agreement.patience, self._me)
         self._reveal = Reveal(entropy(32), entropy(32))
 
-    async def run(self, commit: Commit, gradient: torch.Tensor | None) -> Record:
+    async def run(self, commit: Commit, gradient: torch.Tensor | None) -> AttemptRecord:
         """Take part with a gradient (None as a validator).
 
         `commit` says where this member stands, and what it accuses whom of and finds of accusations.
-        Raises `Setback`, `ContradictionError`, and `OutvotedError` if most others came to another decision.
+        Raises `AttemptFailed`, `ContradictionError`, and `OutvotedError` if most others came to another decision.
         """
         await self._commit(commit, gradient)
         async with self._gathering.errands():
@@ -167,7 +167,7 @@ class Attempt:
         terms, record = self._terms, self._record
         record.values = await asyncio.to_thread(_decoded, dict(self._cargo.values))
         missing = tuple(part for part in terms.division.parts if part not in record.values)
-        claims: tuple[Claim | None, ...] = ()
+        claims: tuple[PartClaim | None, ...] = ()
         if self._me in terms.contributors:
             held = {part for part in record.values if (self._me, part) in self._cargo.parts}
             claims = await asyncio.to_thread(self._own_claims, held)
@@ -177,7 +177,7 @@ class Attempt:
         )
         require_delivery(record, revealed, self._witness)
 
-    def _own_claims(self, held: AbstractSet[int]) -> tuple[Claim | None, ...]:
+    def _own_claims(self, held: AbstractSet[int]) -> tuple[PartClaim | None, ...]:
         return tuple(
             self._arithmetic.claim(self._record, self._me, part) if part in held else None
             for part in range(len(self._terms.members))
@@ -216,7 +216,7 @@ class Attempt:
             for peer, reason in (await asyncio.to_thread(self._arithmetic.recheck, self._record, part)).items():
                 bans.setdefault(peer, (reason, part))
         if bans:
-            raise Setback(
+            raise AttemptFailed(
                 self._witness.recomputed(peer, reason, part, self._record) for peer, (reason, part) in bans.items()
             )
 

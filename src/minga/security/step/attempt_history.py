@@ -11,30 +11,30 @@ from collections import deque
 
 from minga.core.aio.signal import Signal
 from minga.network.interface import PeerId
-from minga.security.messaging.voting import Agreement
-from minga.security.parts.part_store import Cargo
-from minga.security.protocol.attempt_record import Record, Terms
+from minga.security.messaging.voting import ReliableBroadcast
+from minga.security.parts.part_store import PartStore
+from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.behaviour import KEPT_STEPS
-from minga.security.protocol.protocol_state import Progress
+from minga.security.protocol.protocol_state import StepProgress
 from minga.security.protocol.statements import Slot, Statement
 
 EXPECT_S = 5.0
 """Seconds that whoever is ahead waits until this member gets to its attempt."""
 
 
-class Attempts:
+class AttemptHistory:
     """Of one member; `progress` says at which step it is."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.passed: dict[int, Record] = {}
+    def __init__(self, progress: StepProgress) -> None:
+        self.passed: dict[int, AttemptRecord] = {}
         """The last attempts of past steps."""
         self._progress = progress
-        self._current: Record | None = None
-        self._agreements: deque[Agreement] = deque(maxlen=KEPT_STEPS)
+        self._current: AttemptRecord | None = None
+        self._agreements: deque[ReliableBroadcast] = deque(maxlen=KEPT_STEPS)
         """Of the last attempts: others may still vote on their phases."""
         self._began = Signal()
 
-    def begin(self, record: Record, agreement: Agreement) -> None:
+    def begin(self, record: AttemptRecord, agreement: ReliableBroadcast) -> None:
         """An attempt is under way."""
         self._current = record
         self._agreements.append(agreement)
@@ -67,7 +67,7 @@ class Attempts:
             return slot.attempt <= (reached.attempt if reached else 0) + 1
         return slot.step == step + 1 and slot.attempt <= 1
 
-    async def find(self, step: int, attempt: int) -> tuple[Cargo, tuple[PeerId, ...]] | None:
+    async def find(self, step: int, attempt: int) -> tuple[PartStore, tuple[PeerId, ...]] | None:
         """The cargo of an attempt, which this member may be about to begin, and its members by rank."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + EXPECT_S

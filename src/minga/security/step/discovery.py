@@ -27,8 +27,8 @@ from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.messaging.past_steps import CALL_S, look
-from minga.security.protocol.protocol_state import Standing
-from minga.security.protocol.statements import MAX_MEMBERS, Place, read
+from minga.security.protocol.protocol_state import ProtocolState
+from minga.security.protocol.statements import MAX_MEMBERS, StateClaim, read
 from minga.security.step.observer import watch
 
 PAUSE_S = 1.0
@@ -47,7 +47,7 @@ MAX_FAILED = 4 * MAX_ASKED
 
 
 @loop_bound
-class Entrance:
+class Discovery:
     """Finds out where the members of a run stand; `genesis` are peers whom this one was told of."""
 
     def __init__(self, node: Node, genesis: Iterable[PeerId]) -> None:
@@ -55,7 +55,7 @@ class Entrance:
         self._failed: BoundedDict[tuple[PeerId, bytes], None] = BoundedDict(MAX_FAILED)
         """Who did not hand out which standing, and is not asked for that again."""
 
-    async def find(self, limit_s: float) -> tuple[Standing, Place, tuple[PeerId, ...]]:
+    async def find(self, limit_s: float) -> tuple[ProtocolState, StateClaim, tuple[PeerId, ...]]:
         """The present standing, the digests that stand for it, and who signed these; this peer has no part in it.
 
         As long as others still take this peer for a member or candidate, because it was one before it was started
@@ -77,14 +77,14 @@ class Entrance:
 
     # ---- inner workings
 
-    def _has_part(self, standing: Standing) -> bool:
+    def _has_part(self, standing: ProtocolState) -> bool:
         me = self._node.peer_id
         return me in standing.members or any(candidate.peer == me for candidate in standing.candidates)
 
-    async def _look_round(self) -> tuple[Standing, Place, tuple[PeerId, ...]] | None:
+    async def _look_round(self) -> tuple[ProtocolState, StateClaim, tuple[PeerId, ...]] | None:
         """The standing that most of the genesis list sign, of those that most of their own members sign."""
-        said: dict[PeerId, dict[int, Place]] = {}
-        standings: dict[bytes, Standing] = {}
+        said: dict[PeerId, dict[int, StateClaim]] = {}
+        standings: dict[bytes, ProtocolState] = {}
         unasked = {*self._genesis, *self._node.connected()} - {self._node.peer_id}
         for _ in range(MAX_HOPS):
             if not unasked or len(said) >= MAX_ASKED:
@@ -113,9 +113,9 @@ class Entrance:
         """
         return min(len(self._genesis.intersection(signers)), len(self._genesis) // 2 + 1)
 
-    async def _ask_all(self, peers: Sequence[PeerId]) -> dict[PeerId, dict[int, Place]]:
+    async def _ask_all(self, peers: Sequence[PeerId]) -> dict[PeerId, dict[int, StateClaim]]:
         """What they say. When most have answered the others have as long again, for what was said soon grows old."""
-        loop, said = asyncio.get_running_loop(), {peer: dict[int, Place]() for peer in peers}
+        loop, said = asyncio.get_running_loop(), {peer: dict[int, StateClaim]() for peer in peers}
         begun_s = loop.time()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CALL_S) as limit, racing(self._ask(peer) for peer in peers) as answers:
@@ -127,15 +127,15 @@ class Entrance:
                         limit.reschedule(begun_s + min(CALL_S, 2 * most_s + SLACK_S))
         return said
 
-    async def _ask(self, peer: PeerId) -> tuple[PeerId, dict[int, Place]]:
+    async def _ask(self, peer: PeerId) -> tuple[PeerId, dict[int, StateClaim]]:
         try:
             said = await watch(self._node, peer, 0)
-            return peer, {step: read(statement, Place) for step, statement in said.items()}
+            return peer, {step: read(statement, StateClaim) for step, statement in said.items()}
         except RemoteError:
             return peer, {}
 
     async def _fetch_all(
-        self, signers: Mapping[tuple[int, Place], list[PeerId]], standings: dict[bytes, Standing]
+        self, signers: Mapping[tuple[int, StateClaim], list[PeerId]], standings: dict[bytes, ProtocolState]
     ) -> None:
         """Add the standings that are missing, all at once. Those that fewer of the genesis list sign are waited for
         only until one with more is there, since what was said soon grows old.
@@ -157,8 +157,8 @@ class Entrance:
                 if all(weights[other] < best for other in pending):
                     return
 
-    async def _fetch(self, digest: bytes, signers: Iterable[PeerId]) -> tuple[bytes, Standing | None]:
-        async def ask(peer: PeerId) -> Standing:
+    async def _fetch(self, digest: bytes, signers: Iterable[PeerId]) -> tuple[bytes, ProtocolState | None]:
+        async def ask(peer: PeerId) -> ProtocolState:
             try:
                 return await look(self._node, peer, digest)
             except RemoteError:
@@ -169,9 +169,9 @@ class Entrance:
         return digest, await first_in_turn(partial(ask, peer) for peer in known_first[:MAX_TRIES])
 
 
-def _signers(said: dict[PeerId, dict[int, Place]]) -> dict[tuple[int, Place], list[PeerId]]:
+def _signers(said: dict[PeerId, dict[int, StateClaim]]) -> dict[tuple[int, StateClaim], list[PeerId]]:
     """Who says what of which step, the newest first."""
-    signers = defaultdict[tuple[int, Place], list[PeerId]](list)
+    signers = defaultdict[tuple[int, StateClaim], list[PeerId]](list)
     for peer, places in sorted(said.items()):
         for step, place in places.items():
             signers[step, place].append(peer)

@@ -17,14 +17,14 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.accountability.log import EvidenceLog
-from minga.security.protocol.behaviour import Conduct, Work
+from minga.security.protocol.behaviour import Behaviour, TrainingBackend
 from minga.security.protocol.settings import SecureSettings
-from minga.security.step.discovery import Entrance
+from minga.security.step.discovery import Discovery
 from minga.security.step.member import BannedError, SecureMember
 
 
 @loop_bound
-class SecureNewcomer:
+class Joiner:
     """A peer that was told of some members of a run (`genesis`: the founders, or better those of late)."""
 
     def __init__(
@@ -32,9 +32,9 @@ class SecureNewcomer:
         node: Node,
         identity: Identity,
         genesis: Iterable[PeerId],
-        work: Work,
+        work: TrainingBackend,
         settings: SecureSettings | None = None,
-        conduct: Conduct | None = None,
+        conduct: Behaviour | None = None,
         evidence: EvidenceLog | None = None,
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
@@ -51,7 +51,7 @@ class SecureNewcomer:
         Raises `BannedError` if they banned this peer, and another `RemoteError` if most of them cannot be found, or
         their state cannot be had any more.
         """
-        entrance = Entrance(self._node, self._genesis)
+        entrance = Discovery(self._node, self._genesis)
         standing, place, signers = await entrance.find(self._settings.patience.longest_s)
         self.is_vouched_for = 2 * len(self._genesis.intersection(signers)) > len(self._genesis)
         if ban := standing.ledger.bans.get(self._node.peer_id):

@@ -22,28 +22,28 @@ from collections.abc import Callable, Mapping
 import torch
 
 from minga.core.aio.hedging import racing
-from minga.core.buffer_pool import Bytes, Rooms
+from minga.core.buffer_pool import BufferPool, Bytes
 from minga.core.errors import RemoteError
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.security.accountability.case_builder import Witness
+from minga.security.accountability.case_builder import CaseBuilder
 from minga.security.accountability.log import EvidenceLog
-from minga.security.accountability.membership_log import Changes
+from minga.security.accountability.membership_log import MembershipChanges
 from minga.security.accountability.proofs import Case, Entered
-from minga.security.accountability.rulings import Setback, contradicted
+from minga.security.accountability.rulings import AttemptFailed, contradicted
 from minga.security.accountability.verdicts import verdicts
 from minga.security.messaging.delivery import Deliveries
-from minga.security.messaging.past_steps import Outcome, Outcomes
-from minga.security.messaging.spread import Mesh
-from minga.security.messaging.voting import Agreement, ContradictionError
-from minga.security.parts.equal_parts import Division
-from minga.security.parts.part_store import Cargo
-from minga.security.protocol.attempt_record import Record, Terms
-from minga.security.protocol.behaviour import KEPT_STEPS, Conduct, Seeds, Work
-from minga.security.protocol.members import Ban, Ledger
-from minga.security.protocol.protocol_state import Progress, Standing
+from minga.security.messaging.past_steps import PastStep, PastSteps
+from minga.security.messaging.spread import StatementGossip
+from minga.security.messaging.voting import ContradictionError, ReliableBroadcast
+from minga.security.parts.equal_parts import EqualParts
+from minga.security.parts.part_store import PartStore
+from minga.security.protocol.attempt_record import AttemptRecord, Terms
+from minga.security.protocol.behaviour import KEPT_STEPS, Behaviour, Seeds, TrainingBackend
+from minga.security.protocol.members import Ban, Members
+from minga.security.protocol.protocol_state import ProtocolState, StepProgress
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.settings import SecureSettings
 from minga.security.protocol.statements import (
@@ -52,19 +52,19 @@ from minga.security.protocol.statements import (
     Commit,
     Judgement,
     Phase,
-    Place,
     Slot,
+    StateClaim,
     Statement,
 )
 from minga.security.protocol.statements import state as sign
-from minga.security.protocol.step_math import Arithmetic
+from minga.security.protocol.step_math import StepMath
 from minga.security.randomness.public_batch import data_seed
-from minga.security.rechecking.candidates import CandidateDesk
-from minga.security.rechecking.juror import Judge
-from minga.security.rechecking.recheck_member import Inquiry
+from minga.security.rechecking.candidates import CandidateRegister
+from minga.security.rechecking.juror import Juror
+from minga.security.rechecking.recheck_member import MemberRecheck
 from minga.security.step.attempt import Attempt
-from minga.security.step.attempt_history import Attempts
-from minga.security.step.observer import Follower, be_overtaken
+from minga.security.step.attempt_history import AttemptHistory
+from minga.security.step.observer import Observer, be_overtaken
 
 
 class ExcludedError(RemoteError):
@@ -96,10 +96,10 @@ class SecureMember:
         self,
         node: Node,
         identity: Identity,
-        standing: Standing,
-        work: Work,
+        standing: ProtocolState,
+        work: TrainingBackend,
         settings: SecureSettings | None = None,
-        conduct: Conduct | None = None,
+        conduct: Behaviour | None = None,
         evidence: EvidenceLog | None = None,
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
@@ -108,21 +108,21 @@ class SecureMember:
         self.evidence = evidence or EvidenceLog()
         """Why others left the list of members."""
         self._node, self._identity, self._work = node, identity, work
-        self._settings, self._conduct = settings or SecureSettings(), conduct or Conduct()
+        self._settings, self._conduct = settings or SecureSettings(), conduct or Behaviour()
         self._rules = Rules.of(work.layout, self._settings)
-        self._progress = Progress(standing)
-        self._arithmetic = Arithmetic(self._settings)
-        self._mesh = Mesh(node, identity, self._is_expected, self._may_speak, self._is_known)
+        self._progress = StepProgress(standing)
+        self._arithmetic = StepMath(self._settings)
+        self._mesh = StatementGossip(node, identity, self._is_expected, self._may_speak, self._is_known)
         self._mesh.on_statement = self._note
-        self._attempts, self._rooms = Attempts(self._progress), Rooms()
+        self._attempts, self._rooms = AttemptHistory(self._progress), BufferPool()
         self._deliveries = Deliveries(node, self._attempts.find)
         self._coins: dict[int, bytes] = {}
-        self._desk = CandidateDesk(node, self._mesh, work, self._progress, self._settings, self._coins)
+        self._desk = CandidateRegister(node, self._mesh, work, self._progress, self._settings, self._coins)
         submissions, patience = self._desk.submissions, self._settings.patience
-        self._follower = Follower(node, self._mesh, work, self._conduct, submissions, patience)
-        self._outcomes = Outcomes(node)
-        self._changes = Changes(node, identity, self._progress, self.evidence)
-        self._judge = Judge(self._attempts.passed, self._desk, self._conduct, self._inquiry, standing.step)
+        self._follower = Observer(node, self._mesh, work, self._conduct, submissions, patience)
+        self._outcomes = PastSteps(node)
+        self._changes = MembershipChanges(node, identity, self._progress, self.evidence)
+        self._judge = Juror(self._attempts.passed, self._desk, self._conduct, self._inquiry, standing.step)
         self._state: bytes | None = None
         """The digest of the present state."""
         self._found: tuple[Accusation, ...] = ()
@@ -134,7 +134,7 @@ class SecureMember:
         return self._progress.step
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> Members:
         """Who is a member, who a candidate, and who was banned."""
         return self._progress.ledger
 
@@ -186,7 +186,7 @@ class SecureMember:
             record = await next(ends)
         await self._close(record)
 
-    async def _try(self, gradient: torch.Tensor | None, validators: frozenset[PeerId]) -> Record:
+    async def _try(self, gradient: torch.Tensor | None, validators: frozenset[PeerId]) -> AttemptRecord:
         """Try until an attempt passes."""
         found = self._conduct.accusations(self._found)[:MAX_ACCUSATIONS]
         judgements, heard, attempt = self._judgements, self._desk.named(), 0
@@ -197,7 +197,7 @@ class SecureMember:
             try:
                 present = validators.intersection(self.ledger.members)
                 return await self._attempt(attempt, present).run(commit, gradient)
-            except Setback as setback:
+            except AttemptFailed as setback:
                 await self._changes.leave_out(setback.cases)
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
@@ -210,10 +210,10 @@ class SecureMember:
     def _attempt(self, number: int, validators: frozenset[PeerId]) -> Attempt:
         self._require_membership()
         members = self.ledger.members
-        division = Division.equal(self._work.layout, len(members))
+        division = EqualParts.equal(self._work.layout, len(members))
         terms = Terms(self._node.run_id, self.step, number, members, validators, division, self._rules)
-        record = Record(terms, Cargo(division.part_bytes, division.value_bytes, self._rooms))
-        agreement = Agreement(self._mesh, members, self._node.peer_id, self._settings.patience)
+        record = AttemptRecord(terms, PartStore(division.part_bytes, division.value_bytes, self._rooms))
+        agreement = ReliableBroadcast(self._mesh, members, self._node.peer_id, self._settings.patience)
         self._attempts.begin(record, agreement)
         return Attempt(
             record,
@@ -231,7 +231,7 @@ class SecureMember:
             ban = self.ledger.bans.get(self._node.peer_id)
             raise BannedError.of(ban) if ban else ExcludedError("this peer was away for too long", round=self.step)
 
-    async def _close(self, record: Record) -> None:
+    async def _close(self, record: AttemptRecord) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""
         step, progress, before = self.step, self._progress, self._progress.standing
         await self._work.apply(step, await asyncio.to_thread(lambda: progress.bound.shortened(record.vector)))
@@ -240,7 +240,7 @@ class SecureMember:
         self._node.events.emit(
             "secure.step", step=step + 1, attempt=record.terms.attempt, members=len(self.ledger.members)
         )
-        witness = Witness(record.terms, self._mesh.slots)
+        witness = CaseBuilder(record.terms, self._mesh.slots)
         await self._changes.leave_out(verdicts(progress.charges, record, self._attempts.passed, witness))
         candidates, proofs = self.ledger.candidates, self._mesh.proofs
         await self._changes.leave_out(contradicted(candidates, record.terms, record.commits, proofs, witness))
@@ -260,9 +260,9 @@ class SecureMember:
         standing, self._state = self._progress.standing, state
         statement = None
         if self.is_member:
-            slot, place = Slot(self.step, 0, Phase.STANDING), Place(standing.digest, state)
+            slot, place = Slot(self.step, 0, Phase.STANDING), StateClaim(standing.digest, state)
             statement = sign(self._identity, self._node.run_id, slot, self._conduct.stands(place))
-        self._outcomes.keep(Outcome(standing, dict(values), statement))
+        self._outcomes.keep(PastStep(standing, dict(values), statement))
         self._arithmetic.history = self._progress.history
         self._coins[self.step - 1] = self._progress.coin
         self._mesh.forget_before(self.step - KEPT_STEPS)
@@ -271,9 +271,9 @@ class SecureMember:
         for old in [old for old in self._coins if old < self.step - KEPT_STEPS - 1]:
             del self._coins[old]
 
-    def _inquiry(self, step: int) -> Inquiry:
+    def _inquiry(self, step: int) -> MemberRecheck:
         record, before = self._attempts.passed[step], self._coins[step - 1]
-        return Inquiry(record, before, self._work, self._arithmetic, self._deliveries)
+        return MemberRecheck(record, before, self._work, self._arithmetic, self._deliveries)
 
     # ---- what others ask
 

@@ -27,15 +27,15 @@ from minga.core.errors import RejectedError, RemoteError, SilentError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.security.messaging.gradient_samples import Submissions
-from minga.security.messaging.past_steps import BUSY, CALL_S, KEPT_OUTCOMES, WATCH, WATCH_S, Seen, Watch, look, take
-from minga.security.messaging.spread import Mesh
+from minga.security.messaging.gradient_samples import GradientSamples
+from minga.security.messaging.past_steps import BUSY, CALL_S, KEPT_OUTCOMES, WATCH, WATCH_S, AwaitStep, Seen, look, take
+from minga.security.messaging.spread import StatementGossip
 from minga.security.messaging.voting import DivergedError, OutvotedError
-from minga.security.parts.equal_parts import Division, value_from_bytes
-from minga.security.parts.wait_policy import Patience
-from minga.security.protocol.behaviour import Conduct, Seeds, Work
-from minga.security.protocol.protocol_state import Progress, Standing
-from minga.security.protocol.statements import Candidacy, Phase, Place, Slot, Statement, is_genuine, read
+from minga.security.parts.equal_parts import EqualParts, value_from_bytes
+from minga.security.parts.wait_policy import WaitPolicy
+from minga.security.protocol.behaviour import Behaviour, Seeds, TrainingBackend
+from minga.security.protocol.protocol_state import ProtocolState, StepProgress
+from minga.security.protocol.statements import Candidacy, Phase, Slot, StateClaim, Statement, is_genuine, read
 from minga.security.randomness.public_batch import data_seed
 from minga.security.verification.step_bound import StepBound
 
@@ -48,7 +48,7 @@ MAX_TAKES = 8
 
 
 @dataclass(frozen=True)
-class Followed:
+class Observed:
     """What a follower knows of a step that it took: the digest of the state after it, the aggregates by part, and what
     members signed of where they stood then.
     """
@@ -59,11 +59,17 @@ class Followed:
 
 
 @loop_bound
-class Follower:
+class Observer:
     """Takes the steps that the members took."""
 
     def __init__(
-        self, node: Node, mesh: Mesh, work: Work, conduct: Conduct, submissions: Submissions, patience: Patience
+        self,
+        node: Node,
+        mesh: StatementGossip,
+        work: TrainingBackend,
+        conduct: Behaviour,
+        submissions: GradientSamples,
+        patience: WaitPolicy,
     ) -> None:
         self._node, self._mesh, self._work, self._conduct = node, mesh, work, conduct
         self._submissions, self._patience = submissions, patience
@@ -74,7 +80,7 @@ class Follower:
         self._owing: set[PeerId] = set()
         """Those who did not answer when they were last asked for an aggregate: they are asked last."""
 
-    async def take_step(self, progress: Progress) -> Followed:
+    async def take_step(self, progress: StepProgress) -> Observed:
         """Do what is due at a step as a candidate, or apply, and take the step that the members took.
 
         Raises `OutvotedError` if this peer is too late or has another state than most, and `SilentError` if most
@@ -94,11 +100,11 @@ class Follower:
             raise DivergedError("most members are in another state than this peer", round=step)
         progress.take(standing)
         signed = self._said.get(step + 1, {})
-        return Followed(place.state, values, tuple(signed[peer] for peer in sorted(signers)))
+        return Observed(place.state, values, tuple(signed[peer] for peer in sorted(signers)))
 
     # ---- inner workings
 
-    async def _commit(self, progress: Progress) -> bytes | None:
+    async def _commit(self, progress: StepProgress) -> bytes | None:
         """What stands for the gradient that a candidate owes; None from somebody else."""
         me, ledger, step = self._node.peer_id, progress.ledger, progress.step
         if me not in ledger.candidates:
@@ -109,7 +115,7 @@ class Follower:
             self._submissions.keep(step, me, submission)
         return submission.root
 
-    async def _watch_all(self, step: int, members: Sequence[PeerId]) -> tuple[Place, list[PeerId]]:
+    async def _watch_all(self, step: int, members: Sequence[PeerId]) -> tuple[StateClaim, list[PeerId]]:
         """Where most members stand at the beginning of a step, and who says so."""
         for old in [old for old in self._said if old < step]:
             del self._said[old]
@@ -126,9 +132,9 @@ class Follower:
             raise SilentError("most members do not say where they stand", round=step) from error
         raise OutvotedError("no majority of the members tells this peer of this step any more", round=step)
 
-    def _majority(self, step: int, members: Sequence[PeerId]) -> tuple[Place, list[PeerId]] | None:
+    def _majority(self, step: int, members: Sequence[PeerId]) -> tuple[StateClaim, list[PeerId]] | None:
         said = self._said.get(step, {}).items()
-        places = {peer: read(statement, Place) for peer, statement in said if peer in members}
+        places = {peer: read(statement, StateClaim) for peer, statement in said if peer in members}
         for place, count in Counter(places.values()).items():
             if 2 * count > len(members):
                 return place, [peer for peer, said in places.items() if said == place]
@@ -149,8 +155,8 @@ class Follower:
                 return
             await asyncio.sleep(RETRY_S)
 
-    async def _look(self, digest: bytes, signers: Sequence[PeerId]) -> Standing:
-        async def ask(peer: PeerId) -> Standing:
+    async def _look(self, digest: bytes, signers: Sequence[PeerId]) -> ProtocolState:
+        async def ask(peer: PeerId) -> ProtocolState:
             standing = await look(self._node, peer, digest)
             self._guide = peer
             return standing
@@ -161,9 +167,9 @@ class Follower:
             raise OutvotedError("nobody hands out the standing that most have")
         return standing
 
-    async def _take_all(self, standing: Standing, signers: Sequence[PeerId]) -> dict[int, Bytes]:
+    async def _take_all(self, standing: ProtocolState, signers: Sequence[PeerId]) -> dict[int, Bytes]:
         """The aggregates of the step before that standing, each from its aggregator if that is possible."""
-        division = Division.equal(self._work.layout, len(standing.voters))
+        division = EqualParts.equal(self._work.layout, len(standing.voters))
         slots, step = asyncio.Semaphore(MAX_TAKES), standing.step - 1
 
         async def take_from(peer: PeerId, part: int, digest: bytes) -> Bytes:
@@ -226,14 +232,14 @@ async def _is_beyond(node: Node, peer: PeerId, step: int) -> bool:
 
 
 async def watch(node: Node, peer: PeerId, step: int) -> dict[int, Statement]:
-    """Where a member says that it stood (`Place`) at the beginning of the steps that it keeps, once it reached `step`.
+    """Where a member says that it stood (`StateClaim`) at the beginning of the steps that it keeps, once it reached `step`.
 
     Raises `RemoteError`, also where it says that in no way that makes sense.
     """
-    seen = await node.call(peer, WATCH, Watch(step), Seen, timeout_s=WATCH_S + CALL_S)
+    seen = await node.call(peer, WATCH, AwaitStep(step), Seen, timeout_s=WATCH_S + CALL_S)
     own = {said.slot.step: said for said in seen.statements if _is_own(said, peer, node.run_id)}
     for said in own.values():
-        read(said, Place)  # whoever reads it later need not expect nonsense
+        read(said, StateClaim)  # whoever reads it later need not expect nonsense
     return own
 
 

@@ -21,13 +21,13 @@ from typing import TypeVar
 from minga.core.errors import ProtocolError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
-from minga.security.accountability.case_builder import Witness
+from minga.security.accountability.case_builder import CaseBuilder
 from minga.security.accountability.proofs import Case
-from minga.security.accountability.rulings import Setback
-from minga.security.messaging.spread import Mesh
-from minga.security.messaging.voting import Agreement, ContradictionError, OutvotedError
+from minga.security.accountability.rulings import AttemptFailed
+from minga.security.messaging.spread import StatementGossip
+from minga.security.messaging.voting import ContradictionError, OutvotedError, ReliableBroadcast
 from minga.security.protocol.attempt_record import Terms
-from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.statement_store import phase_digest
 from minga.security.protocol.statements import (
     Body,
@@ -46,12 +46,12 @@ B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
 
 
 @loop_bound
-class Exchange:
+class PhaseExchange:
     """One member's words in one attempt, and what it understands of the others'."""
 
-    def __init__(self, terms: Terms, mesh: Mesh, agreement: Agreement, conduct: Conduct) -> None:
+    def __init__(self, terms: Terms, mesh: StatementGossip, agreement: ReliableBroadcast, conduct: Behaviour) -> None:
         self._terms, self._mesh, self._agreement, self._conduct = terms, mesh, agreement, conduct
-        self._witness = Witness(terms, mesh.slots)
+        self._witness = CaseBuilder(terms, mesh.slots)
         self._before = Slot(terms.step, terms.attempt, Phase.COMMIT)
         self.seen = b""
         """The digest of the last phase, as this member knows it."""
@@ -74,8 +74,8 @@ class Exchange:
         """Say one thing (nothing if `own` is None) and understand what the others say; after the last phase of an
         attempt nobody waits for this member any more.
 
-        What makes no sense counts as nothing. Raises `Setback` if somebody has to go by the words of the phase before,
-        and `ContradictionError` if somebody said different things to different members.
+        What makes no sense counts as nothing. Raises `AttemptFailed` if somebody has to go by the words of the phase
+        before, and `ContradictionError` if somebody said different things to different members.
         """
         slot = Slot(self._terms.step, self._terms.attempt, phase)
         for words, receivers in self._conduct.tells(slot, own, self._terms.members) if own is not None else ():
@@ -95,7 +95,7 @@ class Exchange:
         bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
         await self._compare(phase, bodies, is_last=is_last)
         if self.leaving:
-            raise Setback(show() for show in self.leaving.values())
+            raise AttemptFailed(show() for show in self.leaving.values())
         silent = tuple(peer for peer in self._terms.members if peer not in said and peer not in self.excused)
         if is_last:
             self.unheard = silent

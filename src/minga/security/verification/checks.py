@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from minga.network.interface import PeerId
-from minga.security.verification.claims import Claim
+from minga.security.verification.claims import PartClaim
 from minga.security.verification.findings import Doubt, Finding, Offence
 from minga.security.verification.tolerance import CLAIM_TOLERANCE, claim_deviation
 
@@ -29,7 +29,7 @@ class PublishedClaims:
     aggregator: PeerId
     radius: float
     weights: Mapping[PeerId, int]
-    claims: Mapping[PeerId, Claim]
+    claims: Mapping[PeerId, PartClaim]
 
     def __post_init__(self) -> None:
         if self.weights.keys() != self.claims.keys():
@@ -47,7 +47,7 @@ class PublishedClaims:
         return sum(self.weights.values())
 
 
-def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, Claim]) -> tuple[Finding, ...]:
+def check_senders(published: PublishedClaims, recomputed: Mapping[PeerId, PartClaim]) -> tuple[Finding, ...]:
     """V1: the aggregator compares each claim with that which it computes from the bytes that it received.
 
     Raises `ValueError` unless every sender's claim was recomputed.

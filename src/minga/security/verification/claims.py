@@ -34,7 +34,7 @@ CLAIM_LIMIT: Final = 2.0**128
 """Larger than any claim about elements that averaging accepts; keeps weighted sums of claims finite."""
 
 
-class Claim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PartClaim(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One sender's claim about one part: `projections` of D on each direction, scaled to unit variance, and `norm` N.
 
     Raises `ValueError`, also where one is decoded from the wire, for numbers that are not finite, too large, or a
@@ -56,7 +56,7 @@ def clip_factor(norm: float, radius: float) -> float:
     return 1.0 if norm <= radius else radius / norm
 
 
-def claim(part: Vector, result: Vector, radius: float, directions: Directions) -> Claim:
+def claim(part: Vector, result: Vector, radius: float, directions: Directions) -> PartClaim:
     """Return the claim of the sender of `part`, 1-D and finite, about the aggregator's `result` of the same length.
 
     Both are float32. `radius` is τ; `directions` are those of the part. Raises `ValueError` where lengths differ.
@@ -64,7 +64,7 @@ def claim(part: Vector, result: Vector, radius: float, directions: Directions) -
     return claims([part], result, radius, directions)[0]
 
 
-def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: Directions) -> list[Claim]:
+def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: Directions) -> list[PartClaim]:
     """Return for each of `parts` the same claim, to the bit, as `claim`; the directions are made once."""
     if any(part.shape != result.shape for part in parts):
         raise ValueError(f"a part has another length than the result, which has {len(result)} elements")
@@ -72,7 +72,7 @@ def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: D
     return [_claim(_tensor(part), value, radius, sketch) for part in parts]
 
 
-def _claim(part: torch.Tensor, result: torch.Tensor, radius: float, sketch: Sketch) -> Claim:
+def _claim(part: torch.Tensor, result: torch.Tensor, radius: float, sketch: Sketch) -> PartClaim:
     length = min(sketch.numel, BLOCK)
     buckets, squares = torch.zeros(sketch.width, dtype=torch.float64), torch.zeros(length, dtype=torch.float64)
     narrow, wide = torch.empty(length), torch.empty(length, dtype=torch.float64)
@@ -84,7 +84,7 @@ def _claim(part: torch.Tensor, result: torch.Tensor, radius: float, sketch: Sket
     norm = math.sqrt(total(squares.numpy()))
     factor = clip_factor(norm, radius)
     sums = [total(coefficients * buckets.numpy()) for coefficients in sketch.coefficients]
-    return Claim(tuple(factor * (each / ENTRY_DEVIATION) for each in sums), norm)
+    return PartClaim(tuple(factor * (each / ENTRY_DEVIATION) for each in sums), norm)
 
 
 def _tensor(vector: Vector) -> torch.Tensor:

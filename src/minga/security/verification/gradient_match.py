@@ -32,7 +32,7 @@ _SMALL_PART: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Hysteresis:
+class GradientTolerance:
     """Thresholds for relative errors: from `accuse` on a target is accused, above `convict` it goes.
 
     Raises `ConfigurationError` unless 0 < `convict` < `accuse` <= 1e-2.
@@ -49,7 +49,7 @@ class Hysteresis:
             )
 
     @classmethod
-    def calibrated(cls, honest_errors: Iterable[float]) -> Hysteresis:
+    def calibrated(cls, honest_errors: Iterable[float]) -> GradientTolerance:
         """Return the thresholds for errors seen between honest peers on all kinds of devices of the run.
 
         Raises `ConfigurationError` if there are none, or if they are so large that an attack would hide among them:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from minga.core.errors import ConfigurationError
-from minga.security.verification.claims import Claim
+from minga.security.verification.claims import PartClaim
 
 KAPPA: Final = 8.0
 """A projection longer than this many times its deviation does not happen by chance."""
@@ -62,7 +62,7 @@ class ResultAccuracy:
         return KAPPA * self.residual_limit(total_weight, radius, result_norm, numel)
 
 
-def claim_deviation(claimed: Claim, recomputed: Claim, radius: float) -> float:
+def claim_deviation(claimed: PartClaim, recomputed: PartClaim, radius: float) -> float:
     """Return by how much a claim deviates from the same claim recomputed, relative to its true lengths.
 
     Norms are compared relative to N, projections relative to the clipped length min(N, τ). Infinite if the lengths are

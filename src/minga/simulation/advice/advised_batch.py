@@ -9,7 +9,7 @@ from minga.averaging.clocking.batch_choice import smallest_batch
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import facts_of
 from minga.simulation.forecast.forecast import Forecast, forecast
-from minga.simulation.forecast.planned_run import Setting, swarm_rates
+from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates
 
 IDLE_SHARE: Final = 0.2
 """Communication should not take a larger share of the time."""
@@ -41,7 +41,7 @@ def advised_batch(found: Forecast, limits: BatchLimits = BatchLimits()) -> int:
     return smallest_batch(speed, communication_s, limits.idle_share, allowed, overlapped=overlapped)
 
 
-def with_advised_batch(setting: Setting, limits: BatchLimits) -> Setting:
+def with_advised_batch(setting: PlannedRun, limits: BatchLimits) -> PlannedRun:
     """The setting with the target batch size that the leaders of a run will settle at.
 
     They choose it as `minga.averaging.clocking.batch_size` does.

@@ -9,7 +9,7 @@ from typing import Final
 from minga.averaging.codecs.registry import CODECS
 from minga.simulation.advice.advised_batch import BatchLimits, with_advised_batch
 from minga.simulation.forecast.forecast import Forecast, forecast
-from minga.simulation.forecast.planned_run import Setting
+from minga.simulation.forecast.planned_run import PlannedRun
 
 USUAL_CODECS: Final = ("adaptive", "float16", "int8", "float32")
 """Those of minga's own that are compared, the usual one first; bfloat16 takes as many bytes as float16."""
@@ -24,7 +24,7 @@ def compared_codecs() -> tuple[str, ...]:
 
 
 def compare(
-    setting: Setting, strategies: Sequence[str], codecs: Sequence[str], auto: BatchLimits | None = None
+    setting: PlannedRun, strategies: Sequence[str], codecs: Sequence[str], auto: BatchLimits | None = None
 ) -> tuple[Forecast, ...]:
     """The forecasts of all these ways, in the order strategies, codecs.
 

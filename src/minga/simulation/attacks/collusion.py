@@ -12,8 +12,8 @@ import msgspec
 import torch
 
 from minga.network.interface import PeerId
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.behaviour import MakeConduct
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.behaviour import MakeBehaviour
 from minga.security.protocol.statements import Body, Claims, Phase, Slot
 from minga.security.verification.claims import claims as true_claims
 from minga.security.verification.count_sketch import Directions
@@ -26,15 +26,15 @@ class Conspiracy:
 
     def __init__(self) -> None:
         self._of: tuple[int, int] = (-1, 0)
-        self._shifted: dict[int, Record] = {}
+        self._shifted: dict[int, AttemptRecord] = {}
 
-    def note(self, part: int, record: Record) -> None:
+    def note(self, part: int, record: AttemptRecord) -> None:
         """The aggregator of a part shifted its result; `record` has what it got."""
         if self._of != (attempt := (record.terms.step, record.terms.attempt)):
             self._of, self._shifted = attempt, {}
         self._shifted[part] = record
 
-    def shifted(self, record: Record) -> dict[int, Record]:
+    def shifted(self, record: AttemptRecord) -> dict[int, AttemptRecord]:
         """The aggregators' records of the parts that were shifted in the same attempt."""
         return self._shifted if self._of == (record.terms.step, record.terms.attempt) else {}
 
@@ -54,12 +54,12 @@ class CoveredAggregate(Attack):
         self._conspiracy = conspiracy
 
     @classmethod
-    def begin(cls, from_step: int) -> MakeConduct:
+    def begin(cls, from_step: int) -> MakeBehaviour:
         """All conspire."""
         conspiracy = Conspiracy()
         return lambda allies: cls(from_step, allies, conspiracy)
 
-    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:
         """Shifted, if there is an ally to cover it."""
         part = record.terms.members.index(self.me)
         if record.terms.step < self.from_step or self._helper(part, record) is None:
@@ -67,7 +67,7 @@ class CoveredAggregate(Attack):
         self._conspiracy.note(part, record)
         return value + self.shift * clip / value.numel() ** 0.5, clip
 
-    def claims(self, claims: Claims, record: Record) -> Claims | None:
+    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
         """False about the parts of those whom this member helps, by what the true sum is."""
         lies = list(claims.claims)
         for part, known in self._conspiracy.shifted(record).items():
@@ -78,7 +78,7 @@ class CoveredAggregate(Attack):
                 lies[part] = msgspec.structs.replace(own, projections=made_up)
         return msgspec.structs.replace(claims, claims=tuple(lies))
 
-    def _helper(self, part: int, record: Record) -> PeerId | None:
+    def _helper(self, part: int, record: AttemptRecord) -> PeerId | None:
         """The next ally after the aggregator of a part that contributes to the step."""
         members, count = record.terms.members, len(record.terms.members)
         ranks = [(part + 1 + offset) % count for offset in range(count - 1)]
@@ -109,7 +109,7 @@ class DivisiveProof(Attack):
         return [(body, rest), (msgspec.structs.replace(body, seen=bytes(32)), honest[::2])]
 
 
-def _sums(part: int, known: Record, record: Record, count: int) -> list[float]:
+def _sums(part: int, known: AttemptRecord, record: AttemptRecord, count: int) -> list[float]:
     """What all true projections of a part add up to."""
     terms, aggregator = record.terms, record.terms.members[part]
     directions = Directions(record.randomness, count).of_part(terms.division.starts[part])

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 
 from minga.network.interface import PeerId
-from minga.security.protocol.attempt_record import Record
-from minga.security.protocol.behaviour import Seeds, Work
+from minga.security.protocol.attempt_record import AttemptRecord
+from minga.security.protocol.behaviour import Seeds, TrainingBackend
 from minga.security.protocol.statements import Claims
-from minga.security.verification.claims import Claim
+from minga.security.verification.claims import PartClaim
 from minga.security.verification.count_sketch import DEFAULT_DIRECTIONS
 from minga.simulation.attacks.interface import Attack
 
 
 @runtime_checkable
-class LabelledWork(Work, Protocol):
+class LabelledBackend(TrainingBackend, Protocol):
     """Work on data with labels, for attackers who flip these."""
 
     async def flipped_gradient(self, step: int, seed: bytes) -> torch.Tensor:
@@ -38,7 +38,7 @@ class SignFlip(Attack):
     changes = "gradient"
     scale = 1000.0
 
-    async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def hostile_gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """Backwards, and far."""
         own = await work.gradient(step, seeds.own)
         return own * -self.scale
@@ -50,7 +50,7 @@ class RandomDirection(Attack):
     changes = "gradient"
     scale = 1000.0
 
-    async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def hostile_gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """The same direction in each step and for each attacker."""
         own = await work.gradient(step, seeds.own)
         direction = torch.from_numpy(np.random.default_rng(666).standard_normal(own.numel())).float()
@@ -67,7 +67,7 @@ class Delayed(Attack):
         self._past: list[torch.Tensor] = []
         self._delay = delay
 
-    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """Remembers all of them."""
         self.step = step
         self._past.append(await work.gradient(step, seeds.own))
@@ -80,7 +80,7 @@ class InnerProduct(Attack):
     changes = "gradient"
     epsilon = 0.6
 
-    async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def hostile_gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """Near the others, against them."""
         honest = await self.honest_gradients(work, step, seeds)
         return honest.mean(0) * -self.epsilon
@@ -97,7 +97,7 @@ class LittleIsEnough(Attack):
 
     changes = "gradient"
 
-    async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def hostile_gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """Within what noise explains."""
         honest = await self.honest_gradients(work, step, seeds)
         n, b = len(seeds.of), len(seeds.of) - len(honest)
@@ -110,12 +110,12 @@ class LabelFlip(Attack):
     """Sends the gradient of wrong labels; `labelled` finds them where the work itself does not offer it."""
 
     changes = "gradient"
-    labelled: Callable[[Work], Work] = staticmethod(lambda work: work)
+    labelled: Callable[[TrainingBackend], TrainingBackend] = staticmethod(lambda work: work)
 
-    async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def hostile_gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """Of its own batch. Raises `TypeError` for work without labels."""
         work = self.labelled(work)
-        if not isinstance(work, LabelledWork):
+        if not isinstance(work, LabelledBackend):
             raise TypeError(f"{type(work).__name__} has no labels that could be flipped")
         return await work.flipped_gradient(step, seeds.own)
 
@@ -126,7 +126,7 @@ class WrongAggregate(Attack):
     changes = "aggregate"
     shift = 1.0
 
-    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:
         """All elements alike."""
         on = record.terms.step >= self.from_step
         return (value + self.shift * clip / value.numel() ** 0.5 if on else value), clip
@@ -137,7 +137,7 @@ class WrongRadius(Attack):
 
     factor = 100.0
 
-    def value(self, value: torch.Tensor, clip: float, record: Record) -> tuple[torch.Tensor, float]:
+    def value(self, value: torch.Tensor, clip: float, record: AttemptRecord) -> tuple[torch.Tensor, float]:
         """The right value to it."""
         return value, clip * (self.factor if record.terms.step >= self.from_step else 1.0)
 
@@ -145,7 +145,7 @@ class WrongRadius(Attack):
 class LyingNorms(Attack):
     """Says that its parts are nearer to the aggregates than they are."""
 
-    def claims(self, claims: Claims, record: Record) -> Claims | None:
+    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:
         """Half of each norm."""
         return self.changed(claims) if record.terms.step >= self.from_step else claims
 
@@ -174,9 +174,9 @@ class WithheldPart(Attack):
         """To nobody."""
         return not self.is_on
 
-    def claims(self, claims: Claims, record: Record) -> Claims | None:  # noqa: ARG002
+    def claims(self, claims: Claims, record: AttemptRecord) -> Claims | None:  # noqa: ARG002
         """As if its parts were the aggregates."""
         if not self.is_on:
             return claims
-        made_up = Claim((0.0,) * DEFAULT_DIRECTIONS, 0.0)
+        made_up = PartClaim((0.0,) * DEFAULT_DIRECTIONS, 0.0)
         return msgspec.structs.replace(claims, claims=tuple(claim or made_up for claim in claims.claims))

@@ -1,6 +1,6 @@
 """The behaviour seam: how simulated peers are dishonest. There are two kinds.
 
-Attack   a member of a run whose members check each other: the honest `Conduct`, of which it changes one thing
+Attack   a member of a run whose members check each other: the honest `Behaviour`, of which it changes one thing
 Lie      a peer of any run: replaces a method of its own session, since honest code need not know that lies exist
 """
 
@@ -13,11 +13,11 @@ from typing import ClassVar, Literal
 import torch
 
 from minga.network.interface import PeerId
-from minga.security.protocol.behaviour import Conduct, MakeConduct, Seeds, Work
+from minga.security.protocol.behaviour import Behaviour, MakeBehaviour, Seeds, TrainingBackend
 from minga.training.session import Session
 
 
-class Attack(Conduct):
+class Attack(Behaviour):
     """Honest before `from_step`; `allies` (all attackers by id, also those who come later) matter where they act
     together.
     """
@@ -38,7 +38,7 @@ class Attack(Conduct):
         """Its own id, from the first step on."""
 
     @classmethod
-    def begin(cls, from_step: int) -> MakeConduct:
+    def begin(cls, from_step: int) -> MakeBehaviour:
         """What makes the conduct of each attacker of one run; what they share is made here."""
         return lambda allies: cls(from_step, allies)
 
@@ -47,18 +47,18 @@ class Attack(Conduct):
         """Whether it attacks in the present step."""
         return self.step >= self.from_step
 
-    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """Notes the step; hostile from the right one on."""
         self.step, self.me = step, seeds.me
         if not self.is_on:
             return await work.gradient(step, seeds.own)
         return await self.hostile_gradient(work, step, seeds)
 
-    async def hostile_gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def hostile_gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """What it sends while it attacks; the true gradient, if what it changes is something else."""
         return await work.gradient(step, seeds.own)
 
-    async def honest_gradients(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def honest_gradients(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """What those send who are no allies, float32 [members, numel]."""
         return torch.stack(
             [await work.gradient(step, seed) for peer, seed in seeds.of.items() if peer not in self.allies]

@@ -8,8 +8,8 @@ import msgspec
 import torch
 
 from minga.network.interface import PeerId
-from minga.security.protocol.behaviour import Conduct, MakeConduct, Seeds, Work
-from minga.security.protocol.statements import Candidacy, Place, Slot
+from minga.security.protocol.behaviour import Behaviour, MakeBehaviour, Seeds, TrainingBackend
+from minga.security.protocol.statements import Candidacy, Slot, StateClaim
 from minga.simulation.attacks.interface import Attack
 
 
@@ -41,12 +41,12 @@ class Sybil(Attack):
         self._machine = machine
 
     @classmethod
-    def begin(cls, from_step: int) -> MakeConduct:  # noqa: ARG003
+    def begin(cls, from_step: int) -> MakeBehaviour:  # noqa: ARG003
         """All share one machine."""
         machine = Machine()
         return lambda _: cls(machine)
 
-    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """Right if the machine computes for this one, else something made up that costs nothing."""
         if self._machine.is_free(step, seeds.me):
             return await work.gradient(step, seeds.own)
@@ -54,7 +54,7 @@ class Sybil(Attack):
         return torch.randn(work.layout.total, generator=generator)
 
 
-class SilentCandidate(Conduct):
+class SilentCandidate(Behaviour):
     """Applies, and says nothing any more as soon as it is a candidate."""
 
     def candidacy(
@@ -72,7 +72,7 @@ class WithholdingSybil(Sybil):
         return False
 
 
-class EquivocatingCandidate(Conduct):
+class EquivocatingCandidate(Behaviour):
     """Commits to one thing before most members, and to another before the others."""
 
     def candidacy(
@@ -100,6 +100,6 @@ class PoisonedDonor(Attack):
 class LyingGuide(PoisonedDonor):
     """Tells newcomers that the members stand elsewhere, and gives them a state that fits."""
 
-    def stands(self, place: Place) -> Place:
+    def stands(self, place: StateClaim) -> StateClaim:
         """Where nobody is."""
         return msgspec.structs.replace(place, standing=bytes(32), state=bytes(32))

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from minga.network.interface import PeerId
-from minga.security.protocol.behaviour import Seeds, Work
+from minga.security.protocol.behaviour import Seeds, TrainingBackend
 from minga.security.protocol.statements import Accusation, Body, Charge, Claims, Phase, Slot
 from minga.security.randomness.coin import Reveal
 from minga.simulation.attacks.interface import Attack
@@ -113,7 +113,7 @@ class FalseAccusation(Attack):
         super().__init__(from_step, allies)
         self._victim: PeerId | None = None
 
-    async def gradient(self, work: Work, step: int, seeds: Seeds) -> torch.Tensor:
+    async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
         """Picks somebody by the seeds of the step."""
         self._victim = min((peer for peer in seeds.of if peer not in self.allies), key=lambda peer: seeds.of[peer])
         return await super().gradient(work, step, seeds)

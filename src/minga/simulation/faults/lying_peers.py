@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from minga.network.bandwidth.access_link import LineRates
+from minga.network.bandwidth.access_link import AccessRates
 from minga.simulation.attacks.interface import Lie
 from minga.simulation.attacks.registry import lie
 from minga.training.session import Session
@@ -22,7 +22,7 @@ from minga.training.state.snapshot import StateSnapshot
 BOAST: Final = 10.0
 
 
-class Liars:
+class LyingPeers:
     """Makes peers lie, and honest again; `session_of` finds a peer's session by its name."""
 
     def __init__(self, session_of: Callable[[str], Session]) -> None:
@@ -46,7 +46,7 @@ class FalseRates(Lie):
         lines = session.node.lines
         honest = lines.rates
 
-        def rates() -> LineRates:
+        def rates() -> AccessRates:
             true = honest()
             return replace(true, upload=_times(true.upload), download=_times(true.download))
 

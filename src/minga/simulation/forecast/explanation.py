@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from minga.averaging.planning.contributor_choice import Work, combined, resting, step_seconds, with_resting
+from minga.averaging.planning.contributor_choice import StepWork, combined, resting, step_seconds, with_resting
 from minga.averaging.solver.baselines import equal_parts, parameter_server
-from minga.averaging.solver.clean_rates import Remark, UsableRates, usable
+from minga.averaging.solver.clean_rates import CleanRates, Remark, usable
 from minga.averaging.solver.division import Binding, Division, PeerRates, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import Prediction, predict
@@ -76,7 +76,7 @@ class Alternatives:
     resting_step_s: float
 
 
-def explain(rates: SwarmRates, work: Work) -> Explanation:
+def explain(rates: SwarmRates, work: StepWork) -> Explanation:
     """Divide and say why it came out like that. Raises as `divide` does."""
     given = usable(rates)
     division = divide(rates, work.vector_bytes)
@@ -88,7 +88,7 @@ def explain(rates: SwarmRates, work: Work) -> Explanation:
     return Explanation(division, foreseen.seconds, computing_s, step_s, foreseen.binding, tasks, given.remarks)
 
 
-def alternatives(rates: SwarmRates, work: Work) -> Alternatives:
+def alternatives(rates: SwarmRates, work: StepWork) -> Alternatives:
     """What else could be done; takes seconds for large groups. Raises as `divide` does."""
     helped = replace(rates, peers=(*rates.peers, PeerRates(AUXILIARY_RATE, AUXILIARY_RATE, sends=False)))
     rests = resting(rates, work)
@@ -111,7 +111,7 @@ def _bound(rates: SwarmRates, vector_bytes: float) -> float | None:
     return shortest_round(usable(rates), vector_bytes)
 
 
-def _tasks(division: Division, foreseen: Prediction, rates: UsableRates, step_s: float) -> tuple[PeerTask, ...]:
+def _tasks(division: Division, foreseen: Prediction, rates: CleanRates, step_s: float) -> tuple[PeerTask, ...]:
     reduces, relays = np.zeros(rates.count), np.zeros(rates.count)
     for part in division.parts:
         reduces[part.root] += part.share
@@ -136,7 +136,7 @@ def _tasks(division: Division, foreseen: Prediction, rates: UsableRates, step_s:
     )
 
 
-def _reason(peer: int, tasks: float, busy_s: float, rates: UsableRates, foreseen: Prediction) -> str:
+def _reason(peer: int, tasks: float, busy_s: float, rates: CleanRates, foreseen: Prediction) -> str:
     full = busy_s >= BUSY * foreseen.seconds > 0.0
     binding = foreseen.binding
     if tasks > 0.0:

@@ -23,15 +23,15 @@ from typing import Final
 import numpy as np
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.planning.contributor_choice import Work, resting, with_resting
+from minga.averaging.planning.contributor_choice import StepWork, resting, with_resting
 from minga.averaging.solver.division import Binding, Division, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import Prediction, predict
 from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.simulation.forecast.model_facts import STATE_BYTES, ModelFacts, OptimizerName
-from minga.simulation.forecast.planned_run import Setting, swarm_rates
-from minga.simulation.forecast.step_fill import Filling, Pace, fill
+from minga.simulation.forecast.planned_run import PlannedRun, swarm_rates
+from minga.simulation.forecast.step_fill import PeerPace, StepFill, fill
 
 FORMING_TRIPS: Final = 2.5
 DAY_S: Final = 86_400.0
@@ -67,7 +67,7 @@ class Forecast:
     `utilisation` is the share of all that the machines could compute that goes into steps.
     """
 
-    setting: Setting
+    setting: PlannedRun
     vector_bytes: int
     filling_s: float
     forming_s: float
@@ -98,7 +98,7 @@ def encoded_bytes(model: ModelFacts, codec: str) -> int:
     return layout.encoded_bytes(0, layout.total)
 
 
-def forecast(setting: Setting) -> Forecast:
+def forecast(setting: PlannedRun) -> Forecast:
     """What comes of `setting`; takes a second or two for large swarms.
 
     Raises `ConfigurationError` if nobody computes, or nobody can reduce.
@@ -106,7 +106,7 @@ def forecast(setting: Setting) -> Forecast:
     given = _checked(setting)
     vector_bytes = encoded_bytes(setting.model, setting.codec)
     overlapped = facts_of(setting.strategy).overlaps
-    work = Work(vector_bytes, setting.target_batch_size, overlapped)
+    work = StepWork(vector_bytes, setting.target_batch_size, overlapped)
     rests = resting(given, work)
     rates = with_resting(given, rests)
     division = divide(rates, vector_bytes)
@@ -151,7 +151,7 @@ def state_bytes(model: ModelFacts, optimizer: OptimizerName) -> int:
 # ---- inner workings
 
 
-def _checked(setting: Setting) -> SwarmRates:
+def _checked(setting: PlannedRun) -> SwarmRates:
     rates = swarm_rates(setting.volunteers)
     if not any(each.computes for each in setting.volunteers):
         raise ConfigurationError("--peers: nobody computes gradients; add peers with a device or samples_per_s=")
@@ -160,22 +160,22 @@ def _checked(setting: Setting) -> SwarmRates:
     return rates
 
 
-def _count_by_class(setting: Setting, rests: Sequence[int]) -> list[int]:
+def _count_by_class(setting: PlannedRun, rests: Sequence[int]) -> list[int]:
     ends = np.cumsum([each.peers.count for each in setting.volunteers])
     found = np.bincount(np.searchsorted(ends, np.array(rests, dtype=int), side="right"), minlength=len(ends))
     return [int(number) for number in found]
 
 
-def _paces(setting: Setting, rested: Sequence[int]) -> list[Pace]:
+def _paces(setting: PlannedRun, rested: Sequence[int]) -> list[PeerPace]:
     return [
-        Pace(each.peers.count - resting, each.micro_batch, each.micro_batch / each.samples_per_s)
+        PeerPace(each.peers.count - resting, each.micro_batch, each.micro_batch / each.samples_per_s)
         if each.computes
-        else Pace(0, 1, 1.0)
+        else PeerPace(0, 1, 1.0)
         for each, resting in zip(setting.volunteers, rested, strict=True)
     ]
 
 
-def _computing(setting: Setting, paces: Sequence[Pace], filling: Filling) -> tuple[float, int]:
+def _computing(setting: PlannedRun, paces: Sequence[PeerPace], filling: StepFill) -> tuple[float, int]:
     """Seconds of a step's computing and its samples.
 
     With the delayed strategy those who stop go on into the next step, so all who have part in a step compute all the
@@ -189,7 +189,7 @@ def _computing(setting: Setting, paces: Sequence[Pace], filling: Filling) -> tup
     return batch / sum(pace.samples_per_s for pace in heard), batch
 
 
-def _round_trip_s(setting: Setting) -> float:
+def _round_trip_s(setting: PlannedRun) -> float:
     """The longest round trip to a leader, who may be anybody that can be reached."""
     if sum(each.peers.count for each in setting.volunteers) == 1:
         return 0.0
@@ -199,7 +199,12 @@ def _round_trip_s(setting: Setting) -> float:
 
 
 def _classes(
-    setting: Setting, division: Division, foreseen: Prediction, filling: Filling, rested: Sequence[int], step_s: float
+    setting: PlannedRun,
+    division: Division,
+    foreseen: Prediction,
+    filling: StepFill,
+    rested: Sequence[int],
+    step_s: float,
 ) -> tuple[ClassForecast, ...]:
     found, start = [], 0
     per_day = DAY_S / step_s if step_s < math.inf else 0.0
@@ -230,7 +235,7 @@ def _classes(
     return tuple(found)
 
 
-def _free_for_newcomers(setting: Setting, foreseen: Prediction, step_s: float) -> float:
+def _free_for_newcomers(setting: PlannedRun, foreseen: Prediction, step_s: float) -> float:
     """Bytes per second that those who can be reached have left for a newcomer beside the rounds."""
     free, index = 0.0, 0
     for each in setting.volunteers:

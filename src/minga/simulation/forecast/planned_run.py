@@ -34,7 +34,7 @@ class Volunteers:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PlannedRun:
     """What a run fixes: who takes part in what, and how."""
 
     volunteers: tuple[Volunteers, ...]

@@ -15,7 +15,7 @@ from minga.averaging.clocking import sample_quota
 
 
 @dataclass(frozen=True)
-class Pace:
+class PeerPace:
     """`count` equal peers that compute `micro_batch` samples in `micro_batch_s` seconds."""
 
     count: int
@@ -29,17 +29,17 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Filling:
+class StepFill:
     """Seconds from the beginning of a step until all have stopped, and the samples that each pace has by then."""
 
     seconds: float
     samples: tuple[int, ...]
 
 
-def fill(paces: Sequence[Pace], batch: int) -> Filling:
+def fill(paces: Sequence[PeerPace], batch: int) -> StepFill:
     """How a step of at least `batch` samples fills up; forever if nobody computes."""
     singles = [
-        sample_quota.Pace(0, pace.micro_batch, pace.micro_batch_s, pace.micro_batch_s)
+        sample_quota.MemberPace(0, pace.micro_batch, pace.micro_batch_s, pace.micro_batch_s)
         for pace in paces
         for _ in range(pace.count)
     ]
@@ -48,4 +48,4 @@ def fill(paces: Sequence[Pace], batch: int) -> Filling:
     for pace in paces:
         samples.append(sum(limits.samples[start : start + pace.count]))
         start += pace.count
-    return Filling(limits.seconds, tuple(samples))
+    return StepFill(limits.seconds, tuple(samples))

@@ -31,7 +31,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import AfterValidator, Field, ValidationError
 
 from minga.averaging.codecs.registry import codec_choices
-from minga.averaging.planning.contributor_choice import Work
+from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.averaging.strategy_choice import STRATEGIES, facts_of
 from minga.core.errors import ConfigurationError
@@ -122,7 +122,7 @@ class SwarmFile:
 
     names: tuple[str, ...]
     rates: SwarmRates
-    work: Work
+    work: StepWork
 
 
 def read_swarm_file(path: Path) -> SwarmFile:
@@ -156,7 +156,7 @@ def parse_swarm(values: Mapping[str, Any], source: str) -> SwarmFile:
         for number in range(1, each.count + 1)
     ]
     overlapped = facts_of(head.strategy).overlaps
-    work = Work(_vector_bytes(head, source), head.target_batch_size, overlapped=overlapped)
+    work = StepWork(_vector_bytes(head, source), head.target_batch_size, overlapped=overlapped)
     return SwarmFile(tuple(names), SwarmRates(tuple(peers), pairs), work)
 
 

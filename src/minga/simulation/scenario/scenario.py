@@ -36,7 +36,7 @@ from minga.simulation.scenario.sections import (
     Attackers,
     FaultsTable,
     ModelTable,
-    PeerClass,
+    PeerTable,
     RegionPath,
     StopTable,
 )
@@ -70,7 +70,7 @@ class Scenario(Section):
     network: NetworkSection = NetworkSection()
     security: SecuritySection = SecuritySection()
     stop: StopTable = StopTable()
-    peers: Annotated[tuple[PeerClass, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
+    peers: Annotated[tuple[PeerTable, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
         ..., "classes of peers", f"1 to {MAX_CLASSES} tables, each under its own [[peers]]"
     )
     paths: Annotated[tuple[RegionPath, ...], Field(strict=False, max_length=MAX_PATHS)] = described(
@@ -108,7 +108,7 @@ class Scenario(Section):
         """How many different peers there are."""
         return sum(each.count for each in self.peers)
 
-    def attackers_of(self, kind: PeerClass, number: int) -> Attackers | None:
+    def attackers_of(self, kind: PeerTable, number: int) -> Attackers | None:
         """What says that the peer of this number in its class lies or attacks, if anything does."""
         found = (table for table in self.attackers if table.peers == kind.name and number <= table.count)
         return next(found, None)
@@ -206,7 +206,7 @@ def _wrong_security(scenario: Scenario) -> Iterator[str]:
             )
 
 
-def _wrong_peers(peers: Sequence[PeerClass], scenario: Scenario) -> Iterator[str]:
+def _wrong_peers(peers: Sequence[PeerTable], scenario: Scenario) -> Iterator[str]:
     if scenario.peer_count > MAX_PEERS:
         yield f"peers: {scenario.peer_count} peers in all; there may be at most {MAX_PEERS}"
     if not peers:

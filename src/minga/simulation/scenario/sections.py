@@ -83,7 +83,7 @@ class StopTable(Section):
         return time
 
 
-class PeerClass(Section):
+class PeerTable(Section):
     """Peers of a kind; each draws its own numbers."""
 
     name: str = described(..., "what they are called: home-1, home-2, …", NAME_WORDS, pattern=NAME)
@@ -113,7 +113,7 @@ class PeerClass(Section):
         return _plausible(latency)
 
     @model_validator(mode="after")
-    def _check_role(self) -> PeerClass:
+    def _check_role(self) -> PeerTable:
         if self.role == "trainer" and self.samples_per_second is None:
             raise ValueError("a trainer needs samples_per_second, such as samples_per_second = 10")
         if self.role == "auxiliary" and self.samples_per_second is not None:

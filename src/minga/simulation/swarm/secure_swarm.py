@@ -16,13 +16,13 @@ from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.security.messaging.voting import OutvotedError
-from minga.security.protocol.behaviour import Conduct, MakeConduct, Work
-from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.behaviour import Behaviour, MakeBehaviour, TrainingBackend
+from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.settings import SecureSettings
-from minga.security.step.joiner import SecureNewcomer
+from minga.security.step.joiner import Joiner
 from minga.security.step.member import BannedError, ExcludedError, SecureMember
 from minga.simulation.attacks.joining_attacks import PoisonedDonor
-from minga.simulation.swarm.toy_backend import DonatedWork
+from minga.simulation.swarm.toy_backend import DonatedBackend
 
 RUN_ID = "5ec0" * 16
 LATENCY_S = 0.02
@@ -39,8 +39,8 @@ class SecurePeer:
     name: str
     network: VirtualNetwork
     node: Node
-    work: Work
-    conduct: Conduct
+    work: TrainingBackend
+    conduct: Behaviour
     log: list[Event] = field(default_factory=list)
     entered: SecureMember | None = None
     """None until a newcomer has found out where the members are."""
@@ -67,8 +67,8 @@ class SecureSwarm:
     def __init__(
         self,
         count: int,
-        make_work: Callable[[], Work],
-        hostile: Mapping[str, MakeConduct] | None = None,
+        make_work: Callable[[], TrainingBackend],
+        hostile: Mapping[str, MakeBehaviour] | None = None,
         *,
         settings: SecureSettings | None = None,
         seed: int = 0,
@@ -89,9 +89,9 @@ class SecureSwarm:
         self.founders = tuple(sorted(host.peer_id for host in hosts))
         makers = dict(hostile or {})
         self.allies = frozenset(host.peer_id for host in hosts if host.name in makers)
-        first = Standing.first(RUN_ID, self.founders)
+        first = ProtocolState.first(RUN_ID, self.founders)
         for host in hosts:
-            conduct = makers[host.name](self.allies) if host.name in makers else Conduct()
+            conduct = makers[host.name](self.allies) if host.name in makers else Behaviour()
             peer = self._start(host, conduct)
             entropy = random.Random(f"secrets {seed} {host.name}").randbytes
             identity = Identity.from_seed(host.private_key)
@@ -101,9 +101,9 @@ class SecureSwarm:
 
     # ---- peers that come later
 
-    def join(self, name: str, conduct: Conduct | None = None) -> SecurePeer:
+    def join(self, name: str, conduct: Behaviour | None = None) -> SecurePeer:
         """Let a newcomer begin, who knows the founders."""
-        peer = self._start(self._host(name), conduct or Conduct())
+        peer = self._start(self._host(name), conduct or Behaviour())
         self._tasks[name] = peer.network.process.run(self._live(peer))
         return peer
 
@@ -140,12 +140,12 @@ class SecureSwarm:
         self.names[host.peer_id], self._addresses[host.peer_id] = name, host.address
         return host
 
-    def _start(self, host: VirtualNetwork, conduct: Conduct) -> SecurePeer:
+    def _start(self, host: VirtualNetwork, conduct: Behaviour) -> SecurePeer:
         events = EventBus(asyncio.get_running_loop().time)
         node = self._node_type(host, run_id=RUN_ID, role="trainer", lookup=self._addresses.get, events=events)
         peer = self.peers[host.name] = SecurePeer(host.name, host, node, self._make_work(), conduct)
         events.subscribe(peer.log.append)
-        if isinstance(peer.work, DonatedWork):
+        if isinstance(peer.work, DonatedBackend):
             peer.work.attach(node, conduct.gives if isinstance(conduct, PoisonedDonor) else bytes)
         host.process.context.run(node.start)
         return peer
@@ -170,7 +170,5 @@ class SecureSwarm:
     async def _enter(self, peer: SecurePeer) -> SecureMember:
         identity = Identity.from_seed(peer.network.private_key)
         entropy = random.Random(f"secrets {self._seed} {peer.name} {asyncio.get_running_loop().time()}").randbytes
-        newcomer = SecureNewcomer(
-            peer.node, identity, self.founders, peer.work, self._settings, peer.conduct, entropy=entropy
-        )
+        newcomer = Joiner(peer.node, identity, self.founders, peer.work, self._settings, peer.conduct, entropy=entropy)
         return await newcomer.enter()

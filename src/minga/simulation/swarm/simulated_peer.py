@@ -16,10 +16,10 @@ from minga.identity.links.grant import LinkAccess
 from minga.network.virtual.internet import VirtualNetwork
 from minga.security.randomness.public_batch import PublicBatch
 from minga.security.step.member import BannedError
-from minga.training.bridge.assigned_port import PublicPort
-from minga.training.bridge.gradient_port import TrainerPort
-from minga.training.bridge.thread_task import Work
-from minga.training.life.verified_member import SecureLife
+from minga.training.bridge.assigned_port import AssignedPort
+from minga.training.bridge.gradient_port import GradientPort
+from minga.training.bridge.thread_task import ThreadTask
+from minga.training.life.verified_member import VerifiedMember
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.session import Session
 from minga.training.state.snapshot import StateSnapshot
@@ -45,7 +45,7 @@ class TrainerSettings:
 
 
 @dataclass(frozen=True)
-class Curriculum:
+class TrainingTask:
     """What all peers of a swarm train: `gradient(peer, samples)` sets the gradients of a micro-batch on the peer's
     model; in a run whose members check each other `public_gradient(peer, batch)` sets those of a public batch, and
     `organiser` is the id of the peer whose key signs who its founders are. With `checkpoint_every` each peer keeps a
@@ -76,7 +76,7 @@ class SimulatedPeer:
         self.samples_done = 0
         self.error: LocalError | RemoteError | None = None
         self.checkpoint: StateSnapshot | None = None
-        self.port: TrainerPort | None = None
+        self.port: GradientPort | None = None
         self.apply_s = apply_s
         self.access: LinkAccess | None = None
         """What admits it to a run for members."""
@@ -101,7 +101,7 @@ class SimulatedPeer:
         under_way = min(asyncio.get_running_loop().time() - self._busy_since, self._busy_s) if self._busy_s else 0.0
         return self._computed_s + under_way
 
-    async def live(self, curriculum: Curriculum) -> None:
+    async def live(self, curriculum: TrainingTask) -> None:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
             await self.session.start()
@@ -120,13 +120,15 @@ class SimulatedPeer:
         """
         life, loop = self.session.member, asyncio.get_running_loop()
         step, until_s = self.replica.step, loop.time() + limit_s
-        while isinstance(life, SecureLife) and life.has_a_say and self.replica.step == step and loop.time() < until_s:
+        while (
+            isinstance(life, VerifiedMember) and life.has_a_say and self.replica.step == step and loop.time() < until_s
+        ):
             await asyncio.sleep(POLL_S)
 
-    async def _train(self, curriculum: Curriculum) -> None:
+    async def _train(self, curriculum: TrainingTask) -> None:
         spec, checkpoint_every = curriculum.spec, curriculum.checkpoint_every
         strategy = STRATEGIES.get(spec.training.strategy)
-        self.port = port = TrainerPort(asyncio.get_running_loop(), self.replica.vector.new, strategy=strategy)
+        self.port = port = GradientPort(asyncio.get_running_loop(), self.replica.vector.new, strategy=strategy)
         member = self.session.attach(spec, self.replica, port)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:
@@ -142,13 +144,13 @@ class SimulatedPeer:
             self.replica.zero_grad()
             await self._serve(port, lambda: True, checkpoint_every)
 
-    async def _train_publicly(self, curriculum: Curriculum) -> None:
+    async def _train_publicly(self, curriculum: TrainingTask) -> None:
         """The same where others say what is to be computed, and check it."""
         spec, new_vector = curriculum.spec, self.replica.vector.new
         if self.settings is None:
             raise ConfigurationError("in a run whose members check each other everybody computes")
         loop = asyncio.get_running_loop()
-        port = PublicPort(
+        port = AssignedPort(
             loop,
             new_vector,
             micro_batches=spec.micro_batches_per_member,
@@ -178,12 +180,12 @@ class SimulatedPeer:
         return self.replica.accumulate(vector, self.settings.micro_batch if self.settings else 0)
 
     async def _serve(
-        self, port: TrainerPort | PublicPort, until: Callable[[], bool], checkpoint_every: int | None
+        self, port: GradientPort | AssignedPort, until: Callable[[], bool], checkpoint_every: int | None
     ) -> None:
         """Do what the loop asks for, as the training thread does in production."""
         while True:
             work = port.poll()
-            if isinstance(work, Work):
+            if isinstance(work, ThreadTask):
                 before = self.replica.step
                 if work.name == "apply" and self.apply_s:
                     await asyncio.sleep(self.apply_s)

@@ -7,7 +7,7 @@ the rounds that it applied: a hash over their ids. So the states of two peers ar
 same rounds in the same order, as with numbers.
 
 A ghost has no loss, nothing to evaluate, and no norm to clip at. The spec's codec counts, and its optimizer does not
-but for the vectors that it keeps (`GhostModel.moments`).
+but for the vectors that it keeps (`SizeOnlyModel.moments`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_MOMENTS = 8
 
 
 @dataclass(frozen=True)
-class GhostModel:
+class SizeOnlyModel:
     """The size of a model: the elements of its trained tensors, which are float32, in the order of the vector.
 
     The optimizer keeps `moments` vectors of the same size (2 for Adam and LAMB, 1 for SGD with momentum), which belong
@@ -51,12 +51,12 @@ class GhostModel:
             raise ConfigurationError(f"a state has at most {MAX_TENSORS} tensors and {MAX_STATE_BYTES} bytes in all")
 
     @classmethod
-    def of_size(cls, parameters: int, *, moments: int = 2) -> GhostModel:
+    def of_size(cls, parameters: int, *, moments: int = 2) -> SizeOnlyModel:
         """A model of one tensor with so many elements."""
         return cls((parameters,), moments)
 
     @classmethod
-    def of(cls, parameters: Sequence[torch.Tensor], *, moments: int = 2) -> GhostModel:
+    def of(cls, parameters: Sequence[torch.Tensor], *, moments: int = 2) -> SizeOnlyModel:
         """The size of a model that has these parameters, which may be on the device `meta`."""
         return cls(tuple(each.numel() for each in parameters if each.requires_grad), moments)
 
@@ -79,7 +79,7 @@ class GhostModel:
         return tuple(TensorEntry(name, "float32", (numel,)) for name, numel in zip(names + kept, sizes, strict=True))
 
 
-class GhostLayout(VectorLayout):
+class SizeOnlyLayout(VectorLayout):
     """The layout of a vector without numbers, with which no real one can be averaged."""
 
     @cached_property
@@ -88,11 +88,11 @@ class GhostLayout(VectorLayout):
         return blake3(f"minga ghost layout 1\n{super().fingerprint}\n".encode()).hexdigest(length=16)
 
 
-class GhostVector:
+class SizeOnlyVector:
     """The averaged vector of a ghost."""
 
-    def __init__(self, model: GhostModel, codec: str) -> None:
-        self.layout: VectorLayout = GhostLayout(model.numels, codec)
+    def __init__(self, model: SizeOnlyModel, codec: str) -> None:
+        self.layout: VectorLayout = SizeOnlyLayout(model.numels, codec)
         self.numel = self.layout.total
 
     def new(self) -> torch.Tensor:
@@ -100,10 +100,10 @@ class GhostVector:
         return torch.empty(self.numel, dtype=torch.float32, device="meta")
 
 
-class GhostReplica:
+class SizeOnlyReplica:
     """One peer's copy of a ghost model; see `ReplicaInterface`. Raises `ConfigurationError` if `spec` needs numbers."""
 
-    def __init__(self, spec: RunSpec, model: GhostModel) -> None:
+    def __init__(self, spec: RunSpec, model: SizeOnlyModel) -> None:
         if spec.averaging.average_parameters_every:
             raise ConfigurationError(
                 "averaging.average_parameters_every: it evens out numbers that drift apart, and a ghost model has "
@@ -112,11 +112,11 @@ class GhostReplica:
         self.model, self.step = model, 0
         self.history = _hash(f"minga ghost {spec.training.seed}")
         """64 hexadecimal digits that stand for all rounds applied so far."""
-        self._vector = GhostVector(model, spec.averaging.codec)
+        self._vector = SizeOnlyVector(model, spec.averaging.codec)
         self._mean = ""
 
     @property
-    def vector(self) -> GhostVector:
+    def vector(self) -> SizeOnlyVector:
         """What is averaged."""
         return self._vector
 
@@ -170,13 +170,13 @@ def no_gradient(peer: SimulatedPeer, samples: int) -> None:
     """The gradient of a ghost model, for `Swarm`: there is nothing to compute."""
 
 
-def _snapshot(model: GhostModel, step: int, history: str) -> StateSnapshot:
+def _snapshot(model: SizeOnlyModel, step: int, history: str) -> StateSnapshot:
     buffer = torch.empty(model.state_bytes, dtype=torch.uint8, device="meta")
     return StateSnapshot(step, model.tensors, {"history": history}, buffer)
 
 
 @lru_cache(maxsize=64)
-def _digest(model: GhostModel, step: int, history: str) -> str:
+def _digest(model: SizeOnlyModel, step: int, history: str) -> str:
     """Peers with equal states ask for it one after the other."""
     digest: str = build_manifest(_snapshot(model, step, history)).digest
     return digest

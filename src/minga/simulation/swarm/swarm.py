@@ -26,12 +26,12 @@ from minga.identity.links.grant import LinkAccess
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.network.virtual.link import TURN_S
-from minga.security.protocol.behaviour import Conduct
+from minga.security.protocol.behaviour import Behaviour
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.faults.driver import FaultDriver, FaultRecord, VirtualFaults
-from minga.simulation.faults.lying_peers import Liars
+from minga.simulation.faults.lying_peers import LyingPeers
 from minga.simulation.faults.script import parse_faults
-from minga.simulation.swarm.simulated_peer import Curriculum, SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings, TrainingTask
 from minga.training.access.admission import Admission
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.replica.replica import Replica
@@ -100,13 +100,13 @@ class Swarm:
         """By name; a peer that was restarted takes the place of its former self."""
         self._make_replica = make_replica or small_replica
         self._gradient, self._public_gradient = gradient or pull_to_target, public_gradient or pull_by_batch
-        self.conduct_of: Callable[[SimulatedPeer], Conduct] = lambda _: Conduct()
+        self.conduct_of: Callable[[SimulatedPeer], Behaviour] = lambda _: Behaviour()
         """How a peer that joins conducts itself in a run whose members check each other; honestly, unless changed."""
         self._checkpoint_every, self._divide = checkpoint_every, divide
         self._tasks: list[asyncio.Task[None]] = []
         self._drivers: list[FaultDriver] = []
         self._organiser = organiser or Identity.from_seed(bytes(32))
-        self._liars = Liars(lambda name: self.peers[name].session)
+        self._liars = LyingPeers(lambda name: self.peers[name].session)
 
     def add(
         self,
@@ -241,7 +241,7 @@ class Swarm:
         for driver in self._drivers:
             driver.attach(peer.name, session.events)
         first = next(iter(self.peers.values())).network.peer_id
-        curriculum = Curriculum(self.spec, self._gradient, self._public_gradient, self._checkpoint_every, first)
+        curriculum = TrainingTask(self.spec, self._gradient, self._public_gradient, self._checkpoint_every, first)
         self._tasks.append(network.process.run(peer.live(curriculum)))
         return peer
 

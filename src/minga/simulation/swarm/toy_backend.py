@@ -21,7 +21,7 @@ DONATE = "lab.donate"
 MAX_STATE_BYTES = 1 << 19
 
 
-class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Ask for the state before a step."""
 
     step: Step
@@ -33,7 +33,7 @@ class Donation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: Annotated[bytes, msgspec.Meta(max_length=MAX_STATE_BYTES)]
 
 
-class DonatedWork(abc.ABC):
+class DonatedBackend(abc.ABC):
     """The part of `Work` that deals with newcomers."""
 
     _node: Node
@@ -43,7 +43,7 @@ class DonatedWork(abc.ABC):
         self._node = node
 
         async def serve(_: PeerId, stream: MessageStream) -> None:
-            wanted = await stream.receive(Wanted)
+            wanted = await stream.receive(StateRequest)
             data = self.dump(wanted.step)
             if data is None:
                 raise RejectedError("that state is not kept here", code="absent")
@@ -55,7 +55,7 @@ class DonatedWork(abc.ABC):
         """Take the state from the first donor who gives the right one."""
         for peer in donors:
             try:
-                donation = await self._node.call(peer, DONATE, Wanted(step), Donation)
+                donation = await self._node.call(peer, DONATE, StateRequest(step), Donation)
                 self.load(step, donation.data)
             except (RemoteError, ValueError):
                 continue

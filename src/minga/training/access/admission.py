@@ -46,7 +46,7 @@ WATCHERS_CALL = (ORDERS, "board.", "run.", "state.")
 """What those may call who only look on: nothing that has to do with averaging."""
 
 
-class Admitted(NamedTuple):
+class AdmittedPeer(NamedTuple):
     """What one peer showed, and what that gives it."""
 
     credential: bytes
@@ -69,7 +69,7 @@ class Admission:
         """Where to tell of what is worth knowing."""
         self._own_id, self._wall_time = own_id, wall_time
         self._provisional: BoundedDict[PeerId, bytes] = BoundedDict(MAX_OWNERS)
-        self._admitted: BoundedDict[PeerId, Admitted] = BoundedDict(2 * MAX_OWNERS)
+        self._admitted: BoundedDict[PeerId, AdmittedPeer] = BoundedDict(2 * MAX_OWNERS)
         self._guests: dict[str, dict[PeerId, None]] = {}
         self._look_again_s = 0.0
 
@@ -182,7 +182,7 @@ class Admission:
         now_s, found = self._wall_time(), dict[PeerId, str]()
         if self.ledger is None or now_s < self._look_again_s:
             return found
-        own = Admitted(self.credential(), self.token, Access())
+        own = AdmittedPeer(self.credential(), self.token, Access())
         ends = [now_s + CLOCK_SKEW_S]
         for peer, admitted in [*self._admitted.items(), (self._own_id, own)]:
             try:
@@ -198,7 +198,7 @@ class Admission:
         """Forget that a peer was admitted."""
         self._admitted.pop(peer, None)
 
-    def members(self) -> Mapping[PeerId, Admitted]:
+    def members(self) -> Mapping[PeerId, AdmittedPeer]:
         """Everybody known to be admitted."""
         return self._admitted
 
@@ -220,12 +220,12 @@ class Admission:
 
     # ---- inner workings
 
-    def _judge(self, ledger: AccessLedger, peer: PeerId, credential: bytes) -> Admitted:
+    def _judge(self, ledger: AccessLedger, peer: PeerId, credential: bytes) -> AdmittedPeer:
         try:
             token = Token.decode(credential) if credential else None
         except ValueError as error:
             raise NoAccessError(str(error)) from error
-        return Admitted(credential, token, ledger.check(token, peer, self._wall_time()))
+        return AdmittedPeer(credential, token, ledger.check(token, peer, self._wall_time()))
 
     def _check_uses(self, peer: PeerId, access: Access, limit: int) -> None:
         guests = self._guests.get(access.invitation or "", {})
@@ -233,7 +233,7 @@ class Admission:
             times = "once" if access.uses == 1 else f"{access.uses} times"
             raise NoAccessError(f"the invitation was good for {times} and is used up; ask the organiser for a new one")
 
-    def _note(self, peer: PeerId, found: Admitted) -> None:
+    def _note(self, peer: PeerId, found: AdmittedPeer) -> None:
         self._admitted[peer] = found
         self._look_again_s = 0.0
         access = found.access

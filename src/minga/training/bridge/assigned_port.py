@@ -6,7 +6,7 @@ thread computes that micro-batch by micro-batch, and else waits:
 
     loop: compute(task) ──▶ queue ──▶ thread: next_batch() ─▶ backward() ─▶ add() … ──▶ loop: the mean gradient
 
-Between two micro-batches the model is at its present step, and the thread does other work for the loop (`Work`).
+Between two micro-batches the model is at its present step, and the thread does other work for the loop (`ThreadTask`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.messages import Report
 from minga.core.errors import ConfigurationError
 from minga.security.randomness.public_batch import PublicBatch
-from minga.training.bridge.moving_average import Speed
+from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
-from minga.training.bridge.thread_task import WAIT, Wait, Work
+from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class _Computation:
         self.task, self.done, self.vector, self.count = task, done, vector, 0
 
 
-class PublicPort(TrainingThread):
+class AssignedPort(TrainingThread):
     """What the training thread and the loop know of each other. Each task has `micro_batches` of `size` samples."""
 
     def __init__(
@@ -62,11 +62,11 @@ class PublicPort(TrainingThread):
         """Whether the program has a micro-batch in hand."""
         self._is_wanted = False
         self._began_s = 0.0
-        self._speed = Speed()
+        self._speed = MovingAverage()
 
     # ---- the training thread
 
-    def poll(self) -> Work | Wait | None:
+    def poll(self) -> ThreadTask | Wait | None:
         """What the thread has to do now: some work, wait for a micro-batch that it wants, or (None) go on. Raises what
         closed the port.
         """

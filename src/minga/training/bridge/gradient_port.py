@@ -17,8 +17,8 @@ gradients are at most one step old. Where rounds take longer than computing does
 samples of the next step; the plan of the round says how many these are, and before it came they are taken to be about
 as many as lie aside.
 
-At its boundaries, and while it waits, the thread does the work that the loop asks for (`Work`): apply a reduced vector,
-capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
+At its boundaries, and while it waits, the thread does the work that the loop asks for (`ThreadTask`): apply a reduced
+vector, capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
 
 The lock (`condition`) guards the machine only, so that the loop never waits for arithmetic on a long vector. That has a
 lock of its own (see `Strategy`), which the loop never takes: `seal` and `unseal` do theirs on a worker thread.
@@ -35,16 +35,16 @@ import torch
 
 from minga.averaging.messages import Report
 from minga.core.errors import NonFiniteError
-from minga.training.bridge.moving_average import Speed
+from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
-from minga.training.bridge.thread_task import WAIT, Wait, Work
+from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 from minga.training.strategy.interface import Strategy
 from minga.training.strategy.synchronous import Synchronous
 
 logger = logging.getLogger("minga.training")
 
 
-class Phase(enum.Enum):
+class PortPhase(enum.Enum):
     """See the module's theory of operation."""
 
     OPEN = "open"
@@ -52,7 +52,7 @@ class Phase(enum.Enum):
     SEALED = "sealed"
 
 
-class TrainerPort(TrainingThread):
+class GradientPort(TrainingThread):
     """The meeting point of one trainer and its loop. `new_vector` makes an empty accumulator.
 
     With `target_batch_sizes` (the smallest and the largest B of the run) the trainer never goes on beyond the largest,
@@ -76,14 +76,14 @@ class TrainerPort(TrainingThread):
         self._target = target_batch_sizes[1] if target_batch_sizes else None
         self._facts = strategy.facts
         self._sum = strategy(new_vector, self.condition, unit=self.unit)
-        self._phase = Phase.OPEN
+        self._phase = PortPhase.OPEN
         self._limit: int | None = None
         self._next_limit: int | None = None
         self._boundary_s: float | None = None  # loop time at which the micro-batch under way began, if one is
         self._paused = self._resting = False
         self._last_samples = 0
-        self._speed = Speed()
-        self._batch_time = Speed()
+        self._speed = MovingAverage()
+        self._batch_time = MovingAverage()
 
     # ---- the training thread
 
@@ -96,7 +96,7 @@ class TrainerPort(TrainingThread):
             with self.condition:
                 began_s, self._paused = self._boundary_s, False
                 self._boundary_s = self._loop.time() if began_s is None else began_s
-                taken = self._phase is not Phase.SEALED or self._facts.keeps_late_micro_batches
+                taken = self._phase is not PortPhase.SEALED or self._facts.keeps_late_micro_batches
             if taken:
                 self._merge()
                 taken = self._sum.micro_batch(accumulate)
@@ -108,7 +108,7 @@ class TrainerPort(TrainingThread):
                 self._last_samples, self._boundary_s = samples, now
                 if taken:
                     self._sum.count(samples)
-                urgent = self._phase is not Phase.OPEN and not self._facts.overlaps
+                urgent = self._phase is not PortPhase.OPEN and not self._facts.overlaps
                 if self._is_done():
                     self._park()
                     urgent = True
@@ -118,7 +118,7 @@ class TrainerPort(TrainingThread):
             self._teller.tell_sparingly()
         return taken
 
-    def poll(self) -> Work | Wait | None:
+    def poll(self) -> ThreadTask | Wait | None:
         """What the thread has to do now: some work, wait, or (None) go on computing.
 
         Raises what closed the port. Between `poll` and the end of the work nothing else may touch the model.
@@ -158,7 +158,7 @@ class TrainerPort(TrainingThread):
     def report(self) -> Report:
         """Samples, speed and the micro-batch under way."""
         with self.condition:
-            parked = self._phase in (Phase.PARKED, Phase.SEALED)
+            parked = self._phase in (PortPhase.PARKED, PortPhase.SEALED)
             samples = self._sum.complete_samples if parked else self._sum.samples
             rate = 1.0 / self._speed.value if self._speed.value else 0.0
             is_idle = self._paused or self._resting or (self._boundary_s is None and not parked)
@@ -174,8 +174,8 @@ class TrainerPort(TrainingThread):
         """
         with self.condition:
             self._limit = samples
-            if self._phase is Phase.PARKED and not self._has_enough(self._sum.complete_samples):
-                self._phase = Phase.OPEN
+            if self._phase is PortPhase.PARKED and not self._has_enough(self._sum.complete_samples):
+                self._phase = PortPhase.OPEN
             elif self._is_done() and self._boundary_s is None:
                 self._park()
         self._wake()
@@ -210,7 +210,7 @@ class TrainerPort(TrainingThread):
         with self._sum.arithmetic:
             self._sum.absorb(everything=drop_all)
             with self.condition:
-                self._phase, self._limit, self._next_limit = Phase.OPEN, limit, None
+                self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
         self._wake()
 
     # ---- inner workings
@@ -222,12 +222,12 @@ class TrainerPort(TrainingThread):
         """
         if not self._sum.has_leftover:
             self._sum.close()
-            self._phase = Phase.PARKED
+            self._phase = PortPhase.PARKED
 
     def _has_to_wait(self) -> bool:
         if self._facts.overlaps:
-            return self._resting or (self._phase is not Phase.OPEN and self._is_ahead())
-        return self._resting or self._phase is not Phase.OPEN
+            return self._resting or (self._phase is not PortPhase.OPEN and self._is_ahead())
+        return self._resting or self._phase is not PortPhase.OPEN
 
     def _is_ahead(self) -> bool:
         """Whether there is enough for the next step already, as far as one knows."""
@@ -241,7 +241,7 @@ class TrainerPort(TrainingThread):
 
     def _is_done(self) -> bool:
         """Whether the thread should park at its next boundary."""
-        return self._phase is Phase.OPEN and self._has_enough(self._sum.samples)
+        return self._phase is PortPhase.OPEN and self._has_enough(self._sum.samples)
 
     def _park_here(self) -> None:
         """On the training thread, between two micro-batches: park if the limit is still reached."""
@@ -257,7 +257,7 @@ class TrainerPort(TrainingThread):
     def _merge(self) -> None:
         """Under the arithmetic lock: what was set aside for a group that was not closed counts towards its step."""
         with self.condition:
-            left_over = self._sum.has_leftover and self._phase is Phase.OPEN
+            left_over = self._sum.has_leftover and self._phase is PortPhase.OPEN
         if left_over:
             self._sum.merge()
 
@@ -265,9 +265,9 @@ class TrainerPort(TrainingThread):
         with self._sum.arithmetic:
             self._merge()
             with self.condition:
-                if self._phase is Phase.OPEN:
+                if self._phase is PortPhase.OPEN:
                     self._park()
-                self._phase = Phase.SEALED
+                self._phase = PortPhase.SEALED
             try:
                 return self._sum.contribution()
             except NonFiniteError as error:
@@ -279,6 +279,6 @@ class TrainerPort(TrainingThread):
         with self._sum.arithmetic:
             self._sum.take_back()
             with self.condition:
-                self._phase = Phase.OPEN  # and parks at the next boundary, with what came since
+                self._phase = PortPhase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None
         self._wake()

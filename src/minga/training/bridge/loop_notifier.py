@@ -13,7 +13,7 @@ TELL_PERIOD_S = 0.1
 """Shortest time, in seconds, between two pieces of news that can wait a little."""
 
 
-class Teller:
+class LoopNotifier:
     """Fires `changed` on the loop, at once for what is urgent and now and then for the rest."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

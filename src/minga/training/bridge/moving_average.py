@@ -6,7 +6,7 @@ SPEED_EMA = 0.1
 """Weight of the newest micro-batch in the estimate of seconds per sample."""
 
 
-class Speed:
+class MovingAverage:
     """Exponential moving average with bias correction: the first value counts fully."""
 
     def __init__(self) -> None:

@@ -14,26 +14,26 @@ from typing import Any
 
 from minga.core.aio.signal import Signal
 from minga.core.errors import ClosedError, MingaError
-from minga.training.bridge.loop_notifier import Teller
-from minga.training.bridge.thread_task import Work
+from minga.training.bridge.loop_notifier import LoopNotifier
+from minga.training.bridge.thread_task import ThreadTask
 
 
 class TrainingThread:
     """One training thread as the loop sees it. `condition` guards what both sides touch."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._teller = loop, Teller(loop)
+        self._loop, self._teller = loop, LoopNotifier(loop)
         self.changed = self._teller.changed
         self.woken = Signal()  # for trainers that are coroutines on the same loop
         self.condition = threading.Condition()
         self.closed: BaseException | None = None
         self.at_boundary: Callable[[], None] | None = None
         """Called by the training thread in each `poll` that has no work for it, when the model is at rest."""
-        self._work: deque[Work] = deque()
+        self._work: deque[ThreadTask] = deque()
 
     # ---- the training thread
 
-    def finish(self, work: Work) -> None:
+    def finish(self, work: ThreadTask) -> None:
         """Do a piece of work and report its result to the loop."""
         try:
             result = work.run()
@@ -52,7 +52,7 @@ class TrainingThread:
 
         `run` may touch the replica and the port. What depends on anything of the loop is decided before.
         """
-        work = Work(name, run, self._loop.create_future())
+        work = ThreadTask(name, run, self._loop.create_future())
         with self.condition:
             if self.closed is not None:
                 work.done.set_exception(self.closed)
@@ -68,7 +68,7 @@ class TrainingThread:
 
     # ---- for the ports
 
-    def _next_work(self) -> Work | None:
+    def _next_work(self) -> ThreadTask | None:
         """Under the condition: the work that lies there. Raises what closed the port."""
         if self.closed is not None:
             raise self.closed

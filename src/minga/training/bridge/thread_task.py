@@ -19,7 +19,7 @@ WAIT: Final = Wait.WAIT
 
 
 @dataclass(frozen=True)
-class Work:
+class ThreadTask:
     """Something that only the training thread may do; `done` is resolved, on the loop, with its return value."""
 
     name: str

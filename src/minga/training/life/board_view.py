@@ -6,7 +6,7 @@ import asyncio
 import random
 
 from minga.core.thread_guard import loop_bound
-from minga.network.bandwidth.access_link import LineRates
+from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board
 from minga.network.gossip.link_record import links_of
 from minga.network.gossip.records import AddressInfo, Links, Progress
@@ -19,7 +19,7 @@ MOST_DONORS = 24
 
 
 @loop_bound
-class BoardSurveyor:
+class BoardView:
     """Reads the board for one member (`Surveyor` of group formation)."""
 
     def __init__(self, board: Board, node: Node) -> None:
@@ -107,7 +107,7 @@ class BoardSurveyor:
             self._node.peer_id: links_of(self._node),
         }
 
-    def rates(self) -> LineRates:
+    def rates(self) -> AccessRates:
         """This peer's own present rates and caps."""
         return self._node.lines.rates()
 

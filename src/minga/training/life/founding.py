@@ -79,13 +79,13 @@ def _signed(run_id: str, founders: tuple[str, ...]) -> bytes:
     return msgspec.msgpack.encode((run_id, founders))
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AskFounders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who are the founders? The asker is `ready` to be one."""
 
     ready: bool
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GenesisAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The genesis, if it is known, and the step at which the sender is."""
 
     genesis: Genesis | None
@@ -93,7 +93,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Beginning:
+class Bootstrap:
     """The genesis as this peer knows it, and whether the run had begun before this peer knew it."""
 
     genesis: Genesis
@@ -120,7 +120,7 @@ class Founding:
         self._genesis = None if path is None else Genesis.from_file(path, node.run_id, organiser)
         node.serve(METHOD, self._serve)
 
-    async def find(self, *, takes_part: bool = True) -> Beginning:
+    async def find(self, *, takes_part: bool = True) -> Bootstrap:
         """Wait for the genesis, or make it if this is the organiser, who `takes_part` or only looks on."""
         ready, is_of_the_past = -1, self._genesis is not None
         while self._genesis is None:
@@ -144,7 +144,7 @@ class Founding:
             await asyncio.sleep(ASK_PERIOD_S)
         self.waiting = None
         self._node.events.emit("secure.founded", founders=len(self._genesis.founders))
-        return Beginning(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
+        return Bootstrap(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
 
     # ---- inner workings
 
@@ -162,7 +162,7 @@ class Founding:
 
     async def _ask(self, peer: PeerId, *, ready: bool) -> Genesis | None:
         with contextlib.suppress(RemoteError):
-            answer = await self._node.call(peer, METHOD, Ask(ready), Answer, timeout_s=CALL_S)
+            answer = await self._node.call(peer, METHOD, AskFounders(ready), GenesisAnswer, timeout_s=CALL_S)
             if answer.genesis is not None and not answer.genesis.holds(self._node.run_id, self._organiser):
                 raise ProtocolError("it sent a genesis that the organiser did not sign", peer=peer)
             return answer.genesis
@@ -182,14 +182,16 @@ class Founding:
 
     async def _is_past(self, founder: PeerId) -> bool:
         try:
-            return (await self._node.call(founder, METHOD, Ask(ready=False), Answer, timeout_s=CALL_S)).step > 0
+            return (
+                await self._node.call(founder, METHOD, AskFounders(ready=False), GenesisAnswer, timeout_s=CALL_S)
+            ).step > 0
         except RemoteError:
             return False
 
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
-        if (await stream.receive(Ask)).ready and self._genesis is None:
+        if (await stream.receive(AskFounders)).ready and self._genesis is None:
             self._note_ready(peer)
-        await stream.send(Answer(self._genesis, self.step))
+        await stream.send(GenesisAnswer(self._genesis, self.step))
 
     def _note_ready(self, peer: PeerId) -> None:
         present = self._present()

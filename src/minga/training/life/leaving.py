@@ -7,13 +7,13 @@ from collections.abc import Collection
 
 from minga.core.errors import ClosedError, MingaError
 from minga.network.interface import PeerId
-from minga.training.life.board_view import BoardSurveyor
+from minga.training.life.board_view import BoardView
 
 FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished the run stays for the others of its last step."""
 
 
-async def see_others_off(surveyor: BoardSurveyor, others: Collection[PeerId], step: int) -> None:
+async def see_others_off(surveyor: BoardView, others: Collection[PeerId], step: int) -> None:
     """Stay for a moment until those who are there have the last step, too; they may need what this peer has of it."""
     deadline = asyncio.get_running_loop().time() + FAREWELL_S
     while asyncio.get_running_loop().time() < deadline:

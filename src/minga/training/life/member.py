@@ -29,12 +29,12 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.training.bridge.gradient_port import TrainerPort
-from minga.training.life.board_view import BoardSurveyor
+from minga.training.bridge.gradient_port import GradientPort
+from minga.training.life.board_view import BoardView
 from minga.training.life.leaving import closing, see_others_off
-from minga.training.life.progress_publisher import Announcer
+from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
-from minga.training.life.too_slow import Tardiness
+from minga.training.life.too_slow import TooSlowNotice
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.replica.parameter_average import ParameterAverage
 from minga.training.state.snapshot import StateSnapshot
@@ -83,7 +83,7 @@ class Member:
         board: Board,
         settings: MemberSettings,
         replica: ReplicaInterface,
-        port: TrainerPort,
+        port: GradientPort,
         download: Download,
     ) -> None:
         self.step = 0
@@ -91,7 +91,7 @@ class Member:
         """Set once the first synchronisation is over and the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
-        self.surveyor = BoardSurveyor(board, node)
+        self.surveyor = BoardView(board, node)
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
         self._synchroniser = Synchroniser(board, replica, port, download)
@@ -113,7 +113,7 @@ class Member:
         self._formation = GroupFormation(node, identity, group, self.surveyor, port, settings.divide)
         self._all_reduce = AllReduce(node)
         self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
-        self._announcer = Announcer(
+        self._announcer = ProgressPublisher(
             board,
             node,
             port,
@@ -121,7 +121,7 @@ class Member:
             client=not settings.aggregates,
             vector_bytes=group.encoded_bytes,
         )
-        self._tardiness = Tardiness(node)
+        self._tardiness = TooSlowNotice(node)
         self._needs_state = True
         self._at_least = 0
         self._fetches_given_up = 0

@@ -29,7 +29,7 @@ PROGRESS_PERIOD_S = 0.5
 
 
 @loop_bound
-class Announcer:
+class ProgressPublisher:
     """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 
     `client` and `vector_bytes` as in `Progress`.

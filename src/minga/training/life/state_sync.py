@@ -10,7 +10,7 @@ from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
 from minga.network.gossip.records import StateInfo
 from minga.network.interface import PeerId
-from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.digest_exchange import DigestHistory
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
@@ -26,7 +26,7 @@ class Synchroniser:
     what differs from `have`; it raises a `RemoteError` if nobody can serve it.
     """
 
-    def __init__(self, board: Board, replica: ReplicaInterface, port: TrainerPort, download: Download) -> None:
+    def __init__(self, board: Board, replica: ReplicaInterface, port: GradientPort, download: Download) -> None:
         self._board, self._replica, self._port, self._download = board, replica, port, download
         self._digests = DigestHistory()
 

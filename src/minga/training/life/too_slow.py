@@ -10,7 +10,7 @@ from minga.network.rpc.node import Node
 
 
 @loop_bound
-class Tardiness:
+class TooSlowNotice:
     """Whether the plans leave this peer nothing to compute, because no micro-batch of it ends within a step.
 
     Such a micro-batch could only count if all others waited for it, or if its gradient, which belongs to parameters

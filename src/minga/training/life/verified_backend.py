@@ -15,16 +15,16 @@ from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.protocol.behaviour import KEPT_STEPS
-from minga.training.bridge.assigned_port import GradientTask, PublicPort
+from minga.training.bridge.assigned_port import AssignedPort, GradientTask
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.transfer.download import download
 
 
 @loop_bound
-class PublicWork:
+class VerifiedBackend:
     """The `Work` of a member whose model lies behind `port`; other members are reached by `node`."""
 
-    def __init__(self, node: Node, replica: ReplicaInterface, port: PublicPort) -> None:
+    def __init__(self, node: Node, replica: ReplicaInterface, port: AssignedPort) -> None:
         self.layout: VectorLayout = replica.vector.layout
         self.state_digest = ""
         """Of the present state, once it was asked for: 64 hexadecimal digits."""

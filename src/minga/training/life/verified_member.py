@@ -25,17 +25,17 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.accountability.log import EvidenceLog
 from minga.security.messaging.voting import DivergedError
-from minga.security.protocol.behaviour import Conduct
-from minga.security.protocol.protocol_state import Standing
+from minga.security.protocol.behaviour import Behaviour
+from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.settings import SecureSettings
-from minga.security.step.joiner import SecureNewcomer
+from minga.security.step.joiner import Joiner
 from minga.security.step.member import BannedError, SecureMember
-from minga.training.bridge.assigned_port import PublicPort
-from minga.training.life.board_view import BoardSurveyor
+from minga.training.bridge.assigned_port import AssignedPort
+from minga.training.life.board_view import BoardView
 from minga.training.life.founding import Founding
 from minga.training.life.leaving import closing, see_others_off
-from minga.training.life.progress_publisher import Announcer
-from minga.training.life.verified_backend import PublicWork
+from minga.training.life.progress_publisher import ProgressPublisher
+from minga.training.life.verified_backend import VerifiedBackend
 from minga.training.life.verified_files import evidence_file, genesis_file
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
@@ -50,19 +50,19 @@ MAX_DIVERGENCES = 3
 
 
 @dataclass(frozen=True)
-class SecureOptions:
+class VerifiedOptions:
     """How one peer takes part: the key of the run's `organiser`, how it conducts itself, the folder of the run, and
     where its secrets come from.
     """
 
     organiser: str
-    conduct: Conduct
+    conduct: Behaviour
     directory: Path | None = None
     entropy: Callable[[int], bytes] = secrets.token_bytes
 
 
 @loop_bound
-class SecureLife:
+class VerifiedMember:
     """Drives the steps of one peer."""
 
     def __init__(
@@ -71,20 +71,20 @@ class SecureLife:
         identity: Identity,
         board: Board,
         spec: RunSpec,
-        options: SecureOptions,
+        options: VerifiedOptions,
         replica: ReplicaInterface,
-        port: PublicPort,
+        port: AssignedPort,
     ) -> None:
         self.ready = asyncio.Event()
         """Set once the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
-        self.surveyor = BoardSurveyor(board, node)
+        self.surveyor = BoardView(board, node)
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
         self._node, self._identity, self._board, self._spec = node, identity, board, spec
         self._options, self._replica, self._port = options, replica, port
-        self._work = PublicWork(node, replica, port)
+        self._work = VerifiedBackend(node, replica, port)
         self._known: frozenset[PeerId] = frozenset()
         """Peers whose word counts if this peer has to enter: the founders, and the members that it came to know by the
         word of most of these.
@@ -105,7 +105,7 @@ class SecureLife:
         )
         self._evidence = EvidenceLog(None if path is None else evidence_file(path, node.peer_id))
         layout = replica.vector.layout
-        self._announcer = Announcer(
+        self._announcer = ProgressPublisher(
             board,
             node,
             port,
@@ -177,7 +177,7 @@ class SecureLife:
             waiting.cancel()
         self._known = self._founders = frozenset(map(PeerId, beginning.genesis.founders))
         if self._node.peer_id in self._known and not beginning.has_begun and not step:
-            standing = Standing.first(self._node.run_id, self._known)
+            standing = ProtocolState.first(self._node.run_id, self._known)
             conduct, settings = self._options.conduct, self._settings
             self.secure = SecureMember(
                 self._node,
@@ -194,7 +194,7 @@ class SecureLife:
     async def _enter(self) -> None:
         """Come to where the members are, as somebody who was not there, and try again if that fails."""
         self._announcer.set_status("syncing")
-        newcomer = SecureNewcomer(
+        newcomer = Joiner(
             self._node,
             self._identity,
             self._known,

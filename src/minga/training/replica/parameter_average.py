@@ -10,7 +10,7 @@ from minga.averaging.allreduce.service import AllReduce
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.messages import Plan
 from minga.core.thread_guard import loop_bound
-from minga.training.bridge.gradient_port import TrainerPort
+from minga.training.bridge.gradient_port import GradientPort
 from minga.training.replica.interface import ReplicaInterface
 
 
@@ -21,7 +21,7 @@ class ParameterAverage:
     The group and its parts are those of that step, so that nothing has to be agreed on.
     """
 
-    def __init__(self, all_reduce: AllReduce, replica: ReplicaInterface, port: TrainerPort) -> None:
+    def __init__(self, all_reduce: AllReduce, replica: ReplicaInterface, port: GradientPort) -> None:
         self._all_reduce, self._replica, self._port = all_reduce, replica, port
         self._mean: torch.Tensor | None = None
 

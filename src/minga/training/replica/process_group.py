@@ -61,7 +61,7 @@ class _StateHead(msgspec.Struct, array_like=True, frozen=True):
     scalars: dict[str, Any]
 
 
-class Ranks:
+class ProcessGroup:
     """The processes of this peer, with the few things that they tell each other. All methods are collective."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Ranks:
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
 
     @classmethod
-    def of_this_process(cls, *, has_peer: bool) -> Ranks | None:
+    def of_this_process(cls, *, has_peer: bool) -> ProcessGroup | None:
         """The ranks if `torch.distributed` is initialised with more than one of them, else None.
 
         Raises `ConfigurationError`, in all of them, unless exactly rank 0 has a peer.
@@ -136,10 +136,10 @@ class Ranks:
         return RunSpec.from_canonical(data, "run spec of rank 0") if spec is None else spec
 
 
-class LeadingReplica(Replica):
+class LeaderReplica(Replica):
     """Rank 0's copy: has the other ranks do what it does."""
 
-    def __init__(self, ranks: Ranks, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
+    def __init__(self, ranks: ProcessGroup, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         super().__init__(spec, optimizer, **settings)
         self._ranks, self._combiner = ranks, _Combiner(ranks, self, settings.get("model"))
 
@@ -192,10 +192,10 @@ class LeadingReplica(Replica):
         self._ranks.share(snapshot.buffer)
 
 
-class FollowingReplica(Replica):
+class FollowerReplica(Replica):
     """The copy of any other rank: does what rank 0 does."""
 
-    def __init__(self, ranks: Ranks, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
+    def __init__(self, ranks: ProcessGroup, spec: RunSpec, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
         super().__init__(spec, optimizer, **settings)
         self._ranks, self._combiner = ranks, _Combiner(ranks, self, settings.get("model"))
 
@@ -238,7 +238,7 @@ class _Combiner:
     Under `DistributedDataParallel` the gradients are the mean over ranks already, so that only samples are added up.
     """
 
-    def __init__(self, ranks: Ranks, replica: Replica, model: torch.nn.Module | None) -> None:
+    def __init__(self, ranks: ProcessGroup, replica: Replica, model: torch.nn.Module | None) -> None:
         self._ranks, self._vector = ranks, replica.vector
         self._vector.quick = False  # what one rank adds is not looked at again before the sum over all
         self._sum = None if isinstance(model, DistributedDataParallel) else replica.vector.new()

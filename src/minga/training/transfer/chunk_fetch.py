@@ -26,7 +26,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.training.state.manifest import CHUNK_BYTES, Manifest
-from minga.training.transfer.messages import CHUNK_TIMEOUT_S, CHUNKS, MAX_TAKE, DownloadOpened, OpenDownload, Take
+from minga.training.transfer.messages import CHUNK_TIMEOUT_S, CHUNKS, MAX_TAKE, DownloadOpened, OpenDownload, TakeChunks
 
 PIPELINE_S = 1.0
 """Seconds of transfer that are asked for ahead: far more than a round trip, little to lose when a donor dies."""
@@ -120,7 +120,7 @@ class ChunkFetch:
             depth = max(2, min(MAX_TAKE, round(PIPELINE_S / chunk_s)))
             if len(pending) <= depth // 2 and (indices := self._assign(donor, depth - len(pending), chunk_s)):
                 last = clock() if not pending else last
-                await stream.send(Take(tuple(indices)))
+                await stream.send(TakeChunks(tuple(indices)))
                 pending.extend(indices)
             if not pending:
                 await self._changed.wait(min(_patience_s(chunk_s), QUIET_S / 2))
@@ -135,7 +135,7 @@ class ChunkFetch:
             last = now
             await self._take_in(index, data)
         with contextlib.suppress(RemoteError):
-            await stream.send(Take(()))
+            await stream.send(TakeChunks(()))
             await stream.finish()
 
     async def _receive(self, donor: PeerId, stream: MessageStream, index: int, data: memoryview) -> None:

@@ -73,7 +73,7 @@ class DownloadOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Go ahead."""
 
 
-class Take(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TakeChunks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Send these chunks, in this order; none at all means that the download is over."""
 
     indices: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_TAKE)]

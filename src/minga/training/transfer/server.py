@@ -41,7 +41,7 @@ from minga.training.transfer.messages import (
     ManifestReply,
     ManifestRequest,
     OpenDownload,
-    Take,
+    TakeChunks,
 )
 
 IDLE_S = 60.0
@@ -224,10 +224,10 @@ class StateServer:
                 start = index * CHUNK_BYTES
                 await _timely(stream.send_bulk(data[start : start + manifest.chunk_size(index)]), peer)
 
-    async def _next_take(self, peer: PeerId, stream: MessageStream) -> Take:
+    async def _next_take(self, peer: PeerId, stream: MessageStream) -> TakeChunks:
         try:
             async with asyncio.timeout(CHUNK_TIMEOUT_S):
-                return await stream.receive(Take)
+                return await stream.receive(TakeChunks)
         except TimeoutError as error:
             raise RejectedError("nothing was asked for any more", code="idle", peer=peer) from error
 

@@ -1,0 +1,174 @@
+"""The layout of the package: small folders that say what they hold, one name for one thing, imports downward only."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "minga"
+MOST_MODULES = 12
+FEWEST_ENTRIES = 3
+
+RETIRED_CLASSES = frozenset(
+    {
+        "Announcer",
+        "BoardSurveyor",
+        "BulkTally",
+        "CandidateDesk",
+        "Cargo",
+        "Charged",
+        "Clockwork",
+        "Company",
+        "Conduct",
+        "Curriculum",
+        "DonatedWork",
+        "Doorkeeper",
+        "Entrance",
+        "Errand",
+        "Gathering",
+        "GhostLayout",
+        "GhostModel",
+        "GhostReplica",
+        "GhostVector",
+        "HostClaim",
+        "Hysteresis",
+        "Inquiry",
+        "Leash",
+        "Leaving",
+        "Liars",
+        "Lines",
+        "MakeConduct",
+        "Mesh",
+        "Offences",
+        "OrganiserDesk",
+        "PacedStream",
+        "Pacer",
+        "PlanDesk",
+        "PublicPort",
+        "PublicWork",
+        "Pusher",
+        "Ranks",
+        "Receipts",
+        "Reception",
+        "Resident",
+        "Resting",
+        "Rooms",
+        "Seat",
+        "SecureLife",
+        "Setback",
+        "Slowness",
+        "Standing",
+        "Surveyor",
+        "Tally",
+        "Tardiness",
+        "Teller",
+        "TrainerPort",
+        "Turns",
+        "WayBack",
+        "Witness",
+    }
+)
+"""Names that the field has other words for; `docs/concepts.md` has these."""
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+
+
+def folders() -> list[Path]:
+    return sorted({path.parent for path in PACKAGE.rglob("*.py")} - {PACKAGE})
+
+
+def where(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def test_no_folder_is_crowded_and_none_is_nearly_empty() -> None:
+    for folder in folders():
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        packages = [path for path in folder.iterdir() if (path / "__init__.py").exists()]
+        assert len(files) <= MOST_MODULES, f"{where(folder)} has {len(files)} modules"
+        assert len(files) + len(packages) >= FEWEST_ENTRIES, f"{where(folder)} has {len(files)} modules"
+
+
+def test_no_class_name_stands_for_two_things() -> None:
+    places = defaultdict(list)
+    for path in modules():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(where(path))
+    twice = {name: files for name, files in places.items() if len(files) > 1}
+    assert not twice
+
+
+def dotted(path: Path) -> str:
+    return ".".join(("minga", *path.relative_to(PACKAGE).with_suffix("").parts))
+
+
+def imports(path: Path, known: set[str]) -> Iterator[str]:
+    """The modules of the package that one imports, in functions and for types only too."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in known or node.module in known:
+                    yield inner if inner in known else node.module
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    files = {dotted(path): path for path in modules()}
+    graph = {name: set(imports(path, set(files))) for name, path in files.items()}
+    while free := [name for name, needed in graph.items() if not needed & graph.keys()]:
+        for name in free:
+            del graph[name]
+    assert not graph, sorted(graph)
+
+
+def test_imports_keep_to_the_layers() -> None:
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("folder", folders(), ids=where)
+def test_a_folder_says_what_it_holds(folder: Path) -> None:
+    text = ast.get_docstring(tree(folder / "__init__.py")) or ""
+    entries = [path.stem for path in folder.glob("*.py") if path.name != "__init__.py"]
+    entries += [path.name for path in folder.iterdir() if (path / "__init__.py").exists()]
+    missing = [name for name in sorted(entries) if not re.search(rf"\b{name}\b", text)]
+    assert not missing, f"the docstring of {where(folder)} names none of these"
+
+
+def test_no_retired_name_is_left() -> None:
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]:
+        found = RETIRED_CLASSES & set(re.findall(r"\b[A-Z][A-Za-z]+\b", path.read_text("utf-8")))
+        assert not found, f"{path.relative_to(ROOT)}: {sorted(found)}"
+
+
+def test_no_module_hides_behind_an_underscore() -> None:
+    assert not [where(path) for path in modules() if path.name.startswith("_") and path.name != "__main__.py"]
+
+
+def test_each_file_that_the_texts_point_to_is_there() -> None:
+    texts = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *PACKAGE.rglob("*.py")]
+    for text in texts:
+        here = text.parent
+        for pointer in re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", text.read_text("utf-8")):
+            places = (here, PACKAGE, ROOT, ROOT / "src")
+            assert any((place / pointer).exists() for place in places), f"{text.relative_to(ROOT)} points to {pointer}"
