@@ -18,6 +18,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.join import PeerOptions, host
 from minga.training.peer import Peer
+from minga.training.plugins_of_run import with_origins
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
@@ -28,7 +29,7 @@ def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, context: Con
     """Prepare, host, and stay until the run ends or Ctrl-C comes."""
     from minga.recipes.registry import CUSTOM, published
 
-    spec = RunSpec.from_file(spec_path)
+    spec = with_origins(RunSpec.from_file(spec_path))  # to prepare the files can take minutes
     output = context.output
     if spec.model.recipe == CUSTOM:
         if peer.role not in ("monitor", "auxiliary"):

@@ -40,6 +40,7 @@ from minga.simulation.scenario.sections import (
     RegionPath,
     StopTable,
 )
+from minga.training.plugins_of_run import with_origins
 
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_CLASSES: Final = 100
@@ -157,11 +158,26 @@ def read_scenario(source: str) -> dict[str, Any]:
 
 def _contradictions(scenario: Scenario) -> Iterator[str]:
     """What is wrong although every value by itself is allowed."""
+    if missing := list(_not_usable(scenario)):
+        yield from missing  # nothing more can be said of a scenario whose strategy is not here
+        return
     yield from _wrong_settings(scenario)
     yield from _wrong_security(scenario)
     yield from _wrong_peers(scenario.peers, scenario)
     if scenario.peers:
         yield from _wrong_names(scenario)
+
+
+def _not_usable(scenario: Scenario) -> Iterator[str]:
+    """Which codec, strategy or aggregator is not installed, or cannot be used in such a run."""
+    try:
+        spec = scenario.run_spec()
+    except ConfigurationError:
+        return  # told by `_wrong_security`
+    try:
+        with_origins(spec)
+    except ConfigurationError as error:
+        yield from str(error).splitlines()
 
 
 def _wrong_settings(scenario: Scenario) -> Iterator[str]:
