@@ -1,12 +1,20 @@
 """Models, data and losses that runs can name.
 
-    run spec ─▶ running/registry ─▶ recipe (interface) ─▶ running/run: model, data, optimizer, training loop
+    run spec ─▶ registry ─▶ recipe (interface) ─▶ running/run: model, data, optimizer, training loop
                                        └─ albert/ (uses text/)
 
-Read: interface (the recipe seam). Then text (text as training data), albert (the recipe that comes with minga),
-running (what is the same for all recipes).
+Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
+order (orders that all peers draw alike), counting (parameters and operations of a model). Then text (text as training
+data), albert (the recipe that comes with minga), running (what is the same for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
+
+A package of another author adds a recipe by an entry point; `minga.testing.check_recipe` says whether it keeps what the
+interface promises. What is listed in `__all__` is public, and importing it loads neither torch nor a recipe's
+libraries.
+
+    [project.entry-points."minga.recipes"]
+    digits = "my_recipes:Digits"
 """
 
 from __future__ import annotations

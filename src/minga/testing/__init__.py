@@ -1,10 +1,10 @@
 """Conformance suites that every implementation of one of minga's seams must pass, and a check for programs' tests.
 
-    your network, stream, codec or aggregator ─▶ suite: one check after the other
+    your network, stream, codec, aggregator, strategy or recipe ─▶ suite: one check after the other
 
 Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), bulk_suite (streams
-for bulk), codec_suite (Codec), aggregator_suite (Aggregator). `guard_threads()` makes what belongs to a peer's
-event loop raise where it is used on another thread.
+for bulk), codec_suite (Codec), aggregator_suite (Aggregator), strategy_suite (Strategy), recipe_suite (Recipe).
+`guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
 
 Called by tests, also those of other packages; nothing in minga imports it.
 """

@@ -5,8 +5,9 @@
                 └ rejoin ┘
 
 Read: optimizer (`minga.Optimizer`), peer (`minga.Peer`), join (`minga.join` and `minga.host`), session (assembles
-the rooms below), rejoin (how a peer finds back), host_lock (a run is hosted once from its folder), own_access (what
-a peer learns and shows about access), organiser (invite, admit, bar). Then the folders: state, replica, bridge,
+what lies below), rejoin (how a peer finds back), host_lock (a run is hosted once from its folder), own_access (what
+a peer learns and shows about access), organiser (invite, admit, bar), plugins_of_run (packages that a run names).
+Then the folders: state, replica, bridge,
 strategy, transfer, access, life.
 
 Called by programs, recipes, monitor, authority and cli. It knows any torch model, and no recipe.

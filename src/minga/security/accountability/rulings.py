@@ -94,7 +94,10 @@ def who_withheld(
 
 
 def require_delivery(record: AttemptRecord, reveals: Mapping[PeerId, Revealed], witness: CaseBuilder) -> None:
-    """Whoever revealed something else than it was committed to goes, and `who_withheld` a part. Raises `AttemptFailed`."""
+    """A member that revealed something else than it had committed to goes, and so do those that withheld a part.
+
+    Raises `AttemptFailed`.
+    """
     coin, results = record.terms.coin, record.results
     if closed := [peer for peer, body in reveals.items() if not coin.opens(results[peer].coin, peer, body.reveal)]:
         raise AttemptFailed(map(witness.unopened, closed))

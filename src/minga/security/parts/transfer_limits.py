@@ -30,7 +30,7 @@ def transfer_limit_s(size_bytes: int) -> float:
     return LEAST_TRANSFER_S + size_bytes / SLOW_LINE_BYTES_PER_S
 
 
-class _Guard:
+class _TransferGuard:
     """Lets a timeout expire when nothing moves on a stream; pulses are no movement."""
 
     def __init__(self, stream: MessageStream, limit: asyncio.Timeout) -> None:
@@ -45,7 +45,7 @@ class _Guard:
 async def transfer(node: Node, stream: MessageStream, size_bytes: int) -> AsyncIterator[None]:
     """Within it so many bytes come over a stream of `node`. Raises `TimeoutError` if that takes too long, or stalls."""
     async with node.clockwork.timeout(transfer_limit_s(size_bytes)), asyncio.timeout(None) as limit:
-        guard = _Guard(stream, limit)
+        guard = _TransferGuard(stream, limit)
         node.clockwork.add(guard)
         try:
             yield

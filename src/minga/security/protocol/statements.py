@@ -172,7 +172,7 @@ class Judgement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Phase COMMIT: where the author stands, and what it is going to send.
 
-    `state`, `standing` and `rules` are the digests of its parameters, of its `Standing` and of the `Rules` that it goes
+    `state`, `standing` and `rules` are the digests of its parameters, of its `ProtocolState` and of the `Rules` that it goes
     by; `root` is that of the Merkle tree of the parts of its gradient as they will be on the wire, None from a
     validator, which has none. `equivocators` are those of whom the author can prove that they said two different
     things; `heard` are the candidates that it heard in time two steps ago and what they committed to, and applicants
@@ -241,7 +241,7 @@ class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
 
 class StateClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Phase STANDING: the digests of the author's `Standing` and of its parameters at the beginning of a step."""
+    """Phase STANDING: the digests of the author's `ProtocolState` and of its parameters at the beginning of a step."""
 
     standing: Digest
     state: Digest

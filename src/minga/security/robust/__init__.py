@@ -5,7 +5,9 @@
 
 Read: interface (the aggregator seam), rows (the vectors, read block by block), row_order (an order by their bits
 alone), gram (distances for a few operations), huber (the point of least Huber loss), weighted_sum (sums and exact
-distances), centered_clip (CenteredClip, solved to its fixed point).
+distances), centered_clip (CenteredClip, solved to its fixed point), registry (aggregators by
+name; which of them members can verify). To compare with: mean (no defence), coordinate_wise (median, trimmed mean),
+krum (Krum, Multi-Krum), geometric_median (RFA).
 
 Called by protocol/step_math and, for comparison, simulation/attacks. Pure arithmetic: it knows no peers.
 """

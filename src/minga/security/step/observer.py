@@ -232,7 +232,7 @@ async def _is_beyond(node: Node, peer: PeerId, step: int) -> bool:
 
 
 async def watch(node: Node, peer: PeerId, step: int) -> dict[int, Statement]:
-    """Where a member says that it stood (`StateClaim`) at the beginning of the steps that it keeps, once it reached `step`.
+    """Where a member says that it stood (`StateClaim`) at the beginning of its kept steps, once it reached `step`.
 
     Raises `RemoteError`, also where it says that in no way that makes sense.
     """

@@ -79,7 +79,7 @@ def norm_bound(dispersion: float, radius: float) -> float:
 class DispersionHistory:
     """The typical norms of past steps, of which the references of the next step are the medians.
 
-    Peers that remember the same steps have the same references; newcomers get them with the `Standing`.
+    Peers that remember the same steps have the same references; newcomers get them with the `ProtocolState`.
     """
 
     def __init__(self, steps: int = REMEMBERED_STEPS) -> None:

@@ -57,7 +57,7 @@ class RandomDirection(Attack):
         return direction * (self.scale * float(own.norm() / direction.norm()))
 
 
-class Delayed(Attack):
+class DelayedGradient(Attack):
     """Sends its gradients of `delay` steps ago."""
 
     changes = "gradient"

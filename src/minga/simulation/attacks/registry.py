@@ -20,7 +20,7 @@ BEHAVIOURS: Final[Registry[type[Attack] | type[Lie]]] = Registry(
         "sign-flip": "minga.simulation.attacks.gradient_attacks:SignFlip",
         "random-direction": "minga.simulation.attacks.gradient_attacks:RandomDirection",
         "label-flip": "minga.simulation.attacks.gradient_attacks:LabelFlip",
-        "delayed": "minga.simulation.attacks.gradient_attacks:Delayed",
+        "delayed": "minga.simulation.attacks.gradient_attacks:DelayedGradient",
         "ipm-0.1": "minga.simulation.attacks.gradient_attacks:InnerProductSmall",
         "ipm-0.6": "minga.simulation.attacks.gradient_attacks:InnerProduct",
         "alie": "minga.simulation.attacks.gradient_attacks:LittleIsEnough",

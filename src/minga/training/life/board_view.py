@@ -20,7 +20,7 @@ MOST_DONORS = 24
 
 @loop_bound
 class BoardView:
-    """Reads the board for one member (`Surveyor` of group formation)."""
+    """Reads the board for one member (`SwarmView` of group formation)."""
 
     def __init__(self, board: Board, node: Node) -> None:
         self._board, self._node = board, node

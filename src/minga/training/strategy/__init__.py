@@ -1,9 +1,10 @@
-"""What peers average, and when; today beside the gradients the parameters themselves.
+"""When peers average, and what becomes of gradients that come meanwhile.
 
-    a step was applied ─▶ every N steps ─▶ parameter_average ─▶ the same group reduces the parameters
+    gradient_port ─ micro_batch ─▶ strategy ─ close, contribution ─▶ a round ─▶ absorb, or take_back if it failed
 
-Read: parameter_average (replaces the parameters by the mean of the group).
+Read: interface (the strategy seam: sums of gradients and their counts), synchronous (the trainer waits while its
+gradients are averaged), delayed (it goes on into a second buffer, one step behind).
 
-Called by life/member. It knows replica and port, and no leaders. Synchronous and delayed steps are told apart in
-bridge/gradient_port.
+Called by bridge/gradient_port. It knows neither models nor peers; facts that planning asks about stand in
+averaging/strategy_choice, and other packages add strategies there by an entry point.
 """
