@@ -172,8 +172,8 @@ class Judgement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
 class Commit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Phase COMMIT: where the author stands, and what it is going to send.
 
-    `state`, `standing` and `rules` are the digests of its parameters, of its `ProtocolState` and of the `Rules` that it goes
-    by; `root` is that of the Merkle tree of the parts of its gradient as they will be on the wire, None from a
+    `state`, `standing` and `rules` are the digests of its parameters, of its `ProtocolState` and of the `Rules` that
+    it goes by; `root` is that of the Merkle tree of the parts of its gradient as they will be on the wire, None from a
     validator, which has none. `equivocators` are those of whom the author can prove that they said two different
     things; `heard` are the candidates that it heard in time two steps ago and what they committed to, and applicants
     (who commit to None); `unheard` are the members of whom it heard nothing in the last phase of the step before.
