@@ -22,9 +22,9 @@ from minga.averaging.messages import Report
 from minga.core.aio.signal import Signal
 from minga.core.rate_cap import RateCap
 from minga.identity.keys.keys import Identity
-from minga.network.gossip.records import Progress
 from minga.network.iroh.settings import NetworkSettings
 from minga.training.life.board_view import BoardView
+from minga.training.record_kinds import Progress
 from minga.training.session import Session, SessionSettings
 
 SAMPLES = 1000

@@ -24,19 +24,17 @@ from minga.averaging.apportionment import allocate
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.group import GroupSettings
+from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.messages import Part, Plan, Report
 from minga.core.errors import RemoteError
 from minga.core.events import Event
 from minga.identity.keys.keys import Identity
-from minga.network.gossip import gossip, link_record
-from minga.network.gossip.link_record import LinkReporter
-from minga.network.gossip.records import Progress
+from minga.network import _link_report, _messages, _pulse, _tcp_lane, gossip
 from minga.network.interface import PeerId
 from minga.network.probing.prober import Prober
-from minga.network.rpc import framing, keepalive
-from minga.network.tcp import bulk_lane
 from minga.training.life.board_view import BoardView
+from minga.training.record_kinds import Progress
 from minga.training.session import Session
 
 SAMPLES: Final = 1000
@@ -45,11 +43,11 @@ SAMPLES_PER_SECOND: Final = 1.0
 
 CROWDED: Final[dict[ModuleType, dict[str, float]]] = {
     gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 5.0},
-    link_record: {"FIRST_PERIOD_S": 10.0, "PERIOD_S": 10.0},
-    keepalive: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
-    framing: {"PULSE_S": 1.0},
+    _link_report: {"FIRST_PERIOD_S": 10.0, "PERIOD_S": 10.0},
+    _pulse: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
+    _messages: {"PULSE_S": 1.0},
     waiting: {"APPEAR_S": 10.0},
-    bulk_lane: {"PATIENCE_S": 5.0},
+    _tcp_lane: {"PATIENCE_S": 5.0},
 }
 """Up to 25 peers share one machine here, which costs it more than what they move: so they give signs of life less
 often than usual, and bear with each other for longer. What their links carry they tell more often: rounds follow each

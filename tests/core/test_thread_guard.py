@@ -17,10 +17,10 @@ from minga.core import thread_guard
 from minga.core.events import Event
 from minga.core.thread_guard import WrongThreadError, any_thread, loop_bound
 from minga.network.gossip.board import Board
-from minga.network.gossip.records import StateInfo
 from minga.testing import guard_threads
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.optimizer import Optimizer
+from minga.training.record_kinds import StateInfo
 
 
 @loop_bound

@@ -33,10 +33,11 @@ from minga.monitor.losses import LossMeter
 from minga.monitor.status import RunStatus, read_status
 from minga.monitor.watcher import Watcher
 from minga.network.gossip.board import Board
-from minga.network.gossip.records import AddressInfo, Metrics, Payload, Progress, StateInfo
+from minga.network.gossip.record_kinds import AddressInfo, Payload
 from minga.network.interface import LinkFacts
 from minga.network.rpc.node import Node
 from minga.training.peer import Peer
+from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
 
 RUN_ID = "ab" * 32
 
@@ -60,7 +61,7 @@ class Swarm:
 
     def make(self, identity: Identity) -> Board:
         events = EventBus(lambda: 0.0)
-        return Board(identity, RUN_ID, wall_time=lambda: 1.7e9, clock=lambda: 100.0, events=events)
+        return Board(identity, RUN_ID, wall_time=lambda: 1.7e9, clock=lambda: 100.0, events=events, kinds=RUN_KINDS)
 
     def peer(self, *payloads: Payload) -> str:
         identity = Identity.generate()

@@ -10,16 +10,17 @@ from minga.core.events import Event, EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import Gossip
-from minga.network.gossip.records import AddressInfo
+from minga.network.gossip.record_kinds import AddressInfo, RecordKinds
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.network.virtual.internet import Delivery, HostSettings, VirtualInternet, VirtualNetwork
+from minga.training.record_kinds import RUN_KINDS
 
 RUN = "run-1"
 
 
 class Peer:
-    def __init__(self, network: VirtualNetwork, swarm: Swarm) -> None:
+    def __init__(self, network: VirtualNetwork, swarm: Swarm, kinds: RecordKinds | None = None) -> None:
         self.network, self.swarm = network, swarm
         self.peer_id = network.peer_id
         self.clock = asyncio.get_running_loop().time
@@ -27,7 +28,12 @@ class Peer:
         self.log: list[Event] = []
         self.events.subscribe(self.log.append)
         self.board = Board(
-            Identity(network.private_key), RUN, wall_time=network.wall_time, clock=self.clock, events=self.events
+            Identity(network.private_key),
+            RUN,
+            wall_time=network.wall_time,
+            clock=self.clock,
+            events=self.events,
+            kinds=RUN_KINDS if kinds is None else kinds,
         )
         role = "trainer" if network.address.dialable else "client"
         self.node = Node(network, run_id=RUN, role=role, lookup=self.board.address_of, events=self.events)
@@ -54,8 +60,13 @@ class Swarm:
     def _count(self, delivery: Delivery) -> None:
         self.bytes_from[delivery.source] += delivery.size
 
-    async def add(self, settings: HostSettings | None = None, private_key: bytes | None = None) -> Peer:
-        peer = Peer(self.internet.host(settings, private_key=private_key), self)
+    async def add(
+        self,
+        settings: HostSettings | None = None,
+        private_key: bytes | None = None,
+        kinds: RecordKinds | None = None,
+    ) -> Peer:
+        peer = Peer(self.internet.host(settings, private_key=private_key), self, kinds)
         entry = next((p for p in self.peers if not p.network.state.gone), None)
         self.peers.append(peer)
         await peer.network.process.run(peer.join(entry))

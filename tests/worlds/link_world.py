@@ -6,11 +6,11 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
 
+from minga.averaging.link_record import Links
+from minga.averaging.link_reporter import links_of
 from minga.core.events import Event, EventBus
 from minga.core.rate_cap import RateCap
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
-from minga.network.gossip.link_record import links_of
-from minga.network.gossip.records import Links
 from minga.network.interface import Address, PeerId
 from minga.network.probing.prober import Prober
 from minga.network.rpc.framing import MessageStream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -27,12 +27,14 @@ Text = Annotated[str, Meta(min_length=1, max_length=200, pattern=_PRINTABLE)]
 Secret = Annotated[str, Meta(min_length=1, max_length=1000)]
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Seconds = Annotated[float, Meta(ge=0.0, le=86_400.0)]
-Way = Literal["code", "token", "device"]
+Way = Annotated[str, Meta(max_length=32)]
+"""One of "code", "token" and "device", or one that a later version of the authority offers."""
+
 
 T = TypeVar("T")
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, frozen=True):
     """Base of everything on the wire."""
 
 
@@ -96,7 +98,7 @@ class LoginOffer(Message, frozen=True):
 
     run: Key
     provider: Text
-    ways: Annotated[tuple[Way, ...], Meta(max_length=3)]
+    ways: Annotated[tuple[Way, ...], Meta(max_length=16)]
     nonce: Nonce
 
 

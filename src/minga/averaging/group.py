@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from minga.averaging.link_record import Links
 from minga.network.bandwidth.access_link import AccessRates
-from minga.network.gossip.records import Links
 from minga.network.interface import Address, PeerId
 
 

@@ -34,7 +34,7 @@ Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Members = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Report(msgspec.Struct, frozen=True):
     """How far one peer is within the step.
 
     `samples` accumulated so far; `rate` in samples per second; the micro-batch under way has `micro_batch` samples
@@ -52,7 +52,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Samples | None = None
 
 
-class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Join(msgspec.Struct, frozen=True):
     """A peer asks to be in the group of `step`.
 
     `layout` is the fingerprint of its vector, `aggregates` whether all can reach it, `computes` whether it has samples
@@ -80,13 +80,13 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch: Samples = 0
 
 
-class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Update(msgspec.Struct, frozen=True):
     """Member to leader: a newer report."""
 
     report: Report
 
 
-class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="limit"):
+class Limit(msgspec.Struct, frozen=True, tag="limit"):
     """Leader to member: stop at the end of the first micro-batch with which you have at least so many `samples`, and
     report; go on up to there if you stopped before.
     """
@@ -94,13 +94,13 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="limit"
     samples: Samples
 
 
-class Redirect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="redirect"):
+class Redirect(msgspec.Struct, frozen=True, tag="redirect"):
     """Leader to member: `leader` leads this step, not I."""
 
     leader: Address
 
 
-class GroupMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GroupMember(msgspec.Struct, frozen=True):
     """One member of a closed group: how to reach it, and whether it can aggregate for all others."""
 
     address: Address
@@ -112,7 +112,7 @@ class GroupMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.address.peer_id
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Part(msgspec.Struct, frozen=True, array_like=True):
     """A slice of the vector, from where the part before it ends to `stop`, which member `root` makes the result of.
 
     `relays` has one member of each of the plan's sites: see `minga.averaging.solver.division`.
@@ -123,7 +123,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     relays: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_SITES)] = ()
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
+class Plan(msgspec.Struct, frozen=True, tag="plan"):
     """Who reduces what in one round.
 
     `members` starts with the leader, the others follow in the order in which they take over from it. `parts` cover the
@@ -151,7 +151,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="plan"):
     next_batch: Samples = 0
 
 
-class SignedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="signed_plan"):
+class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan"):
     """Leader to member: the group is closed. `plan` is the msgpack of a `Plan`, `signature` the leader's."""
 
     plan: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
@@ -161,7 +161,7 @@ class SignedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="s
 FromLeader = Limit | Redirect | SignedPlan
 
 
-class PartHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PartHello(msgspec.Struct, frozen=True):
     """Opens the stream between a member and the root or relay that it sends an assignment to: which assignment of
     which round, and the sender's weight (samples behind its vector; 0 sends nothing and only receives).
 
@@ -173,13 +173,13 @@ class PartHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: Samples | None
 
 
-class ChunkWeight(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ChunkWeight(msgspec.Struct, frozen=True, array_like=True):
     """Relay to root, before each chunk: the samples behind its mean; with 0 there is no chunk to follow."""
 
     weight: Samples
 
 
-class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Lost(msgspec.Struct, frozen=True):
     """Member to coordinator: nothing more comes from the `lost` (indices into the plan), and others should take over
     what the `slow` have left. `by`: it was member `by` who said so, and who does not reach the coordinator.
     """
@@ -190,13 +190,13 @@ class Lost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: Index | None = None
 
 
-class Alive(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Alive(msgspec.Struct, frozen=True):
     """Coordinator to member: are you still in this round? Who was restarted meanwhile lives, but is not."""
 
     round_id: RoundId
 
 
-class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Assignment(msgspec.Struct, frozen=True):
     """Chunks (global numbers) of which member `aggregator` makes the result; `key` = (repair term, position) is unique
     in it. `relays` are those of the plan's part, repairs have none.
     """
@@ -207,7 +207,7 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     relays: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_SITES)] = ()
 
 
-class Freeze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Freeze(msgspec.Struct, frozen=True):
     """Coordinator to member: take no more from `dead`, nor what went through the `revoked`; tell me what you hold."""
 
     round_id: RoundId
@@ -216,7 +216,7 @@ class Freeze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revoked: Members
 
 
-class ChunkMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChunkMap(msgspec.Struct, frozen=True):
     """Member to coordinator: bitmap of the chunks whose reduced values it has, and the repairs it knows of."""
 
     bitmap: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS // 8)]
@@ -224,7 +224,7 @@ class ChunkMap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     assignments: tuple[Assignment, ...]
 
 
-class Repair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Repair(msgspec.Struct, frozen=True):
     """Coordinator to member: all assignments added so far, and who holds which chunk that need not be reduced again."""
 
     round_id: RoundId
@@ -235,12 +235,12 @@ class Repair(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holders: Annotated[tuple[tuple[Index, tuple[Offset, ...]], ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
-class FetchChunks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FetchChunks(msgspec.Struct, frozen=True):
     """Ask a member for reduced chunks, as float32; it answers each as soon as it has it."""
 
     round_id: RoundId
     chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
 
 
-class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Done(msgspec.Struct, frozen=True):
     """An empty, friendly answer."""

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median_low
 
+from minga.averaging.link_record import Links
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.solver.division import SwarmRates
 from minga.network.gossip.board import Board
-from minga.network.gossip.records import AddressInfo, Links, Progress
+from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
+from minga.training.record_kinds import Progress
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from minga.network.gossip.records import Metrics
 from minga.network.interface import PeerId
+from minga.training.record_kinds import Metrics
 
 MAX_REMEMBERED = 4096
 """How many peers' totals are kept; those of more, if they are gone, melt into one number."""

@@ -11,9 +11,10 @@ from minga.monitor.last_problem import Trouble
 from minga.monitor.losses import LossMeter
 from minga.monitor.plan_status import PlanStatus
 from minga.network.gossip.board import Board
-from minga.network.gossip.records import AddressInfo, Metrics, Progress, StateInfo
+from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.training.record_kinds import Metrics, Progress, StateInfo
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from minga.monitor.live_rates import LiveRates, live_rates
 from minga.monitor.losses import LossMeter
 from minga.monitor.plan_status import PlanWatch
 from minga.monitor.status import RunStatus, read_status
-from minga.network.gossip.records import Metrics, Progress
 from minga.network.interface import PeerId
 from minga.training.peer import Peer
+from minga.training.record_kinds import Metrics, Progress
 
 
 class Watcher:

@@ -24,7 +24,7 @@ Endpoints = Annotated[tuple[Endpoint, ...], msgspec.Meta(max_length=MAX_ENDPOINT
 Buffer = bytes | bytearray | memoryview
 
 
-class Address(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Address(msgspec.Struct, frozen=True):
     """Where a peer can be dialled: its id, `ip:port` endpoints (IPv6 in brackets), and the URL of its relay if any.
 
     `direct` empty and `relay` None means that the peer cannot be dialled at all. Bounds are checked when one arrives.

@@ -19,7 +19,7 @@ from minga.identity.access.orders import MAX_REASON_CHARACTERS, MAX_TERMS, Grant
 from minga.identity.keys.keys import Identity
 from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
-from minga.network.gossip.records import AddressInfo
+from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer

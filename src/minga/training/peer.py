@@ -18,10 +18,10 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.network.gossip.records import Metrics
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
+from minga.training.record_kinds import Metrics
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore

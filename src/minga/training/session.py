@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import facts_of
@@ -30,8 +31,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import Gossip
-from minga.network.gossip.link_record import LinkReporter
-from minga.network.gossip.records import AddressInfo, Credential
+from minga.network.gossip.record_kinds import AddressInfo, Credential, RecordKinds
 from minga.network.interface import Address, Network, PeerId
 from minga.network.probing.prober import Prober
 from minga.network.rpc.dial_back import Reachability
@@ -48,6 +48,7 @@ from minga.training.life.member import Member, MemberSettings
 from minga.training.life.state_sync import Download
 from minga.training.life.verified_files import genesis_file
 from minga.training.life.verified_member import VerifiedMember, VerifiedOptions
+from minga.training.record_kinds import RUN_KINDS
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.download import SyncProgress, download
@@ -69,7 +70,7 @@ class SessionSettings:
 
     `max_upload` and `max_download` are kept to by everything that it sends and receives, and told to the plan; verified
     chunks of an unfinished state download are kept in `cache`. With `may_be_alone` it goes on where nobody answers.
-    `divide` says who reduces what in the groups that it leads.
+    `divide` says who reduces what in the groups that it leads, `kinds` which records it can read and write.
     """
 
     role: Role = "trainer"
@@ -78,6 +79,7 @@ class SessionSettings:
     cache: Path | None = None
     may_be_alone: bool = False
     divide: Divide = divide
+    kinds: RecordKinds = RUN_KINDS
 
 
 Meeting = Callable[["Session", PeerId], Awaitable[None]]
@@ -118,7 +120,13 @@ class Session:
             gate=self.admission,
         )
         self.board = Board(
-            identity, run_id, wall_time=network.wall_time, clock=loop.time, events=self.events, gate=self.admission
+            identity,
+            run_id,
+            wall_time=network.wall_time,
+            clock=loop.time,
+            events=self.events,
+            gate=self.admission,
+            kinds=settings.kinds,
         )
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self._reachability = Reachability(self.node)

@@ -14,6 +14,7 @@ import torch
 
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings
+from minga.averaging.link_record import LinkRow, Links, link_key
 from minga.averaging.matchmaking.follower import JOIN, PROBE
 from minga.averaging.matchmaking.former import PATIENT_TRIES, GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
@@ -22,7 +23,6 @@ from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redire
 from minga.averaging.planning.signed_plan import CONTEXT
 from minga.core.errors import MinorityError, ProtocolError, RejectedError, RemoteError
 from minga.network.bandwidth.access_link import AccessRates
-from minga.network.gossip.records import LinkRow, Links, link_key
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings

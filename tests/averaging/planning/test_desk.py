@@ -13,6 +13,7 @@ import pytest
 
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.group import GroupSettings
+from minga.averaging.link_record import LinkRow, Links, link_key
 from minga.averaging.messages import GroupMember, Join, Part, Plan, Report
 from minga.averaging.planning.plan_check import unfairness
 from minga.averaging.planning.plan_maker import UNFAIR, PlanMaker
@@ -21,7 +22,6 @@ from minga.averaging.solver.planner import divide
 from minga.core.errors import RejectedError
 from minga.core.events import Event, EventBus
 from minga.network.bandwidth.access_link import AccessRates
-from minga.network.gossip.records import LinkRow, Links, link_key
 from minga.network.interface import Address, PeerId
 from tests.worlds.swarm_tools import virtually
 

@@ -92,6 +92,13 @@ def test_parts_too_small_for_an_element_are_left_out() -> None:
     assert plan.parts == (Part(10, 0),)
 
 
+def test_a_later_leaders_plan_is_checked_as_it_was_sent() -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(plan_of()))
+    plan = msgspec.msgpack.encode({**fields, "advice": [1]})
+    signed = SignedPlan(plan, LEADER.sign(plan, context=CONTEXT))
+    assert accept_plan(signed, **ARGUMENTS) == plan_of()
+
+
 def test_text_that_is_no_utf8_blames_the_leader() -> None:
     plan = msgspec.msgpack.encode(plan_of()).replace(b"0" * 32, b"\xff" * 32)
     signed = SignedPlan(plan, LEADER.sign(plan, context=CONTEXT))

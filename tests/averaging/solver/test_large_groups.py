@@ -9,6 +9,7 @@ import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.link_record import Links
 from minga.averaging.planning.plan_check import unfairness
 from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import Division, PeerRates, SwarmRates
@@ -17,7 +18,6 @@ from minga.averaging.solver.large_groups import LARGE
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import predict
 from minga.network.bandwidth.access_link import AccessRates
-from minga.network.gossip.records import Links
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import virtually
 

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 import minga.cli
+from minga.averaging.link_record import Links
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.planning.plan import _is_link
@@ -19,10 +20,11 @@ from minga.cli.taking_part.status_view import plan_line
 from minga.core.errors import ConfigurationError
 from minga.monitor.live_rates import LiveRates, live_rates
 from minga.monitor.plan_status import PlanWatch
-from minga.network.gossip.records import AddressInfo, Links, Progress
+from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.simulation.forecast.explanation import alternatives, explain
 from minga.simulation.forecast.swarm_file import read_swarm_file
+from minga.training.record_kinds import Progress
 from tests.monitor.test_monitor_status import Swarm
 from tests.worlds.planner_swarms import GBIT, HOMES, SETUPS, auxiliary, client, peer, two_sites
 

@@ -21,16 +21,8 @@ from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.network.gossip.records import (
-    KINDS_BY_TYPE,
-    AddressInfo,
-    Credential,
-    Payload,
-    Progress,
-    Verdict,
-    encode_payload,
-    make_record,
-)
+from minga.network.gossip.record_kinds import AddressInfo, Credential, Payload
+from minga.network.gossip.records import Verdict, make_record
 from minga.network.interface import PeerId
 from minga.network.virtual.host import EPOCH_S
 from minga.network.virtual.internet import HostSettings
@@ -39,6 +31,7 @@ from minga.simulation.swarm.swarm import Swarm
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.admission import Admission
 from minga.training.own_access import RunAccess
+from minga.training.record_kinds import RUN_KINDS, Progress
 from minga.training.session import Session, SessionSettings
 from minga.training.transfer.run_files import RunFileServer
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences
@@ -347,7 +340,7 @@ async def test_records_of_strangers_are_not_kept_or_passed_on() -> None:
     expires = int((EPOCH_S + 3000) * 1000)
     payloads: list[Payload] = [AddressInfo("trainer", ("192.0.2.1:9",)), Credential(helper.admission.credential())]
     for payload in payloads:
-        code, body = KINDS_BY_TYPE[type(payload)].code, encode_payload(payload)
+        code, body = RUN_KINDS.of(type(payload)).code, RUN_KINDS.encode(payload)
         record = make_record(stranger, spec.run_id, code, expires - 10**6, expires, body)
         if helper.board.receive(record, helper.peer_id) is Verdict.NEW:
             helper.gossip._pusher.add(record.owner, code, record.owner)

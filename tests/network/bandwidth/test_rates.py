@@ -9,14 +9,15 @@ import struct
 
 import pytest
 
+from minga.averaging.link_record import LinkRow, Links, link_key
+from minga.averaging.link_reporter import has_moved, is_news, links_of
 from minga.core.errors import ProtocolError
 from minga.network.bandwidth import delivery_reports
 from minga.network.bandwidth.delivery_reports import BulkUse, DeliveryReports, Span
 from minga.network.bandwidth.meter import SETTLE_S, DirectionMeter
 from minga.network.bandwidth.time_buckets import SLOT_S
-from minga.network.gossip.link_record import has_moved, is_news, links_of
-from minga.network.gossip.records import LinkRow, Links, encode_payload, link_key
 from minga.network.interface import PeerId
+from minga.training.record_kinds import RUN_KINDS
 from tests.worlds.link_world import MB, LinkWorld
 from tests.worlds.swarm_tools import virtually
 
@@ -331,4 +332,4 @@ def test_what_is_worth_a_record() -> None:
 
 def test_the_longest_record_fits() -> None:
     row = LinkRow(b"\xff" * 8, 10**15, 10**15, 10**15, 10**15, 100, 2**40)
-    assert len(encode_payload(Links(10**15, 10**15, 10**15, 10**15, (row,) * 64))) <= 4096
+    assert len(RUN_KINDS.encode(Links(10**15, 10**15, 10**15, 10**15, (row,) * 64))) <= 4096

@@ -16,20 +16,10 @@ from minga.network.gossip import board, record_store
 from minga.network.gossip import records as records_module
 from minga.network.gossip.board import Board
 from minga.network.gossip.peer_records import RECORDS_PER_SECOND
-from minga.network.gossip.records import (
-    CLOCK_SKEW_S,
-    MAX_TTL_S,
-    TTL_S,
-    AddressInfo,
-    Beat,
-    Left,
-    Payload,
-    Progress,
-    Record,
-    StateInfo,
-    Verdict,
-)
+from minga.network.gossip.record_kinds import AddressInfo, Beat, Left, Payload
+from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, TTL_S, Record, Verdict
 from minga.network.interface import Address, PeerId
+from minga.training.record_kinds import RUN_KINDS, Progress, StateInfo
 
 EPOCH_S = 1_800_000_000.0
 ME, ANN, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
@@ -46,7 +36,12 @@ class World:
         events = EventBus(lambda: self.now_s)
         events.subscribe(self.log.append)
         self.board = Board(
-            signer, "r", wall_time=lambda: EPOCH_S + self.now_s + self.skew_s, clock=lambda: self.now_s, events=events
+            signer,
+            "r",
+            wall_time=lambda: EPOCH_S + self.now_s + self.skew_s,
+            clock=lambda: self.now_s,
+            events=events,
+            kinds=RUN_KINDS,
         )
         self.signed: list[Record] = []
         self.board.publish_to(self.signed.append)
@@ -67,8 +62,8 @@ class World:
         raw: bytes | None = None,
     ) -> Record:
         now_ms = int((EPOCH_S + self.now_s) * 1000)
-        encoded = records_module.encode_payload(payload) if raw is None else raw
-        code = records_module.KINDS_BY_TYPE[type(payload)].code
+        encoded = RUN_KINDS.encode(payload) if raw is None else raw
+        code = RUN_KINDS.of(type(payload)).code
         expires = now_ms + int(ttl_s * 1000)
         return records_module.make_record(
             signer, run_id, code, now_ms if version is None else version, expires, encoded
@@ -137,9 +132,7 @@ def test_bad_records_are_refused_each_for_its_reason() -> None:
     cases = {
         Verdict.FORGED: replace(good, signature=w.record(progress(2)).signature),
         Verdict.MALFORMED: replace(good, key=good.key + b"x"),
-        Verdict.UNKNOWN_NAME: replace(good, code=77),
-        Verdict.OVERSIZED: replace(good, payload=bytes(5000)),
-        Verdict.BAD_PAYLOAD: w.record(progress(1), raw=b"\xc0"),
+        Verdict.BAD_PAYLOAD: w.record(Beat(), raw=b"\xc0"),
         Verdict.FUTURE: w.record(progress(1), ttl_s=MAX_TTL_S + CLOCK_SKEW_S + 1),
         Verdict.EXPIRED: w.record(progress(1), ttl_s=-CLOCK_SKEW_S - 1),
     }

@@ -8,19 +8,22 @@ from typing import Any
 import msgspec
 import pytest
 
+from minga.averaging.link_record import LINKS, LinkRow, Links
 from minga.core.errors import ProtocolError, RejectedError, UnreachableError
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import anti_entropy, gossip, records, rumours
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.gossip import EXCHANGE_METHOD
 from minga.network.gossip.peer_records import StoredRecord
-from minga.network.gossip.records import KINDS, Beat, LinkRow, Links, Payload, Progress, Record, Verdict
+from minga.network.gossip.record_kinds import BEAT, Beat, Payload
+from minga.network.gossip.records import Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader
 from minga.network.interface import PeerId
 from minga.network.rpc import node
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
+from minga.training.record_kinds import RUN_KINDS, Progress
 from tests.worlds.board_swarm import RUN, Peer, Swarm, everyone_sees
 
 EPOCH_MS = 1_767_225_600_000
@@ -215,8 +218,8 @@ def test_equal_seeds_give_equal_logs() -> None:
 
 
 def record(payload: Payload, version: int, *, ttl_ms: int = 60_000, signer: Identity = STRANGER) -> Record:
-    code = records.KINDS_BY_TYPE[type(payload)].code
-    return records.make_record(signer, RUN, code, version, EPOCH_MS + ttl_ms, records.encode_payload(payload))
+    code = RUN_KINDS.of(type(payload)).code
+    return records.make_record(signer, RUN, code, version, EPOCH_MS + ttl_ms, RUN_KINDS.encode(payload))
 
 
 async def push(liar: Peer, victim: Peer, message: msgspec.Struct) -> None:
@@ -230,12 +233,11 @@ GOOD = record(progress(1), EPOCH_MS)
 LIES: dict[str, tuple[Record, str]] = {
     "forged": (msgspec.structs.replace(GOOD, version=GOOD.version + 1, signature=bytes(64)), "wrong signature"),
     "altered": (msgspec.structs.replace(GOOD, version=GOOD.version + 1), "wrong signature"),
-    "oversized": (msgspec.structs.replace(GOOD, payload=bytes(1000)), "oversized"),
     "beyond any size": (msgspec.structs.replace(GOOD, payload=bytes(100_000)), "length <= 4096"),
-    "unknown name": (msgspec.structs.replace(GOOD, code=99), "unknown record name"),
+    "forged of an unknown kind": (msgspec.structs.replace(GOOD, code=99, version=GOOD.version + 1), "wrong signature"),
     "bad key": (msgspec.structs.replace(GOOD, key=b""), "malformed key"),
     "bad payload": (
-        records.make_record(STRANGER, RUN, 2, EPOCH_MS + 1, EPOCH_MS + 60_000, b"\xc0"),
+        records.make_record(STRANGER, RUN, BEAT.code, EPOCH_MS + 1, EPOCH_MS + 60_000, b"\xc0"),
         "the payload does not fit",
     ),
 }
@@ -364,7 +366,7 @@ def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pyt
         writer = swarm.peers[3]
 
         async def push(self: RumourSpreader, peer: PeerId, entries: list[StoredRecord]) -> None:
-            pushed.extend((self._board.peer_id, peer) for e in entries if e.record.code == KINDS["links"].code)
+            pushed.extend((self._board.peer_id, peer) for e in entries if e.record.code == LINKS.code)
             await original(self, peer, entries)
 
         original, neighbours = RumourSpreader._push, len(writer.node.connected())
@@ -392,7 +394,7 @@ def test_a_slow_neighbour_and_a_flood_of_owners_cost_little_memory(monkeypatch: 
                 assert len(outboxes[slow.peer_id]) <= 50
         flooded.board.put(progress(7))
         await asyncio.sleep(0.1)
-        assert (flooded.peer_id, KINDS["progress"].code) in outboxes.pop(slow.peer_id)
+        assert (flooded.peer_id, RUN_KINDS.of(Progress).code) in outboxes.pop(slow.peer_id)
 
     in_swarm(2, scenario)
 

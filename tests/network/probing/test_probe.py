@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from minga.averaging.link_record import Links
+from minga.averaging.link_reporter import links_of
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.rate_cap import RateCap
 from minga.network.bandwidth.delivery_reports import BulkUse
-from minga.network.gossip.link_record import links_of
-from minga.network.gossip.records import Links
 from minga.network.interface import PeerId
 from minga.network.probing import prober as prober_module
 from minga.network.probing import streams

@@ -323,7 +323,7 @@ async def test_whoever_has_many_streams_pulses_rarely_and_is_not_given_up_for_th
         (wire.SignedPlan, "signature", bytes(65)),
         (Hello, "wall_time", math.nan),
         (Hello, "wall_time", math.inf),
-        (Hello, "role", "king"),
+        (Hello, "role", "King\n"),
         (Hello, "run_id", "0" * 65),
         (Hello, "versions", [0, 1 << 60]),
         (Call, "method", "m" * 65),

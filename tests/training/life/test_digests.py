@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from minga.network.gossip.records import StateInfo
 from minga.network.interface import PeerId
 from minga.training.life.digest_exchange import HISTORY, DigestHistory
+from minga.training.record_kinds import StateInfo
 
 A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
 

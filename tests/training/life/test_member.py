@@ -15,12 +15,12 @@ from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.core.errors import ClosedError
 from minga.core.events import Event
-from minga.network.gossip.records import Progress
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm, small_replica
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.record_kinds import Progress
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     make_spec,

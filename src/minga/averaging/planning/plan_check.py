@@ -14,12 +14,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from minga.averaging.link_record import Links
 from minga.averaging.messages import Plan
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.solver.baselines import equal_parts
 from minga.averaging.solver.prediction import predict
 from minga.network.bandwidth.access_link import AccessRates
-from minga.network.gossip.records import Links
 from minga.network.interface import PeerId
 
 UNFAIR_FACTOR: Final = 4.0

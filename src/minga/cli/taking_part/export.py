@@ -11,12 +11,13 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
-from minga.network.gossip.records import AddressInfo, Progress
+from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.recipes.initial import new_model
 from minga.recipes.registry import load_recipe
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
+from minga.training.record_kinds import Progress
 from minga.training.replica.build_optimizer import build_optimizer
 from minga.training.replica.replica import Replica
 from minga.training.session import Session

@@ -20,37 +20,37 @@ import msgspec
 from minga.core.errors import ProtocolError
 from minga.network.gossip.board import Board
 from minga.network.gossip.peer_records import PREFIX_BYTES, PeerRecords, StoredRecord
+from minga.network.gossip.record_kinds import ACCESS, MAX_CODE
 from minga.network.gossip.record_store import MAX_OWNERS
-from minga.network.gossip.records import KINDS, Record
+from minga.network.gossip.records import Record
 from minga.network.interface import PeerId
 
 PAGE_BYTES = 200_000
 """Records are put into one message up to this size; `MAX_MESSAGE_BYTES` is far more than that and one record."""
 
-MAX_RECORDS = MAX_OWNERS * len(KINDS)
-_CREDENTIAL = KINDS["access"].code
+MAX_RECORDS = MAX_OWNERS * 32  # kinds, known and unknown
 _ITEM_BYTES = PREFIX_BYTES + 4
 _OVERHEAD_BYTES = 140  # of a record and its age around the payload, at most
 
 Prefix = Annotated[bytes, msgspec.Meta(min_length=PREFIX_BYTES, max_length=PREFIX_BYTES)]
-Code = Annotated[int, msgspec.Meta(ge=0, le=255)]
+Code = Annotated[int, msgspec.Meta(ge=0, le=MAX_CODE)]
 Version = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Aged(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Aged(msgspec.Struct, frozen=True, array_like=True):
     """A record and how long ago, in milliseconds, the sender got it."""
 
     record: Record
     age_ms: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Push(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Push(msgspec.Struct, frozen=True, array_like=True):
     """Records that the sender thinks are news; no reply but the end of the stream."""
 
     records: Annotated[list[Aged], msgspec.Meta(max_length=MAX_RECORDS)]
 
 
-class Summary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Summary(msgspec.Struct, frozen=True, array_like=True):
     """Prefix and fingerprint of every owner known, concatenated. `full` asks for the youngest records, too, which are
     otherwise left to rumours.
     """
@@ -59,27 +59,27 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     owners: Annotated[bytes, msgspec.Meta(max_length=MAX_OWNERS * _ITEM_BYTES)]
 
 
-class Held(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Held(msgspec.Struct, frozen=True, array_like=True):
     """The versions held of one owner's records, each with its code; none if the owner is not known."""
 
     prefix: Prefix
-    versions: Annotated[list[tuple[Code, Version]], msgspec.Meta(max_length=len(KINDS))]
+    versions: Annotated[list[tuple[Code, Version]], msgspec.Meta(max_length=MAX_CODE)]
 
 
-class Detail(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Detail(msgspec.Struct, frozen=True, array_like=True):
     """What the answering side holds of all owners that are not the same on both sides."""
 
     held: Annotated[list[Held], msgspec.Meta(max_length=2 * MAX_OWNERS)]
 
 
-class WantedRecords(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class WantedRecords(msgspec.Struct, frozen=True, array_like=True):
     """Codes of the records of one owner that the sender would like to have."""
 
     prefix: Prefix
-    codes: Annotated[list[Code], msgspec.Meta(max_length=len(KINDS))]
+    codes: Annotated[list[Code], msgspec.Meta(max_length=MAX_CODE)]
 
 
-class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Page(msgspec.Struct, frozen=True, array_like=True):
     """Some of the records that the other side lacks; the caller's first page also says what it wants."""
 
     records: Annotated[list[Aged], msgspec.Meta(max_length=MAX_RECORDS)]
@@ -114,7 +114,6 @@ def compare(board: Board, theirs: Detail, before: float) -> tuple[list[StoredRec
         owner = known.get(held.prefix)
         entries = owner.entries if owner else {}
         their_versions = dict(held.versions)
-        floor = owner.floor if owner else 0
         to_send += [
             entries[code]
             for code in sorted(entries)
@@ -123,7 +122,7 @@ def compare(board: Board, theirs: Detail, before: float) -> tuple[list[StoredRec
         codes = [
             code
             for code, version in sorted(their_versions.items())
-            if version > max(floor, entries[code].record.version if code in entries else 0)
+            if owner is None or not owner.is_past(code, version)
         ]
         if codes:
             wanted.append(WantedRecords(held.prefix, codes))
@@ -146,7 +145,7 @@ def paged(entries: Iterable[StoredRecord], now: float) -> Iterator[list[Aged]]:
     """
     page: list[Aged] = []
     size = 0
-    for entry in sorted(entries, key=lambda entry: (entry.record.code != _CREDENTIAL, -entry.record.version)):
+    for entry in sorted(entries, key=lambda entry: (entry.record.code != ACCESS.code, -entry.record.version)):
         bytes_needed = len(entry.record.payload) + _OVERHEAD_BYTES
         if page and size + bytes_needed > PAGE_BYTES:
             yield page

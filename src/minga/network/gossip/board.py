@@ -18,22 +18,17 @@ from minga.network.gossip import records
 from minga.network.gossip.changes import ChangeCounter
 from minga.network.gossip.failure_detector import AwakeClock, FailureDetector
 from minga.network.gossip.peer_records import LEFT, StoredRecord
-from minga.network.gossip.record_store import RecordStore
-from minga.network.gossip.records import (
-    KINDS,
-    KINDS_BY_CODE,
-    KINDS_BY_TYPE,
-    MAX_TTL_S,
-    TTL_BEATS,
-    TTL_S,
+from minga.network.gossip.record_kinds import (
+    BEAT,
+    NETWORK_KINDS,
     AddressInfo,
     Beat,
     Credential,
     Payload,
-    Record,
-    Signer,
-    Verdict,
+    RecordKinds,
 )
+from minga.network.gossip.record_store import RecordStore
+from minga.network.gossip.records import MAX_TTL_S, TTL_BEATS, TTL_S, Record, Signer, Verdict
 from minga.network.interface import Address, PeerId
 from minga.network.rpc import keepalive
 
@@ -44,8 +39,6 @@ DEAD_KEPT_S = 30.0
 """Seconds for which silent owners stay on a board that is more than half full."""
 
 P = TypeVar("P", bound=Payload)
-
-_BEAT = KINDS["beat"].code
 
 
 class Item(NamedTuple, Generic[P]):
@@ -61,7 +54,7 @@ class Board(ChangeCounter):
     """All records of one run as one peer knows them, and what this peer itself publishes.
 
     `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `gate` says whose records
-    are kept (default: everybody's).
+    are kept (default: everybody's). `kinds` are those that this peer can read and write; others are passed on unread.
     """
 
     def __init__(
@@ -73,15 +66,17 @@ class Board(ChangeCounter):
         clock: Callable[[], float],
         events: EventBus,
         gate: Authorizer | None = None,
+        kinds: RecordKinds = NETWORK_KINDS,
     ) -> None:
         super().__init__()
+        self.kinds = kinds
         self.peer_id = PeerId(signer.peer_id)
         self.run_id, self.events = run_id, events
         self.now = AwakeClock(clock, keepalive.PULSE_S)  # the gossip looks at it with each tick
         self.verdicts: Counter[Verdict] = Counter()
         """What became of all records received so far."""
         self._gate = gate or OpenAuthorizer()
-        self.store = RecordStore(self.peer_id, run_id, self.now(), self._gate)
+        self.store = RecordStore(self.peer_id, run_id, self.now(), self._gate, kinds)
         self._signer, self._wall_time = signer, wall_time
         self._detector = FailureDetector()
         self._former: dict[PeerId, Address] = {}
@@ -97,7 +92,7 @@ class Board(ChangeCounter):
     def get(self, owner: PeerId, payload_type: type[P]) -> P | None:
         """What `owner`, who may be dead by now, says in its record of this type, or None."""
         known = self.store.owners.get(owner)
-        entry = known.entries.get(KINDS_BY_TYPE[payload_type].code) if known else None
+        entry = known.entries.get(self.kinds.of(payload_type).code) if known else None
         return cast(P, entry.payload) if entry and entry.payload is not None else None
 
     def owners(self, *, include_dead: bool = False) -> list[PeerId]:
@@ -106,7 +101,7 @@ class Board(ChangeCounter):
 
     def items(self, payload_type: type[P], *, include_dead: bool = False) -> list[Item[P]]:
         """The records of this type of all living peers, in order of owners; on request also those of the dead."""
-        code, now = KINDS_BY_TYPE[payload_type].code, self.now()
+        code, now = self.kinds.of(payload_type).code, self.now()
         found = ((peer, self.store.owners[peer].entries.get(code)) for peer in self.owners(include_dead=include_dead))
         return [
             Item(peer, cast(P, entry.payload), max(0.0, now - entry.arrived))
@@ -119,7 +114,7 @@ class Board(ChangeCounter):
 
         It is kept and brought up to date with each change, so that asking costs nothing; copy it to keep it.
         """
-        code = KINDS_BY_TYPE[payload_type].code
+        code = self.kinds.of(payload_type).code
         if code not in self._views:
             self._views[code] = {peer: payload for peer, payload, _ in self.items(payload_type)}
         return cast("Mapping[PeerId, P]", self._views[code])
@@ -165,8 +160,8 @@ class Board(ChangeCounter):
 
         Raises `ConfigurationError` if a field is out of range or the payload is too large.
         """
-        encoded = records.encode_payload(payload)
-        self._sign(KINDS_BY_TYPE[type(payload)].code, encoded, payload)
+        encoded = self.kinds.encode(payload)
+        self._sign(self.kinds.of(type(payload)).code, encoded, payload)
 
     def forget(self, peer: PeerId) -> None:
         """Drop what is known of another peer until it writes anew; its old records do not come back."""
@@ -187,14 +182,7 @@ class Board(ChangeCounter):
         """Take in a record that `sender`, an authenticated neighbour, passed on `age_s` after it got it itself."""
         verdict = self.store.judge(record, sender, self.now(), self._wall_time())
         if verdict is Verdict.NEW:
-            try:
-                payload = records.open_payload(record)
-                if isinstance(payload, Credential) and not self._gate.learn(record.owner, payload.credential):
-                    verdict = Verdict.NOT_ADMITTED
-                else:
-                    self._accept(record, payload, sender, age_s)
-            except ValueError:
-                verdict = Verdict.BAD_PAYLOAD
+            verdict = self._take_in(record, sender, age_s)
         elif verdict is Verdict.STALE:
             if record.version == self.store.owners[record.owner].newest:
                 self._detector.heard_again(record.owner, self.now(), age_s)
@@ -239,7 +227,7 @@ class Board(ChangeCounter):
         renew_before = (self._wall_time() + self._ttl_s * 2.0 / 3.0) * 1000.0
         for code, entry in sorted(self.store.own.entries.items()):
             due = self._superseded or entry.record.expires <= renew_before
-            if due and code != _BEAT and entry.payload is not None:
+            if due and code != BEAT.code and entry.payload is not None:
                 self._sign(code, entry.record.payload, entry.payload)
         self._superseded = False
         quiet_s = self.now() - self._last_signed
@@ -260,6 +248,22 @@ class Board(ChangeCounter):
 
     # ---- inner workings
 
+    def _take_in(self, record: Record, sender: PeerId, age_s: float) -> Verdict:
+        """Keep a genuine record, unread if its kind, or its content, is not known here.
+
+        Only of basic kinds is it certain that an honest peer would not have passed on what this one cannot read.
+        """
+        try:
+            payload, is_opaque = self.kinds.open(record.code, record.payload), False
+        except ValueError:
+            payload, is_opaque = None, True
+        if is_opaque and self.kinds.is_basic(record.code):
+            return Verdict.BAD_PAYLOAD
+        if isinstance(payload, Credential) and not self._gate.learn(record.owner, payload.credential):
+            return Verdict.NOT_ADMITTED
+        is_kept = self._accept(record, payload, sender, age_s, is_opaque=is_opaque)
+        return Verdict.NEW if is_kept else Verdict.CROWDED
+
     def _supersede(self, record: Record) -> None:
         """Outdo, at the next beat, a record of an earlier life of this peer; retract it if this life has none."""
         own = self.store.own
@@ -267,7 +271,7 @@ class Board(ChangeCounter):
         self._superseded = True
         if record.code == LEFT:
             own.floor = max(own.floor, record.version)
-        elif record.code not in own.entries and KINDS_BY_CODE[record.code].retractable:
+        elif record.code not in own.entries and not self.kinds.is_basic(record.code):
             self._sign(record.code, b"", None)
 
     def _sign(self, code: int, encoded: bytes, payload: Payload | None) -> None:
@@ -283,7 +287,10 @@ class Board(ChangeCounter):
         self._tell(self.peer_id, code, before, record)
         self._review(self.peer_id)
 
-    def _accept(self, record: Record, payload: Payload | None, sender: PeerId, age_s: float) -> None:
+    def _accept(
+        self, record: Record, payload: Payload | None, sender: PeerId, age_s: float, *, is_opaque: bool
+    ) -> bool:
+        """Whether the record is kept: there may be no room for what is not known here."""
         now = self.now()
         peer = record.owner
         owner, evicted = self.store.add(peer, sender, now)
@@ -292,9 +299,11 @@ class Board(ChangeCounter):
         if record.version > owner.newest:
             self._detector.heard(peer, now, age_s)
         before = owner.entries.get(record.code)
-        owner.store(StoredRecord(record, payload, now - min(max(age_s, 0.0), MAX_TTL_S), before))
+        arrived = now - min(max(age_s, 0.0), MAX_TTL_S)
+        is_kept = self.store.keep(owner, StoredRecord(record, payload, arrived, before, is_opaque=is_opaque))
         self._tell(peer, record.code, before, record)
         self._review(peer)
+        return is_kept
 
     def _drop(self, peer: PeerId) -> None:
         if peer in self.store.owners:
@@ -327,9 +336,9 @@ class Board(ChangeCounter):
         self._notify(peer, None)
 
     def _tell(self, peer: PeerId, code: int, before: StoredRecord | None, record: Record) -> None:
-        if code != _BEAT and (before is None or before.record.payload != record.payload):
+        if code != BEAT.code and (before is None or before.record.payload != record.payload):
             self._bring_up_to_date(peer, code)
-            self._notify(peer, KINDS_BY_CODE[code].name)
+            self._notify(peer, self.kinds.name(code))
 
     def _bring_up_to_date(self, peer: PeerId, code: int) -> None:
         entry, view = self.store.owners[peer].entries.get(code), self._views.get(code)

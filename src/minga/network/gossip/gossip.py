@@ -42,7 +42,8 @@ from minga.network.gossip import anti_entropy
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.board import Board
 from minga.network.gossip.peer_records import StoredRecord
-from minga.network.gossip.records import KINDS_BY_CODE, Left, Verdict
+from minga.network.gossip.record_kinds import Left
+from minga.network.gossip.records import Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader
 from minga.network.interface import Address, PeerId
@@ -187,8 +188,7 @@ class Gossip:
             record = aged.record
             verdict = self._board.receive(record, sender, aged.age_ms / 1000.0)
             if verdict.is_offence:
-                kind = KINDS_BY_CODE.get(record.code)
-                name = kind.name if kind else str(record.code)
+                name = self._board.kinds.name(record.code)
                 raise ProtocolError(f"record {name!r} of {record.owner[:10]}: {verdict.value}", peer=sender)
             if verdict is Verdict.NEW:
                 self._pusher.add(record.owner, record.code, sender)

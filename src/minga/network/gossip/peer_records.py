@@ -6,13 +6,15 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from minga.network.gossip.records import KINDS, Payload, Record
+from minga.network.gossip.record_kinds import LEFT as LEFT_KIND
+from minga.network.gossip.record_kinds import Payload, RecordKinds
+from minga.network.gossip.records import Record
 from minga.network.interface import PeerId
 
 RECORDS_PER_SECOND = 25.0
 """New versions per second that one owner may write in the long run; a burst may be twice as many."""
 
-LEFT = KINDS["left"].code
+LEFT = LEFT_KIND.code
 PREFIX_BYTES = 8
 _VERSION = struct.Struct(">BQ")
 
@@ -21,50 +23,65 @@ class StoredRecord:
     """The newest record of one name: as it came, its content, and when it came (awake clock, seconds).
 
     `payload` is None for a retraction and once the record was forgotten (then it is not `passed_on` any more); the
-    version still guards against replays. `is_renewal`: the version before had the same content.
+    version still guards against replays. `is_renewal`: the version before had the same content. `is_opaque`: nobody
+    here can read it, so its payload is None, too.
     """
 
-    __slots__ = ("arrived", "is_renewal", "passed_on", "payload", "record")
+    __slots__ = ("arrived", "is_opaque", "is_renewal", "passed_on", "payload", "record")
 
     def __init__(
-        self, record: Record, payload: Payload | None, arrived: float, before: StoredRecord | None = None
+        self,
+        record: Record,
+        payload: Payload | None,
+        arrived: float,
+        before: StoredRecord | None = None,
+        *,
+        is_opaque: bool = False,
     ) -> None:
         self.record, self.payload, self.arrived = record, payload, arrived
         self.is_renewal = before is not None and before.record.payload == record.payload
-        self.passed_on = True
+        self.passed_on, self.is_opaque = True, is_opaque
 
 
 class PeerRecords:
     """One owner: its entries by code, its newest version, and the neighbour that first told of it (`introducer`).
 
-    `is_forgotten` while nothing of it may be read.
+    `is_forgotten` while nothing of it may be read. `opaque_floor` is the newest version of a kind outside `kinds` that
+    was dropped for want of room: nothing older of such kinds comes in again.
     """
 
     __slots__ = (
         "_budget",
         "_budget_time",
         "_fingerprint",
+        "_kinds",
         "entries",
         "floor",
         "introducer",
         "is_forgotten",
         "newest",
+        "opaque_floor",
         "prefix",
     )
 
-    def __init__(self, peer: PeerId, introducer: PeerId, now: float) -> None:
-        self.introducer = introducer
+    def __init__(self, peer: PeerId, introducer: PeerId, now: float, kinds: RecordKinds) -> None:
+        self.introducer, self._kinds = introducer, kinds
         self.prefix = bytes.fromhex(peer[: 2 * PREFIX_BYTES])
         self.entries: dict[int, StoredRecord] = {}
-        self.newest = self.floor = 0
+        self.newest = self.floor = self.opaque_floor = 0
         self.is_forgotten = False
         self._budget, self._budget_time = 2.0 * RECORDS_PER_SECOND, now
         self._fingerprint: bytes | None = None
 
     def is_stale(self, record: Record) -> bool:
         """Whether the record is not newer than what is known already."""
-        entry = self.entries.get(record.code)
-        return record.version <= max(self.floor, entry.record.version if entry else 0)
+        return self.is_past(record.code, record.version)
+
+    def is_past(self, code: int, version: int) -> bool:
+        """The same by code and version."""
+        entry = self.entries.get(code)
+        floor = self.floor if code in self._kinds else max(self.floor, self.opaque_floor)
+        return version <= max(floor, entry.record.version if entry else 0)
 
     def may_write(self, now: float) -> bool:
         """Whether the owner's budget of new versions allows one more."""
@@ -86,6 +103,17 @@ class PeerRecords:
             self.entries = {code: e for code, e in self.entries.items() if e is left or e.record.version > self.floor}
             if self.newest > left.record.version:
                 del self.entries[LEFT]
+
+    def unknown(self) -> list[StoredRecord]:
+        """The entries of kinds that are not known here, oldest version first."""
+        found = [entry for code, entry in self.entries.items() if code not in self._kinds]
+        return sorted(found, key=lambda entry: entry.record.version)
+
+    def evict(self, entry: StoredRecord) -> None:
+        """Drop an entry of a kind that is not known here, for want of room."""
+        self.opaque_floor = max(self.opaque_floor, entry.record.version)
+        del self.entries[entry.record.code]
+        self._fingerprint = None
 
     @property
     def has_left(self) -> bool:

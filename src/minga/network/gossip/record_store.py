@@ -8,7 +8,8 @@ refused for its date. A record "left" voids all earlier ones of its owner.
 In a run that is not open to everybody (`minga.network.authorizer`) only admitted owners are kept; a record "access"
 tells what its owner shows to be one, so it is looked at first.
 
-Memory is bounded: `MAX_OWNERS` owners with at most one record of bounded size per name. Anybody can make up keys, so
+Memory is bounded: `MAX_OWNERS` owners with at most one record of bounded size per known kind, and what
+`minga.network.gossip.opaque_records` allows of others. Anybody can make up keys, so
 when the store is full, the neighbour that introduced most owners pays: its last introduction makes room for a
 newcomer, and if the newcomer is its own, that one is turned away. So a flood crowds out itself first.
 
@@ -23,32 +24,34 @@ from collections.abc import Callable
 
 from minga.network.authorizer import Authorizer
 from minga.network.gossip import records
-from minga.network.gossip.peer_records import PeerRecords
+from minga.network.gossip.opaque_records import OpaqueRoom
+from minga.network.gossip.peer_records import PeerRecords, StoredRecord
+from minga.network.gossip.record_kinds import ACCESS, RecordKinds
 from minga.network.gossip.records import CLOCK_SKEW_S, Record, Verdict
 from minga.network.interface import PeerId
 
 MAX_OWNERS = 4096
-_CREDENTIAL = records.KINDS["access"].code
 
 
 class RecordStore:
     """The records of everybody whom `gate` admits, and of this peer (`own_id`), who is never evicted."""
 
-    def __init__(self, own_id: PeerId, run_id: str, now: float, gate: Authorizer) -> None:
-        self.own = PeerRecords(own_id, own_id, now)
+    def __init__(self, own_id: PeerId, run_id: str, now: float, gate: Authorizer, kinds: RecordKinds) -> None:
+        self.own = PeerRecords(own_id, own_id, now, kinds)
         self.owners: dict[PeerId, PeerRecords] = {own_id: self.own}
-        self._run_id, self._gate = run_id, gate
+        self._run_id, self._gate, self._kinds = run_id, gate, kinds
+        self._opaque = OpaqueRoom()
         self._introduced: Counter[PeerId] = Counter()
 
     def judge(self, record: Record, sender: PeerId, now: float, wall_time_s: float) -> Verdict:
         """What to do with a received record; NEW: `add` it. The cheap checks come first, the signature last."""
-        verdict = records.check_form(record)
+        verdict = records.check_form(record, self._kinds)
         if verdict is not Verdict.NEW:
             return verdict
         owner_id = record.owner
         owner = self.owners.get(owner_id)
-        name = records.KINDS_BY_CODE[record.code].name
-        if owner is not self.own and record.code != _CREDENTIAL and not self._gate.admits(owner_id, name):
+        name = self._kinds.name(record.code)
+        if owner is not self.own and record.code != ACCESS.code and not self._gate.admits(owner_id, name):
             return Verdict.NOT_ADMITTED
         if owner is not None and owner.is_stale(record):
             return Verdict.STALE
@@ -71,10 +74,18 @@ class RecordStore:
         evicted = self._victim() if len(self.owners) >= MAX_OWNERS else None
         if evicted is not None:
             self.remove(evicted)
-        owner = self.owners[owner_id] = PeerRecords(owner_id, sender, now)
+        owner = self.owners[owner_id] = PeerRecords(owner_id, sender, now, self._kinds)
         if sender != owner_id:
             self._introduced[sender] += 1
         return owner, evicted
+
+    def keep(self, owner: PeerRecords, entry: StoredRecord) -> bool:
+        """Keep a record that is genuine and not stale; False if it is of an unknown kind and had to go at once."""
+        owner.store(entry)
+        if entry.record.code in self._kinds:
+            return True
+        self._opaque.make_room(owner, len(entry.record.payload), self.owners.values())
+        return owner.entries.get(entry.record.code) is entry
 
     def remove(self, owner_id: PeerId) -> None:
         """Drop an owner with all traces."""

@@ -19,7 +19,6 @@ from minga.core.errors import RemoteError
 from minga.network.gossip.anti_entropy import MAX_RECORDS, Push, paged
 from minga.network.gossip.board import Board
 from minga.network.gossip.peer_records import StoredRecord
-from minga.network.gossip.records import KINDS
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 
@@ -34,9 +33,9 @@ URGENT_PER_PEER_S = 0.002
 
 PUSH_TIMEOUT_S = 10.0
 
-_URGENT = {KINDS["address"].code, KINDS["left"].code, KINDS["access"].code}
-_LARGE = {KINDS["links"].code}
-"""Told by their owners only: each repetition costs a thousand bytes, and they may be some seconds late."""
+LARGE_BYTES = 512
+"""Records of unknown kinds with more are told by their owners only, as large known ones: each repetition costs as
+many bytes again, and the exchanges bring them some seconds later."""
 
 Key = tuple[PeerId, int]
 """Owner and code of a record."""
@@ -65,7 +64,7 @@ class RumourSpreader:
 
     def add(self, owner: PeerId, code: int, source: PeerId) -> None:
         """Note that a record is new here and came from `source` (this peer for its own)."""
-        if code in _LARGE and owner != self._board.peer_id:
+        if owner != self._board.peer_id and self._is_large((owner, code)):
             return
         self._news[owner, code] = {source}
         now = asyncio.get_running_loop().time()
@@ -120,12 +119,24 @@ class RumourSpreader:
     def _is_urgent(self, key: Key) -> bool:
         """Whether others should know at once: where somebody is, or that it left, unless that was known before."""
         owner = self._board.store.owners.get(key[0])
-        entry = owner.entries.get(key[1]) if owner is not None and key[1] in _URGENT else None
+        entry = owner.entries.get(key[1]) if owner is not None and self._is_of_urgent_kind(key) else None
         return entry is not None and not entry.is_renewal
+
+    def _is_of_urgent_kind(self, key: Key) -> bool:
+        kind = self._board.kinds.with_code(key[1])
+        return kind is not None and kind.is_urgent
+
+    def _is_large(self, key: Key) -> bool:
+        kind = self._board.kinds.with_code(key[1])
+        if kind is not None:
+            return kind.is_large
+        owner = self._board.store.owners.get(key[0])
+        entry = owner.entries.get(key[1]) if owner is not None else None
+        return entry is not None and len(entry.record.payload) > LARGE_BYTES
 
     def _tells_all(self, key: Key, peer: PeerId) -> bool:
         """Whether another owner of a routine record, from whom it came, told `peer` as well, as in a small swarm."""
-        if key[0] == self._board.peer_id or key[1] in _URGENT or self._board.alive_count > FANOUT + 1:
+        if key[0] == self._board.peer_id or self._is_of_urgent_kind(key) or self._board.alive_count > FANOUT + 1:
             return False
         return any((address := self._board.address_of(one)) and address.dialable for one in (key[0], peer))
 

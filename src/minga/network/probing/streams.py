@@ -31,21 +31,21 @@ FRAME_SIZES = (2 << 10, 16 << 10, 64 << 10, 256 << 10)
 _BLANK = bytes(FRAME_SIZES[-1])
 
 
-class Reserve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Reserve(msgspec.Struct, frozen=True):
     """May I measure with you now?"""
 
 
-class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Ready(msgspec.Struct, frozen=True):
     """Yes, and with nobody else until this stream ends."""
 
 
-class ProbeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ProbeRequest(msgspec.Struct, frozen=True):
     """Send me bytes for a while, at most `max_bytes`."""
 
     max_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_PHASE_BYTES)]
 
 
-class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Batch(msgspec.Struct, frozen=True):
     """`frames` bulk frames of `size` bytes each follow."""
 
     frames: Annotated[int, msgspec.Meta(ge=1, le=64)]

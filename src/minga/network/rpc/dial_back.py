@@ -23,13 +23,13 @@ MAX_DIALS_AT_ONCE = 4
 ANSWER_S = 6.0
 
 
-class DialMe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DialMe(msgspec.Struct, frozen=True):
     """Please try to dial me here, as if we had never met."""
 
     address: Address
 
 
-class Dialled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Dialled(msgspec.Struct, frozen=True):
     """Whether that worked."""
 
     reached: bool

@@ -46,7 +46,7 @@ _HEADER = struct.Struct(">BI")
 T = TypeVar("T")
 
 
-class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Refusal(msgspec.Struct, frozen=True):
     """Why a request was refused: a short machine-readable `code` and a sentence for people."""
 
     code: Annotated[str, msgspec.Meta(max_length=64)]

@@ -22,22 +22,25 @@ WIRE_VERSIONS = (1, 1)
 """Oldest and newest wire version that this code speaks."""
 
 Role = Literal["trainer", "client", "auxiliary", "monitor"]
+Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_-]{1,32}\Z")]
+"""One of several words on the wire. A later version may say one that is not known here: it counts as none of ours."""
+
 Version = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 
 
-class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock, `credential`
     what the gate of the run asks for, see `minga.network.authorizer`.
     """
 
     versions: tuple[Version, Version]
     run_id: Annotated[str, msgspec.Meta(max_length=64)]
-    role: Role
+    role: Word
     wall_time: Annotated[float, msgspec.Meta(ge=0.0, le=1e11)]
     credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)] = b""
 
 
-class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Call(msgspec.Struct, frozen=True):
     """First message of every later stream."""
 
     method: Annotated[str, msgspec.Meta(max_length=64)]

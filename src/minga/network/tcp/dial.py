@@ -25,7 +25,7 @@ WELCOME = b"\x01"
 """The answer to it: the dialler is who it should be, and its connection is wanted."""
 
 
-class LaneOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="offer"):
+class LaneOffer(msgspec.Struct, frozen=True, tag="offer"):
     """Where to dial (port 0: nowhere), with which certificate the sender will prove itself, and the word to say."""
 
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -33,7 +33,7 @@ class LaneOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="of
     word: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 
 
-class DialRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ask"):
+class DialRequest(msgspec.Struct, frozen=True, tag="ask"):
     """Please dial me, for streams that I open."""
 
 

@@ -39,7 +39,7 @@ MAX_FETCHES = 32
 """So many at once for whoever asks; each needs memory for a part."""
 
 
-class PartDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class PartDelivery(msgspec.Struct, frozen=True, array_like=True):
     """A member brings its part of an attempt with this `path`, or none (None), and waits for the aggregate."""
 
     step: Step
@@ -47,7 +47,7 @@ class PartDelivery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arra
     path: MerklePath | None
 
 
-class FetchPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class FetchPart(msgspec.Struct, frozen=True, array_like=True):
     """Ask for what `owner` owes to aggregator `part`, or for that aggregate itself (owner None). With `relay` the other
     side may fetch it from its owner first.
     """
@@ -59,7 +59,7 @@ class FetchPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_l
     relay: bool = False
 
 
-class Found(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+class Found(msgspec.Struct, frozen=True, array_like=True):
     """Here is what was asked for; of a part, its `path`."""
 
     path: MerklePath = ()

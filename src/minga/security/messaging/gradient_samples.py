@@ -49,7 +49,7 @@ Place = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PIECES)]
 Path = Annotated[tuple[Digest, ...], msgspec.Meta(max_length=depth(MAX_PIECES))]
 
 
-class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Request(msgspec.Struct, frozen=True):
     """Ask for pieces of the gradient that a candidate committed to in a step."""
 
     step: Step
@@ -57,7 +57,7 @@ class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     places: Annotated[tuple[Place, ...], msgspec.Meta(max_length=SAMPLED)]
 
 
-class PiecePaths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PiecePaths(msgspec.Struct, frozen=True):
     """Those of the pieces that were asked for; the pieces follow, one after the other."""
 
     paths: Annotated[tuple[Path, ...], msgspec.Meta(max_length=SAMPLED)]

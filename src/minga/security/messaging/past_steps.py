@@ -47,25 +47,25 @@ MAX_TAKES_EACH = 2
 BUSY = "busy"
 
 
-class AwaitStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AwaitStep(msgspec.Struct, frozen=True):
     """Tell me when you have reached that step."""
 
     step: Step
 
 
-class Seen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Seen(msgspec.Struct, frozen=True):
     """What the answering member itself said at the beginning of the last steps, oldest first."""
 
     statements: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=KEPT_OUTCOMES)]
 
 
-class GetState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GetState(msgspec.Struct, frozen=True):
     """Ask for a standing."""
 
     digest: Digest
 
 
-class GetAggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GetAggregate(msgspec.Struct, frozen=True):
     """Ask for what was the aggregate of a part in a step."""
 
     step: Step

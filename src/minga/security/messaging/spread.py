@@ -32,14 +32,14 @@ STATEMENT_BYTES = 256
 """More than what goes with a body."""
 
 
-class AskStatements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AskStatements(msgspec.Struct, frozen=True):
     """What did these peers say in that slot, as far as you know?"""
 
     slot: Slot
     authors: Peers
 
 
-class FoundStatements(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FoundStatements(msgspec.Struct, frozen=True):
     """Statements that were asked for."""
 
     statements: Annotated[tuple[Statement, ...], msgspec.Meta(max_length=MAX_MEMBERS)]

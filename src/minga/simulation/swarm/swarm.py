@@ -23,6 +23,7 @@ from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, Organisers
 from minga.identity.keys.keys import Identity
 from minga.identity.links.grant import LinkAccess
+from minga.network.gossip.record_kinds import RecordKinds
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.network.virtual.link import TURN_S
@@ -33,6 +34,7 @@ from minga.simulation.faults.lying_peers import LyingPeers
 from minga.simulation.faults.script import parse_faults
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings, TrainingTask
 from minga.training.access.admission import Admission
+from minga.training.record_kinds import RUN_KINDS
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.replica.replica import Replica
 from minga.training.session import Session, SessionSettings
@@ -119,16 +121,23 @@ class Swarm:
         entries: Sequence[Address] | None = None,
         apply_s: float = 0.0,
         access: LinkAccess | None = None,
+        kinds: RecordKinds = RUN_KINDS,
     ) -> SimulatedPeer:
         """Add a peer that joins now, through `entries`, by default some of those who are there already.
 
-        To apply a step takes it `apply_s` seconds. To a run for members `access` admits it.
+        To apply a step takes it `apply_s` seconds. To a run for members `access` admits it. `kinds` are the records
+        that it knows.
         """
         if auxiliary and trainer is not None:
             raise ConfigurationError("an auxiliary peer does not train")
         network = self.internet.host(host, name=name)
         role = "auxiliary" if auxiliary else "trainer" if network.settings.dialable else "client"
-        settings = SessionSettings(role=role, max_upload=max_upload, divide=self._divide)  # type: ignore[arg-type]
+        settings = SessionSettings(
+            role=role,  # type: ignore[arg-type]
+            max_upload=max_upload,
+            divide=self._divide,
+            kinds=kinds,
+        )
         trainer = None if auxiliary else trainer or TrainerSettings()
         return self._start(network, settings, trainer, entries, None, apply_s, access)
 

@@ -34,19 +34,19 @@ ORDERS_A_PAGE = 200
 """A revocation takes at most 0.7 kB, a transfer 320 kB: so a page stays well below the largest message."""
 
 
-class OrdersHeld(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class OrdersHeld(msgspec.Struct, frozen=True, array_like=True):
     """BLAKE3 of the orders that the caller holds."""
 
     digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
-class OrdersCompared(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class OrdersCompared(msgspec.Struct, frozen=True, array_like=True):
     """Whether the other side holds the same."""
 
     same: bool
 
 
-class OrderPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class OrderPage(msgspec.Struct, frozen=True, array_like=True):
     """Some of the orders that the sender holds: one transfer, or revocations; `more` pages follow."""
 
     transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=1)]

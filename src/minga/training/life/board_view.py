@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 
+from minga.averaging.link_record import Links
+from minga.averaging.link_reporter import links_of
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board
-from minga.network.gossip.link_record import links_of
-from minga.network.gossip.records import AddressInfo, Links, Progress
+from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.training.life.newcomers import Newcomers
+from minga.training.record_kinds import Progress
 
 MOST_DONORS = 24
 """Each donor costs a connection, and of so many the liars will hardly be most."""

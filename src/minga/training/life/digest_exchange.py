@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from minga.core.thread_guard import loop_bound
-from minga.network.gossip.records import StateInfo
 from minga.network.interface import PeerId
+from minga.training.record_kinds import StateInfo
 
 HISTORY = 16
 """How many of its own digests a peer remembers, to compare with others that publish a little later or earlier."""

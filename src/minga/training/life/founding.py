@@ -79,13 +79,13 @@ def _signed(run_id: str, founders: tuple[str, ...]) -> bytes:
     return msgspec.msgpack.encode((run_id, founders))
 
 
-class AskFounders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AskFounders(msgspec.Struct, frozen=True):
     """Who are the founders? The asker is `ready` to be one."""
 
     ready: bool
 
 
-class GenesisAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GenesisAnswer(msgspec.Struct, frozen=True):
     """The genesis, if it is known, and the step at which the sender is."""
 
     genesis: Genesis | None

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from minga.core.thread_guard import loop_bound
-from minga.network.gossip.records import Progress
 from minga.network.interface import PeerId
+from minga.training.record_kinds import Progress
 
 FORGIVEN_S = 600.0
 """Seconds after which the time that a peer took before counts no more, and the swarm waits for it anew."""

@@ -11,8 +11,8 @@ from minga.core.aio.signal import Signal
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import BEATS_PER_SECOND
-from minga.network.gossip.records import Progress, Status
 from minga.network.rpc.node import Node
+from minga.training.record_kinds import Progress, Status
 
 
 class Reporting(Protocol):

@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 from minga.core.aio.hedging import racing
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
-from minga.network.gossip.records import StateInfo
 from minga.network.interface import PeerId
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.digest_exchange import DigestHistory
+from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 

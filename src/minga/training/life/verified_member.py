@@ -20,7 +20,6 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
-from minga.network.gossip.records import StateInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.accountability.log import EvidenceLog
@@ -37,6 +36,7 @@ from minga.training.life.leaving import closing, see_others_off
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.verified_backend import VerifiedBackend
 from minga.training.life.verified_files import evidence_file, genesis_file
+from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.donors import OvertakenError

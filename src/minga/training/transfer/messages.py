@@ -32,48 +32,48 @@ Step = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_STATE_BYTES >> 20)]
 
 
-class DescribeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DescribeRequest(msgspec.Struct, frozen=True):
     """What state after global step `minimum_step` or later can be had?"""
 
     minimum_step: Step
 
 
-class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Description(msgspec.Struct, frozen=True):
     """One state that the donor holds ready."""
 
     step: Step
     digest: Digest
 
 
-class DescribeReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DescribeReply(msgspec.Struct, frozen=True):
     """All states that the donor holds ready, newest first."""
 
     snapshots: Annotated[tuple[Description, ...], msgspec.Meta(max_length=MAX_HELD)]
 
 
-class ManifestRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ManifestRequest(msgspec.Struct, frozen=True):
     """Send the manifest with this digest."""
 
     digest: Digest
 
 
-class ManifestReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ManifestReply(msgspec.Struct, frozen=True):
     """How many bytes of manifest follow."""
 
     size_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_MANIFEST_BYTES)]
 
 
-class OpenDownload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OpenDownload(msgspec.Struct, frozen=True):
     """The chunks asked for on this stream are those of the state with this digest."""
 
     digest: Digest
 
 
-class DownloadOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DownloadOpened(msgspec.Struct, frozen=True):
     """Go ahead."""
 
 
-class TakeChunks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TakeChunks(msgspec.Struct, frozen=True):
     """Send these chunks, in this order; none at all means that the download is over."""
 
     indices: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_TAKE)]

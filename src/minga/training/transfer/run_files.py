@@ -48,17 +48,17 @@ class FileFacts(Protocol):
         """Size of the content."""
 
 
-class DescribeRunRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DescribeRunRequest(msgspec.Struct, frozen=True):
     """What run is this?"""
 
 
-class DescribeRunReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DescribeRunReply(msgspec.Struct, frozen=True):
     """The signed run spec, encoded."""
 
     signed_spec: Annotated[bytes, msgspec.Meta(max_length=MAX_SIGNED_SPEC_BYTES)]
 
 
-class FileRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FileRequest(msgspec.Struct, frozen=True):
     """Send the file with this hash from `offset` bytes on."""
 
     blake3: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 
+from minga.averaging.link_record import MAX_LINK_ROWS, LinkRow, Links, link_key
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.estimate import FASTEST_RATE
 from minga.network.bandwidth.meter import Path
 from minga.network.gossip.board import Board
-from minga.network.gossip.records import MAX_LINK_ROWS, LinkRow, Links, link_key
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 

@@ -1,0 +1,66 @@
+"""What the peers of a run tell each other about their training, and all kinds of records of a run together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from minga.averaging.link_record import LINKS
+from minga.network.gossip.record_kinds import (
+    MAX_PAYLOAD_BYTES,
+    NETWORK_KINDS,
+    Amount,
+    Count,
+    Digest,
+    Kind,
+    Number,
+    Payload,
+    UnixTime,
+)
+from minga.network.rpc.handshake import Word
+
+Status = Literal["training", "syncing", "averaging", "finished"]
+
+
+class Progress(Payload, frozen=True):
+    """Name "progress": the global step the owner is at, samples accumulated towards the next, and its speed.
+
+    `time` is the owner's Unix time of the count. `vector_bytes` is what the vector that the run averages takes as
+    encoded, 0 if the owner does not say. `target_batch_size` is that of the step, 0 likewise. `status` is a `Status`,
+    or one that is not known here.
+    """
+
+    step: Count
+    samples: Count
+    samples_per_second: Amount
+    status: Word
+    time: UnixTime
+    client: bool = False
+    vector_bytes: Count = 0
+    target_batch_size: Count = 0
+
+
+class StateInfo(Payload, frozen=True):
+    """Name "state": digest (64 hexadecimal digits) of the owner's training state after `step`."""
+
+    step: Count
+    digest: Digest
+
+
+class Metrics(Payload, frozen=True):
+    """Name "metrics": running totals for displays. `loss_sum` is summed over `mini_steps` local micro-batches."""
+
+    step: Count
+    loss_sum: Number
+    samples: Count
+    mini_steps: Count
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+
+
+RUN_KINDS = NETWORK_KINDS.extended(
+    Kind("progress", 2, Progress, 512),
+    Kind("state", 3, StateInfo, 512),
+    Kind("metrics", 4, Metrics, MAX_PAYLOAD_BYTES),
+    LINKS,
+)
+"""What every peer of a run can say; a peer that knows more kinds extends it."""

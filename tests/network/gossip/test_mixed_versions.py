@@ -1,0 +1,260 @@
+"""Swarms of several versions: what some peers know of, others pass on unread."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from minga.core.events import EventBus
+from minga.identity.keys.keys import Identity
+from minga.network.gossip import anti_entropy, opaque_records, records
+from minga.network.gossip.anti_entropy import Detail, Held
+from minga.network.gossip.board import Board
+from minga.network.gossip.opaque_records import MAX_OWNER_BYTES, MAX_UNKNOWN_KINDS, RECORD_BYTES
+from minga.network.gossip.peer_records import PeerRecords
+from minga.network.gossip.record_kinds import AddressInfo, Kind, Payload, RecordKinds
+from minga.network.gossip.records import Record, Verdict
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MESSAGE, MessageStream
+from minga.network.virtual.internet import HostSettings
+from minga.simulation import run_virtual
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.record_kinds import RUN_KINDS, Progress, StateInfo
+from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, virtually
+
+EPOCH_S = 1_800_000_000.0
+ME, ANN, BOB = (Identity.from_seed(bytes([n]) * 32) for n in (1, 2, 3))
+
+
+class Weather(Payload, frozen=True):
+    """A kind of a version to come."""
+
+    step: int
+
+
+class MoodyProgress(Progress, frozen=True):
+    """Progress with a field of a version to come."""
+
+    mood: str = ""
+
+
+class LaterKinds(RecordKinds):
+    """Writes and reads that field, and writes one more into every payload."""
+
+    def encode(self, payload: Payload) -> bytes:
+        fields = msgspec.msgpack.decode(super().encode(payload))
+        mood = {"mood": "keen"} if isinstance(payload, Progress) else {}
+        return msgspec.msgpack.encode({**fields, **mood, "later": [1, "x"]})
+
+    def open(self, code: int, payload: bytes) -> Payload | None:
+        if code == self.of(Progress).code and payload:
+            return msgspec.msgpack.decode(payload, type=MoodyProgress)
+        return super().open(code, payload)
+
+
+LATER = LaterKinds(*RUN_KINDS, Kind("weather", 9, Weather, 128))
+
+
+def add_fields_to_messages(monkeypatch: pytest.MonkeyPatch, later: list[SimulatedPeer]) -> list[str]:
+    """Every message that those peers send has a field, or an element, that the others do not know."""
+    send = MessageStream.send
+    sent: list[str] = []
+
+    async def send_more(self: MessageStream, message: msgspec.Struct) -> None:
+        is_later = any(self._lines is peer.session.node.lines for peer in later)
+        if not is_later or message.__struct_config__.forbid_unknown_fields:
+            await send(self, message)
+            return
+        body: Any = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+        body = {**body, "later": [1]} if isinstance(body, dict) else [*body, "later"]
+        sent.append(type(message).__name__)
+        await self._send_frame(MESSAGE, msgspec.msgpack.encode(body))
+
+    monkeypatch.setattr(MessageStream, "send", send_more)
+    return sent
+
+
+def test_two_versions_train_together_for_fifty_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    @virtually
+    async def main() -> None:
+        rng = random.Random(5)
+        swarm = Swarm(make_spec(96), seed=5)
+        later: list[SimulatedPeer] = []
+        sent = add_fields_to_messages(monkeypatch, later)
+        for number in range(6):
+            trainer = TrainerSettings(4, rng.uniform(0.1, 0.15))
+            kinds = LATER if number % 2 else RUN_KINDS
+            peer = swarm.add(HostSettings(latency_s=rng.uniform(0.005, 0.04)), trainer, kinds=kinds)
+            if number % 2:
+                later.append(peer)
+                board, events = peer.session.board, peer.session.events
+                events.subscribe(
+                    lambda event, board=board: (
+                        board.put(Weather(int(str(event.fields["step"])))) if event.kind == "step.applied" else None
+                    )
+                )
+        await swarm.run_until_step(50, limit_s=600)
+        await asyncio.sleep(3.0)
+        assert offences(swarm) == []
+        assert swarm.log.of("peer.cut_off") == []
+        assert swarm.log.of("peer.disconnected") == []
+        assert swarm.log.of("member.lost") == []
+        await assert_equal_states(swarm)
+        for one in later:
+            for other in swarm.peers.values():
+                said = other.session.board.store.owners[one.network.peer_id].entries[9]
+                assert said.is_opaque == (other not in later)
+                progress = other.session.board.get(one.network.peer_id, Progress)
+                assert progress is not None
+                assert progress.step >= 48
+                if other in later and other is not one:
+                    weather = other.session.board.get(one.network.peer_id, Weather)
+                    assert weather is not None
+                    assert weather.step >= 48
+                    assert isinstance(progress, MoodyProgress)
+                    assert progress.mood == "keen"
+        assert {"Summary", "Detail", "Page", "Push", "Join", "SignedPlan", "PartHello"} <= set(sent)
+        await swarm.close()
+
+    main()
+
+
+def test_records_come_through_peers_that_cannot_read_them() -> None:
+    async def main() -> None:
+        swarm = board_swarm.Swarm(3, idle_timeout_s=5.0)
+        middle = await swarm.add()
+        ends = [await swarm.add(kinds=LATER), await swarm.add(kinds=LATER)]
+        swarm.internet.cut(ends[0].network.name, ends[1].network.name)
+        swarm.internet.cut(ends[1].network.name, ends[0].network.name)
+        await swarm.until(lambda: board_swarm.everyone_sees(swarm.peers, swarm.peers))
+        await asyncio.sleep(12.0)  # until their connection is lost
+        for step in range(50):
+            ends[0].board.put(Weather(step))
+            ends[0].board.put(Progress(step, 0, 1.0, "training", 1.0))
+            await swarm.until(
+                lambda: (
+                    ends[1].board.get(ends[0].peer_id, Weather) == Weather(step)  # noqa: B023
+                    and ends[1].board.get(ends[0].peer_id, Progress) is not None
+                )
+            )
+        assert not ends[0].node.is_connected(ends[1].peer_id)
+        late = await swarm.add(kinds=LATER)  # enters by the one that cannot read it
+        assert late.board.get(ends[0].peer_id, Weather) == Weather(49)
+        assert middle.board.store.owners[ends[0].peer_id].entries[9].is_opaque
+        assert all(peer.kinds("peer.offence") == peer.kinds("peer.cut_off") == [] for peer in swarm.peers)
+        assert middle.kinds("peer.disconnected") == []
+        await swarm.close()
+
+    run_virtual(main(), limit_s=600.0)
+
+
+# ---- one board
+
+
+class World:
+    """A board of this version; the test turns its clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.board = Board(
+            ME,
+            "r",
+            wall_time=lambda: EPOCH_S + self.now_s,
+            clock=lambda: self.now_s,
+            events=EventBus(lambda: self.now_s),
+            kinds=RUN_KINDS,
+        )
+
+    def tell(self, code: int, size: int, signer: Identity = ANN, sender: Identity | None = None) -> Verdict:
+        """Somebody says something in bytes that mean nothing here, a second later."""
+        for _ in range(4):
+            self.now_s += 0.25
+            self.board.watch(0.5)
+        return self.board.receive(self.record(code, bytes(size), signer), PeerId((sender or signer).peer_id))
+
+    def record(self, code: int, payload: bytes, signer: Identity = ANN) -> Record:
+        now_ms = int((EPOCH_S + self.now_s) * 1000)
+        return records.make_record(signer, "r", code, now_ms, now_ms + 3_000_000, payload)
+
+    def owner(self, signer: Identity) -> PeerRecords:
+        return self.board.store.owners[PeerId(signer.peer_id)]
+
+    def opaque_bytes(self) -> int:
+        held = (entry for owner in self.board.store.owners.values() for entry in owner.unknown())
+        return sum(len(entry.record.payload) + RECORD_BYTES for entry in held)
+
+
+@pytest.mark.parametrize("size", [10, 3000])
+def test_one_owner_gets_little_room_for_what_nobody_here_knows(size: int) -> None:
+    w = World()
+    room = min(MAX_UNKNOWN_KINDS, MAX_OWNER_BYTES // (size + RECORD_BYTES))
+    for code in range(20, 120):
+        assert w.tell(code, size) is Verdict.NEW
+    assert sorted(w.owner(ANN).entries) == list(range(120 - room, 120)), "the newest stay"
+    assert not any(verdict.is_offence for verdict in w.board.verdicts)
+    assert w.tell(30, size) is Verdict.NEW, "what was dropped comes in again when it is said anew"
+
+
+def test_what_was_dropped_is_not_fetched_again() -> None:
+    w = World()
+    early = w.record(19, b"")
+    for code in range(20, 40):
+        w.tell(code, 10)
+    theirs = Detail([Held(w.owner(ANN).prefix, [(early.code, early.version), (20, early.version + 1)])])
+    assert anti_entropy.compare(w.board, theirs, float("inf"))[1] == []
+    assert w.board.receive(early, PeerId(BOB.peer_id)) is Verdict.STALE
+    assert not Verdict.STALE.is_offence
+    newer = Detail([Held(w.owner(ANN).prefix, [(2, early.version + 1)])])
+    assert anti_entropy.compare(w.board, newer, float("inf"))[1][0].codes == [2], "of known kinds all is fetched"
+
+
+def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 100_000)
+    w = World()
+    assert w.tell(9, 100, BOB) is Verdict.NEW
+    verdicts = set()
+    for number in range(60):
+        flooder = Identity.from_seed(bytes([100 + number]) * 32)
+        verdicts |= {w.tell(code, 3500, flooder, sender=ANN) for code in (20, 21)}
+        assert w.opaque_bytes() <= 100_000
+    assert verdicts <= {Verdict.NEW, Verdict.CROWDED}
+    assert not Verdict.CROWDED.is_offence
+    assert sorted(w.owner(BOB).entries) == [9]
+
+
+def test_an_unknown_kind_with_a_wrong_signature_is_an_offence() -> None:
+    w = World()
+    genuine = w.record(77, b"x")
+    for change in ({"payload": b"y"}, {"code": 78}, {"version": genuine.version + 1}, {"expires": genuine.expires + 1}):
+        assert w.board.receive(msgspec.structs.replace(genuine, **change), PeerId(BOB.peer_id)) is Verdict.FORGED
+    assert Verdict.FORGED.is_offence
+    assert w.board.receive(genuine, PeerId(BOB.peer_id)) is Verdict.NEW
+
+
+def test_what_is_unreadable_in_a_known_kind_is_kept_and_passed_on_without_accusation() -> None:
+    w = World()
+    known = w.record(RUN_KINDS.of(StateInfo).code, RUN_KINDS.encode(StateInfo(1, "ab" * 32)))
+    assert w.board.receive(known, PeerId(ANN.peer_id)) is Verdict.NEW
+    for payload in (b"\xc0", bytes(4000), msgspec.msgpack.encode({"step": 1, "digest": "later:xyz"})):
+        w.now_s += 1.0
+        record = w.record(known.code, payload)
+        assert w.board.receive(record, PeerId(BOB.peer_id)) is Verdict.NEW
+        assert w.board.get(PeerId(ANN.peer_id), StateInfo) is None
+        held = [Held(w.owner(ANN).prefix, [])]
+        (entry,) = anti_entropy.compare(w.board, Detail(held), float("inf"))[0]
+        assert entry.record is record
+
+
+def test_a_peer_takes_back_what_its_later_version_said_in_an_earlier_life() -> None:
+    w = World()
+    signed: list[Record] = []
+    w.board.publish_to(signed.append)
+    w.board.put(AddressInfo("trainer"))
+    w.now_s += 1.0
+    assert w.board.receive(w.record(77, b"x", ME), PeerId(ANN.peer_id)) is Verdict.SUPERSEDING
+    assert (signed[-1].code, signed[-1].payload) == (77, b"")
