@@ -65,7 +65,7 @@ class Swarm:
     def peer(self, *payloads: Payload) -> str:
         identity = Identity.generate()
         theirs = self.make(identity)
-        theirs.publish_to(lambda record: self.board.receive(record, record.owner))
+        theirs.on_signed.add(lambda record: self.board.receive(record, record.owner))
         for payload in payloads:
             theirs.put(payload)
         return identity.peer_id

@@ -275,6 +275,7 @@ class Session:
         self, member: Member | VerifiedMember, replica: ReplicaInterface, port: GradientPort | AssignedPort
     ) -> None:
         member.on_finished = self.state_server.publish_last
+        member.on_step_ended.add(self._end_step)
         self.member = member
 
         def serve_state() -> None:
@@ -331,6 +332,10 @@ class Session:
         if self._doorkeeper is not None:
             await self._doorkeeper.exchange.exchange(entry.peer_id)
         await self.gossip.synchronise(entry.peer_id)
+
+    def _end_step(self) -> None:
+        if self._doorkeeper is not None:
+            self._doorkeeper.end_step()
 
     def _lose_access(self, why: str) -> None:
         """This peer may not take part any more: let the trainer go."""

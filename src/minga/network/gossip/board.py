@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, TypeVar, cast
 
+from minga.core.aio.observers import Observers
 from minga.core.events import EventBus
 from minga.core.thread_guard import loop_bound
 from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.gossip import records
-from minga.network.gossip.changes import ChangeCounter
+from minga.network.gossip.changes import ChangeCounter, Presence
 from minga.network.gossip.failure_detector import AwakeClock, FailureDetector
 from minga.network.gossip.peer_records import LEFT, StoredRecord
 from minga.network.gossip.record_store import RecordStore
@@ -78,6 +79,8 @@ class Board(ChangeCounter):
         self.peer_id = PeerId(signer.peer_id)
         self.run_id, self.events = run_id, events
         self.now = AwakeClock(clock, keepalive.PULSE_S)  # the gossip looks at it with each tick
+        self.on_signed = Observers[[Record]]()
+        """Told of every record that this peer signs."""
         self.verdicts: Counter[Verdict] = Counter()
         """What became of all records received so far."""
         self._gate = gate or OpenAuthorizer()
@@ -86,7 +89,6 @@ class Board(ChangeCounter):
         self._detector = FailureDetector()
         self._former: dict[PeerId, Address] = {}
         self._alive: set[PeerId] = set()
-        self._publishers: list[Callable[[Record], None]] = []
         self._last_signed = self.now()
         self._superseded = False
         self._ttl_s = TTL_S
@@ -212,10 +214,6 @@ class Board(ChangeCounter):
         entry = owner.entries.get(record.code) if owner else None
         return entry is not None and entry.record.version == record.version
 
-    def publish_to(self, publisher: Callable[[Record], None]) -> None:
-        """Call `publisher` with every record that this peer signs from now on."""
-        self._publishers.append(publisher)
-
     def watch(self, beat_s: float) -> None:
         """Note who came and went; call it every `now.period_s`. `beat_s` is the longest pause peers now make."""
         slept = self.now.tick()
@@ -278,8 +276,7 @@ class Board(ChangeCounter):
         before = own.entries.get(code)
         self._last_signed = self.now()
         own.store(StoredRecord(record, payload, self._last_signed, before))
-        for publish in list(self._publishers):
-            publish(record)
+        self.on_signed.tell(record)
         self._tell(self.peer_id, code, before, record)
         self._review(self.peer_id)
 
@@ -320,11 +317,11 @@ class Board(ChangeCounter):
                 self._former[peer] = address
                 while len(self._former) > MAX_FORMER:
                     del self._former[next(iter(self._former))]
-        gone = "member.left" if owner is not None and owner.has_left else "member.lost"
-        kind = "member.joined" if alive else gone
+        gone = Presence.LEFT if owner is not None and owner.has_left else Presence.LOST
+        presence = Presence.JOINED if alive else gone
         self._views.clear()
-        self.events.emit(kind, peer=peer)
-        self._notify(peer, None)
+        self.events.emit(presence.value, peer=peer)
+        self._notify(peer, presence)
 
     def _tell(self, peer: PeerId, code: int, before: StoredRecord | None, record: Record) -> None:
         if code != _BEAT and (before is None or before.record.payload != record.payload):

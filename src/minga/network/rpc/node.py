@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from minga.core.aio.observers import Observers
 from minga.core.errors import (
     ClosedError,
     MingaError,
@@ -72,6 +73,8 @@ class Node:
         gate: Authorizer | None = None,
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
+        self.on_connected, self.on_disconnected = Observers[[PeerId]](), Observers[[PeerId]]()
+        """Told of each new connection, and of each peer to which the last one is gone."""
         self.clockwork = KeepaliveTicker()
         self.lines = lines or AccessLink(asyncio.get_running_loop().time, network.wall_time)
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
@@ -284,6 +287,7 @@ class Node:
             self.spawn(replaced.close())
         self.events.emit("peer.connected", peer=peer, path=connection.facts().path)
         self.spawn(self._serve(connection))
+        self.on_connected.tell(peer)
 
     async def _greet(self, connection: Connection) -> Hello:
         stream = self._wrap(await connection.accept_stream(), connection)
@@ -296,6 +300,7 @@ class Node:
             await connection.close()
             if self._connections.live(connection.peer_id) is None:
                 self.events.emit("peer.disconnected", peer=connection.peer_id)
+                self.on_disconnected.tell(connection.peer_id)
 
     async def _guard(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:

@@ -18,7 +18,6 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.errors import ProtocolError
-from minga.core.events import Event
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import AccessLedger
@@ -62,7 +61,7 @@ class OrderExchange:
         self._node, self._admission, self._ledger = node, admission, ledger
         self._random = random.Random(f"minga orders {node.peer_id}")
         node.serve(METHOD, self._serve)
-        node.events.subscribe(self._on_event)
+        node.on_connected.add(self._meet)
 
     async def run(self) -> None:
         """Exchange orders with one neighbour after the other, until cancelled."""
@@ -130,6 +129,6 @@ class OrderExchange:
     def _digest(self) -> bytes:
         return bytes(blake3(msgspec.msgpack.encode(list(self._ledger.orders()))).digest())
 
-    def _on_event(self, event: Event) -> None:
-        if event.kind == "peer.connected" and (peer := PeerId(str(event.fields["peer"]))) > self._node.peer_id:
+    def _meet(self, peer: PeerId) -> None:
+        if peer > self._node.peer_id:  # the other side begins otherwise
             self.begin(peer)

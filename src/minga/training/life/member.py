@@ -23,6 +23,7 @@ from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
+from minga.core.aio.observers import Observers
 from minga.core.errors import RemoteError, RunFinishedError
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
@@ -91,6 +92,8 @@ class Member:
         """Set once the first synchronisation is over and the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
+        self.on_step_ended = Observers[[]]()
+        """Told when this peer has applied a step, or given a round up."""
         self.surveyor = BoardView(board, node)
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
@@ -210,6 +213,7 @@ class Member:
             outcome = await self._all_reduce.reduce(plan, self._replica.vector.layout, vector, weight, self._result)
         except RoundAbortedError as error:
             self._node.events.emit("round.aborted", step=self.step, why=error.message)
+            self.on_step_ended.tell()
             await self._port.unseal()
             return
         finally:
@@ -254,6 +258,7 @@ class Member:
         self.step = step
         members = len(outcome.plan.members) - len(outcome.lost)
         self._node.events.emit("step.applied", step=step, samples=weight, members=members, batch=batch)
+        self.on_step_ended.tell()
         if digest is not None:
             self._synchroniser.publish(step, digest)
 

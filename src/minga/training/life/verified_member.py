@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from minga.core.aio.observers import Observers
 from minga.core.errors import ConfigurationError, RemoteError, RunFinishedError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
@@ -79,6 +80,8 @@ class VerifiedMember:
         """Set once the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
+        self.on_step_ended = Observers[[]]()
+        """Told when this peer has applied a step, or given a round up."""
         self.surveyor = BoardView(board, node)
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
@@ -263,6 +266,7 @@ class VerifiedMember:
         self._node.events.emit(
             "step.applied", step=self.step, samples=samples, members=len(self.view), batch=self._batch_size
         )
+        self.on_step_ended.tell()
         if self.step % self._spec.state.digest_every == 0:
             self._board.put(StateInfo(self.step, self._work.state_digest))
 
