@@ -27,7 +27,7 @@ from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.messages import Part, Plan, Report
 from minga.core.errors import RemoteError
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import gossip, link_record
 from minga.network.gossip.link_record import LinkReporter

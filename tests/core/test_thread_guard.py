@@ -14,7 +14,7 @@ from torch import nn
 
 import minga
 from minga.core import thread_guard
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.core.thread_guard import WrongThreadError, any_thread, loop_bound
 from minga.network.gossip.board import Board
 from minga.network.gossip.changes import Change

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Iterable, Sequence
 
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.core.rate_cap import RateCap
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.gossip.link_record import links_of

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import board, record_store
 from minga.network.gossip import records as records_module

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from minga.averaging.election import has_quorum, is_majority
 from minga.averaging.group import SwarmView
 from minga.core.errors import MinorityError
+from minga.core.events.averaging import GroupMinority
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.changes import Change, Presence
 from minga.network.interface import PeerId
@@ -76,7 +77,7 @@ class QuorumRule:
     def _report_minority(self, step: int, group_size: int, view_size: int) -> None:
         if not self._in_minority:
             self._in_minority = True
-            self._node.events.emit("group.minority", step=step, view=view_size)
+            self._node.events.emit(GroupMinority(step=step, view=view_size))
         if not self._wait_in_minority:
             raise MinorityError(
                 f"only {group_size} of the {view_size} members of the last round can be seen from here; "

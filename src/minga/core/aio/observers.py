@@ -1,7 +1,7 @@
 """Observers: the one way in which parts of a peer act on each other's changes.
 
 An observer is called directly, with typed arguments, and what it raises goes to the part that tells it, so that no
-mistake in a rule stays hidden. Events (`minga.core.events`) are for people and logs only: nothing acts on them.
+mistake in a rule stays hidden. Events (`minga.core.events.bus`) are for people and logs only: nothing acts on them.
 """
 
 from __future__ import annotations

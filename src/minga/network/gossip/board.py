@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 from minga.core.aio.observers import Observers
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
+from minga.core.events.network import BoardStalled, MemberJoined, MemberLeft, MemberLost, RecordIgnored
 from minga.core.thread_guard import loop_bound
 from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.gossip import records
@@ -47,6 +48,7 @@ DEAD_KEPT_S = 30.0
 P = TypeVar("P", bound=Payload)
 
 _BEAT = KINDS["beat"].code
+_TOLD: Final = {Presence.JOINED: MemberJoined, Presence.LEFT: MemberLeft, Presence.LOST: MemberLost}
 
 
 class Item(NamedTuple, Generic[P]):
@@ -218,7 +220,7 @@ class Board(ChangeCounter):
         """Note who came and went; call it every `now.period_s`. `beat_s` is the longest pause peers now make."""
         slept = self.now.tick()
         if slept > self.now.period_s:
-            self.events.emit("board.stalled", seconds=slept)
+            self.events.emit(BoardStalled(seconds=slept))
         self._detector.beat_s = max(beat_s, 0.98 * self._detector.beat_s)  # others may see a smaller swarm later
         now = self.now()
         if self._detector.may_have_died(now):
@@ -320,7 +322,7 @@ class Board(ChangeCounter):
         gone = Presence.LEFT if owner is not None and owner.has_left else Presence.LOST
         presence = Presence.JOINED if alive else gone
         self._views.clear()
-        self.events.emit(presence.value, peer=peer)
+        self.events.emit(_TOLD[presence](peer=peer))
         self._notify(peer, presence)
 
     def _tell(self, peer: PeerId, code: int, before: StoredRecord | None, record: Record) -> None:
@@ -339,4 +341,4 @@ class Board(ChangeCounter):
         """Tell of the 1st, 2nd, 4th, 8th, … record that was ignored for one reason."""
         count = self.verdicts[verdict]
         if verdict not in (Verdict.NEW, Verdict.STALE) and not verdict.is_offence and count.bit_count() == 1:
-            self.events.emit("record.ignored", peer=record.owner, sender=sender, reason=verdict.value, count=count)
+            self.events.emit(RecordIgnored(peer=record.owner, sender=sender, reason=verdict.value, count=count))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
+from enum import Enum, auto
 
 from minga.core.aio.observers import Observers
 from minga.core.aio.signal import Signal
@@ -14,9 +14,9 @@ from minga.network.interface import PeerId
 class Presence(Enum):
     """How a peer's being there changed: it appeared, said goodbye, or fell silent."""
 
-    JOINED = "member.joined"
-    LEFT = "member.left"
-    LOST = "member.lost"
+    JOINED = auto()
+    LEFT = auto()
+    LOST = auto()
 
 
 Change = str | Presence

@@ -29,7 +29,8 @@ from minga.core.errors import (
     SilentError,
     UnreachableError,
 )
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
+from minga.core.events.network import PeerConnected, PeerCutOff, PeerDisconnected, PeerOffence
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.bandwidth.access_link import AccessLink
@@ -219,9 +220,9 @@ class Node:
         """Count a breach of the protocol by `peer`; cut it off when there were too many."""
         now = asyncio.get_running_loop().time()
         self._offences.note(peer, now)
-        self.events.emit("peer.offence", peer=peer, what=what)
+        self.events.emit(PeerOffence(peer=peer, what=what))
         if self._offences.is_cut_off(peer, now):
-            self.events.emit("peer.cut_off", peer=peer, seconds=OFFENCE_MEMORY_S)
+            self.events.emit(PeerCutOff(peer=peer, seconds=OFFENCE_MEMORY_S))
             self.spawn(self.disconnect(peer))
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -285,7 +286,7 @@ class Node:
         replaced = self._connections.add(connection)
         if replaced is not None:
             self.spawn(replaced.close())
-        self.events.emit("peer.connected", peer=peer, path=connection.facts().path)
+        self.events.emit(PeerConnected(peer=peer, path=connection.facts().path))
         self.spawn(self._serve(connection))
         self.on_connected.tell(peer)
 
@@ -299,7 +300,7 @@ class Node:
         finally:
             await connection.close()
             if self._connections.live(connection.peer_id) is None:
-                self.events.emit("peer.disconnected", peer=connection.peer_id)
+                self.events.emit(PeerDisconnected(peer=connection.peer_id))
                 self.on_disconnected.tell(connection.peer_id)
 
     async def _guard(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
+from minga.core.events.training import AccessEnded, AccessOrders
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.access.token import Token
@@ -99,7 +100,7 @@ class AccessWatch:
         """Something new: keep it, tell the others, and look at once who it concerns."""
         if self._files is not None:
             self._files.keep_orders(list(self._ledger.orders()))
-        self._node.events.emit("access.orders", barred=len(self._ledger.barred()), term=self._ledger.term)
+        self._node.events.emit(AccessOrders(barred=len(self._ledger.barred()), term=self._ledger.term))
         self.exchange.spread()
         asyncio.get_running_loop().call_soon(self.look)
 
@@ -116,7 +117,7 @@ class AccessWatch:
                     self._is_over = True
                     self._on_own_end(why)
                 continue
-            self._node.events.emit("access.ended", peer=peer, why=why)
+            self._node.events.emit(AccessEnded(peer=peer, why=why))
             self._admission.expel(peer)
             self._board.expel(peer)
             self._node.spawn(self._close(peer, telling))

@@ -18,6 +18,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.errors import ProtocolError
+from minga.core.events.training import AccessInvalidOrder
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import AccessLedger
@@ -122,7 +123,7 @@ class OrderExchange:
     def _take(self, orders: list[Transfer | Revocation], peer: PeerId) -> None:
         term = self._ledger.term
         if invalid := self._admission.take(orders):
-            self._node.events.emit("access.invalid_order", peer=peer, why=str(invalid[0]), count=len(invalid))
+            self._node.events.emit(AccessInvalidOrder(peer=peer, why=str(invalid[0]), count=len(invalid)))
             if term == self._ledger.term:
                 raise ProtocolError(f"sent an order of the organisers that is none: {invalid[0]}", peer=peer)
 
