@@ -15,7 +15,7 @@ WORKERS ?= 4
 # Each process that a test starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo test soak lint types bench clean
+.PHONY: setup demo docs test soak lint types bench clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/minga demo --minutes $(MINUTES)
+
+# Pages of the documentation that are made from the code.
+docs: setup
+	$(BIN)/python -m minga.core.events.page > docs/events.md
 
 lint: setup
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 
 from benchmarks._attack_digits import Digits, DigitsWork
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.network.interface import PeerId
 from minga.security.parts.equal_parts import EqualParts
 from minga.security.parts.part_store import PartStore

@@ -28,7 +28,7 @@ from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.messages import Part, Plan, Report
 from minga.core.errors import RemoteError
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.network import _link_report, _messages, _pulse, _tcp_lane, gossip
 from minga.network.interface import PeerId

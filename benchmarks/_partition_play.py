@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from minga.core.errors import LocalError
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual

@@ -25,7 +25,7 @@ from minga.core.errors import (
     StorageError,
     UnreachableError,
 )
-from minga.core.events import Event
+from minga.core.events.bus import Event
 
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec

@@ -14,9 +14,10 @@ from torch import nn
 
 import minga
 from minga.core import thread_guard
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.core.thread_guard import WrongThreadError, any_thread, loop_bound
 from minga.network.gossip.board import Board
+from minga.network.gossip.changes import Change
 from minga.testing import guard_threads
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.optimizer import Optimizer
@@ -180,12 +181,12 @@ def test_real_peers_compare_their_states_with_every_thread_in_its_place(peers: l
         peer.subscribe(heard.append)
         own, board = peer.peer_id, peer.session.board
 
-        def look(owner: str, name: str | None, own: str = own, board: Board = board) -> None:
+        def look(owner: str, name: Change, own: str = own, board: Board = board) -> None:
             if name == "state" and owner != own:
                 state = board.get(owner, StateInfo)
                 states.extend([state] if state else [])
 
-        peer.on_loop(lambda look=look, board=board: board.subscribe(look))
+        peer.on_loop(lambda look=look, board=board: board.observe(look))
     errors: list[BaseException] = []
     torch.manual_seed(3)
     model = nn.Linear(6, 3)  # both begin with the same parameters

@@ -24,7 +24,10 @@ from minga.cli.taking_part.status_view import (
     volunteer_lines,
     volunteer_view,
 )
-from minga.core.events import EventBus
+from minga.core.events.averaging import PlanResting
+from minga.core.events.bus import EventBus, EventData
+from minga.core.events.catalogue import CATALOGUE, fields_of
+from minga.core.events.training import RunFinished
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.monitor.history import History
@@ -66,7 +69,7 @@ class Swarm:
     def peer(self, *payloads: Payload) -> str:
         identity = Identity.generate()
         theirs = self.make(identity)
-        theirs.publish_to(lambda record: self.board.receive(record, record.owner))
+        theirs.on_signed.add(lambda record: self.board.receive(record, record.owner))
         for payload in payloads:
             theirs.put(payload)
         return identity.peer_id
@@ -181,22 +184,29 @@ def watched(
     return events, Watcher(cast(Peer, peer), History(None))
 
 
-@pytest.mark.parametrize(("kind", "field"), [(kind, field) for kind in MEANINGS for field in ("why", "reason")])
-def test_trouble_is_seen_in_every_display(kind: str, field: str) -> None:
+def trouble(kind: str, reason: str) -> EventData:
+    """An event of trouble with all its fields."""
+    values = {"step": 7, "peer": "p1", "file": "corpus"}
+    return CATALOGUE[kind](**{field.name: values.get(field.name, reason) for field in fields_of(CATALOGUE[kind])})
+
+
+@pytest.mark.parametrize("kind", MEANINGS)
+def test_trouble_is_seen_in_every_display(kind: str) -> None:
     def check(swarm: Swarm) -> None:
         events, watcher = watched(swarm, age_s=90.0)
-        events.emit("round.reduced", seconds=1.0)
+        events.emit(RunFinished(step=6))
         assert watcher.look().trouble is None
-        events.emit(kind, step=7, **{field: "the disk [b] is\x1b[2J full"})
+        events.emit(trouble(kind, "the disk [b] is\x1b[2J full"))
         status = watcher.look()
-        seen = f"{MEANINGS[kind]}: the disk [b] is [2J full"
+        who = "p1: " if kind == "secure.banned" else ""
+        seen = f"{MEANINGS[kind]}: {who}the disk [b] is [2J full"
         for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
             assert f"trouble 1 min 30 s ago: {seen}" in drawn(view)
         plain = PlainTrouble()
         assert drawn(next(plain.lines(status))) == f"trouble: {seen}\n"
         assert not list(plain.lines(watcher.look())), "it is said once"
-        events.emit(kind, why="x" * 9000)
-        assert next(plain.lines(watcher.look())).count("x" * MAX_REASON_LETTERS) == 1, "reasons are cut"
+        events.emit(trouble(kind, "x" * 9000))
+        assert next(plain.lines(watcher.look())).count("x" * (MAX_REASON_LETTERS - len(who))) == 1, "reasons are cut"
         assert json.loads(json.dumps(status.to_json()))["trouble"]["kind"] == kind
 
     in_loop(check)
@@ -229,14 +239,14 @@ def test_who_rests_sees_why_in_every_display() -> None:
         plain = PlainTrouble()
         assert "resting" not in drawn(volunteer_view(own_part(watcher.look(), {})))
         assert not list(plain.lines(watcher.look()))
-        events.emit("plan.resting", step=3, resting=True)
+        events.emit(PlanResting(step=3, resting=True))
         status = watcher.look()
         for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
             assert RESTING in drawn(view)
         assert list(plain.lines(status)) == [RESTING]
         assert not list(plain.lines(status)), "it is said once"
         assert json.loads(json.dumps(status.to_json()))["resting"] is True
-        events.emit("plan.resting", step=9, resting=False)
+        events.emit(PlanResting(step=9, resting=False))
         assert list(plain.lines(watcher.look())) == [RESTED]
         assert "resting" not in drawn(organiser_view(watcher.look(), {}))
 

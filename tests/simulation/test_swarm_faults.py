@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.simulation.swarm.swarm import Swarm
 from tests.worlds.seeds import seeds
 from tests.worlds.swarm_tools import (

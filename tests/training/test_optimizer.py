@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import minga
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.flat_vector import ParameterVector
 

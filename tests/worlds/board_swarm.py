@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import Gossip

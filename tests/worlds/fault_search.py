@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from minga.averaging.election import ranking
 from minga.core.errors import LocalError
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.network.virtual.internet import HostSettings
 from minga.simulation import run_virtual
 from minga.simulation.swarm.swarm import SimulatedPeer, Swarm, TrainerSettings

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from minga.cli import _child, main
+from minga.cli import main
+from minga.cli.demo import child
 from minga.core.thread_guard import guard_threads  # `minga.testing` imports much that most commands do without
 
 if __name__ == "__main__":
     guard_threads()
-    _child.program = (__file__,)
+    child.program = (__file__,)
     main()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from minga.averaging.link_record import Links
 from minga.averaging.link_reporter import links_of
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.core.rate_cap import RateCap
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.interface import Address, PeerId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node

@@ -15,7 +15,7 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.averaging.planning.signed_plan import PlanNeeds, make_plan
 from minga.averaging.solver.division import Division
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node

@@ -8,11 +8,15 @@ from typing import Protocol
 
 from minga.averaging.link_record import Links
 from minga.network.bandwidth.access_link import AccessRates
+from minga.network.gossip.changes import Observer
 from minga.network.interface import Address, PeerId
 
 
 class SwarmView(Protocol):
     """What group formation reads from the board."""
+
+    def observe(self, observer: Observer) -> object:
+        """Call `observer` with each change on the board from now on."""
 
     def alive(self) -> Collection[PeerId]:
         """Trainers and auxiliaries that are alive, this peer included."""

@@ -6,6 +6,7 @@ import asyncio
 import math
 
 from minga.averaging.link_record import MAX_LINK_ROWS, LinkRow, Links, link_key
+from minga.core.events.network import LinksMeasured
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.estimate import FASTEST_RATE
 from minga.network.bandwidth.meter import Path
@@ -71,11 +72,12 @@ class LinkReporter:
             self._board.put(links)
             rates = self._node.lines.rates()
             self._node.events.emit(
-                "links.measured",
-                upload=rates.upload,
-                download=rates.download,
-                paths=len(links.rows),
-                limited_by=rates.limited_by,
+                LinksMeasured(
+                    upload=rates.upload,
+                    download=rates.download,
+                    paths=len(links.rows),
+                    limited_by=rates.limited_by,
+                )
             )
 
 

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minga.core.events import Event
+from minga.core.events.bus import Event
+from minga.core.events.security import SecureBanned
+from minga.core.events.training import (
+    CheckpointFailed,
+    MemberFailed,
+    ParametersNotAveraged,
+    RunFileFailed,
+    StateCacheFailed,
+    SyncFailed,
+    TrainingTooSlow,
+)
 
 MEANINGS = {
-    "checkpoint.failed": "a checkpoint was not saved",
-    "member.failed": "this peer no longer takes part in steps",
-    "parameters.not_averaged": "the parameters were not averaged",
-    "secure.banned": "a member was banned",
-    "run.file_failed": "a file of the run did not come",
-    "state.cache_failed": "the downloaded state is not kept on the disk",
-    "sync.failed": "the state did not come",
-    "training.too_slow": "this peer's samples do not count for now",
+    CheckpointFailed.kind: "a checkpoint was not saved",
+    MemberFailed.kind: "this peer no longer takes part in steps",
+    ParametersNotAveraged.kind: "the parameters were not averaged",
+    SecureBanned.kind: "a member was banned",
+    RunFileFailed.kind: "a file of the run did not come",
+    StateCacheFailed.kind: "the downloaded state is not kept on the disk",
+    SyncFailed.kind: "the state did not come",
+    TrainingTooSlow.kind: "this peer's samples do not count for now",
 }
 """The kinds of events that are trouble, and what they mean."""
 
@@ -55,7 +65,7 @@ class LastTrouble:
             return None
         fields = self._event.fields
         reason = str(fields.get("why") or fields.get("reason") or "for no known reason")
-        if self._event.kind == "secure.banned" and "peer" in fields:
+        if self._event.kind == SecureBanned.kind and "peer" in fields:
             reason = f"{str(fields['peer'])[:10]}: {reason}"
         # Reasons may quote what another peer sent: nothing in them may command a terminal.
         printable = "".join(letter if letter.isprintable() else " " for letter in reason[:MAX_REASON_LETTERS])

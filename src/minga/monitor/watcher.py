@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from minga.core.events import Event
+from minga.core.events.averaging import PlanResting
+from minga.core.events.bus import Event
+from minga.core.events.network import MemberLost
 from minga.monitor.history import History
 from minga.monitor.last_problem import LastTrouble
 from minga.monitor.live_rates import LiveRates, live_rates
@@ -43,10 +45,10 @@ class Watcher:
     # ---- inner workings
 
     def _on_event(self, event: Event) -> None:
-        if event.kind == "member.lost":
-            self._lost.add(str(event.fields["peer"]))
-        elif event.kind == "plan.resting":
-            self._resting = bool(event.fields["resting"])
+        if isinstance(event.data, MemberLost):
+            self._lost.add(event.data.peer)
+        elif isinstance(event.data, PlanResting):
+            self._resting = event.data.resting
 
     def _read(self) -> tuple[LiveRates, float, RunStatus, set[PeerId], dict[str, object] | None]:
         session = self._peer.session

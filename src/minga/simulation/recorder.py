@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from minga.core.events import Event
+from minga.core.events.averaging import PlanResting, RoundBegun, RoundReduced
+from minga.core.events.network import PeerNotDialable
+from minga.core.events.security import SecureBanned, SecureStepTaken
+from minga.core.events.training import StepApplied
 from minga.simulation.event_log import Entry, LogWriter
 from minga.simulation.faults.driver import FaultRecord
 from minga.simulation.models import held_out_loss
@@ -17,19 +20,19 @@ from minga.simulation.timeline import INCIDENTS, Timeline
 KEPT: Final = frozenset(
     {
         *INCIDENTS,
-        "round.begun",
-        "round.reduced",
-        "secure.step",
-        "secure.banned",
-        "step.applied",
-        "plan.resting",
-        "peer.not_dialable",
+        RoundBegun.kind,
+        RoundReduced.kind,
+        SecureStepTaken.kind,
+        SecureBanned.kind,
+        StepApplied.kind,
+        PlanResting.kind,
+        PeerNotDialable.kind,
     }
 )
 """Events of peers that become entries; the rest would be many times as much."""
 
-TIMED: Final = ("round.begun", "round.reduced", "secure.step", "step.applied")
-"""Kinds of entries at which a phase of a step ends."""
+TIMED: Final = (RoundBegun, RoundReduced, SecureStepTaken, StepApplied)
+"""Events at which a phase of a step ends."""
 
 MAX_NAMED: Final = 20
 LOSS_DIGITS: Final = 4
@@ -80,8 +83,8 @@ class Recorder(SwarmLog):
                          for name, value in event.fields.items()}  # fmt: skip
         other = {"other": fields.pop("peer")} if "peer" in fields else {}
         self.note(event.kind, peer=logged.peer, **other, **self._more(logged), **fields)
-        if event.kind == "step.applied":
-            self._tell_step(int(str(event.fields["step"])), logged.peer)
+        if isinstance(event.data, StepApplied):
+            self._tell_step(event.data.step, logged.peer)
 
     def note(self, kind: str, **fields: object) -> None:
         """Add an entry."""
@@ -129,21 +132,20 @@ class Recorder(SwarmLog):
 
     def _more(self, logged: LoggedEvent) -> Entry:
         """What an entry has beyond its event."""
-        peer, event = self._peer(logged.peer), logged.event
-        if event.kind == "plan.resting":
-            (self._resting.add if event.fields["resting"] else self._resting.discard)(peer.name)
-        if event.kind == "round.begun":
-            self._begun(peer.name, event)
+        peer, data = self._peer(logged.peer), logged.event.data
+        if isinstance(data, PlanResting):
+            (self._resting.add if data.resting else self._resting.discard)(peer.name)
+        if isinstance(data, RoundBegun):
+            self._begun(peer.name, data)
             self.events = [logged]
-        return {"computed_s": peer.computed_s} if event.kind in TIMED else {}
+        return {"computed_s": peer.computed_s} if isinstance(data, TIMED) else {}
 
-    def _begun(self, peer: str, event: Event) -> None:
-        number, step = str(event.fields["round"]), int(str(event.fields["step"]))
-        if number not in self._current:
-            self._current[number] = [each.name for each in self._alive() if self._is_current(each, step)]
-            self._samples[number] = {}
-        self._round[peer] = number
-        self._samples[number][peer] = int(str(event.fields["samples"]))
+    def _begun(self, peer: str, begun: RoundBegun) -> None:
+        if begun.round not in self._current:
+            self._current[begun.round] = [each.name for each in self._alive() if self._is_current(each, begun.step)]
+            self._samples[begun.round] = {}
+        self._round[peer] = begun.round
+        self._samples[begun.round][peer] = begun.samples
 
     def _is_current(self, peer: SimulatedPeer, step: int) -> bool:
         member = peer.session.member

@@ -16,30 +16,54 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from minga.core.events.averaging import (
+    GroupLeaderLost,
+    GroupMinority,
+    PlanRefused,
+    PlanRestedInVain,
+    RoundAborted,
+    RoundBegun,
+    RoundMemberLost,
+    RoundReduced,
+    RoundRepaired,
+    RoundSenderDropped,
+    RoundWorkTakenOver,
+)
+from minga.core.events.network import PeerCutOff, PeerOffence
+from minga.core.events.security import SecureBanned, SecureMemberAway, SecureStepTaken
+from minga.core.events.training import (
+    MemberDiverged,
+    MemberFailed,
+    MemberOutOfSync,
+    StateDonorDropped,
+    StepApplied,
+    SyncFailed,
+    SyncFinished,
+)
 from minga.simulation.event_log import Entry
 
 PHASES: Final = ("compute", "wait", "communicate", "apply")
 BUSY: Final = 0.5
 
 INCIDENTS: Final = (
-    "round.aborted",
-    "round.member_lost",
-    "round.sender_dropped",
-    "round.work_taken_over",
-    "round.repaired",
-    "group.leader_lost",
-    "group.minority",
-    "member.out_of_sync",
-    "member.diverged",
-    "member.failed",
-    "secure.member_away",
-    "sync.finished",
-    "sync.failed",
-    "plan.refused",
-    "plan.rested_in_vain",
-    "state.donor_dropped",
-    "peer.offence",
-    "peer.cut_off",
+    RoundAborted.kind,
+    RoundMemberLost.kind,
+    RoundSenderDropped.kind,
+    RoundWorkTakenOver.kind,
+    RoundRepaired.kind,
+    GroupLeaderLost.kind,
+    GroupMinority.kind,
+    MemberOutOfSync.kind,
+    MemberDiverged.kind,
+    MemberFailed.kind,
+    SecureMemberAway.kind,
+    SyncFinished.kind,
+    SyncFailed.kind,
+    PlanRefused.kind,
+    PlanRestedInVain.kind,
+    StateDonorDropped.kind,
+    PeerOffence.kind,
+    PeerCutOff.kind,
     "peer.gave_up",
 )
 """Kinds of entries that tell that something went wrong, or was put right."""
@@ -149,13 +173,13 @@ class Timeline:
             "peer.arrived": self._arrived,
             "peer.left": self._left,
             "peer.stayed": self._add_up,
-            "sync.finished": self._synced,
-            "round.begun": self._begun,
-            "round.reduced": self._reduced,
-            "secure.step": self._agreed,
-            "secure.banned": self._banned,
+            SyncFinished.kind: self._synced,
+            RoundBegun.kind: self._begun,
+            RoundReduced.kind: self._reduced,
+            SecureStepTaken.kind: self._agreed,
+            SecureBanned.kind: self._banned,
             "attack": self._planned,
-            "step.applied": self._applied,
+            StepApplied.kind: self._applied,
             "step": self._told,
         }
 

@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from minga.core.errors import ConfigurationError, RunFinishedError
+from minga.core.events.training import MicroBatchDropped
 from minga.core.spec.run_spec import RunSpec
 from minga.security.randomness.public_batch import PublicBatch
 from minga.training.bridge.assigned_port import AssignedPort
@@ -219,7 +220,7 @@ class Optimizer(torch.optim.Optimizer):
             peer.count(samples, value if math.isfinite(value) else None)
         else:
             self.dropped_micro_batches += 1
-            peer.emit("micro_batch.dropped", step=self.global_step, samples=samples)
+            peer.note(MicroBatchDropped(step=self.global_step, samples=samples))
 
     def _work_until(self, is_done: Callable[[], bool], seconds: float | None = None) -> None:
         """Do what the swarm asks for, until nothing holds this thread back and `is_done()`, or for `seconds`."""

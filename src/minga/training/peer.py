@@ -13,7 +13,9 @@ from typing import TypeVar
 
 from minga.averaging.strategy_choice import STRATEGIES
 from minga.core.errors import ClosedError, ConfigurationError, StorageError
-from minga.core.events import Event, Value
+from minga.core.events.bus import Event, EventData, Value
+from minga.core.events.catalogue import CATALOGUE
+from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
@@ -105,8 +107,17 @@ class Peer:
         return self._session.events.subscribe(listener)
 
     def emit(self, kind: str, **fields: Value) -> None:
-        """Add an event of the program's own, for displays and logs."""
-        self._soon(lambda: self._session.events.emit(kind, **fields))
+        """Add an event of the program's own, for displays and logs.
+
+        Raises `ConfigurationError` if minga itself has events of this kind.
+        """
+        if kind in CATALOGUE:
+            raise ConfigurationError(f"events of kind {kind} are minga's own; choose another name")
+        self._soon(lambda: self._session.events.emit_own(kind, fields))
+
+    def note(self, data: EventData) -> None:
+        """Add an event of the catalogue; on any thread."""
+        self._soon(lambda: self._session.events.emit(data))
 
     def on_loop(self, function: Callable[[], T]) -> T:
         """Run a short function on the background thread and return its result. Raises `ClosedError` after `close`."""
@@ -237,6 +248,6 @@ class Peer:
     def _save(self, snapshot: StateSnapshot) -> None:
         try:
             path = self._checkpoints.save(snapshot, files={"run-spec.toml": self.spec.to_toml().encode()})
-            self.emit("checkpoint.saved", step=snapshot.step, path=str(path))
+            self.note(CheckpointSaved(step=snapshot.step, path=str(path)))
         except StorageError as error:
-            self.emit("checkpoint.failed", step=snapshot.step, why=str(error))
+            self.note(CheckpointFailed(step=snapshot.step, why=str(error)))

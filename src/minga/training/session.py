@@ -21,7 +21,9 @@ from minga.averaging.solver.planner import divide
 from minga.averaging.strategy_choice import facts_of
 from minga.core.aio.hedging import racing
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, RejectedError, RemoteError, UnreachableError
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
+from minga.core.events.network import PeerNotDialable
+from minga.core.events.training import AccessLost, MemberFailed, RunNobodyAnswers, SyncAdvanced
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import any_thread, loop_bound
@@ -162,7 +164,7 @@ class Session:
         if self.settings.role in ("trainer", "auxiliary") and await self._reachability.check() is False:
             self.settings = replace(self.settings, role="client")
             self.node.role, self.node.is_dialable = "client", False
-            self.events.emit("peer.not_dialable")
+            self.events.emit(PeerNotDialable())
         self.publish_address()
 
     def rates(self) -> AccessRates:
@@ -283,6 +285,7 @@ class Session:
         self, member: Member | VerifiedMember, replica: ReplicaInterface, port: GradientPort | AssignedPort
     ) -> None:
         member.on_finished = self.state_server.publish_last
+        member.on_step_ended.add(self._end_step)
         self.member = member
 
         def serve_state() -> None:
@@ -326,7 +329,7 @@ class Session:
                 raise refused[0]
             error = errors[-1]
         if error is not None and self.settings.may_be_alone:
-            self.events.emit("run.nobody_answers", why=str(error))
+            self.events.emit(RunNobodyAnswers(why=str(error)))
         elif error is not None:
             raise UnreachableError(
                 f"none of the {len(self.entries)} entry addresses of the link answers; the last error was: {error}"
@@ -340,10 +343,14 @@ class Session:
             await self._doorkeeper.exchange.exchange(entry.peer_id)
         await self.gossip.synchronise(entry.peer_id)
 
+    def _end_step(self) -> None:
+        if self._doorkeeper is not None:
+            self._doorkeeper.end_step()
+
     def _lose_access(self, why: str) -> None:
         """This peer may not take part any more: let the trainer go."""
         error = RejectedError(f"this machine's access to the run has ended: {why}", code=CODE)
-        self.events.emit("access.lost", why=why)
+        self.events.emit(AccessLost(why=why))
         if self._life is not None:
             self._life.cancel()
         if self.member is not None:
@@ -353,16 +360,16 @@ class Session:
         try:
             await member.run(step)
         except MingaError as error:
-            self.events.emit("member.failed", why=str(error))
+            self.events.emit(MemberFailed(why=str(error)))
         except Exception as error:  # a mistake in the program: nobody else would say where it was
             logger.exception("this peer's member of the run failed")
-            self.events.emit("member.failed", why=traceback.format_exception_only(error)[-1].strip())
+            self.events.emit(MemberFailed(why=traceback.format_exception_only(error)[-1].strip()))
 
     def _downloader(self, replica: ReplicaInterface) -> Download:
         def note(progress: SyncProgress) -> None:
             self.sync_progress = progress
             self.events.emit(
-                "sync.progress", step=progress.step, done_bytes=progress.done_bytes, total_bytes=progress.total_bytes
+                SyncAdvanced(step=progress.step, done_bytes=progress.done_bytes, total_bytes=progress.total_bytes)
             )
 
         async def fetch(minimum_step: int, own: StateSnapshot) -> StateSnapshot:

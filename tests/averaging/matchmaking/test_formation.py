@@ -21,8 +21,10 @@ from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.matchmaking.view import MembershipView
 from minga.averaging.messages import FromLeader, Join, Limit, Part, Plan, Redirect, Report, SignedPlan, Update
 from minga.averaging.planning.signed_plan import CONTEXT
+from minga.core.aio.observers import Observers
 from minga.core.errors import MinorityError, ProtocolError, RejectedError, RemoteError
 from minga.network.bandwidth.access_link import AccessRates
+from minga.network.gossip.changes import Change, Observer, Presence
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings
@@ -41,10 +43,14 @@ class Sight:
         self.world, self.me = world, me
         self.hidden: set[PeerId] = set()
         self.also: list[PeerId] = []  # said to be alive
+        self.observers = Observers[[PeerId, Change]]()
 
     def _others(self) -> list[Member]:
         hidden = self.hidden | {self.me.party.peer_id}
         return [m for m in self.world.members if m.party.peer_id not in hidden and not m.party.network.state.gone]
+
+    def observe(self, observer: Observer) -> None:
+        self.observers.add(observer)
 
     def alive(self) -> Collection[PeerId]:
         return [*(m.party.peer_id for m in self._others()), self.me.party.peer_id, *self.also]
@@ -266,7 +272,7 @@ def test_those_who_said_goodbye_are_not_missed() -> None:
         for index in (2, 3, 4):
             camp.internet.kill(camp.members[index].party.network)
             for member in camp.members[:2]:
-                member.party.events.emit("member.left", peer=camp.members[index].party.peer_id)
+                member.sight.observers.tell(camp.members[index].party.peer_id, Presence.LEFT)
         await camp.until_step(5, [0, 1], limit_s=60.0)
         await camp.close()
 

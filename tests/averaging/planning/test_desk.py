@@ -20,7 +20,7 @@ from minga.averaging.planning.plan_maker import UNFAIR, PlanMaker
 from minga.averaging.solver.division import Division, PartShare, SwarmRates
 from minga.averaging.solver.planner import divide
 from minga.core.errors import RejectedError
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.interface import Address, PeerId
 from tests.worlds.swarm_tools import virtually

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import board, record_store
 from minga.network.gossip import records as records_module
 from minga.network.gossip.board import Board
+from minga.network.gossip.changes import Change, Presence
 from minga.network.gossip.peer_records import RECORDS_PER_SECOND
 from minga.network.gossip.record_kinds import AddressInfo, Beat, Left, Payload
 from minga.network.gossip.records import CLOCK_SKEW_S, MAX_TTL_S, TTL_S, Record, Verdict
@@ -44,7 +45,7 @@ class World:
             kinds=RUN_KINDS,
         )
         self.signed: list[Record] = []
-        self.board.publish_to(self.signed.append)
+        self.board.on_signed.add(self.signed.append)
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds * 4)):
@@ -325,22 +326,22 @@ def test_hearsay_about_a_peer_long_dead_does_not_revive_it() -> None:
     assert w.board.owners(include_dead=True) == sorted([A, w.board.peer_id])
 
 
-def test_listeners_and_waiters_hear_of_changes_but_not_of_beats() -> None:
+def test_observers_and_waiters_hear_of_changes_but_not_of_beats() -> None:
     async def scenario() -> None:
         w = World()
-        heard: list[tuple[str, str | None]] = []
-        unsubscribe = w.board.subscribe(lambda peer, name: heard.append((peer, name)))
+        heard: list[tuple[str, Change]] = []
+        end = w.board.observe(lambda peer, change: heard.append((peer, change)))
         waiter = asyncio.ensure_future(w.board.changed(w.board.generation))
         await asyncio.sleep(0)
         w.board.receive(w.record(progress(1), version=1), A)
         assert await waiter == w.board.generation == len(heard)
         w.board.receive(w.record(progress(1), version=2), A)  # renewed, not changed
         w.board.receive(w.record(Beat(), version=3), A)
-        assert heard == [(A, "progress"), (A, None)]
+        assert heard == [(A, "progress"), (A, Presence.JOINED)]
         assert await w.board.changed(0) == 2
         w.board.receive(w.record(progress(2), version=4), A)
         assert heard[2:] == [(A, "progress")]
-        unsubscribe()
+        end()
         w.board.receive(w.record(Left(), version=5), A)
         assert len(heard) == 3
 

@@ -16,7 +16,7 @@ from minga.averaging.allreduce import service
 from minga.averaging.allreduce.round import Round
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import RemoteError
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
 from minga.network.interface import Address, PeerId
 from minga.network.iroh.connection import IrohConnection
 from minga.network.iroh.network import IrohNetwork

@@ -11,7 +11,7 @@ import pytest
 from blake3 import blake3
 
 from minga.core.aio.signal import Signal
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node

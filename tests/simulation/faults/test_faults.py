@@ -10,21 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import ClosedError, ConfigurationError
-from minga.core.events import Event, EventBus
+from minga.core.events.averaging import PlanResting
+from minga.core.events.bus import Event, EventBus
+from minga.core.events.catalogue import CATALOGUE, fields_of
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.simulation import AtEvent, AtTime, Fault, FaultDriver, FaultTarget, VirtualFaults, parse_faults, run_virtual
 
 SCRIPT = """
     # a comment
-    kill aggregator when round.reducing step=3
-    kill emitter when leader emits round.reducing   # another
+    kill aggregator when plan.resting step=3
+    kill emitter when leader emits plan.resting   # another
     stall peer-2 at 10s for 4s
     resume peer-2 at 1.5min
 
     drop_link peer-1 peer-3 at 500ms for 5s
     restore_link peer-1 peer-3 at 30s
     slow_link peer-1 to 100kbit at 5s
-    slow_link peer-1 to 2Mbit when round.reducing step=3 codec=int8 for 2s
+    slow_link peer-1 to 2Mbit when plan.resting step=3 resting=true for 2s
     lie peer-2 wrong-state at 3s
     kill peer-9
 """
@@ -32,8 +34,8 @@ SCRIPT = """
 
 def test_every_form_is_understood() -> None:
     assert parse_faults(SCRIPT) == (
-        Fault("kill", ("aggregator",), AtEvent("round.reducing", None, (("step", "3"),)), line=3),
-        Fault("kill", ("emitter",), AtEvent("round.reducing", "leader"), line=4),
+        Fault("kill", ("aggregator",), AtEvent("plan.resting", None, (("step", "3"),)), line=3),
+        Fault("kill", ("emitter",), AtEvent("plan.resting", "leader"), line=4),
         Fault("stall", ("peer-2",), AtTime(10.0), 4.0, line=5),
         Fault("resume", ("peer-2",), AtTime(90.0), line=6),
         Fault("drop_link", ("peer-1", "peer-3"), AtTime(0.5), 5.0, line=8),
@@ -42,7 +44,7 @@ def test_every_form_is_understood() -> None:
         Fault(
             "slow_link",
             ("peer-1",),
-            AtEvent("round.reducing", None, (("step", "3"), ("codec", "int8"))),
+            AtEvent("plan.resting", None, (("step", "3"), ("resting", "true"))),
             2.0,
             250_000.0,
             line=11,
@@ -72,10 +74,16 @@ def test_every_form_is_understood() -> None:
         ("stall peer-1 for 0s", "at `0s`: must be more than zero"),
         ("stall peer-1 for 1s at 2s", "at `at`: nothing more was expected"),
         ("kill peer-1 when", "at its end: the kind of an event"),
-        ("kill peer-1 when a.b c", "at `c`: a condition such as step=3"),
-        ("kill peer-1 when a.b step=", "at `step=`: a condition"),
-        ("kill peer-1 when a.b =3", "at `=3`: a condition"),
+        ("kill peer-1 when plan.resting c", "at `c`: a condition such as step=3"),
+        ("kill peer-1 when plan.resting step=", "at `step=`: a condition"),
+        ("kill peer-1 when plan.resting =3", "at `=3`: a condition"),
         ("kill peer-1 when a:b", "at `a:b`: not the kind of an event"),
+        (
+            "kill peer-1 when round.reducing",
+            "round.reducing`: not the kind of an event; did you mean round.reduced",
+        ),
+        ("kill peer-1 when round.aborted stop=3", "at `stop=3`: round.aborted has no field stop; it has step, why"),
+        ("kill peer-1 when peer.not_dialable step=3", "it has none"),
         ("kill peer-1 when leader emits", "at its end: the kind of an event"),
         ("drop_link peer-1 at 3s", "at `at`: the name of a peer"),
         ("drop_link peer-1 peer-1", "at `peer-1`: a link joins two different peers"),
@@ -96,14 +104,24 @@ def test_mistakes_are_named_with_line_and_word(text: str, message: str) -> None:
 names = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True).filter(
     lambda name: name not in ("at", "when", "for", "to", "emits")
 )
+
+
+def names_of(kind: str) -> list[str]:
+    return [field.name for field in fields_of(CATALOGUE[kind])]
+
+
 seconds = st.floats(1e-3, 1e6)
 triggers = st.one_of(
     st.builds(AtTime, st.floats(0, 1e6)),
-    st.builds(
-        AtEvent,
-        names,
-        st.none() | names,
-        st.lists(st.tuples(names, names), max_size=3).map(tuple),
+    st.sampled_from(sorted(CATALOGUE)).flatmap(
+        lambda kind: st.builds(
+            AtEvent,
+            st.just(kind),
+            st.none() | names,
+            st.lists(st.tuples(st.sampled_from(names_of(kind)), names), max_size=3).map(tuple)
+            if names_of(kind)
+            else st.just(()),
+        )
     ),
 )
 faults = st.one_of(
@@ -196,23 +214,23 @@ def test_an_event_triggers_once_and_only_if_all_fits() -> None:
     roles = {"leader": "peer-1", "aggregator": "peer-2"}
 
     async def scene(driver: FaultDriver) -> None:
-        driver.on_event("peer-0", Event(0.0, "round.reducing", {"step": 2, "final": True}))
-        driver.on_event("peer-0", Event(0.0, "round.reduced", {"step": 3, "final": True}))
-        driver.on_event("peer-0", Event(0.0, "round.reducing", {"final": True}))
+        driver.on_event("peer-0", Event(0.0, "plan.resting", {"step": 2, "resting": True}))
+        driver.on_event("peer-0", Event(0.0, "round.reduced", {"step": 3, "resting": True}))
+        driver.on_event("peer-0", Event(0.0, "plan.resting", {"resting": True}))
         assert len(driver.pending) == 3
         await asyncio.sleep(1)
-        driver.on_event("peer-3", Event(1.0, "round.reducing", {"step": 3, "final": True}))
+        driver.on_event("peer-3", Event(1.0, "plan.resting", {"step": 3, "resting": True}))
         await asyncio.sleep(1)
         roles["leader"] = "peer-3"
         for _ in range(2):
-            driver.on_event("peer-3", Event(2.0, "round.reducing", {"step": 3, "final": True}))
+            driver.on_event("peer-3", Event(2.0, "plan.resting", {"step": 3, "resting": True}))
         assert len(driver.pending) == 1
 
     done = drive(
         """
-        kill aggregator when round.reducing step=3 final=true
-        stall emitter when leader emits round.reducing step=3.0
-        kill peer-0 when round.reducing step=x
+        kill aggregator when plan.resting step=3 resting=true
+        stall emitter when leader emits plan.resting step=3.0
+        kill peer-0 when plan.resting step=x
         """,
         scene,
         resolve=lambda role, emitter, event: roles.get(role),
@@ -223,12 +241,12 @@ def test_an_event_triggers_once_and_only_if_all_fits() -> None:
 def test_a_role_that_nobody_has(caplog: pytest.LogCaptureFixture) -> None:
     async def scene(driver: FaultDriver) -> None:
         await asyncio.sleep(2)
-        driver.on_event("peer-0", Event(2.0, "round.reducing", {}))
+        driver.on_event("peer-0", Event(2.0, "plan.resting", {}))
         assert len(driver.pending) == 1
         driver.attach("sender")
-        driver.on_event("peer-0", Event(2.0, "round.reducing", {}))
+        driver.on_event("peer-0", Event(2.0, "plan.resting", {}))
 
-    done = drive("kill leader at 1s\nkill sender when round.reducing", scene)
+    done = drive("kill leader at 1s\nkill sender when plan.resting", scene)
     assert done == [(2.0, "kill", "sender")]
     assert "skipped `kill leader at 1.0s`: nobody is leader" in caplog.text
 
@@ -240,10 +258,10 @@ def test_closing_undoes_and_ends() -> None:
         await asyncio.sleep(2)
         driver.close()
         driver.close()
-        driver.on_event("peer-0", Event(2.0, "round.reducing", {}))
+        driver.on_event("peer-0", Event(2.0, "plan.resting", {}))
         await asyncio.sleep(100)
 
-    done = drive("stall peer-1 at 1s for 9s\nkill peer-2 at 3s\nkill peer-3 when round.reducing", scene)
+    done = drive("stall peer-1 at 1s for 9s\nkill peer-2 at 3s\nkill peer-3 when plan.resting", scene)
     assert done == [(1.0, "stall", "peer-1"), (2.0, "resume", "peer-1")]
 
 
@@ -256,8 +274,8 @@ def test_a_script_drives_virtual_hosts_by_their_own_events() -> None:
         driver = FaultDriver(
             parse_faults(
                 """
-                stall emitter when round.reducing step=2 for 4s
-                kill peer-1 when round.reducing step=3
+                stall emitter when plan.resting step=2 for 4s
+                kill peer-1 when plan.resting step=3
                 drop_link peer-0 peer-2 at 1s for 1s
                 slow_link peer-2 to 8kbit at 1s for 1s
                 lie peer-2 wrong-state at 1s
@@ -270,7 +288,7 @@ def test_a_script_drives_virtual_hosts_by_their_own_events() -> None:
         async def work(name: str, bus: EventBus) -> None:
             for step in range(5):
                 await asyncio.sleep(1)
-                bus.emit("round.reducing", step=step)
+                bus.emit(PlanResting(step=step, resting=True))
                 steps.append((name, step, loop.time()))
                 await asyncio.sleep(0)
 

@@ -14,7 +14,7 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.core.errors import ClosedError
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import minga
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.security.protocol.behaviour import Behaviour, Seeds

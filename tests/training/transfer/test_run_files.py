@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 
 from minga.core.errors import ProtocolError, RejectedError, StorageError, UnreachableError
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec

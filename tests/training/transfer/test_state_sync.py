@@ -24,7 +24,7 @@ from minga.core.errors import (
     StateMismatchError,
     UnreachableError,
 )
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -207,7 +207,7 @@ async def test_the_majority_wins_then_the_later_step(swarm: Swarm) -> None:
     donors = await swarm.donors(common, later, common, other)
     newcomer = swarm.peer()
     assert same(await fetch(newcomer, donors), common)
-    assert sorted(newcomer.named("state.donor_differs")) == []
+    assert sorted(newcomer.named("state.donor_dropped")) == []
     assert same(await fetch(swarm.peer(), donors[1:]), later)
     for minimum_step, error in ((4, OvertakenError), (5, UnreachableError)):
         with pytest.raises(UnreachableError, match="another state than the one wanted, of step 9") as told:

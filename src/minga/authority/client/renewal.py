@@ -11,6 +11,7 @@ import math
 
 from minga.authority.client.login import LogIn, check_clock
 from minga.core.errors import LocalError, RejectedError, RemoteError
+from minga.core.events.training import AccessNotRenewed, AccessRenewed
 from minga.identity.access.token import Token
 from minga.training.session import Session
 
@@ -36,7 +37,7 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
         if token is None:
             return
         session.show_token(token)
-        session.events.emit("access.renewed", expires=token.expires)
+        session.events.emit(AccessRenewed(expires=token.expires))
         if _ends_s(token) <= ends_s:
             return  # the person's time, or the invitation, ends then
         ends_s = _ends_s(token)
@@ -52,7 +53,7 @@ async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:
             return token
         except (RemoteError, LocalError) as error:
             is_final = isinstance(error, RejectedError | LocalError)
-            session.events.emit("access.not_renewed", why=str(error), expires=int(ends_s), tries_again=not is_final)
+            session.events.emit(AccessNotRenewed(why=str(error), expires=int(ends_s), tries_again=not is_final))
             if is_final:
                 return None
         await asyncio.sleep(pause_s)

@@ -14,6 +14,7 @@ from minga.averaging.allreduce.stragglers import StragglerDetector
 from minga.averaging.election import has_quorum
 from minga.averaging.messages import MAX_TERM, Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.core.errors import RejectedError, RemoteError
+from minga.core.events.averaging import RoundRepaired
 from minga.core.thread_guard import loop_bound
 
 LOST, ALIVE, FREEZE, REPAIR = "round.lost", "round.alive", "round.freeze", "round.repair"
@@ -184,7 +185,7 @@ class Coordinator:
 
     async def _announce(self, repair: Repair, holdings: dict[int, ChunkMap]) -> None:
         round = self._round
-        round.node.events.emit("round.repaired", step=round.plan.step, term=repair.term, lost=len(repair.dead))
+        round.node.events.emit(RoundRepaired(step=round.plan.step, term=repair.term, lost=len(repair.dead)))
 
         async def tell(member: int) -> None:
             try:

@@ -26,6 +26,7 @@ from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.election import has_quorum
 from minga.averaging.messages import Assignment, ChunkWeight, PartHello
 from minga.core.errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
+from minga.core.events.averaging import RoundSenderDropped
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Buffer
 from minga.network.rpc.framing import MessageStream
@@ -247,7 +248,7 @@ class Reducer:
                 if round.routes.is_relay(self._assignment, child):
                     round.bury(child, why)  # what is heard of it later is of no use
                     return
-                round.node.events.emit("round.sender_dropped", step=round.plan.step, peer=round.members[child], why=why)
+                round.node.events.emit(RoundSenderDropped(step=round.plan.step, peer=round.members[child], why=why))
                 round.unheard[child] = why
             self._away.add(child)
             self._notice_cut_off()

@@ -36,6 +36,7 @@ from minga.averaging.messages import Assignment, Plan
 from minga.averaging.planning.signed_plan import chunk_bytes_of
 from minga.core.aio.signal import Signal
 from minga.core.errors import UnreachableError
+from minga.core.events.averaging import RoundMemberLost, RoundWorkTakenOver
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -149,7 +150,7 @@ class Round:
         if member not in self.dead and member != self.me:
             self.dead[member] = why
             self.node.events.emit(
-                "round.member_lost", step=self.plan.step, peer=self.members[member], why=why, round=self.plan.round_id
+                RoundMemberLost(step=self.plan.step, peer=self.members[member], why=why, round=self.plan.round_id)
             )
             self._end_tasks_of(member)
 
@@ -158,7 +159,7 @@ class Round:
         if member not in self.revoked:
             self.revoked.add(member)
             self.node.events.emit(
-                "round.work_taken_over", step=self.plan.step, peer=self.members[member], round=self.plan.round_id
+                RoundWorkTakenOver(step=self.plan.step, peer=self.members[member], round=self.plan.round_id)
             )
         if term > self._revoked_before.get(member, 0):
             self._revoked_before[member] = term

@@ -16,6 +16,7 @@ from typing import Final
 
 from minga.averaging.contracts import Contributor
 from minga.core.aio.backoff import Backoff
+from minga.core.events.averaging import PlanRestedInVain, PlanResting
 from minga.core.thread_guard import loop_bound
 from minga.network.rpc.node import Node
 
@@ -93,7 +94,7 @@ class Standby:
         if rest != self._rests:
             self._rests = rest
             self._rested.clear()
-            self._node.events.emit("plan.resting", step=self._step, resting=rest)
+            self._node.events.emit(PlanResting(step=self._step, resting=rest))
 
     def break_off(self) -> None:
         """Compute at once, in the middle of a step."""
@@ -105,5 +106,5 @@ class Standby:
     def _give_up(self, seen: str) -> None:
         self._unwilling.suffer()
         why = f"this peer rested, and {seen}, where {self.usual_s:.1f} s were usual"
-        self._node.events.emit("plan.rested_in_vain", step=self._step, why=why)
+        self._node.events.emit(PlanRestedInVain(step=self._step, why=why))
         self.break_off()

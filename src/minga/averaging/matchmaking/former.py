@@ -42,6 +42,7 @@ from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError
+from minga.core.events.averaging import GroupLeaderLost
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
@@ -137,7 +138,7 @@ class GroupFormation:
                 except RemoteError as error:
                     peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else self._node.peer_id
                     self._company.suspects.add(peer)
-                    self._node.events.emit("group.leader_lost", peer=peer, step=step, why=error.message)
+                    self._node.events.emit(GroupLeaderLost(peer=peer, step=step, why=error.message))
                     continue
                 if isinstance(outcome, Plan):
                     self._desk.remember(outcome)

@@ -8,8 +8,9 @@ from collections.abc import Collection
 from minga.averaging.election import has_quorum, is_majority
 from minga.averaging.group import SwarmView
 from minga.core.errors import MinorityError
-from minga.core.events import Event
+from minga.core.events.averaging import GroupMinority
 from minga.core.thread_guard import loop_bound
+from minga.network.gossip.changes import Change, Presence
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 
@@ -36,7 +37,7 @@ class QuorumRule:
         self._in_minority = False
         self._apart_since_s: float | None = None
         self._in_sight_since_s: float | None = None
-        node.events.subscribe(self._note_departures)
+        surveyor.observe(self._note_departures)
 
     def begin_step(self, view: tuple[PeerId, ...]) -> None:
         """Forget for how long the group of the last step was in doubt, and who left before the members of `view`."""
@@ -67,16 +68,16 @@ class QuorumRule:
                 return False
         return is_majority(group, rivals)
 
-    def _note_departures(self, event: Event) -> None:
-        if event.kind == "member.left":
-            self._departed.add(PeerId(str(event.fields["peer"])))
-        elif event.kind == "member.joined":
-            self._departed.discard(PeerId(str(event.fields["peer"])))
+    def _note_departures(self, peer: PeerId, change: Change) -> None:
+        if change is Presence.LEFT:
+            self._departed.add(peer)
+        elif change is Presence.JOINED:
+            self._departed.discard(peer)
 
     def _report_minority(self, step: int, group_size: int, view_size: int) -> None:
         if not self._in_minority:
             self._in_minority = True
-            self._node.events.emit("group.minority", step=step, view=view_size)
+            self._node.events.emit(GroupMinority(step=step, view=view_size))
         if not self._wait_in_minority:
             raise MinorityError(
                 f"only {group_size} of the {view_size} members of the last round can be seen from here; "

@@ -26,6 +26,7 @@ from minga.averaging.planning.plan_check import unfairness
 from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of
 from minga.averaging.solver.division import Division, SwarmRates, renumbered
 from minga.core.errors import RejectedError
+from minga.core.events.averaging import PlanRefused
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -137,7 +138,7 @@ class PlanMaker:
         why = unfairness(plan, links, own, me, self._work.vector_bytes)
         if why is not None:
             leader = plan.members[0].peer_id
-            self._node.events.emit("plan.refused", peer=leader, step=plan.step, why=why)
+            self._node.events.emit(PlanRefused(peer=leader, step=plan.step, why=why))
             raise RejectedError(why, code=UNFAIR, peer=leader, round=plan.step, phase="group")
 
 

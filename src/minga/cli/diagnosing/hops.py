@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from minga.cli.diagnosing.udp import probe
 from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link

@@ -17,7 +17,9 @@ from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError
-from minga.core.events import Event
+from minga.core.events.bus import Event
+from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
+from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 
@@ -166,30 +168,26 @@ class _Joining:
 
     def _on_event(self, event: Event) -> None:
         with self._lock:
-            if event.kind == "step.applied":
-                samples = int(event.fields["samples"])  # type: ignore[arg-type]  # see the member
-                self._shares.append(min(1.0, samples / int(event.fields["batch"])))  # type: ignore[arg-type]
-                self._contributed += samples > 0
-                self._step = int(event.fields["step"])  # type: ignore[arg-type]
-            elif event.kind == "sync.progress":
-                self._sync = (int(event.fields["done_bytes"]), int(event.fields["total_bytes"]))  # type: ignore[arg-type]
-                self._phase = "downloading the state"
-            elif event.kind == "sync.finished":
-                self._phase = "training"
-            elif event.kind == "secure.waiting":
-                self._phase = "waiting"
-            elif event.kind in ("secure.founded", "secure.admitted", "secure.candidate", "secure.dropped"):
-                self._on_standing(event)
-            elif event.kind == "access.not_renewed":
-                self.output.say(f"The access to this run was not renewed: {escape(str(event.fields['why']))}")
-
-    def _on_standing(self, event: Event) -> None:
-        """What this peer is in a run with strangers."""
-        if event.kind == "secure.founded":
-            self._phase = "training"
-        elif event.fields["peer"] == self.peer.peer_id:
-            phases = {"secure.candidate": "on probation", "secure.dropped": "starting over"}
-            self._phase = phases.get(event.kind, "training")
+            match event.data:
+                case StepApplied() as applied:
+                    self._shares.append(min(1.0, applied.samples / applied.batch))
+                    self._contributed += applied.samples > 0
+                    self._step = applied.step
+                case SyncAdvanced() as sync:
+                    self._sync = (sync.done_bytes, sync.total_bytes)
+                    self._phase = "downloading the state"
+                case SyncFinished() | SecureFounded():
+                    self._phase = "training"
+                case SecureWaiting():
+                    self._phase = "waiting"
+                case SecureCandidate(peer=self.peer.peer_id):
+                    self._phase = "on probation"
+                case SecureDropped(peer=self.peer.peer_id):
+                    self._phase = "starting over"
+                case SecureAdmitted(peer=self.peer.peer_id):
+                    self._phase = "training"
+                case AccessNotRenewed() as refused:
+                    self.output.say(f"The access to this run was not renewed: {escape(refused.why)}")
 
     def _look(self) -> OwnPart:
         status = self.watcher.look()

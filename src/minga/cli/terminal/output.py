@@ -16,8 +16,10 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from minga.cli.terminal import exit_codes
+from minga.core.events.network import RecordIgnored
+from minga.core.events.training import MemberStatus, StatePublished, SyncAdvanced
 
-QUIET_EVENTS = frozenset({"sync.progress", "member.status", "record.ignored", "state.published"})
+QUIET_EVENTS = frozenset({kind.kind for kind in (SyncAdvanced, MemberStatus, RecordIgnored, StatePublished)})
 """Events that come too often to be lines of the JSON output."""
 
 MAX_WAITING_LINES = 10_000

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minga.cli.terminal.context import Context
 from minga.core.errors import ConfigurationError
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.core.rate_cap import RateCap
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer

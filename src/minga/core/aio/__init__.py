@@ -1,10 +1,12 @@
-"""Small tools for tasks on one event loop: wake-ups, hedged attempts, and pauses after failures.
+"""Small tools for tasks on one event loop: wake-ups, observers, hedged attempts, and pauses after failures.
 
     tasks that wait ◀── fire ── signal           sources a, b, c ─▶ hedging (all at once) ─▶ the first success
-    a failure ─▶ backoff ─▶ longer pause         sources a, b, c ─▶ in_turn (one by one) ─▶ the first success
+    a change ─▶ observers ─▶ typed calls         a failure ─▶ backoff ─▶ longer pause
+    sources a, b, c ─▶ in_turn (one by one) ─▶ the first success
 
-Read: signal (wake every task that waits), hedging (several attempts, of which one success is enough), in_turn
-(several peers asked one after the other), backoff (how long something that failed is not tried again).
+Read: signal (wake every task that waits), observers (call every part that a change concerns), hedging (several
+attempts, of which one success is enough), in_turn (several peers asked one after the other), backoff (how long
+something that failed is not tried again).
 
 All rooms use it. It knows nothing of peers, connections or time but the running loop's.
 """

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Final, Generic, NamedTuple, TypeVar, cast
 
-from minga.core.events import EventBus
+from minga.core.aio.observers import Observers
+from minga.core.events.bus import EventBus
+from minga.core.events.network import BoardStalled, MemberJoined, MemberLeft, MemberLost, RecordIgnored
 from minga.core.thread_guard import loop_bound
 from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.gossip import records
-from minga.network.gossip.changes import ChangeCounter
+from minga.network.gossip.changes import ChangeCounter, Presence
 from minga.network.gossip.failure_detector import AwakeClock, FailureDetector
 from minga.network.gossip.peer_records import LEFT, StoredRecord
 from minga.network.gossip.record_kinds import (
@@ -39,6 +41,8 @@ DEAD_KEPT_S = 30.0
 """Seconds for which silent owners stay on a board that is more than half full."""
 
 P = TypeVar("P", bound=Payload)
+
+_TOLD: Final = {Presence.JOINED: MemberJoined, Presence.LEFT: MemberLeft, Presence.LOST: MemberLost}
 
 
 class Item(NamedTuple, Generic[P]):
@@ -73,6 +77,8 @@ class Board(ChangeCounter):
         self.peer_id = PeerId(signer.peer_id)
         self.run_id, self.events = run_id, events
         self.now = AwakeClock(clock, keepalive.PULSE_S)  # the gossip looks at it with each tick
+        self.on_signed = Observers[[Record]]()
+        """Told of every record that this peer signs."""
         self.verdicts: Counter[Verdict] = Counter()
         """What became of all records received so far."""
         self._gate = gate or OpenAuthorizer()
@@ -81,7 +87,6 @@ class Board(ChangeCounter):
         self._detector = FailureDetector()
         self._former: dict[PeerId, Address] = {}
         self._alive: set[PeerId] = set()
-        self._publishers: list[Callable[[Record], None]] = []
         self._last_signed = self.now()
         self._superseded = False
         self._ttl_s = TTL_S
@@ -200,15 +205,11 @@ class Board(ChangeCounter):
         entry = owner.entries.get(record.code) if owner else None
         return entry is not None and entry.record.version == record.version
 
-    def publish_to(self, publisher: Callable[[Record], None]) -> None:
-        """Call `publisher` with every record that this peer signs from now on."""
-        self._publishers.append(publisher)
-
     def watch(self, beat_s: float) -> None:
         """Note who came and went; call it every `now.period_s`. `beat_s` is the longest pause peers now make."""
         slept = self.now.tick()
         if slept > self.now.period_s:
-            self.events.emit("board.stalled", seconds=slept)
+            self.events.emit(BoardStalled(seconds=slept))
         self._detector.beat_s = max(beat_s, 0.98 * self._detector.beat_s)  # others may see a smaller swarm later
         now = self.now()
         if self._detector.may_have_died(now):
@@ -282,8 +283,7 @@ class Board(ChangeCounter):
         before = own.entries.get(code)
         self._last_signed = self.now()
         own.store(StoredRecord(record, payload, self._last_signed, before))
-        for publish in list(self._publishers):
-            publish(record)
+        self.on_signed.tell(record)
         self._tell(self.peer_id, code, before, record)
         self._review(self.peer_id)
 
@@ -329,11 +329,11 @@ class Board(ChangeCounter):
                 self._former[peer] = address
                 while len(self._former) > MAX_FORMER:
                     del self._former[next(iter(self._former))]
-        gone = "member.left" if owner is not None and owner.has_left else "member.lost"
-        kind = "member.joined" if alive else gone
+        gone = Presence.LEFT if owner is not None and owner.has_left else Presence.LOST
+        presence = Presence.JOINED if alive else gone
         self._views.clear()
-        self.events.emit(kind, peer=peer)
-        self._notify(peer, None)
+        self.events.emit(_TOLD[presence](peer=peer))
+        self._notify(peer, presence)
 
     def _tell(self, peer: PeerId, code: int, before: StoredRecord | None, record: Record) -> None:
         if code != BEAT.code and (before is None or before.record.payload != record.payload):
@@ -351,4 +351,4 @@ class Board(ChangeCounter):
         """Tell of the 1st, 2nd, 4th, 8th, … record that was ignored for one reason."""
         count = self.verdicts[verdict]
         if verdict not in (Verdict.NEW, Verdict.STALE) and not verdict.is_offence and count.bit_count() == 1:
-            self.events.emit("record.ignored", peer=record.owner, sender=sender, reason=verdict.value, count=count)
+            self.events.emit(RecordIgnored(peer=record.owner, sender=sender, reason=verdict.value, count=count))

@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum, auto
 
+from minga.core.aio.observers import Observers
 from minga.core.aio.signal import Signal
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 
-Listener = Callable[[PeerId, str | None], None]
-"""Called with the owner and the name whose content changed; name None: whether the owner is alive changed."""
+
+class Presence(Enum):
+    """How a peer's being there changed: it appeared, said goodbye, or fell silent."""
+
+    JOINED = auto()
+    LEFT = auto()
+    LOST = auto()
+
+
+Change = str | Presence
+"""What changed about one owner: the content of its record of this name, or whether it is there."""
+
+Observer = Callable[[PeerId, Change], None]
 
 
 @loop_bound
 class ChangeCounter:
-    """A counter of changes with listeners; `generation` grows by one with each change."""
+    """A counter of changes with observers; `generation` grows by one with each change."""
 
     def __init__(self) -> None:
         self.generation = 0
-        self._listeners: list[Listener] = []
+        self._observers = Observers[[PeerId, Change]]()
         self._bell = Signal()
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with each change from now on; returns the function that ends this."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call `observer` with each change from now on; returns the function that ends this."""
+        return self._observers.add(observer)
 
     async def changed(self, since: int) -> int:
         """Wait until `generation` is greater than `since`; returns it."""
@@ -32,8 +44,7 @@ class ChangeCounter:
             await self._bell.wait()
         return self.generation
 
-    def _notify(self, peer: PeerId, name: str | None) -> None:
+    def _notify(self, peer: PeerId, change: Change) -> None:
         self.generation += 1
         self._bell.fire()
-        for listener in list(self._listeners):
-            listener(peer, name)
+        self._observers.tell(peer, change)

@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
 
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
-from minga.core.events import Event
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip import anti_entropy
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
@@ -110,8 +109,8 @@ class Gossip:
         """Serve others and begin to gossip on the running loop; ends with the node."""
         self._node.serve(PUSH_METHOD, self._serve_push)
         self._node.serve(EXCHANGE_METHOD, self._serve_exchange)
-        self._node.events.subscribe(self._on_event)
-        self._board.publish_to(lambda record: self._pusher.add(record.owner, record.code, record.owner))
+        self._node.on_disconnected.add(self._board.connection_lost)
+        self._board.on_signed.add(lambda record: self._pusher.add(record.owner, record.code, record.owner))
         self._node.clockwork.add(self)
         self._node.spawn(self._beat_forever())
         self._node.spawn(self._exchange_forever())
@@ -198,10 +197,6 @@ class Gossip:
                 await asyncio.sleep(0)
 
     # ---- keeping going
-
-    def _on_event(self, event: Event) -> None:
-        if event.kind == "peer.disconnected":
-            self._board.connection_lost(PeerId(str(event.fields["peer"])))
 
     def on_tick(self, tick: int) -> None:
         """Called by the node's clockwork: see who fell silent."""

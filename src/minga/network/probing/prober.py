@@ -28,6 +28,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from minga.core.errors import RejectedError, RemoteError, UnreachableError
+from minga.core.events.network import LinksProbed
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.delivery_reports import BulkUse
 from minga.network.bounded_dict import BoundedDict
@@ -202,7 +203,7 @@ class Prober:
         )
         self._pause_s = min(2.0 * self._pause_s, MAX_AGE_S) if groundless else DOUBT_PERIOD_S
         self._probed_s, self._node.lines.doubts = asyncio.get_running_loop().time(), 0
-        self._node.events.emit("links.probed", upload=rates.upload, download=rates.download)
+        self._node.events.emit(LinksProbed(upload=rates.upload, download=rates.download))
 
     async def _measure_with(self, peer: PeerId, exercise: ProbeSession) -> None:
         with exercise.taking_part():

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from minga.core.errors import RemoteError
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
+from minga.core.events.network import PeerTurnedAway
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Connection, Network
 from minga.network.rpc.handshake import Hello
@@ -53,7 +54,7 @@ class AcceptLoop:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 hello = await self._greet(connection)
         except (RemoteError, TimeoutError) as error:
-            self._events.emit("peer.turned_away", peer=connection.peer_id, reason=str(error) or "no hello")
+            self._events.emit(PeerTurnedAway(peer=connection.peer_id, reason=str(error) or "no hello"))
             await connection.close()
             return
         finally:

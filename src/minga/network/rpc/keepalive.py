@@ -76,6 +76,7 @@ class KeepaliveTicker:
     def start(self) -> None:
         """Begin ticking on the running loop."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="minga-clockwork")
+        self._task.add_done_callback(_report)
 
     def add(self, pulsed: Pulsed) -> None:
         """Drive `pulsed` until it is removed."""
@@ -111,3 +112,9 @@ class KeepaliveTicker:
         self.tick += 1
         for pulsed in list(self._pulsed):
             pulsed.on_tick(self.tick)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A clockwork that stops by a mistake takes its peer out of the run: say why at once."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": "the clockwork of a peer failed", "exception": error})

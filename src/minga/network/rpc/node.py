@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from minga.core.aio.observers import Observers
 from minga.core.errors import (
     ClosedError,
     MingaError,
@@ -28,7 +29,8 @@ from minga.core.errors import (
     SilentError,
     UnreachableError,
 )
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
+from minga.core.events.network import PeerConnected, PeerCutOff, PeerDisconnected, PeerOffence
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.authorizer import Authorizer, OpenAuthorizer
 from minga.network.bandwidth.access_link import AccessLink
@@ -72,6 +74,8 @@ class Node:
         gate: Authorizer | None = None,
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
+        self.on_connected, self.on_disconnected = Observers[[PeerId]](), Observers[[PeerId]]()
+        """Told of each new connection, and of each peer to which the last one is gone."""
         self.clockwork = KeepaliveTicker()
         self.lines = lines or AccessLink(asyncio.get_running_loop().time, network.wall_time)
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
@@ -216,9 +220,9 @@ class Node:
         """Count a breach of the protocol by `peer`; cut it off when there were too many."""
         now = asyncio.get_running_loop().time()
         self._offences.note(peer, now)
-        self.events.emit("peer.offence", peer=peer, what=what)
+        self.events.emit(PeerOffence(peer=peer, what=what))
         if self._offences.is_cut_off(peer, now):
-            self.events.emit("peer.cut_off", peer=peer, seconds=OFFENCE_MEMORY_S)
+            self.events.emit(PeerCutOff(peer=peer, seconds=OFFENCE_MEMORY_S))
             self.spawn(self.disconnect(peer))
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -282,8 +286,9 @@ class Node:
         replaced = self._connections.add(connection)
         if replaced is not None:
             self.spawn(replaced.close())
-        self.events.emit("peer.connected", peer=peer, path=connection.facts().path)
+        self.events.emit(PeerConnected(peer=peer, path=connection.facts().path))
         self.spawn(self._serve(connection))
+        self.on_connected.tell(peer)
 
     async def _greet(self, connection: Connection) -> Hello:
         stream = self._wrap(await connection.accept_stream(), connection)
@@ -295,7 +300,8 @@ class Node:
         finally:
             await connection.close()
             if self._connections.live(connection.peer_id) is None:
-                self.events.emit("peer.disconnected", peer=connection.peer_id)
+                self.events.emit(PeerDisconnected(peer=connection.peer_id))
+                self.on_disconnected.tell(connection.peer_id)
 
     async def _guard(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:

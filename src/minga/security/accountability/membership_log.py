@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from minga.core.events.security import SecureAdmitted, SecureBanned, SecureCandidate, SecureDropped, SecureMemberAway
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -28,10 +29,10 @@ class MembershipChanges:
                 continue
             if reason is None:
                 ledger.remove(peer, step)
-                events.emit("secure.member_away", step=step, peer=peer)
+                events.emit(SecureMemberAway(step=step, peer=peer))
             else:
                 ledger.ban(peer, step, reason)
-                events.emit("secure.banned", step=step, peer=peer, reason=reason.name, why=reason.value)
+                events.emit(SecureBanned(step=step, peer=peer, reason=reason.name, why=reason.value))
             written.append(case)
         await self.write_down(written)
 
@@ -44,9 +45,9 @@ class MembershipChanges:
         candidates, progress, events = before.ledger.candidates.keys(), self._progress, self._node.events
         ledger, step = progress.ledger, progress.step
         for peer in sorted(ledger.candidates.keys() - candidates):
-            events.emit("secure.candidate", step=step, peer=peer)
+            events.emit(SecureCandidate(step=step, peer=peer))
         for peer in sorted(candidates - ledger.candidates.keys() - ledger.bans.keys()):
-            events.emit("secure.admitted" if peer in ledger else "secure.dropped", step=step, peer=peer)
+            events.emit((SecureAdmitted if peer in ledger else SecureDropped)(step=step, peer=peer))
 
     def _append(self, cases: Iterable[Case]) -> None:
         for case in cases:

@@ -24,6 +24,7 @@ import torch
 from minga.core.aio.hedging import racing
 from minga.core.buffer_pool import BufferPool, Bytes
 from minga.core.errors import RemoteError
+from minga.core.events.security import SecureStepFollowed, SecureStepTaken
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
@@ -160,7 +161,7 @@ class SecureMember:
     async def _follow(self) -> None:
         before = self._progress.standing
         followed = await self._follower.take_step(self._progress)
-        self._node.events.emit("secure.followed", step=self.step, members=len(self.ledger.members))
+        self._node.events.emit(SecureStepFollowed(step=self.step, members=len(self.ledger.members)))
         self._changes.tell_candidates(before)
         self._judge.begin_at(self.step)
         if self.is_member:  # what it sees from now on it can show
@@ -238,7 +239,7 @@ class SecureMember:
         self._arithmetic.remember(record)
         self._attempts.passed[step] = record
         self._node.events.emit(
-            "secure.step", step=step + 1, attempt=record.terms.attempt, members=len(self.ledger.members)
+            SecureStepTaken(step=step + 1, attempt=record.terms.attempt, members=len(self.ledger.members))
         )
         witness = CaseBuilder(record.terms, self._mesh.slots)
         await self._changes.leave_out(verdicts(progress.charges, record, self._attempts.passed, witness))

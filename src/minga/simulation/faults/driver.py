@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from minga.core.errors import ConfigurationError
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.network.virtual.internet import VirtualInternet
 from minga.simulation.faults.script import EMITTER, AtEvent, AtTime, Fault
 

@@ -2,8 +2,8 @@
 
 A script has one fault a line; `#` begins a comment:
 
-    kill aggregator when round.reducing step=3        a role is resolved when its fault is due
-    kill emitter when leader emits round.reducing     `emitter` is the peer whose event it was
+    kill aggregator when round.begun step=3           a role is resolved when its fault is due
+    kill emitter when leader emits round.begun        `emitter` is the peer whose event it was
     stall peer-2 at 10s for 4s                        ends by itself
     resume peer-2 at 20s
     drop_link peer-1 peer-3 at 8s for 5s
@@ -12,20 +12,24 @@ A script has one fault a line; `#` begins a comment:
     lie peer-2 false-state at 3s                      see `minga.simulation.attacks.registry`
 
 `at` counts from the moment when the script starts; a fault without `at` or `when` happens at once. `when` waits for the
-first event of that kind, of anybody or of the named peer or role, whose fields have the given values. Every fault
+first event of that kind (see `docs/events.md`), of anybody or of the named peer or role, whose fields have the given
+values. Every fault
 happens once. Of two that overlap on one peer or link, the first to end ends both. Times are in ms, s or min; rates in
 bit, kbit, Mbit or Gbit per second.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from minga.core.errors import ConfigurationError
-from minga.core.events import Event
+from minga.core.events.bus import Event
+from minga.core.events.catalogue import CATALOGUE, fields_of
 
 Action = Literal["kill", "stall", "resume", "drop_link", "restore_link", "slow_link", "lie"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
@@ -141,13 +145,16 @@ class _Line:
         kind, emitter = self._name("the kind of an event"), None
         if self._accept("emits"):
             kind, emitter = self._name("the kind of an event"), kind
-        if not _KIND.fullmatch(kind):
-            raise self._error(kind, "not the kind of an event")
+        if kind not in CATALOGUE:
+            raise self._error(kind, f"not the kind of an event{_meant(kind, CATALOGUE)}")
+        known = [each.name for each in fields_of(CATALOGUE[kind])]
         fields: list[tuple[str, str]] = []
         while (word := self._peek()) is not None and word != "for":
             name, equals, value = word.partition("=")
             if not (equals and _KIND.fullmatch(name) and value):
                 raise self._error(word, "a condition such as step=3, or `for` and a time, must follow")
+            if name not in known:
+                raise self._error(word, f"{kind} has no field {name}; it has {', '.join(known) or 'none'}")
             fields.append((name, value))
             self._next += 1
         return AtEvent(kind, emitter, tuple(fields))
@@ -195,6 +202,12 @@ class _Line:
     def _error(self, word: str | None, message: str) -> ConfigurationError:
         where = f"at `{word[:60]}`" if word is not None else "at its end"
         return ConfigurationError(f"fault script, line {self._number}, {where}: {message}")
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """A hint at the name that is most like `word`, if any is."""
+    near = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _same(value: object, wanted: str) -> bool:

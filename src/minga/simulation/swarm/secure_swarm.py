@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from minga.core.errors import ConfigurationError
-from minga.core.events import Event, EventBus
+from minga.core.events.bus import Event, EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node

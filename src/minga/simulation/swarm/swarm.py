@@ -17,14 +17,15 @@ import torch
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
 from minga.core.errors import ConfigurationError
-from minga.core.events import Event
+from minga.core.events.averaging import RoundBegun
+from minga.core.events.bus import Event
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.access.ledger import AccessLedger, Organisers
 from minga.identity.keys.keys import Identity
 from minga.identity.links.grant import LinkAccess
 from minga.network.gossip.record_kinds import RecordKinds
-from minga.network.interface import Address, PeerId
+from minga.network.interface import Address
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.network.virtual.link import TURN_S
 from minga.security.protocol.behaviour import Behaviour
@@ -256,8 +257,8 @@ class Swarm:
 
     def _resolve(self, role: str, emitter: str | None, event: Event | None) -> str | None:  # noqa: ARG002
         """Who has a role in the round of `event`, or else in the newest round that any peer began."""
-        latest = event if event is not None and event.kind == "round.begun" else self.log.latest("round.begun")
-        leader = PeerId(str(latest.fields["leader"])) if latest is not None else None
+        latest = event if event is not None and event.kind == RoundBegun.kind else self.log.latest(RoundBegun.kind)
+        leader = latest.data.leader if latest is not None and isinstance(latest.data, RoundBegun) else None
         for name, peer in self.peers.items() if leader is not None else ():
             is_leader = peer.network.peer_id == leader
             found = "leader" if is_leader else "aggregator" if peer.network.settings.dialable else "sender"

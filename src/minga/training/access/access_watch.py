@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from minga.core.events import Event
+from minga.core.events.training import AccessEnded, AccessOrders
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import AccessLedger
 from minga.identity.access.token import Token
@@ -30,8 +30,6 @@ MOST_GRACE_S = 120.0
 
 TELLING_S = 2.0
 """Longest time, in seconds, that a connection stays open for orders, and for nothing else, after the access ended."""
-
-_STEP_ENDS = ("step.applied", "round.aborted")
 
 
 class _Leaving(NamedTuple):
@@ -71,7 +69,6 @@ class AccessWatch:
             admission.remember_guests({key: list(map(PeerId, peers)) for key, peers in files.guests().items()})
             admission.take(files.orders())
         admission.on_orders = self._orders_came
-        node.events.subscribe(self._on_event)
 
     async def run(self) -> None:
         """Look every second, until cancelled."""
@@ -103,12 +100,13 @@ class AccessWatch:
         """Something new: keep it, tell the others, and look at once who it concerns."""
         if self._files is not None:
             self._files.keep_orders(list(self._ledger.orders()))
-        self._node.events.emit("access.orders", barred=len(self._ledger.barred()), term=self._ledger.term)
+        self._node.events.emit(AccessOrders(barred=len(self._ledger.barred()), term=self._ledger.term))
         self.exchange.spread()
         asyncio.get_running_loop().call_soon(self.look)
 
-    def _on_event(self, event: Event) -> None:
-        if event.kind in _STEP_ENDS and self._leaving:
+    def end_step(self) -> None:
+        """A step of this peer has ended: see off those whose access has."""
+        if self._leaving:
             asyncio.get_running_loop().call_soon(self._see_off)
 
     def _see_off(self) -> None:
@@ -119,7 +117,7 @@ class AccessWatch:
                     self._is_over = True
                     self._on_own_end(why)
                 continue
-            self._node.events.emit("access.ended", peer=peer, why=why)
+            self._node.events.emit(AccessEnded(peer=peer, why=why))
             self._admission.expel(peer)
             self._board.expel(peer)
             self._node.spawn(self._close(peer, telling))

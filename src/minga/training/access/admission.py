@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from minga.core.errors import RejectedError
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
+from minga.core.events.training import AccessOverused
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import CLOCK_SKEW_S, Access, AccessLedger, InvalidOrderError, NoAccessError
 from minga.identity.access.orders import Revocation, Transfer
@@ -244,5 +245,5 @@ class Admission:
             guests[peer] = None
             if len(guests) > access.uses and self.events is not None:
                 self.events.emit(
-                    "access.overused", invitation=access.invitation, peer=peer, uses=access.uses, used=len(guests)
+                    AccessOverused(invitation=access.invitation, peer=peer, uses=access.uses, used=len(guests))
                 )

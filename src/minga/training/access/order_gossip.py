@@ -18,7 +18,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.errors import ProtocolError
-from minga.core.events import Event
+from minga.core.events.training import AccessInvalidOrder
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import AccessLedger
@@ -62,7 +62,7 @@ class OrderExchange:
         self._node, self._admission, self._ledger = node, admission, ledger
         self._random = random.Random(f"minga orders {node.peer_id}")
         node.serve(METHOD, self._serve)
-        node.events.subscribe(self._on_event)
+        node.on_connected.add(self._meet)
 
     async def run(self) -> None:
         """Exchange orders with one neighbour after the other, until cancelled."""
@@ -123,13 +123,13 @@ class OrderExchange:
     def _take(self, orders: list[Transfer | Revocation], peer: PeerId) -> None:
         term = self._ledger.term
         if invalid := self._admission.take(orders):
-            self._node.events.emit("access.invalid_order", peer=peer, why=str(invalid[0]), count=len(invalid))
+            self._node.events.emit(AccessInvalidOrder(peer=peer, why=str(invalid[0]), count=len(invalid)))
             if term == self._ledger.term:
                 raise ProtocolError(f"sent an order of the organisers that is none: {invalid[0]}", peer=peer)
 
     def _digest(self) -> bytes:
         return bytes(blake3(msgspec.msgpack.encode(list(self._ledger.orders()))).digest())
 
-    def _on_event(self, event: Event) -> None:
-        if event.kind == "peer.connected" and (peer := PeerId(str(event.fields["peer"]))) > self._node.peer_id:
+    def _meet(self, peer: PeerId) -> None:
+        if peer > self._node.peer_id:  # the other side begins otherwise
             self.begin(peer)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 from minga.averaging.link_record import Links
 from minga.averaging.link_reporter import links_of
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board
+from minga.network.gossip.changes import Observer
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
@@ -30,6 +32,10 @@ class BoardView:
         self._known: dict[PeerId, Progress] = {}
         self._known_at = -1
         self._random = random.Random(f"minga donors {node.peer_id}")
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call `observer` with each change on the board from now on; returns the function that ends this."""
+        return self._board.observe(observer)
 
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""

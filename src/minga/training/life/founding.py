@@ -24,6 +24,7 @@ import msgspec
 from minga.core.aio.hedging import racing
 from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ProtocolError, RemoteError, StorageError
+from minga.core.events.security import SecureFounded, SecureWaiting
 from minga.core.files import write_atomically
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import SIGNATURE_BYTES, Identity, verify
@@ -129,7 +130,7 @@ class Founding:
             if len(present) != ready:
                 ready = len(present)
                 self.waiting = ready, self._founders
-                self._node.events.emit("secure.waiting", ready=ready, wanted=self._founders)
+                self._node.events.emit(SecureWaiting(ready=ready, wanted=self._founders))
             if self._identity.peer_id == self._organiser and ready >= self._founders:
                 genesis = Genesis.sign(self._node.run_id, present[: self._founders], self._identity)
                 # Before anybody is told: it must never sign another one.
@@ -143,7 +144,7 @@ class Founding:
             self.is_first.set()
             await asyncio.sleep(ASK_PERIOD_S)
         self.waiting = None
-        self._node.events.emit("secure.founded", founders=len(self._genesis.founders))
+        self._node.events.emit(SecureFounded(founders=len(self._genesis.founders)))
         return Bootstrap(self._genesis, is_of_the_past or await self._have_most_begun(self._genesis.founders))
 
     # ---- inner workings

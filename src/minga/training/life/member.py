@@ -23,7 +23,19 @@ from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
+from minga.core.aio.observers import Observers
 from minga.core.errors import RemoteError, RunFinishedError
+from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
+from minga.core.events.training import (
+    MemberDiverged,
+    MemberOutOfSync,
+    ParametersNotAveraged,
+    RunFinished,
+    StepApplied,
+    SyncFailed,
+    SyncFinished,
+    SyncOvertaken,
+)
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
@@ -91,6 +103,8 @@ class Member:
         """Set once the first synchronisation is over and the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
+        self.on_step_ended = Observers[[]]()
+        """Told when this peer has applied a step, or given a round up."""
         self.surveyor = BoardView(board, node)
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
@@ -158,7 +172,7 @@ class Member:
                 else:
                     self.ready.set()
                     await self._take_step()
-            self._node.events.emit("run.finished", step=self.step)
+            self._node.events.emit(RunFinished(step=self.step))
             self._announcer.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
@@ -182,7 +196,7 @@ class Member:
         try:
             plan = await self._formation.form(self.step, self._lost)
         except OutOfSyncError as error:
-            self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
+            self._node.events.emit(MemberOutOfSync(step=self.step, why=error.message))
             self._needs_state = True
             self._at_least = self.step + 1 if error.code == "behind" else 0
             return
@@ -194,34 +208,37 @@ class Member:
         vector, weight = await self._port.seal()
         self._announcer.set_status("averaging")
         self._node.events.emit(
-            "round.begun",
-            step=self.step,
-            round=plan.round_id,
-            leader=plan.members[0].peer_id,
-            members=len(plan.members),
-            samples=weight,
-            waited_s=planned_s - begun_s,
-            parts=len(plan.parts),
-            sites=len(plan.sites),
-            predicted_s=plan.predicted_s,
+            RoundBegun(
+                step=self.step,
+                round=plan.round_id,
+                leader=plan.members[0].peer_id,
+                members=len(plan.members),
+                samples=weight,
+                waited_s=planned_s - begun_s,
+                parts=len(plan.parts),
+                sites=len(plan.sites),
+                predicted_s=plan.predicted_s,
+            )
         )
         watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
         try:
             outcome = await self._all_reduce.reduce(plan, self._replica.vector.layout, vector, weight, self._result)
         except RoundAbortedError as error:
-            self._node.events.emit("round.aborted", step=self.step, why=error.message)
+            self._node.events.emit(RoundAborted(step=self.step, why=error.message))
+            self.on_step_ended.tell()
             await self._port.unseal()
             return
         finally:
             watching.cancel()
         self._node.events.emit(
-            "round.reduced",
-            step=self.step,
-            round=plan.round_id,
-            seconds=outcome.seconds,
-            lost=len(outcome.lost),
-            bytes_sent=outcome.bytes_sent,
-            bytes_received=outcome.bytes_received,
+            RoundReduced(
+                step=self.step,
+                round=plan.round_id,
+                seconds=outcome.seconds,
+                lost=len(outcome.lost),
+                bytes_sent=outcome.bytes_sent,
+                bytes_received=outcome.bytes_received,
+            )
         )
         self._announcer.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
@@ -253,7 +270,8 @@ class Member:
         self._tardiness.note(outcome.plan, limit, report)
         self.step = step
         members = len(outcome.plan.members) - len(outcome.lost)
-        self._node.events.emit("step.applied", step=step, samples=weight, members=members, batch=batch)
+        self._node.events.emit(StepApplied(step=step, samples=weight, members=members, batch=batch))
+        self.on_step_ended.tell()
         if digest is not None:
             self._synchroniser.publish(step, digest)
 
@@ -280,7 +298,7 @@ class Member:
         try:
             await self._parameter_average.take(plan)
         except RoundAbortedError as error:
-            self._node.events.emit("parameters.not_averaged", step=plan.step, why=error.message)
+            self._node.events.emit(ParametersNotAveraged(step=plan.step, why=error.message))
             self._needs_state = True  # most of the others may have averaged theirs
 
     # ---- state
@@ -296,16 +314,16 @@ class Member:
                 self.step = await self._synchroniser.fetch(newest, self._watch_whether_over(newest))
             except OutOfSyncError as error:
                 self._fetches_given_up += 1
-                self._node.events.emit("sync.overtaken", step=newest, why=error.message)
+                self._node.events.emit(SyncOvertaken(step=newest, why=error.message))
                 return
             except RemoteError as error:
                 self.step, self._at_least = standing, 0
-                self._node.events.emit("sync.failed", step=newest, why=error.message)
+                self._node.events.emit(SyncFailed(step=newest, why=error.message))
                 await asyncio.sleep(SYNC_RETRY_S)
                 return
             self._formation.come_back(self.surveyor.settled())
             self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
-            self._node.events.emit("sync.finished", step=self.step, seconds=asyncio.get_running_loop().time() - begun)
+            self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun))
             # If a step ended meanwhile it still has to be seen fetching: the next one is held for it only then.
             self._needs_state = self.surveyor.is_behind(self.step)
             return
@@ -340,7 +358,7 @@ class Member:
             return False
         if self._diverged_since_s is None:
             self._diverged_since_s = asyncio.get_running_loop().time()
-            self._node.events.emit("member.diverged", step=self.step)
+            self._node.events.emit(MemberDiverged(step=self.step))
         return True
 
     def _is_finished(self) -> bool:

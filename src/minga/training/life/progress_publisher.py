@@ -8,6 +8,7 @@ from typing import Protocol
 
 from minga.averaging.messages import Report
 from minga.core.aio.signal import Signal
+from minga.core.events.training import MemberStatus
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import BEATS_PER_SECOND
@@ -52,7 +53,7 @@ class ProgressPublisher:
     def set_status(self, status: Status) -> None:
         """Say what the member does now."""
         if status != self._status:
-            self._node.events.emit("member.status", status=status, step=self._standing()[0])
+            self._node.events.emit(MemberStatus(status=status, step=self._standing()[0]))
         self._status = status
         self._publish()
 

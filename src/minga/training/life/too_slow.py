@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from minga.averaging.messages import Plan, Report
+from minga.core.events.training import TrainingTooSlow
 from minga.core.thread_guard import loop_bound
 from minga.network.rpc.node import Node
 
@@ -33,7 +34,7 @@ class TooSlowNotice:
                 f"a micro-batch of {report.micro_batch} samples takes {report.micro_batch_s:.1f} s here, and all peers "
                 f"together take a step in {now - self._step_began_s:.1f} s; smaller micro-batches would count"
             )
-            self._node.events.emit("training.too_slow", step=plan.step, why=why)
+            self._node.events.emit(TrainingTooSlow(step=plan.step, why=why))
         if self._step_began_s is not None:
             self._is_too_slow = is_too_slow
         self._step_began_s = now

@@ -15,7 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from minga.core.aio.observers import Observers
 from minga.core.errors import ConfigurationError, RemoteError, RunFinishedError
+from minga.core.events.training import (
+    MemberOutOfSync,
+    RunFinished,
+    StepApplied,
+    SyncFailed,
+    SyncFinished,
+    SyncOvertaken,
+)
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
 from minga.identity.keys.keys import Identity
@@ -79,6 +88,8 @@ class VerifiedMember:
         """Set once the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
+        self.on_step_ended = Observers[[]]()
+        """Told when this peer has applied a step, or given a round up."""
         self.surveyor = BoardView(board, node)
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
@@ -212,12 +223,13 @@ class VerifiedMember:
         except RemoteError as error:
             self._attempts += 1
             is_normal = isinstance(error, OvertakenError) and self._attempts < PATIENT_ATTEMPTS
-            self._node.events.emit("sync.overtaken" if is_normal else "sync.failed", step=self.step, why=error.message)
+            told = SyncOvertaken if is_normal else SyncFailed
+            self._node.events.emit(told(step=self.step, why=error.message))
             await self._pause()
             return
         self._is_vouched_for = newcomer.is_vouched_for
         seconds = asyncio.get_running_loop().time() - began_s
-        self._node.events.emit("sync.finished", step=self.step, seconds=seconds)
+        self._node.events.emit(SyncFinished(step=self.step, seconds=seconds))
         self._take_part()
 
     async def _pause(self) -> None:
@@ -240,7 +252,7 @@ class VerifiedMember:
         except BannedError:
             raise
         except RemoteError as error:  # it was away for too long, or most are somewhere else
-            self._node.events.emit("member.out_of_sync", step=self.step, why=error.message)
+            self._node.events.emit(MemberOutOfSync(step=self.step, why=error.message))
             self.secure = None
             self._divergences += isinstance(error, DivergedError)
             if self._divergences >= MAX_DIVERGENCES:
@@ -252,7 +264,7 @@ class VerifiedMember:
             self._attempts += 1
             if self._attempts >= PATIENT_ATTEMPTS:
                 why = f"{self._attempts} times in a row the members had gone on when it was here; {error.message}"
-                self._node.events.emit("sync.failed", step=self.step, why=why)
+                self._node.events.emit(SyncFailed(step=self.step, why=why))
             await self._pause()
             return
         self._pause_s, self._attempts, self._divergences = SHORTEST_PAUSE_S, 0, 0
@@ -261,13 +273,14 @@ class VerifiedMember:
         self.founding.step = self.step
         samples = self._port.unit if secure.is_member else 0
         self._node.events.emit(
-            "step.applied", step=self.step, samples=samples, members=len(self.view), batch=self._batch_size
+            StepApplied(step=self.step, samples=samples, members=len(self.view), batch=self._batch_size)
         )
+        self.on_step_ended.tell()
         if self.step % self._spec.state.digest_every == 0:
             self._board.put(StateInfo(self.step, self._work.state_digest))
 
     async def _finish(self) -> None:
-        self._node.events.emit("run.finished", step=self.step)
+        self._node.events.emit(RunFinished(step=self.step))
         self._announcer.set_status("finished")
         if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
             self.on_finished(await self._port.request("capture", self._replica.capture))

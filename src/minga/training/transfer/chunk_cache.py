@@ -16,7 +16,8 @@ from io import BufferedRandom
 from pathlib import Path
 from typing import TypeVar
 
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
+from minga.core.events.training import StateCacheFailed
 from minga.training.state.manifest import CHUNK_BYTES, Manifest
 
 _OURS = re.compile(r"[0-9a-f]{64}\.chunks")
@@ -64,7 +65,7 @@ class DownloadCache:
             return await asyncio.get_running_loop().run_in_executor(None, work, self._directory)
         except OSError as error:
             self._remove()
-            self._events.emit("state.cache_failed", reason=str(error))
+            self._events.emit(StateCacheFailed(reason=str(error)))
             return None
 
     def _read(self, directory: Path, missing: list[int], place: Callable[[int], memoryview]) -> set[int]:

@@ -21,6 +21,7 @@ import torch
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.aio.signal import Signal
 from minga.core.errors import RemoteError, SilentError, StateMismatchError
+from minga.core.events.training import StateDonorDropped
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -49,7 +50,7 @@ def drop_donor(node: Node, donor: PeerId, error: RemoteError) -> None:
     lied = isinstance(error, StateMismatchError)
     if lied:
         node.offend(donor, str(error))
-    node.events.emit("state.donor_dropped", peer=donor, reason=str(error), lied=lied)
+    node.events.emit(StateDonorDropped(peer=donor, reason=str(error), lied=lied))
 
 
 @loop_bound

@@ -21,6 +21,7 @@ import torch
 
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import RemoteError, StorageError
+from minga.core.events.training import StateDownloaded
 from minga.network.interface import PeerId
 from minga.network.meta_bytes import fill
 from minga.network.rpc.node import Node
@@ -123,12 +124,13 @@ class _Download:
         await self._cache.remove()
         received_bytes = sum(self._received_bytes.values())
         self._node.events.emit(
-            "state.downloaded",
-            step=manifest.step,
-            digest=manifest.digest,
-            received_bytes=received_bytes,
-            total_bytes=manifest.total_bytes,
-            donors=[str(donor) for donor in sorted(self._received_bytes)],
+            StateDownloaded(
+                step=manifest.step,
+                digest=manifest.digest,
+                received_bytes=received_bytes,
+                total_bytes=manifest.total_bytes,
+                donors=[str(donor) for donor in sorted(self._received_bytes)],
+            )
         )
         snapshot = StateSnapshot(manifest.step, manifest.tensors, manifest.scalars, self._buffer)
         return DownloadedState(snapshot, manifest, received_bytes, asked.failed)

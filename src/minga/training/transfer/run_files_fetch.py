@@ -19,6 +19,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from minga.core.errors import ProtocolError, RemoteError, StateMismatchError, StorageError, UnreachableError
+from minga.core.events.training import RunFileFailed
 from minga.core.spec.sections import check_file_names
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
@@ -133,7 +134,7 @@ class _FileFetch:
                 return await self._from_one(peer)
             except RemoteError as error:
                 failed[peer] = error
-                self._node.events.emit("run.file_failed", peer=peer, file=self._name, reason=str(error))
+                self._node.events.emit(RunFileFailed(peer=peer, file=self._name, reason=str(error)))
         raise UnreachableError(f"nobody could send the file {self._name} ({_reasons(failed)})", phase="run files")
 
     async def _from_one(self, peer: PeerId) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, SilentError
+from minga.core.events.training import StatePublished
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -143,7 +144,7 @@ class StateServer:
                 held.remove(min(held, key=lambda h: (h.downloads > 0, h.since)))
             held.append(_Held(snapshot, manifest, now, now))
             self._held = tuple(sorted(held, key=lambda h: -h.snapshot.step))
-            self._node.events.emit("state.published", step=snapshot.step, digest=manifest.digest)
+            self._node.events.emit(StatePublished(step=snapshot.step, digest=manifest.digest))
         self._use(manifest.digest).stays |= stays
         self._changed.fire()
 

@@ -1,0 +1,214 @@
+"""Events of steps, state, checkpoints and access."""
+
+from __future__ import annotations
+
+from minga.core.events.bus import EventData
+
+# ---- steps
+
+
+class StepApplied(EventData, kind="step.applied"):
+    """This peer applied a step in which `members` took part. `samples` are this peer's, `batch` is the target."""
+
+    step: int
+    samples: int
+    members: int
+    batch: int
+
+
+class MicroBatchDropped(EventData, kind="micro_batch.dropped"):
+    """A micro-batch was not finite, or ended when its step was already closed."""
+
+    step: int
+    samples: int
+
+
+class ParametersNotAveraged(EventData, kind="parameters.not_averaged"):
+    """The parameters were due to be averaged, and were not. The state is fetched instead."""
+
+    step: int
+    why: str
+
+
+class TrainingTooSlow(EventData, kind="training.too_slow"):
+    """The others fill a whole step during one micro-batch of this peer, so it computes nothing for now."""
+
+    step: int
+    why: str
+
+
+class MemberStatus(EventData, kind="member.status"):
+    """What this peer does now: `status` is "training", "syncing", "averaging" or "finished"."""
+
+    status: str
+    step: int
+
+
+class MemberOutOfSync(EventData, kind="member.out_of_sync"):
+    """The others completed a step without this peer. It fetches the state."""
+
+    step: int
+    why: str
+
+
+class MemberDiverged(EventData, kind="member.diverged"):
+    """The state of this peer is another than that of most. It fetches what differs."""
+
+    step: int
+
+
+class MemberFailed(EventData, kind="member.failed"):
+    """This peer takes part in no more steps."""
+
+    why: str
+
+
+class RunFinished(EventData, kind="run.finished"):
+    """The last step of the run is applied."""
+
+    step: int
+
+
+class RunNobodyAnswers(EventData, kind="run.nobody_answers"):
+    """No entry address of the link answers; this peer goes on alone."""
+
+    why: str
+
+
+class RunFileFailed(EventData, kind="run.file_failed"):
+    """A file of the run could not be had from one peer."""
+
+    peer: str
+    file: str
+    reason: str
+
+
+# ---- state and checkpoints
+
+
+class SyncAdvanced(EventData, kind="sync.progress"):
+    """So much of a state is here."""
+
+    step: int
+    done_bytes: int
+    total_bytes: int
+
+
+class SyncFinished(EventData, kind="sync.finished"):
+    """The state of the swarm is here; to fetch it took `seconds`."""
+
+    step: int
+    seconds: float
+
+
+class SyncOvertaken(EventData, kind="sync.overtaken"):
+    """The swarm took a step before its state was here. It is fetched anew."""
+
+    step: int
+    why: str
+
+
+class SyncFailed(EventData, kind="sync.failed"):
+    """The state could not be fetched. It is tried again."""
+
+    step: int
+    why: str
+
+
+class StatePublished(EventData, kind="state.published"):
+    """This peer serves a state to others."""
+
+    step: int
+    digest: str
+
+
+class StateDownloaded(EventData, kind="state.downloaded"):
+    """A state was downloaded and verified: `received_bytes` of it came from `donors`, the rest was here."""
+
+    step: int
+    digest: str
+    received_bytes: int
+    total_bytes: int
+    donors: list[str]
+
+
+class StateDonorDropped(EventData, kind="state.donor_dropped"):
+    """A donor of state is asked no more; `lied` says that it served what does not match its hash."""
+
+    peer: str
+    reason: str
+    lied: bool
+
+
+class StateCacheFailed(EventData, kind="state.cache_failed"):
+    """What was downloaded of a state is not kept on the disk."""
+
+    reason: str
+
+
+class CheckpointSaved(EventData, kind="checkpoint.saved"):
+    """A checkpoint was written into the folder `path`."""
+
+    step: int
+    path: str
+
+
+class CheckpointFailed(EventData, kind="checkpoint.failed"):
+    """A checkpoint could not be written. Training goes on."""
+
+    step: int
+    why: str
+
+
+# ---- access to runs for members
+
+
+class AccessOrders(EventData, kind="access.orders"):
+    """New orders of the organisers came: `barred` keys are barred, `term` is the present organiser's."""
+
+    barred: int
+    term: int
+
+
+class AccessInvalidOrder(EventData, kind="access.invalid_order"):
+    """A peer sent `count` orders that do not hold; `why` is about the first."""
+
+    peer: str
+    why: str
+    count: int
+
+
+class AccessEnded(EventData, kind="access.ended"):
+    """The access of another peer ended, and its connections are closed."""
+
+    peer: str
+    why: str
+
+
+class AccessLost(EventData, kind="access.lost"):
+    """The access of this peer ended."""
+
+    why: str
+
+
+class AccessOverused(EventData, kind="access.overused"):
+    """More peers came with one invitation than its `uses`: `used` so far, `peer` being the last."""
+
+    invitation: str
+    peer: str
+    uses: int
+    used: int
+
+
+class AccessRenewed(EventData, kind="access.renewed"):
+    """The authority gave the next access token, which is good until `expires`; null: for as long as the run lasts."""
+
+    expires: int | None
+
+
+class AccessNotRenewed(EventData, kind="access.not_renewed"):
+    """The authority gave no token. The present one is good until `expires`; with `tries_again` it is asked again."""
+
+    why: str
+    expires: int
+    tries_again: bool
