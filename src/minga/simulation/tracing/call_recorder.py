@@ -32,7 +32,7 @@ START = "RESUME"
 
 @dataclass(frozen=True)
 class TracedCall:
-    """The first call of a function by a peer in a step, or a message that it sent (`message` and `to` are not empty).
+    """The first call of a function by a peer in a step, or the first such message to a peer (`message`, `to`).
 
     `file` is below `src/minga`. `caller` is the file that the call comes from; empty if the event loop made it. Of a
     message, `file` and `function` are those that sent it. `kind` is "coroutine", "property", "function" or "message".
@@ -49,7 +49,7 @@ class TracedCall:
 
 
 class CallRecorder:
-    """Records calls and messages of the `recorded` peers while it is entered. `name_of` gives a name by a peer's id."""
+    """Records calls and messages of the `recorded` peers while it is entered. `name_of` names a peer by its id."""
 
     def __init__(self, name_of: Callable[[str], str]) -> None:
         self.calls: list[TracedCall] = []
@@ -118,7 +118,7 @@ def _file(frame: FrameType) -> str:
 
 
 def _caller(frame: FrameType) -> FrameType | None:
-    """The nearest function of the package that led to a call, but for what is inside a function without a name."""
+    """The nearest function of the package that led to a call; None if the event loop did."""
     above = frame.f_back
     while above is not None and not above.f_code.co_filename.startswith(PACKAGE):
         above = above.f_back
