@@ -27,7 +27,20 @@ from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from tests.worlds.cli_run import GENESIS, call, last_json, run_process
 
-COMMANDS = ["authority", "bench-device", "demo", "doctor", "export", "host", "join", "plan", "replay", "sim", "status"]
+COMMANDS = [
+    "authority",
+    "bench-device",
+    "demo",
+    "doctor",
+    "export",
+    "host",
+    "join",
+    "plan",
+    "replay",
+    "sim",
+    "status",
+    "trace",
+]
 
 
 def test_help_is_quick_and_names_all_commands_and_exit_codes() -> None:

@@ -321,6 +321,23 @@ def replay(
 
 
 @app.command()
+def trace(
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Another swarm; equal seeds, equal traces.")] = 0,
+    peer: Annotated[
+        list[str] | None, typer.Option(help="Only this one, such as peer-1; may be repeated (default: two).")
+    ] = None,
+    whole: Annotated[bool, typer.Option("--all", help="Every peer and every call from file to file.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Show one step of four simulated trainers as a sequence: which file and function, when, what peers send."""
+    ready = make_context(json_output=json_output, slow_imports=True)
+    from minga.cli.simulating.trace import run_trace
+
+    collect_again()
+    run_trace(seed, peer or (), ready, whole=whole)
+
+
+@app.command()
 def evidence(
     directory: Annotated[
         Path, typer.Argument(metavar="DIRECTORY", help="The folder of a run, as told by events.", show_default=False)
