@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ("doctor", "export", "plan", "replay", "sim", "status")
 """Commands that run in the process of the test, to which another import of torch would be most of the work."""
-PROSE = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+PROSE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PROSE += [ROOT / "docs" / name for name in ("quickstart.md", "concepts.md")]
 """Pages whose lines are wrapped."""
 WIDEST = 120
