@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from benchmarks._allreduce_peer import FixedContributor
+from minga.averaging import link_reporter
 from minga.averaging.allreduce import waiting
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.apportionment import allocate
@@ -30,9 +31,11 @@ from minga.averaging.messages import Part, Plan, Report
 from minga.core.errors import RemoteError
 from minga.core.events.bus import Event
 from minga.identity.keys.keys import Identity
-from minga.network import _link_report, _messages, _pulse, _tcp_lane, gossip
+from minga.network.gossip import gossip
 from minga.network.interface import PeerId
 from minga.network.probing.prober import Prober
+from minga.network.rpc import framing, keepalive
+from minga.network.tcp import bulk_lane
 from minga.training.life.board_view import BoardView
 from minga.training.record_kinds import Progress
 from minga.training.session import Session
@@ -43,11 +46,11 @@ SAMPLES_PER_SECOND: Final = 1.0
 
 CROWDED: Final[dict[ModuleType, dict[str, float]]] = {
     gossip: {"BEATS_PER_SECOND": 1.0, "EXCHANGE_S": 5.0},
-    _link_report: {"FIRST_PERIOD_S": 10.0, "PERIOD_S": 10.0},
-    _pulse: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
-    _messages: {"PULSE_S": 1.0},
+    link_reporter: {"FIRST_PERIOD_S": 10.0, "PERIOD_S": 10.0},
+    keepalive: {"PULSE_S": 1.0, "SILENCE_S": 8.0},
+    framing: {"PULSE_S": 1.0},
     waiting: {"APPEAR_S": 10.0},
-    _tcp_lane: {"PATIENCE_S": 5.0},
+    bulk_lane: {"PATIENCE_S": 5.0},
 }
 """Up to 25 peers share one machine here, which costs it more than what they move: so they give signs of life less
 often than usual, and bear with each other for longer. What their links carry they tell more often: rounds follow each

@@ -29,6 +29,29 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ("doctor", "export", "plan", "replay", "sim", "status")
 """Commands that run in the process of the test, to which another import of torch would be most of the work."""
+PROSE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+PROSE += [ROOT / "docs" / name for name in ("quickstart.md", "concepts.md")]
+"""Pages whose lines are wrapped."""
+WIDEST = 120
+RETIRED = (
+    "barred",
+    "by that of",
+    "cheats",
+    "donor",
+    "for who has it",
+    "hostile ones",
+    "in the wild",
+    "in vain",
+    "liar",
+    "run with strangers",
+    "runs with strangers",
+    "somebody",
+    "told as an event",
+    "two levels",
+    "who is banned",
+    "whoever",
+)
+"""Words and phrases for which these pages have standard terms, or a subject that acts."""
 FENCE = re.compile(r"^```([a-z]+) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 
 
@@ -198,3 +221,32 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def glossary() -> list[str]:
+    page = (ROOT / "docs" / "concepts.md").read_text("utf-8")
+    return re.findall(r"^\* \*\*(.+?)\*\*: ", page, re.MULTILINE)
+
+
+def test_the_code_uses_each_term_of_the_glossary() -> None:
+    terms = glossary()
+    assert len(terms) > 50
+    assert len({term.lower() for term in terms}) == len(terms), "a term stands twice"
+    code = "\n".join(file.read_text("utf-8") for file in (ROOT / "src" / "minga").rglob("*.py"))
+    for term in terms:
+        words = r"[\s_-]*".join(map(re.escape, re.split(r"[\s-]", term)))  # SiteReducer is the site reducer
+        assert re.search(rf"\b{words}s?\b", code, re.IGNORECASE), f"nothing in the code says {term!r}"
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_pages_use_no_retired_word(page: Path) -> None:
+    text = " ".join(FENCE.sub("", page.read_text("utf-8")).lower().split())
+    assert not [word for word in RETIRED if re.search(rf"\b{word}s?\b", text)]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_lines_of_pages_are_wrapped(page: Path) -> None:
+    text = FENCE.sub(lambda block: "\n" * block.group().count("\n"), page.read_text("utf-8"))
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith(("|", "    ")):  # tables, and code
+            assert len(line) <= WIDEST, f"{page.name}, line {number}, has {len(line)} characters"

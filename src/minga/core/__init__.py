@@ -6,7 +6,7 @@
 Read: errors (the tree of all errors that users meet), units (sizes, rates and
 durations as people write them), urls (which URLs are taken), decoding (what decoding of foreign bytes may raise),
 files (written whole or not at all), toml_file (a bounded TOML file), rate_cap (caps by the time of day),
-buffer_pool (memory that is used again), plugins (registries that read entry points), thread_guard (a check for
+buffer_pool (memory that is used again), thread_guard (a check for
 tests: objects of the event loop are used on its thread only). Then aio (waiting for several things), events (what
 a peer did, as data) and spec (the run spec).
 

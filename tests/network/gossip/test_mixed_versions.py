@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from minga.core.events import EventBus
+from minga.core.events.bus import EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.gossip import anti_entropy, opaque_records, records
 from minga.network.gossip.anti_entropy import Detail, Held
@@ -25,6 +25,7 @@ from minga.simulation import run_virtual
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.record_kinds import RUN_KINDS, Progress, StateInfo
+from tests.worlds import board_swarm
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, offences, virtually
 
 EPOCH_S = 1_800_000_000.0

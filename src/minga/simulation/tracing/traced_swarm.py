@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from minga.core.events import Event
+from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
