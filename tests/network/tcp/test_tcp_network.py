@@ -285,7 +285,7 @@ def misled(monkeypatch: pytest.MonkeyPatch, network: IrohNetwork, **changes: Any
         assert network._listener is not None
         return genuine(**(fields | changes if certificate == network._listener.certificate.der else fields))
 
-    monkeypatch.setattr(bulk_lane, "Offer", type("Offer", (), {"__new__": lambda _, *fields: forged(*fields)}))
+    monkeypatch.setattr(bulk_lane, "LaneOffer", type("LaneOffer", (), {"__new__": lambda _, *fields: forged(*fields)}))
     monkeypatch.setattr(TcpLane, "_heard", _heard_with(genuine, TcpLane._heard))
 
 

@@ -50,7 +50,7 @@ async def make_life(
             enter()
             return Member(step, ledger)
 
-    monkeypatch.setattr(verified_member, "SecureNewcomer", Newcomer)
+    monkeypatch.setattr(verified_member, "Joiner", Newcomer)
     node = await World().node()
     replica = SimpleNamespace(vector=SimpleNamespace(layout=VectorLayout((4,), "float32"), numel=4), step=0)
     board, port = SimpleNamespace(put=lambda _: None), SimpleNamespace(unit=1)
