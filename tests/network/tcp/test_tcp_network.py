@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from test_iroh_network import make, networks, run
+from tests.network.iroh.test_iroh_network import make, networks, run
 
 from minga.core.errors import UnreachableError
 from minga.network.interface import Stream
