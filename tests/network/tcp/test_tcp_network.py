@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from tests.network.iroh.test_iroh_network import make, networks, run
 
 from minga.core.errors import UnreachableError
 from minga.network.interface import Stream
@@ -31,6 +30,7 @@ from minga.network.tcp.stream import TcpStream
 from minga.testing.bulk_suite import bulk_only
 from minga.testing.network_suite import NETWORK_CHECKS
 from minga.testing.suite import Check, Joined, join, pattern, read_all
+from tests.network.iroh.test_iroh_network import make, networks, run
 
 LOCAL = "127.0.0.1"
 
