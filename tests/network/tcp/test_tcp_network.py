@@ -278,7 +278,7 @@ def test_the_port_is_the_same_as_for_udp_if_it_is_free() -> None:
 
 def misled(monkeypatch: pytest.MonkeyPatch, network: IrohNetwork, **changes: Any) -> None:
     """Let the offers of one network say something else."""
-    genuine = bulk_lane.Offer
+    genuine = bulk_lane.LaneOffer
 
     def forged(port: int, certificate: bytes, word: str) -> LaneOffer:
         fields = {"port": port, "certificate": certificate, "word": word}
@@ -291,11 +291,11 @@ def misled(monkeypatch: pytest.MonkeyPatch, network: IrohNetwork, **changes: Any
 
 def _heard_with(genuine: Any, heard: Any) -> Any:
     def _heard(self: TcpLane, message: Any) -> None:
-        forged, bulk_lane.Offer = bulk_lane.Offer, genuine  # `isinstance` looks for the real one
+        forged, bulk_lane.LaneOffer = bulk_lane.LaneOffer, genuine  # `isinstance` looks for the real one
         try:
             heard(self, message)
         finally:
-            bulk_lane.Offer = forged  # type: ignore[misc]
+            bulk_lane.LaneOffer = forged  # type: ignore[misc]
 
     return _heard
 
