@@ -254,7 +254,7 @@ def test_what_is_unreadable_in_a_known_kind_is_kept_and_passed_on_without_accusa
 def test_a_peer_takes_back_what_its_later_version_said_in_an_earlier_life() -> None:
     w = World()
     signed: list[Record] = []
-    w.board.publish_to(signed.append)
+    w.board.on_signed.add(signed.append)
     w.board.put(AddressInfo("trainer"))
     w.now_s += 1.0
     assert w.board.receive(w.record(77, b"x", ME), PeerId(ANN.peer_id)) is Verdict.SUPERSEDING
