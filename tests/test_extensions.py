@@ -84,7 +84,11 @@ def test_the_page_on_extending_shows_the_package_as_it_is() -> None:
     shown = {
         name.removeprefix("minga_extras/"): text for name, text in BLOCKS.items() if name.startswith("minga_extras/")
     }
-    files = {str(file.relative_to(EXTRAS)): file.read_text("utf-8") for file in EXTRAS.rglob("*.*") if file.is_file()}
+    files = {
+        str(file.relative_to(EXTRAS)): file.read_text("utf-8")
+        for file in EXTRAS.rglob("*.*")
+        if file.suffix != ".pyc" and file.is_file()
+    }
     wanted = {name: text for name, text in files.items() if name.endswith((".py", ".toml")) and "__init__" not in name}
     assert shown == wanted
 

@@ -90,6 +90,7 @@ def _places_known(directory: Path) -> int:
     return sum(len(places.others) for places in notes)
 
 
+@pytest.mark.timeout(180)
 def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
     # Whoever comes back first goes on, and the old link leads the others to it, though the organiser stays away.
     path = tmp_path / "run.toml"

