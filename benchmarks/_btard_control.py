@@ -37,20 +37,20 @@ class Noise:
         self.layout, self.step = VectorLayout((numel,), "float32"), 0
 
     async def gradient(self, step: int, seed: bytes) -> torch.Tensor:  # noqa: ARG002
-        """See `Work`."""
+        """See `TrainingBackend`."""
         generator = np.random.Generator(np.random.Philox(key=int.from_bytes(seed[:16], "little")))
         return torch.from_numpy(generator.standard_normal(self.layout.total, np.float32))
 
     async def apply(self, step: int, mean: torch.Tensor) -> None:  # noqa: ARG002
-        """See `Work`."""
+        """See `TrainingBackend`."""
         self.step = step + 1
 
     async def digest(self) -> bytes:
-        """See `Work`."""
+        """See `TrainingBackend`."""
         return blake3(str(self.step).encode()).digest()
 
     async def adopt(self, step: int, digest: bytes, donors: Sequence[PeerId]) -> None:
-        """See `Work`; nobody comes late."""
+        """See `TrainingBackend`; nobody comes late."""
 
 
 class CountingStream(MessageStream):

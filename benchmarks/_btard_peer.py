@@ -33,19 +33,19 @@ class FixedWork:
         self._step = 0
 
     async def gradient(self, step: int, seed: bytes) -> torch.Tensor:  # noqa: ARG002
-        """See `Work`."""
+        """See `TrainingBackend`."""
         return self._vector
 
     async def apply(self, step: int, mean: torch.Tensor) -> None:
-        """See `Work`."""
+        """See `TrainingBackend`."""
         self.mean, self._step = mean, step + 1
 
     async def digest(self) -> bytes:
-        """See `Work`."""
+        """See `TrainingBackend`."""
         return blake3(str(self._step).encode()).digest()
 
     async def adopt(self, step: int, digest: bytes, donors: Sequence[PeerId]) -> None:
-        """See `Work`; nobody comes late."""
+        """See `TrainingBackend`; nobody comes late."""
 
 
 class Peer:

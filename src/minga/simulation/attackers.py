@@ -46,7 +46,7 @@ class AttackLab:
 
 
 class _ClassifierWork:
-    """The work of a member that trains the classifier, see `LabelledWork`."""
+    """The work of a member that trains the classifier, see `LabelledBackend`."""
 
     def __init__(self, work: TrainingBackend, task: Classification) -> None:
         self.layout: VectorLayout = work.layout

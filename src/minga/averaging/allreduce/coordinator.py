@@ -1,4 +1,4 @@
-"""The member that mends a round: it finds out what is lost, and spreads the work among the others; see `_repair`."""
+"""The member that mends a round: it finds out what is lost, and spreads the work among the others; see `repair.py`."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ directly, relays of sites among them; the root encodes the result once and sends
 relay's children are the other members of its site: it sends their mean on to the root, with the samples behind it, as
 if one member had accumulated it all, and passes the root's bytes on unchanged.
 
-No child can make a chunk that it already delivered undone; who is waited for and how long, see `_patience`.
+No child can make a chunk that it already delivered undone; who is waited for and how long, see `waiting.py`.
 
 What a root has finished is final for it only when a quorum of the members have taken it over. Whoever decides that
 others take over a root's work asks a quorum first what they have, so it hears of what any quorum took.
@@ -104,13 +104,13 @@ class Reducer:
     # ---- for the exchange of a relay with the root
 
     async def contribution(self, index: int) -> tuple[int, Buffer]:
-        """See `Relay`."""
+        """See `SiteReducer`."""
         while index not in self._contributions:
             await self._ready.wait()
         return self._contributions.pop(index)
 
     def pass_on(self, index: int, body: Buffer) -> None:
-        """See `Relay`."""
+        """See `SiteReducer`."""
         self._encoded[index] = body
         self._pending[index].clear()  # the root went on without us: nothing more is added to what is the result now
         self._ready.fire()
@@ -296,7 +296,7 @@ class Reducer:
                     self._drop(child, why)
 
     def _awaited(self) -> dict[int, MessageStream]:
-        """The streams of those whose turn it is; see `_patience`."""
+        """The streams of those whose turn it is; see `waiting.py`."""
         owing = next((waiting for waiting in self._pending.values() if waiting), None)
         if owing is None and len(self._encoded) < len(self._assignment.chunks):
             return {}  # a relay waits for the root

@@ -15,7 +15,7 @@ as well is replaced by the next in order, who asks again and keeps what was alre
 Without a quorum of the plan's members the round is aborted instead: then this is the smaller side of a split.
 
 The work of a member that lives can be *revoked*: it stays in the round with its samples, but all that goes through it
-and is not finished is done by others. So it is with those that are too slow (`_slowness` says when), and where only
+and is not finished is done by others. So it is with those that are too slow (`stragglers.py` says when), and where only
 the link between a root and a relay is broken, for then nobody else can help.
 """
 

@@ -5,15 +5,15 @@ is a list of chunks and the member that makes their result, its *root* or aggreg
 assignments of term 0, repairs add more. For every assignment each member opens one stream to the root, sends its
 chunks in order and reads the reduced chunks back in the same order, both at once:
 
-    member ── PartHello, local chunk 0, 1, 2 … ──▶ root   (`_exchange`)
-    member ◀── reduced chunk 0, 1, 2 … ─────────── root   (`_reducer`)
+    member ── PartHello, local chunk 0, 1, 2 … ──▶ root   (`sender.py`)
+    member ◀── reduced chunk 0, 1, 2 … ─────────── root   (`reducer.py`)
 
 Members of a site have a *relay* between them and the root, which reduces what its site sends, sends the mean on to
-the root as any member does, and passes the result on as any root does. See `_routes`.
+the root as any member does, and passes the result on as any root does. See `routes.py`.
 
 The round is complete for a member when it has every chunk. A member that dies is dropped by each root or relay from
 the first chunk that lacks it. A root or relay that dies, or whose work others take over because it is too slow, breaks
-the assignments that go through it: these are replaced, see `_repair`. Result bytes are encoded once, sent alike to
+the assignments that go through it: these are replaced, see `repair.py`. Result bytes are encoded once, sent alike to
 everybody and decoded by the root too, so all members end with bitwise equal vectors.
 """
 
@@ -72,7 +72,7 @@ class RoundOutcome:
 
 @loop_bound
 class Round:
-    """Shared state of one round at one member; `_exchange`, `_reducer` and `_repair` work on it."""
+    """Shared state of one round at one member; `sender.py`, `reducer.py` and `repair.py` work on it."""
 
     def __init__(
         self,

@@ -2,11 +2,11 @@
 
 Theory of operation. The leader of a step writes the B of the next one into its signed plan, so all members of the group
 know it before anybody can need it, and a leader cannot leave the range of the run spec: the plan would be refused. It
-takes the smallest B with which communication costs no more than the run spec allows (`_batch_choice`), from the speeds
-that the members report and from how long its own last rounds took from the plan to the update, plus the round trip in
-which a group closes. Leaders measure a little differently, so B stays as it is unless the wish differs by more than
-`STEADY`; it changes by at most `STRIDE` at a time, because speeds measured with small batches promise too much or too
-little for large ones.
+takes the smallest B with which communication costs no more than the run spec allows (`batch_choice.py`), from the
+speeds that the members report and from how long its own last rounds took from the plan to the update, plus the round
+trip in which a group closes. Leaders measure a little differently, so B stays as it is unless the wish differs by
+more than `STEADY`; it changes by at most `STRIDE` at a time, because speeds measured with small batches promise too
+much or too little for large ones.
 
 Who leads without having had the last plan (a newcomer, a peer that fetched the state) goes by what its members say of
 it, and by the smallest B of the run spec if nobody knows, as after a restart of everybody. Peers need not agree for the

@@ -4,7 +4,7 @@ Bytes of other peers are hostile until checked: `decode` and `decode_add` look a
 is written. The check is one pass (minimum and maximum, which propagate NaN) and is never skipped.
 How many bytes a slice takes at most is known beforehand, so a receiver has the memory before the first byte comes; how
 many came is what the frame says. `minga.testing` has the suite that each codec must pass, and the entry points
-"minga.codecs" of installed packages bring further ones (`_codec_choice`).
+"minga.codecs" of installed packages bring further ones (`registry.py`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from minga.averaging.codecs.interface import Codec
 
 ADAPTIVE: Final = "adaptive"
-"""int8 for large tensors, float16 for small ones; see `_layout`."""
+"""int8 for large tensors, float16 for small ones; see `layout.py`."""
 
 CODECS: Final[Registry[Callable[[], Codec]]] = Registry(
     "minga.codecs",

@@ -2,9 +2,9 @@
 
 Theory of operation. Members join as soon as their step begins and report their samples after each micro-batch, so
 the leader knows the swarm's progress with the delay of one link, not of gossip. Every member has a *limit* of samples
-at which it stops by itself: at first the one that the plan of the last round gave it. `_limits` says how they are
-chosen. The leader goes on comparing: if the step would be full clearly sooner with other limits (somebody is slower
-than it was, or left, or came), it tells the members new ones.
+at which it stops by itself: at first the one that the plan of the last round gave it.
+`averaging/clocking/sample_quota.py` says how they are chosen. The leader goes on comparing: if the step would be full
+clearly sooner with other limits (somebody is slower than it was, or left, or came), it tells the members new ones.
 
 The step is full when the samples that were reported reach the target batch size B. Who is in the middle of a
 micro-batch then takes part with what it has; the others wait for it only if it is about to end. So the realised batch

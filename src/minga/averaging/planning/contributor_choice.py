@@ -1,8 +1,8 @@
 """Who should compute gradients, and who should rest because its link slows everybody more than its samples help.
 
 The senders are ranked, once by speed and once by link, and the best prefix of either is taken. Small groups are
-also solved exactly, by the programme of `_linear_programme` with binary variables. A choice counts only if
-the division that would really be executed is faster with it by `GAIN`: a peer that rests still wants the result, and
+also solved exactly, by the programme of `averaging/solver/lower_bound.py` with binary variables. A choice counts only
+if the division that would really be executed is faster with it by `GAIN`: a peer that rests still wants the result, and
 nobody likes to be told to rest for nothing. In a group above `LARGE` nobody rests: to find out takes longer than a
 step there, and one more upload matters little.
 

@@ -6,7 +6,7 @@ a rule while the step is still under way. Who should rest takes longer to find o
 every `RESTING_PERIOD_S`, about all who could compute, and counts for the group that it was asked for. A leader that has
 not asked yet leaves it as the last plan of the same group had it, so that nobody rests and works by turns.
 
-A member refuses a plan that is unfair to it, see `_fairness`.
+A member refuses a plan that is unfair to it, see `plan_check.py`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Without slow paths the shortest round follows in closed form, by water filling: 
 (caps cut to 0..1), or the time that the slowest member needs for its own vector, if that is longer; the others then
 still finish at L. With b_i = u_i = d_i, n members that all send and receive, n_s of which can be roots, T is
 max( (n - 2 + n_s) / sum b_i, 1 / min b_i ), the sum and the minimum over those that can be roots.
-Slow paths need the linear programme of `_share_programme`, in which every way is a root alone.
+Slow paths need the linear programme of `share_lp.py`, in which every way is a root alone.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ What that costs: with m members in a site and R sites, relays of a part that is 
     up:  1 - x + x m        down:  1 - x + x m
 
 vectors, its root x (R - 2) more. As relays those with the fastest lines are taken, as roots the fastest of all, and
-the shares are the optimum of the linear programme of `_share_programme` for these ways: slow members send their own
+the shares are the optimum of the linear programme of `share_lp.py` for these ways: slow members send their own
 vector and nothing else, which takes them as long in a flat division too.
 
 Paths that are slower than both their ends are not looked at, but for those that do not exist (two clients).

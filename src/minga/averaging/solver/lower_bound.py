@@ -14,7 +14,7 @@ the valid row m_i + sum_j a_ij >= c_i (who contributes sends what is not its own
 be solved. What is minimised then is the time of a step, max(B / sum c s, T) if rounds overlap with computing and
 B / sum c s + T if not; the convex B / sum c s is approached from below by tangents, until they meet it.
 
-The division that is executed lets each owner's fraction be the same towards all (see `_flat_division`); this bound is
+The division that is executed lets each owner's fraction be the same towards all (see `flat.py`); this bound is
 what it is judged by. scipy's solvers take half a second to import: import this module only where it is needed.
 """
 

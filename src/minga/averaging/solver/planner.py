@@ -1,8 +1,8 @@
 """The plan of a round: who reduces how much, by which way.
 
-The flat division (`_flat_division`) is always there; where paths between peers are slower than their ends, divisions of
-two levels (`_two_level`) are tried, and one is taken if it is predicted to be faster by `TWO_LEVEL_GAIN`: it costs one
-more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels (`_large_groups`).
+The flat division (`flat.py`) is always there; where paths between peers are slower than their ends, divisions of
+two levels (`two_level.py`) are tried, and one is taken if it is predicted to be faster by `TWO_LEVEL_GAIN`: it costs
+one more hop, and a site's mean is encoded once more. Groups above `LARGE` always go in two levels (`large_groups.py`).
 
 The same rates give the same division, whatever the order of the peers is (ties aside): they are sorted first.
 """

@@ -2,7 +2,7 @@
 
 A part has a root and, in every other site, a relay. Every aggregator is tried as a root, with relays that turn with
 it through their sites, so that all paths between two sites are used side by side; which of these ways carries how
-much is then a linear programme (`_share_programme`).
+much is then a linear programme (`share_lp.py`).
 """
 
 from __future__ import annotations

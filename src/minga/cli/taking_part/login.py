@@ -36,38 +36,38 @@ class PersonAtTerminal:
         self._options, self._output = options, output
 
     def has_secret(self) -> bool:
-        """See `Person`."""
+        """See `LoginUser`."""
         return self._options.secret is not None
 
     def name(self, provider: str) -> str:
-        """See `Person`."""
+        """See `LoginUser`."""
         if self._options.name is not None:
             return self._options.name
         _check_terminal("log in: give your name with --login and your code with --secret FILE")
         return str(typer.prompt(f"This run is for members ({provider}). Your name", err=True)).strip()
 
     def secret(self, what: str, url: str) -> str:
-        """See `Person`."""
+        """See `LoginUser`."""
         if self._options.secret is not None:
             return _read_secret(self._options.secret)
         _check_terminal(f"log in: give your {what} with --secret FILE")
         return getpass.getpass(f"Your {what}, which is sent to {url} and not shown: ").strip()
 
     def open_browser(self, device: DeviceCode) -> None:
-        """See `Person`."""
+        """See `LoginUser`."""
         self._output.event("login.browser", url=device.url, code=device.code)
         self._output.say("To take part, open this page in a browser, on any machine, and enter the code:\n")
         if not self._output.json_output:
             self._output.console.print(f"  {device.url}    {device.code}\n", markup=False, soft_wrap=True)
 
     def wait(self, why: str, seconds: float) -> None:
-        """See `Person`."""
+        """See `LoginUser`."""
         self._output.event("login.waits", why=why, seconds=seconds)
         said = f"The authority at which to log in does not answer ({why}); trying again in {seconds:.0f} s …"
         self._output.say(escape(said))
 
     def welcome(self, name: str, until_s: int) -> None:
-        """See `Person`."""
+        """See `LoginUser`."""
         until = dt.datetime.fromtimestamp(until_s, dt.UTC).strftime("%Y-%m-%d")
         self._output.event("login", name=name, until=until_s)
         self._output.say(f"Logged in as {escape(name)}; this machine does not ask again before {until}.")

@@ -6,7 +6,7 @@ congested: two peers that send to each other at once fall to a fifth of the spee
 QUIC connection on which only one side sends data, where this cannot happen. The dialler dials two, tells by a preface
 on each which is which and which two belong together, and from then on whatever a peer writes leaves by its own lane.
 
-A stream is a pair of one-way QUIC streams, one on each lane, that know each other by number; see `_iroh_stream`.
+A stream is a pair of one-way QUIC streams, one on each lane, that know each other by number; see `stream.py`.
 If either lane is lost or closed, the connection is.
 """
 
@@ -79,7 +79,7 @@ class IrohConnection(Connection):
         return self._peer_id
 
     async def open_stream(self, *, bulk: bool = False) -> Stream:
-        """Open a stream; see the interface. One for bulk goes over TCP if there is a way, see `_tcp_lane`."""
+        """Open a stream; see the interface. One for bulk goes over TCP if there is a way (`tcp.bulk_lane`)."""
         self._check_open()
         if bulk and self._tcp is not None and (stream := await self._tcp.open()) is not None:
             return stream

@@ -1,7 +1,7 @@
 """The real network: iroh, that is QUIC with TLS 1.3 over UDP, Ed25519 keys as ids, hole punching and relays.
 
 Theory of operation. One endpoint serves all connections of one peer. A connection consists of two QUIC connections,
-*lanes*; `_iroh_connection` says why. Whoever dials sends on each lane a preface with the lane's number and a random
+*lanes*; `connection.py` says why. Whoever dials sends on each lane a preface with the lane's number and a random
 token; whoever accepts waits until both lanes with the same key and token are there. Keys are proven by TLS.
 
 Threads and loops. iroh runs on one thread of its own, shared by all endpoints of the process, and calls back into the

@@ -1,4 +1,4 @@
-"""Streams of the iroh network: one one-way QUIC stream for each direction, see `_iroh_connection`.
+"""Streams of the iroh network: one one-way QUIC stream for each direction, see `connection.py`.
 
 Every one-way stream begins with a header: its kind and the number that its opener gave to the pair. OPEN comes from
 the side that opened the pair, ANSWER from the other one as soon as it has something to say. ABORT says that the

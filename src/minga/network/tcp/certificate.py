@@ -40,7 +40,7 @@ class Certificate:
         self._pem = encrypted + signed.public_bytes(Encoding.PEM)
 
     def server_context(self, peer: bytes | None) -> ssl.SSLContext:
-        """A context for the side that was dialled. Without a peer it trusts nobody, see `_tcp_listener`.
+        """A context for the side that was dialled. Without a peer it trusts nobody, see `listener.py`.
 
         Raises `ssl.SSLError` if `peer` is no certificate in DER, `OSError` without a place for temporary files.
         """

@@ -22,7 +22,7 @@ STALL_S: Final = 10.0
 
 LOOK_S: Final = 2.0
 """Seconds for which whoever looks into others waits for what that takes, beyond its own computing: of the `slack_s` of
-`Patience` both who validates and who then judges may need so many."""
+`WaitPolicy` both who validates and who then judges may need so many."""
 
 
 def transfer_limit_s(size_bytes: int) -> float:

@@ -3,7 +3,7 @@
 The value v solves sum_i w_i D_i = 0 with D_i = min(1, tau / ||x_i - v||) (x_i - v): rows within the clipping radius tau
 count as they are, farther ones as if they were at that distance. A hostile row is thus worth tau and no more.
 Verification (BTARD) tests this equation alone, so it matters that v solves it, and not how it was found. The plain
-iteration v <- v + mean_i D_i needs hundreds of steps where many rows are hostile; `_huber_location` needs tens, and
+iteration v <- v + mean_i D_i needs hundreds of steps where many rows are hostile; `huber.py` needs tens, and
 none of them reads a row.
 
 **The clipping radius** is a norm on the part that is aggregated. Where none is given it is measured: `radius_factor`

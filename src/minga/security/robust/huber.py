@@ -8,7 +8,7 @@ vanishes where
 That is the fixed point of CenteredClip with clipping radius r. For r = infinity it is the mean; for r towards 0 the
 geometric median, smoothed by r. Iteratively reweighted least squares goes there with v <- sum_i c_i x_i / sum_i c_i,
 c_i = w_i min(1, r / ||x_i - v||), which lowers the loss at each step, from wherever it starts; every v on the way is a
-weighted mean of rows, so the iteration needs only their inner products (`_gram`). Where CenteredClip moves by at most
+weighted mean of rows, so the iteration needs only their inner products (`gram.py`). Where CenteredClip moves by at most
 r in one iteration, this one leaves a start that is far off at once.
 """
 

@@ -5,7 +5,7 @@ robust ones bound how far a minority of hostile rows can move it, whatever they 
 that each aggregator must pass.
 
 **Verifiable aggregators.** Members of a secure run see the rows of nobody else, so they cannot compute an aggregate
-again. They check an equation instead, of which each sender publishes its own term (`_projections`):
+again. They check an equation instead, of which each sender publishes its own term (`security/verification/claims.py`):
 
     sum_i w_i min(1, tau / ||x_i - v||) (x_i - v) = 0        value v, clipping radius tau
 

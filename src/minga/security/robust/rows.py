@@ -4,7 +4,7 @@ Rows stay where they are: a tensor [n, numel], or n separate pieces of memory as
 them goes through blocks of coordinates, so that the memory used beside them does not grow with n times numel.
 
 Sums of floats depend on the order of their terms. Rows are therefore taken in an order that depends on their bits
-alone (`_row_order`): the same rows in any order give the same sums.
+alone (`row_order.py`): the same rows in any order give the same sums.
 """
 
 from __future__ import annotations

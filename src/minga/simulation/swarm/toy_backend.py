@@ -34,7 +34,7 @@ class Donation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DonatedBackend(abc.ABC):
-    """The part of `Work` that deals with newcomers."""
+    """The part of `TrainingBackend` that deals with newcomers."""
 
     _node: Node
 
@@ -65,7 +65,7 @@ class DonatedBackend(abc.ABC):
 
     @abc.abstractmethod
     async def digest(self) -> bytes:
-        """See `Work`."""
+        """See `TrainingBackend`."""
 
     @abc.abstractmethod
     def dump(self, step: int) -> bytes | None:

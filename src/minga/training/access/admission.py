@@ -57,7 +57,7 @@ class AdmittedPeer(NamedTuple):
 
 @loop_bound
 class Admission:
-    """The gate of one peer (`Gate`). `wall_time` gives Unix seconds, `token` is what this peer itself shows."""
+    """The gate of one peer (`Authorizer`). `wall_time` gives Unix seconds, `token` is what this peer itself shows."""
 
     def __init__(self, own_id: PeerId, wall_time: Callable[[], float], token: Token | None = None) -> None:
         self.token = token
@@ -118,7 +118,7 @@ class Admission:
         return b"" if self.token is None else self.token.encode()
 
     def meet(self, peer: PeerId, credential: bytes) -> None:
-        """See `Gate`."""
+        """See `Authorizer`."""
         if not self.is_decided:
             self._provisional[peer] = credential
         elif self.ledger is not None:
@@ -130,7 +130,7 @@ class Admission:
             self._note(peer, found)
 
     def learn(self, peer: PeerId, credential: bytes) -> bool:
-        """See `Gate`."""
+        """See `Authorizer`."""
         if self.ledger is None:
             return self.is_decided
         known = self._admitted.get(peer)
@@ -145,7 +145,7 @@ class Admission:
         return True
 
     def admits(self, peer: PeerId, record_name: str) -> bool:
-        """See `Gate`."""
+        """See `Authorizer`."""
         if self.ledger is None:
             return self.is_decided
         known = self._admitted.get(peer)
@@ -154,7 +154,7 @@ class Admission:
         return not known.access.only_watches or record_name in WATCHERS_WRITE
 
     def permits(self, peer: PeerId, method: str) -> bool:
-        """See `Gate`."""
+        """See `Authorizer`."""
         if self.ledger is None:
             return True
         known = self._admitted.get(peer)

@@ -22,7 +22,7 @@ from minga.training.transfer.download import download
 
 @loop_bound
 class VerifiedBackend:
-    """The `Work` of a member whose model lies behind `port`; other members are reached by `node`."""
+    """The `TrainingBackend` of a member whose model lies behind `port`; other members are reached by `node`."""
 
     def __init__(self, node: Node, replica: ReplicaInterface, port: AssignedPort) -> None:
         self.layout: VectorLayout = replica.vector.layout

@@ -6,7 +6,8 @@ Theory of operation. Tensors are named by what they belong to, never by their pl
     optimizer/<parameter name>/<key>                    tensors that the optimizer keeps for a parameter
 
 Python numbers that the optimizer keeps for a parameter, the numbers of its parameter groups and those of the scheduler
-are scalars (see `_scalars`). The order is that of the model, then of the keys' names, so equal states give equal bytes.
+are scalars (see `scalars.py`). The order is that of the model, then of the keys' names, so equal states give equal
+bytes.
 
 Optimizers create their state on the first step. A newcomer's optimizer has none yet: `restore` creates the tensors
 from the snapshot, with its dtypes and shapes, and removes those that the snapshot lacks. `torch`'s own

@@ -1,9 +1,9 @@
 """The strategy seam: what is sent when, and what becomes of gradients that come while a round runs.
 
 A strategy holds the sums of gradients and turns them into contributions. Synchronous has one buffer; Delayed has two
-that change places, so that the trainer goes on into one while the other is averaged. The port (`_port`) keeps the
-phases of a step and asks the strategy's facts whether to wait. Entry points "minga.strategies" of installed packages
-bring further ones; `minga.testing` has the suite that each must pass.
+that change places, so that the trainer goes on into one while the other is averaged. The port
+(`training/bridge/gradient_port.py`) keeps the phases of a step and asks the strategy's facts whether to wait. Entry
+points "minga.strategies" of installed packages bring further ones; `minga.testing` has the suite that each must pass.
 
     close ──▶ contribution ──▶ absorb         the round counted: what went into it is forgotten
       ▲             └────────▶ take_back      it came to nothing: all of it counts again, later micro-batches too

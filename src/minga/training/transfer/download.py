@@ -2,7 +2,7 @@
 
 Theory of operation. The donors are asked what they have, and the state that most of them publish is chosen; its digest
 is what everything else is checked against. The manifest is taken from any of them, then the chunks from all of them
-(see `_chunk_fetch`). Chunks that this peer has already, in its own state or in a cache left by a download that broke
+(see `chunk_fetch.py`). Chunks that this peer has already, in its own state or in a cache left by a download that broke
 off, are not transferred: healing a peer that differs in one tensor costs a few chunks.
 
 Who serves something that does not match is dropped, named and counted as an offender; the download goes on with the
