@@ -30,7 +30,10 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ("doctor", "export", "plan", "replay", "sim", "status")
 """Commands that run in the process of the test, to which another import of torch would be most of the work."""
 PROSE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
-PROSE += [ROOT / "docs" / f"{name}.md" for name in ("quickstart", "concepts", "guarantees", "planning", "simulation")]
+PROSE += [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("quickstart", "concepts", "guarantees", "planning", "simulation", "scaling")
+]
 """Pages whose lines are wrapped."""
 WIDEST = 120
 RETIRED = (
