@@ -32,7 +32,16 @@ QUICK = ("doctor", "export", "plan", "replay", "sim", "status")
 PROSE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PROSE += [
     ROOT / "docs" / f"{name}.md"
-    for name in ("quickstart", "concepts", "guarantees", "planning", "simulation", "scaling", "troubleshooting")
+    for name in (
+        "quickstart",
+        "concepts",
+        "guarantees",
+        "planning",
+        "simulation",
+        "scaling",
+        "troubleshooting",
+        "design",
+    )
 ]
 """Pages whose lines are wrapped."""
 WIDEST = 120
@@ -229,6 +238,18 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text("utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_tree_on_the_page_of_the_design_is_that_of_the_package() -> None:
+    page = (ROOT / "docs" / "design.md").read_text("utf-8")
+    tree = page[page.index("    minga/cli") : page.index("    tests/  benchmarks/")]
+    drawn = set()
+    for room, text in re.findall(r"^    minga/(\w+)(.*?)(?=^    minga/|\Z)", tree, re.MULTILINE | re.DOTALL):
+        folders = re.findall(r"^ {25}(?=\w+ ·)(.+(?:·\n.+)*)$", text, re.MULTILINE)
+        drawn |= {room} | {f"{room}/{name}" for line in folders for name in re.findall(r"\w+", line)}
+    package = ROOT / "src" / "minga"
+    there = {path.parent.relative_to(package).as_posix() for path in package.glob("*/**/*.*") if path.suffix != ".pyc"}
+    assert drawn == there
 
 
 def glossary() -> list[str]:
