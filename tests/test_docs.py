@@ -29,20 +29,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ("doctor", "export", "plan", "replay", "sim", "status")
 """Commands that run in the process of the test, to which another import of torch would be most of the work."""
-PROSE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
-PROSE += [
-    ROOT / "docs" / f"{name}.md"
-    for name in (
-        "quickstart",
-        "concepts",
-        "guarantees",
-        "planning",
-        "simulation",
-        "scaling",
-        "troubleshooting",
-        "design",
-    )
-]
+PROSE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 """Pages whose lines are wrapped."""
 WIDEST = 120
 RETIRED = (
@@ -65,8 +52,8 @@ RETIRED = (
 )
 """Words and phrases for which these pages have standard terms, or a subject that acts."""
 FENCE = re.compile(r"^```([a-z]+) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
-QUOTED = re.compile(r"“[^”]*”")
-"""What another text of minga says, in its own words."""
+QUOTED = re.compile(r"“[^”]*”|`[^`]*`")
+"""Words of messages and names in code, which keep theirs."""
 IN_WORK = re.compile(r"^## No silent fork\n(?s:.*?)(?=^## )", re.MULTILINE)
 """A section whose promise is being changed: its words and lines are looked at once that is done."""
 
