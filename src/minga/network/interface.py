@@ -148,7 +148,8 @@ class Network(ABC):
 
     @abstractmethod
     async def can_dial(self, address: Address) -> bool:
-        """Whether somebody whom that peer never contacted can reach it directly: dials as a stranger and hangs up.
+        """Whether a peer to which that peer never connected can reach it directly: dials it with a new identity and
+        hangs up.
 
         Takes at most a few seconds and never raises `RemoteError`.
         """

@@ -118,7 +118,7 @@ class Session:
             role=settings.role,
             lookup=self._lookup,
             events=self.events,
-            lines=AccessLink(loop.time, network.wall_time, settings.max_upload, settings.max_download),
+            access_link=AccessLink(loop.time, network.wall_time, settings.max_upload, settings.max_download),
             gate=self.admission,
         )
         self.board = Board(
@@ -169,7 +169,7 @@ class Session:
 
     def rates(self) -> AccessRates:
         """What this peer's line carries at present, as far as it is known, and its caps."""
-        return self.node.lines.rates()
+        return self.node.access_link.rates()
 
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""

@@ -86,7 +86,7 @@ class TokenBucket:
         now = asyncio.get_running_loop().time()
         while (queue := self._urgent or self._bulk) and self._free_s <= now + _EARLY_S:
             turn, size = queue.popleft()
-            if not turn.done():  # who was cancelled meanwhile sends nothing
+            if not turn.done():  # a sender that was cancelled meanwhile sends nothing
                 if (rate := self.rate) is not None:
                     self._charge(size, rate)
                 turn.set_result(None)

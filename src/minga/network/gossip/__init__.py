@@ -5,7 +5,7 @@
              └── record_store ◀── judged ◀── rumours, anti_entropy (about once a second, one neighbour)
     silence ─▶ failure_detector ─▶ member lost
 
-Read: records (signing, checking), record_kinds (which kinds there are, registered by those who own them), board
+Read: records (signing, checking), record_kinds (which kinds there are, registered by their owners), board
 (entry: read and write), peer_records (one owner's), record_store (what is let in and thrown out), opaque_records
 (room for kinds that are not known here), changes (telling others of a change), failure_detector (which peers are
 alive), gossip (drives it all), rumours (push), anti_entropy (push-pull exchange).

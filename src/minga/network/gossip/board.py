@@ -1,8 +1,8 @@
 """The board: everything that the peers of a run say about themselves, held by each of them and read without a lookup.
 
 The board does no input or output: `minga.network.gossip.gossip` carries records to and from others and drives `watch`,
-`beat` and `sweep`. What is let in is decided in `minga.network.gossip.record_store`, who is alive in
-`minga.network.gossip.failure_detector`. Use a board on the thread of its event loop only.
+`beat` and `sweep`. `minga.network.gossip.record_store` decides which records are kept, and
+`minga.network.gossip.failure_detector` which peers are alive. Use a board on the thread of its event loop only.
 """
 
 from __future__ import annotations

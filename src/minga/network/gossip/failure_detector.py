@@ -1,4 +1,4 @@
-"""Who is alive: an accrual failure detector on the heartbeats of every peer.
+"""Which peers are alive: an accrual failure detector on the heartbeats of every peer.
 
 Theory of operation. A beat is a record with a higher version than any seen before from its owner, whatever way it
 came. From the recent intervals between beats the detector knows what is usual for each owner; suspicion (phi) is
@@ -17,8 +17,8 @@ does not make the next pause look deadly. An interval counts with no more than w
 that a stall does not blunt the detector for long.
 
 The last connection to a peer breaking is worth 6 units of phi until its next beat: dead within about 2.5 beats if no
-other path brings one. Only time in which this process was awake counts (`AwakeClock`), so whoever was stopped or
-starved accuses nobody when it wakes up.
+other path brings one. Only time in which this process was awake counts (`AwakeClock`), so a process that was stopped or
+starved accuses no peer when it wakes up.
 """
 
 from __future__ import annotations

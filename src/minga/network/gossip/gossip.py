@@ -71,7 +71,7 @@ SWEEP_TICKS = 20
 FIRST_RETRY_S = 2.0
 LAST_RETRY_S = 20.0
 MIN_LAST_RETRY_S = 4.0
-"""The pause between two attempts to dial a peer grows up to this, by a second for each further one in vain."""
+"""The pause between two attempts to dial a peer grows up to this, by a second for each failed attempt."""
 
 RANDOM_DIAL_CHANCE = 0.02
 """Chance, at each exchange, of dialling although there are neighbours enough."""

@@ -1,15 +1,15 @@
 """Room for records of kinds that are not known here.
 
-Theory of operation. A newer peer, or a package that others do not have, says things of kinds that this peer cannot
-read. Their signatures, owners, versions and dates are checked as those of any other record, and they are passed on
-unread, so that they come to those who can read them. As nobody here can say what they are worth, they get little room:
+Theory of operation. A newer peer, or a package that others do not have, publishes records of kinds that this peer
+cannot read. This peer checks signature, owner, version and dates as for any other record, and passes the record on
+unread, so that it reaches peers that can read it. This peer cannot judge their value, so they get little room:
 
 * of one owner the newest `MAX_UNKNOWN_KINDS` that fit into `MAX_OWNER_BYTES` are kept, the oldest version goes first;
 * when all together take more than `MAX_TOTAL_BYTES`, the owner with the most bytes loses its oldest, again and again,
   until an eighth of the room is free. So a flood from one key crowds out itself, and one from many keys the largest.
 
 What was dropped is remembered as one version for each owner (`PeerRecords.opaque_floor`). So it is not fetched again
-from those who have room for it, or can read it; the next version comes in as usual.
+from peers that have room for it, or can read it; the next version is taken as usual.
 
 A record of a known kind that cannot be read (a later version's word in an old field, or more bytes) stays in the one
 place that its kind has anyway, so that it takes no more room than `MAX_PAYLOAD_BYTES` for each known kind.

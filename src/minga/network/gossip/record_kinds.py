@@ -71,7 +71,7 @@ class Left(Payload, frozen=True):
 
 
 class Credential(Payload, frozen=True):
-    """Name "access": what the owner shows in its hellos, for those who never meet it."""
+    """Name "access": the credential that the owner shows in handshakes, for peers that never connect to it."""
 
     credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)]
 

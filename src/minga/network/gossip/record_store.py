@@ -9,9 +9,9 @@ In a run that is not open to everybody (`minga.network.authorizer`) only admitte
 tells what its owner shows to be one, so it is looked at first.
 
 Memory is bounded: `MAX_OWNERS` owners with at most one record of bounded size per known kind, and what
-`minga.network.gossip.opaque_records` allows of others. Anybody can make up keys, so
-when the store is full, the neighbour that introduced most owners pays: its last introduction makes room for a
-newcomer, and if the newcomer is its own, that one is turned away. So a flood crowds out itself first.
+`minga.network.gossip.opaque_records` allows of others. Keys cost nothing, so a full store makes the neighbour pay that
+introduced most owners: its last introduction makes room for a new owner. If that neighbour introduces the new owner,
+too, the new owner is refused. So a flood crowds out itself first.
 
 An owner that signs two different records of the same version is not detected; whichever came first stays until the
 next version.
@@ -34,7 +34,7 @@ MAX_OWNERS = 4096
 
 
 class RecordStore:
-    """The records of everybody whom `gate` admits, and of this peer (`own_id`), who is never evicted."""
+    """The records of all peers that `gate` admits, and of this peer (`own_id`), which is never evicted."""
 
     def __init__(self, own_id: PeerId, run_id: str, now: float, gate: Authorizer, kinds: RecordKinds) -> None:
         self.own = PeerRecords(own_id, own_id, now, kinds)
@@ -98,7 +98,7 @@ class RecordStore:
     def sweep(self, wall_time_s: float, is_long_dead: Callable[[PeerId], bool]) -> list[PeerId]:
         """Drop expired records, and from a store more than half full the owners that `is_long_dead`.
 
-        Returns the owners of whom nothing is left, which the caller then removes.
+        Returns the owners that have no record left; the caller removes them.
         """
         before_ms = (wall_time_s - CLOCK_SKEW_S) * 1000.0
         crowded = len(self.owners) > MAX_OWNERS // 2

@@ -237,7 +237,7 @@ class IrohConnection(Connection):
         self._lose("the connection was lost")
 
     async def _introduce(self, receiver: Any) -> None:
-        """Find out what a one-way stream from the other side is, and give it to whom it belongs."""
+        """Read which stream a one-way stream from the other side belongs to, and hand it over."""
         with contextlib.suppress(MingaError, *BINDING_ERRORS):
             kind, number = HEADER.unpack(await read_exactly(receiver, HEADER.size, self._interrupt))
             if kind == CONTROL and self._tcp is not None and number <= MAX_CONTROL_BYTES:

@@ -152,7 +152,7 @@ async def write_all(stream: Any, data: Buffer, interrupt: Interrupt) -> None:
 
 
 def _foreign_copy(data: memoryview) -> Any:
-    """A new foreign buffer with the length and the bytes of `data`. Whoever it is passed to frees it."""
+    """A new foreign buffer with the length and the bytes of `data`. The function that it is passed to frees it."""
     library, total = iroh_ffi._UniffiLib, _LENGTH.size + data.nbytes
     empty = _call(library.ffi_iroh_ffi_rustbuffer_alloc, 0)
     buffer = _call(library.ffi_iroh_ffi_rustbuffer_reserve, empty, total)
@@ -189,7 +189,7 @@ async def _interruptible(call: Coroutine[Any, Any, T], interrupt: Interrupt) -> 
 
 
 class _Wait:
-    """One poll of a foreign future: its code once it is known, and whom to wake then."""
+    """One poll of a foreign future: its code once it is known, and the waiter to wake then."""
 
     __slots__ = ("code", "future", "loop")
 

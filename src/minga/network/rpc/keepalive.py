@@ -1,11 +1,11 @@
-"""Signs of life on open streams.
+"""Keepalives on open streams.
 
-Theory of operation. A peer that is killed, stopped or cut off says nothing, and nothing is also what a healthy peer
-says while it computes. So every open message stream carries a *pulse* frame whenever nothing else was written for some
-ticks, and whoever waits for a frame gives up once nothing at all came for `silence_limit` ticks. Each pulse says after
-how many ticks the next one comes at the latest: `LEAST_TICKS`, or more where a peer has so many streams open, as the
-leader of a large group has, that it would do little else. The side with fewer streams follows the one with more, and
-no pause gets shorter on a stream again: the other side may not have heard of it yet when it misses a pulse.
+Theory of operation. A peer that is killed, stopped or cut off sends nothing, and neither does a healthy peer while it
+computes. So every open message stream carries a *pulse* frame whenever nothing else was written for some ticks. A
+reader that waits for a frame gives up once nothing at all arrived for `silence_limit` ticks. Each pulse says after how
+many ticks the next one comes at the latest: `LEAST_TICKS`, or more where a peer has so many streams open, as the leader
+of a large group has, that it would do little else. The side with fewer streams follows the one with more. No pause gets
+shorter on a stream again: the other side may not know of it yet when it misses a pulse.
 
 Time is counted in ticks of this peer's own clockwork, not in seconds: if this process was stopped or starved, its
 ticks stop too, and upon waking it does not accuse everyone else of having been silent.

@@ -58,8 +58,9 @@ logger = logging.getLogger("minga.network")
 
 @loop_bound
 class Node:
-    """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown. `lines` is
-    what is known of this peer's line, and its caps. `gate` says who is let in (default: everybody).
+    """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown.
+    `access_link` holds the measured rates and the caps of this peer's link. `gate` says which peers are admitted
+    (default: all).
     """
 
     def __init__(
@@ -70,21 +71,21 @@ class Node:
         role: Role,
         lookup: Callable[[PeerId], Address | None],
         events: EventBus,
-        lines: AccessLink | None = None,
+        access_link: AccessLink | None = None,
         gate: Authorizer | None = None,
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
         self.on_connected, self.on_disconnected = Observers[[PeerId]](), Observers[[PeerId]]()
         """Told of each new connection, and of each peer to which the last one is gone."""
         self.clockwork = KeepaliveTicker()
-        self.lines = lines or AccessLink(asyncio.get_running_loop().time, network.wall_time)
+        self.access_link = access_link or AccessLink(asyncio.get_running_loop().time, network.wall_time)
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
         self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
         self._lookup, self._gate = lookup, gate or OpenAuthorizer()
         self._server = Server(self._wrap, self.spawn, self.offend, self._gate.permits)
-        self._reception = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
-        self._connections, self._offences = Connections(), MisbehaviourScore()
+        self._accept_loop = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
+        self._connections, self._misbehaviour = Connections(), MisbehaviourScore()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -103,7 +104,7 @@ class Node:
     def start(self) -> None:
         """Begin to accept connections on the running loop."""
         self.clockwork.start()
-        self.spawn(self._reception.run())
+        self.spawn(self._accept_loop.run())
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task for as long as the node lives; its errors are logged, remote ones quietly."""
@@ -190,7 +191,7 @@ class Node:
     def _dialled(self, peer: PeerId, task: asyncio.Task[Connection]) -> None:
         self._dialling.pop(peer, None)
         if not task.cancelled():
-            task.exception()  # whoever waited for it may have gone away by now
+            task.exception()  # the caller that waited for it may have gone away by now
 
     # ---- what is known of others
 
@@ -219,9 +220,9 @@ class Node:
     def offend(self, peer: PeerId, what: str) -> None:
         """Count a breach of the protocol by `peer`; cut it off when there were too many."""
         now = asyncio.get_running_loop().time()
-        self._offences.note(peer, now)
+        self._misbehaviour.note(peer, now)
         self.events.emit(PeerOffence(peer=peer, what=what))
-        if self._offences.is_cut_off(peer, now):
+        if self._misbehaviour.is_cut_off(peer, now):
             self.events.emit(PeerCutOff(peer=peer, seconds=OFFENCE_MEMORY_S))
             self.spawn(self.disconnect(peer))
 
@@ -249,7 +250,7 @@ class Node:
 
     def _check_hello(self, hello: Hello, peer: PeerId) -> None:
         handshake.check_hello(hello, self.run_id, peer)
-        if self._offences.is_cut_off(peer, asyncio.get_running_loop().time()):
+        if self._misbehaviour.is_cut_off(peer, asyncio.get_running_loop().time()):
             raise RejectedError("cut off after repeated breaches of the protocol", code="cut_off", peer=peer)
         self._gate.meet(peer, hello.credential)
 
@@ -260,7 +261,7 @@ class Node:
 
     def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
         peer = connection.peer_id
-        return MessageStream(stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.lines)
+        return MessageStream(stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.access_link)
 
     async def _dial(self, address: Address) -> Connection:
         peer = address.peer_id

@@ -76,7 +76,7 @@ class TcpLane:
         self._asked: deque[asyncio.Future[TlsChannel]] = deque()
         self._making = self._answering = 0
         self._late = False  # whether making a connection takes longer than streams are to wait
-        self._setback, self._cannot_answer = Backoff(OFF_S, LONGEST_OFF_S), Backoff(OFF_S, LONGEST_OFF_S)
+        self._backoff, self._cannot_answer = Backoff(OFF_S, LONGEST_OFF_S), Backoff(OFF_S, LONGEST_OFF_S)
         self._past_traffic = (0, 0)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -121,7 +121,7 @@ class TcpLane:
 
     @property
     def peer_id(self) -> PeerId:
-        """Who is at the other end."""
+        """The peer at the other end."""
         return self._host.peer_id
 
     def explain(self, what: str) -> MingaError:
@@ -133,7 +133,7 @@ class TcpLane:
         self._streams.discard(stream)
         if stalled_s > STALL_S + 4 * self._host.round_trip_s():
             self._turn_off("the other side fell silent")
-        if not clean or self._closed or self._setback.is_on:
+        if not clean or self._closed or self._backoff.is_on:
             channel.abort()
         elif channel in self._mine:
             self._provide(channel)
@@ -143,7 +143,7 @@ class TcpLane:
     # ---- connections for streams that are opened here
 
     async def _wait_for_channel(self) -> TlsChannel | None:
-        if self._closed or self._setback.is_on or len(self._mine) + self._making >= MAX_CHANNELS:
+        if self._closed or self._backoff.is_on or len(self._mine) + self._making >= MAX_CHANNELS:
             return None
         self._making += 1
         self._spawn(self._make())
@@ -165,7 +165,7 @@ class TcpLane:
     async def _make(self) -> None:
         try:
             self._provide(await self._obtain())
-            self._setback.overcome()
+            self._backoff.overcome()
         except (OSError, ValueError, MingaError) as error:
             self._turn_off(str(error) or type(error).__name__)
         finally:
@@ -202,7 +202,7 @@ class TcpLane:
         return await dial(ip, offer, self._listener.certificate.client_context(offer.certificate), role)
 
     def _provide(self, channel: TlsChannel) -> None:
-        """Give a free connection to whoever waits for one, or keep it."""
+        """Give a free connection to a stream that waits for one, or keep it."""
         self._late = False
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -301,7 +301,7 @@ class TcpLane:
 
     def _turn_off(self, why: str) -> None:
         logger.debug("no TCP to peer %s for a while: %s", self.peer_id[:10], why)
-        self._setback.suffer()
+        self._backoff.suffer()
         self._can_dial = True
         self._clear_idle()
         self._give_up_waiting()

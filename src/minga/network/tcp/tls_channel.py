@@ -1,10 +1,10 @@
 """One TCP connection under TLS, driven by the event loop.
 
 Theory of operation. The transport of the event loop reads into and writes from buffers here, a TLS object works on
-these buffers, and decrypted bytes go straight into the memory of whoever reads. So one system call moves
-`PIECE_BYTES`, and it works on every kind of event loop; a TLS object on top of a socket makes three calls for each
-record of 16 KiB. Measured with four processes on two cores that exchange 384 MiB: 0.58 CPU seconds, as much as TLS
-sockets on the event loop and blocking ones in threads, of which about 0.2 are AES and 0.22 the kernel's.
+these buffers, and decrypted bytes go straight into the reader's memory. So one system call moves `PIECE_BYTES`, and it
+works on every kind of event loop; a TLS object on top of a socket makes three calls for each record of 16 KiB. Measured
+with four processes on two cores that exchange 384 MiB: 0.58 CPU seconds, as much as TLS sockets on the event loop and
+blocking ones in threads, of which about 0.2 are AES and 0.22 the kernel's.
 
 Nothing here holds the loop for longer than one piece takes, some 200 µs. What arrives while nobody reads stays in the
 kernel, up to one piece; that is the back-pressure. While a channel is idle it has a buffer of a few KiB only.
@@ -74,12 +74,12 @@ class TlsChannel(asyncio.BufferedProtocol):
 
     @property
     def tls(self) -> ssl.SSLObject:
-        """The TLS object, to ask it who is at the other end."""
+        """The TLS object, which knows the peer at the other end."""
         return self._tls
 
     @property
     def stalled_s(self) -> float:
-        """For how many seconds somebody has been waiting here without anything coming from the other side."""
+        """Seconds for which a reader has been waiting without a byte from the other side."""
         if self._reading is None and self._writing is None:
             return 0.0
         return self._loop.time() - max(self._heard_s, self._waiting_since_s)

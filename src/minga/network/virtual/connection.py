@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from minga.core.errors import ClosedError, MingaError, ProtocolError, UnreachableError
 from minga.network.interface import Buffer, Connection, LinkFacts, PeerId, Stream
-from minga.network.meta_bytes import byte_view, is_hollow
+from minga.network.meta_bytes import byte_view, is_meta
 from minga.network.virtual.paths import Host, NetworkPaths
 from minga.network.virtual.pipe import SEND_BUFFER_BYTES, Pipe
 
@@ -204,7 +204,7 @@ class VirtualStream(Stream):
         if out.finished:
             raise ValueError("write after finish")
         if memoryview(data).nbytes:
-            out.put(data if isinstance(data, bytes) or is_hollow(data) else bytes(data))
+            out.put(data if isinstance(data, bytes) or is_meta(data) else bytes(data))
         while out.unsent > SEND_BUFFER_BYTES:
             await out.wait_writable()
             await self._gate()

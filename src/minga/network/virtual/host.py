@@ -132,7 +132,7 @@ class VirtualNetwork(Network):
         return True
 
     async def accept(self) -> VirtualConnection:
-        """Wait for somebody to dial; see `Network`."""
+        """Wait for a peer that dials; see `Network`."""
         await self.state.gate()
         connection = await self.mailbox.get()
         await self.state.gate()
@@ -149,7 +149,7 @@ class VirtualNetwork(Network):
                 end.recheck()  # if the goodbye cannot reach it, it will notice the silence
 
     def vanish(self) -> None:
-        """End everything here without telling anybody."""
+        """End everything here without telling any peer."""
         far_ends = [end.far for end in self.state.ends]
         self.state.vanish()
         self._paths.forget_signals(self.state)

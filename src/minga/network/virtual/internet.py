@@ -172,7 +172,7 @@ class VirtualInternet:
     # ---- for the hosts
 
     def at(self, endpoint: str) -> VirtualNetwork | None:
-        """Who can be dialled at an endpoint."""
+        """The host that can be dialled at an endpoint."""
         return self._endpoints.get(endpoint)
 
     def forget(self, endpoint: str) -> None:

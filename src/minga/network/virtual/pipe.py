@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from minga.core.errors import MingaError
 from minga.network.interface import Buffer
-from minga.network.meta_bytes import fill, is_hollow
+from minga.network.meta_bytes import fill, is_meta
 from minga.network.virtual.link import LineDirection, Quantum, take_pieces
 from minga.network.virtual.paths import ConnectionEnd
 
@@ -59,7 +59,7 @@ class Pipe:
     # ---- the writer's end
 
     def put(self, data: Buffer) -> None:
-        """Queue bytes, which nobody may change afterwards, or hollow ones."""
+        """Queue bytes, which nobody may change afterwards, or meta ones."""
         self._queue.append(memoryview(data))
         self.unsent += len(data)
         self._entry.offer(self)
@@ -87,7 +87,7 @@ class Pipe:
     # ---- the reader's end
 
     def pop(self, max_bytes: int) -> bytes:
-        """Take up to `max_bytes` of what is there: b"" if nothing is, zeros for what is hollow."""
+        """Take up to `max_bytes` of what is there: b"" if nothing is, zeros for what is meta."""
         if not self._buffer:
             return b""
         piece = self._buffer[0]
@@ -97,12 +97,12 @@ class Pipe:
         else:
             self._buffer.popleft()
         self._consumed(len(piece))
-        return bytes(len(piece)) if is_hollow(piece) else bytes(piece)
+        return bytes(len(piece)) if is_meta(piece) else bytes(piece)
 
     def pop_into(self, target: memoryview) -> int:
         """Move what is there, as far as it fits, to the front of `target`; returns how much it was.
 
-        Raises `ValueError` if that is hollow and `target` is not.
+        Raises `ValueError` if that is meta and `target` is not.
         """
         filled = 0
         while self._buffer and filled < len(target):

@@ -117,7 +117,7 @@ class BoardView:
 
     def rates(self) -> AccessRates:
         """This peer's own present rates and caps."""
-        return self._node.lines.rates()
+        return self._node.access_link.rates()
 
     def _progress(self) -> dict[PeerId, Progress]:
         """What all other living members say, monitors excepted; made anew only when something changed."""

@@ -20,7 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.decoding import DECODING_ERRORS
-from minga.network.meta_bytes import is_hollow
+from minga.network.meta_bytes import is_meta
 from minga.training.state.scalars import Json, canonical_json, parse_canonical_json
 from minga.training.state.snapshot import ALIGNMENT_BYTES, DTYPES, StateSnapshot, TensorEntry, layout_bytes, padded
 
@@ -85,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
         """Whether `data` is chunk `index`."""
         if data.nbytes != self.chunk_size(index):
             return False
-        found = _hollow_hash(self.scalars_json, index) if is_hollow(data) else blake3(data).digest()
+        found = _meta_hash(self.scalars_json, index) if is_meta(data) else blake3(data).digest()
         return found == self.chunk_hash(index)
 
     def diff(self, own: Manifest | None) -> list[int]:
@@ -132,10 +132,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 
 def build_manifest(snapshot: StateSnapshot) -> Manifest:
     """Hash a snapshot: about 0.3 s per GB of state and core. Raises `ValueError` if the state breaks a bound."""
-    if not is_hollow(snapshot.bytes_view):
+    if not is_meta(snapshot.bytes_view):
         return manifest_of(snapshot.step, snapshot.tensors, snapshot.scalars, [snapshot.bytes_view])
     total_bytes, scalars_json = layout_bytes(snapshot.tensors), canonical_json(snapshot.scalars)
-    hashes = b"".join(_hollow_hash(scalars_json, index) for index in range(-(-total_bytes // CHUNK_BYTES)))
+    hashes = b"".join(_meta_hash(scalars_json, index) for index in range(-(-total_bytes // CHUNK_BYTES)))
     return _checked(Manifest(FORMAT, snapshot.step, total_bytes, snapshot.tensors, scalars_json, hashes))
 
 
@@ -153,7 +153,7 @@ def _checked(manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _hollow_hash(scalars_json: bytes, index: int) -> bytes:
+def _meta_hash(scalars_json: bytes, index: int) -> bytes:
     """What stands for the BLAKE3 of a chunk without content, 32 bytes."""
     digest: bytes = blake3(b"minga hollow chunk %d of " % index + scalars_json).digest()
     return digest

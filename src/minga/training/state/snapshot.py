@@ -82,7 +82,7 @@ class StateSnapshot:
 
     @cached_property
     def bytes_view(self) -> memoryview:
-        """The buffer as a memoryview of bytes, not copied; a hollow one has no content."""
+        """The buffer as a memoryview of bytes, not copied; a meta one has no content."""
         return as_bytes(self.buffer)
 
     def named_tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
