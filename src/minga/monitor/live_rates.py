@@ -43,7 +43,7 @@ def live_rates(board: Board) -> LiveRates:
 
 
 def _agreed(sizes: Iterable[int]) -> int:
-    """The median, which fewer than half of those who tell a size cannot shift: all honest ones tell the same."""
+    """The median, which a minority of the reporting peers cannot shift: all honest peers report the same size."""
     told = [size for size in sizes if size]
     return median_low(told) if told else 0
 

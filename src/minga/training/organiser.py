@@ -1,4 +1,4 @@
-"""What an organiser of a run for members does: invite, admit, bar, hand the role over, see who is in.
+"""What an organiser of a run for members does: invite, admit, revoke, hand the role over, list the peers in the run.
 
 The desk needs the organiser's key file, which a running peer of the same machine may hold: it signs with the key, but
 enters the run as a monitor that the key vouches for. What it signs is verified by every member for itself.
@@ -26,7 +26,7 @@ from minga.training.peer import Peer
 from minga.training.rejoin import RejoinFile
 
 GOSSIP_S = 3.0
-"""Seconds in which a board that was just made equal with others' hears of everybody who is there."""
+"""Seconds in which a board that was just synchronised learns of all peers that are alive."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Organiser:
     # ---- admitting
 
     def invite(self, uses: int, valid_s: float) -> Link:
-        """A link that admits the first `uses` peers who come with it in the next `valid_s` seconds."""
+        """A link that admits the first `uses` peers that join with it in the next `valid_s` seconds."""
         key = Identity.generate()
         return self._with(LinkAccess(self._grant(key.peer_id, uses, valid_s), key.seed))
 
@@ -114,10 +114,10 @@ class Organiser:
             self._issue(order)
         return order, in_force
 
-    # ---- who is in
+    # ---- peers in the run
 
     def members(self) -> list[MemberView]:
-        """Everybody who is in the run at present, as far as this peer hears of them."""
+        """All peers that are in the run at present, as far as this peer knows."""
         if self._peer is None:
             return []
         session, organisers = self._peer.session, self.ledger.organisers.keys
@@ -151,7 +151,7 @@ class Organiser:
         return replace(self._link, entries=entries or self._link.entries, access=access)
 
     def _issue(self, order: Transfer | Revocation) -> None:
-        """Enter an order here, keep it, and bring it to everybody who is connected."""
+        """Enter an order here, keep it, and send it to all connected peers."""
         peer = self._peer
         if peer is None:
             self.ledger.take(order)
@@ -173,7 +173,7 @@ def organiser_desk(
     organiser's key is here.
     """
     options = replace(options, role="monitor", ephemeral=True, identity=None, voucher=identity)
-    link = replace(link, access=None, authority=None)  # it may lack signatures, and is for somebody else
+    link = replace(link, access=None, authority=None)  # it may lack signatures, and is for another peer
     directory = options.run_directory(link.run_id)
     files = AccessFiles(directory)
     with contextlib.ExitStack() as stack:

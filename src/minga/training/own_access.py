@@ -72,8 +72,8 @@ class RunAccess:
     def _vouched(self, peer_id: str, now_s: float) -> Token | None:
         """The word of a key that is known to be admitted, or is an organiser's, that this peer may look on.
 
-        Where neither is known, as on a machine that never was in the run, and the link admits nobody, the first key
-        vouches: it may be that of an organiser whom the spec names.
+        Neither may be known, as on a machine that never was in the run. If the link admits no peer either, the first
+        key vouches: it may be that of an organiser named in the spec.
         """
         if self._link is None or not self._vouchers:
             return None

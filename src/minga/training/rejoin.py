@@ -1,9 +1,9 @@
-"""What a peer keeps of a run so that it finds back when nobody whom the link names is there any more.
+"""What a peer keeps of a run so that it can rejoin when none of the peers in the link answers any more.
 
-The signed run spec lies in the run's folder, and so do, for each key, the UDP port that it had (so that others find
-the peer where it was) and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
-that finds nobody goes on alone from its checkpoint. So a run outlives the death of all its peers, whoever comes back
-first.
+The signed run spec lies in the run's folder, and so do, for each key, the UDP port that it had (so that others find the
+peer where it was) and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
+that finds no peer goes on alone from its checkpoint. So a run outlives the death of all its peers, whichever of them
+restarts first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RejoinFile:
 
     @staticmethod
     def check_organiser(directory: Path, run_id: str, identity: Identity) -> None:
-        """Raise `ConfigurationError` if somebody else than `identity` is the organiser of the run in `directory`."""
+        """Raise `ConfigurationError` if the organiser of the run in `directory` is not `identity`."""
         path = directory / SPEC_FILE
         try:
             signed = SignedRunSpec.decode(path.read_bytes()[: MAX_SIGNED_SPEC_BYTES + 1])
@@ -87,7 +87,8 @@ class RejoinFile:
     def now(self, seen: KnownAddresses) -> KnownAddresses:
         """What is to be remembered if this is seen at present.
 
-        Who is no longer seen is kept until others take its place: when all are gone, it is they who may come back.
+        A peer that is not seen any more is kept until others take its place: when all are gone, it may be the one that
+        comes back.
         """
         known = self.places() if self._kept is None else self._kept
         others = {address.peer_id: address for address in known.others}

@@ -181,14 +181,16 @@ class Session:
         self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
 
     def show_token(self, token: Token) -> None:
-        """Show a newer access token from now on: in hellos, and by gossip to those who are connected already."""
+        """Show a newer access token from now on: in handshakes, and by gossip to peers that are connected already."""
         self.admission.show(token)
         if self._doorkeeper is not None:
             self._doorkeeper.keep_token(token)
             self._publish_token()
 
     def for_members(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
-        """Only those whom the orders in `ledger` admit may take part; what is learned about that is kept in `files`."""
+        """Only peers that the orders in `ledger` admit may take part; what this peer learns about that is kept in
+        `files`.
+        """
         refused = self.admission.enforce(ledger)
         self._doorkeeper = AccessWatch(
             self.node,
@@ -310,7 +312,7 @@ class Session:
     async def _enter(self) -> None:
         """Find the run by any entry; all are asked at once, because an address where nobody is takes long to find out.
 
-        Raises `RejectedError` if those who answer let this peer not in, and `UnreachableError` if nobody answers.
+        Raises `RejectedError` if the peers that answer refuse this one, and `UnreachableError` if none answers.
         """
         error: RemoteError | None = None
         attempts = 1 if self.settings.may_be_alone else ENTRY_ATTEMPTS  # one lasts as long as a dial, about 10 s

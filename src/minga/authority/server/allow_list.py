@@ -1,4 +1,4 @@
-"""The list of those whom an authority admits: one TOML file, read again whenever it changes.
+"""The list of people that an authority admits: one TOML file, read again whenever it changes.
 
 Who knows the people does not change with it: names of one provider are other people's at the next, so a list with
 another one takes effect when the authority is started again. Only the organisation may change in that section.
@@ -9,7 +9,7 @@ login = "30d"              # after how long people have to log in again
 
 [provider]
 kind = "huggingface"       # or "oauth"; without this section people log in with codes from this file
-organisation = "my-org"    # all its members are admitted; without it only those who are named below
+organisation = "my-org"    # all its members are admitted; without it only the people named below
 
 [people.alice]
 peers = 3
@@ -95,14 +95,14 @@ class Provider(AllowListSection):
 
     @property
     def source(self) -> str:
-        """Where its names come from; the same name from another source may be somebody else's."""
+        """Where its names come from; the same name from another source may belong to another person."""
         if self.kind == "file":
             return "file"
         where = self.endpoint if self.kind == "huggingface" else f"{self.user_url} {self.name_field}"
         return f"{self.kind} {where}"
 
     def is_as_before(self, before: Provider) -> bool:
-        """Whether at most the organisation has changed, which says who may take part and not who somebody is."""
+        """Whether at most the organisation has changed: that decides who may take part, and identifies nobody."""
         return self == before.model_copy(update={"organisation": self.organisation})
 
 
@@ -164,13 +164,13 @@ class AllowList(AllowListSection):
         return parse_duration(self.login, "login")
 
     def allowance(self, name: str, organisation: str | None, now_s: float) -> Allowance | None:
-        """What somebody may have who logged in as `name`, as a member of `organisation` if of one; None: nothing."""
+        """The places of a person who logged in as `name`, as a member of `organisation` if of one; None: no place."""
         allowance = self._listed(name, organisation)
         has_ended = allowance is not None and allowance.until_s is not None and allowance.until_s <= now_s
         return None if has_ended else allowance
 
     def is_listed(self, name: str, organisation: str | None) -> bool:
-        """Whether somebody has a place on the list, be it that its time is over."""
+        """Whether a person is on the list, even if their time is over."""
         return self._listed(name, organisation) is not None
 
     def _listed(self, name: str, organisation: str | None) -> Allowance | None:

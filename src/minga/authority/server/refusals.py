@@ -16,7 +16,7 @@ class Refused(Exception):
 
 
 def wrong_login(message: str) -> Refused:
-    """Whoever asks is not who they say they are."""
+    """The identity of the client is not proven."""
     return Refused(401, "login", message)
 
 

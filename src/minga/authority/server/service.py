@@ -87,8 +87,8 @@ class Authority:
         if isinstance(asked.login, ByKey):
             issued = self._issuer.renew(peer)
         else:
-            somebody = await self._provider.identify(asked.login)
-            issued = somebody if isinstance(somebody, Pending) else self._issuer.issue(peer, somebody)
+            person = await self._provider.identify(asked.login)
+            issued = person if isinstance(person, Pending) else self._issuer.issue(peer, person)
         if isinstance(issued, Issued):
             self._tell("authority.issued", peer=peer, name=issued.name, renewed=isinstance(asked.login, ByKey))
         return TokenAnswer(issued)

@@ -176,12 +176,12 @@ class NetworkSection(Section):
 
 
 class SecuritySection(Section):
-    """Who may take part, and what keeps those in check who do."""
+    """Which peers may take part, and how their work is verified."""
 
     mode: Literal["open", "members", "byzantine"] = choice(
         "open",
-        "open: whoever has the link; members: whom the organisers admitted; byzantine: whoever computes, and everybody "
-        "is checked",
+        "open: every peer that has the link; members: peers that the organisers admitted; byzantine: every peer, and "
+        "members verify each other's work",
         "open",
         "members",
         "byzantine",
@@ -190,7 +190,7 @@ class SecuritySection(Section):
         tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...], Field(strict=False, max_length=MAX_ORGANISERS)
     ] = described(
         (),
-        "(members) keys of those who admit and ban; none named: whoever hosts the run",
+        "(members) keys that may admit and ban; none named: the key that hosts the run",
         f"a list of at most {MAX_ORGANISERS} keys of 64 lower-case hexadecimal digits",
     )
     organisers_needed: int = whole(1, 1, MAX_ORGANISERS, "(members) how many of them have to sign for that")

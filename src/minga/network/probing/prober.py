@@ -248,7 +248,7 @@ class Prober:
         fruitless = self._fruitless.get(peer) or deque[float](maxlen=MAX_FRUITLESS)
         self._fruitless[peer] = fruitless
         if len(fruitless) == MAX_FRUITLESS and now - fruitless[0] < PEER_PERIOD_S:
-            raise RejectedError("this peer was asked in vain often enough of late", code="often")
+            raise RejectedError("this peer was asked too often without a probe of late", code="often")
         if len(self._served) == MAX_SERVED or now - self._served_to.get(peer, -math.inf) < PEER_PERIOD_S:
             raise RejectedError("this peer was probed often enough of late", code="often")
         self._engaged_with = peer

@@ -1,17 +1,18 @@
 """Who may take part in a run, as one peer knows it: the gate of its node and board.
 
-Theory of operation. Whether a run is open to everybody stands in its spec, which a newcomer does not have when it meets
-the first peer. So until `open_to_all` or `enforce` is called, connections are let in provisionally, and no record is
-kept; `enforce` then says who has to go again. The spec itself is recognised by the link, whoever sends it.
+Theory of operation. The run spec says whether a run is open to every peer, and a newcomer does not have it when it
+meets the first peer. So until `open_to_all` or `enforce` is called, connections are admitted provisionally, and no
+record is kept; `enforce` then says which peers have to go again. The link verifies the spec itself, whichever peer
+sends it.
 
-Of every peer the token is kept that it showed in a hello or in its record "access", which gossip carries to those who
-never meet it. Tokens are judged by the `AccessLedger`. Whose access ends in the middle of a run stays known until
-`expel`, so that a step under way is not torn apart, but is not let in anew.
+This peer keeps the token that each peer showed in a handshake or in its record "access", which gossip carries to peers
+that never connect to it. The `AccessLedger` judges tokens. A peer whose access ends in the middle of a run stays known
+until `expel`, so that a step under way is not torn apart, but it cannot connect again.
 
-How often an invitation was used is counted here by the peers that came by it. At a hello the count is kept to. From
-gossip up to twice as many are accepted, since the same invitation may be used at two places at the same moment, and
-then all members have to come to the same view. So the count holds against everybody but members who let somebody in
-against the rules, and peers who join faster than gossip travels; what came of it is told as an event.
+This peer counts the uses of an invitation by the peers that joined with it. A handshake keeps to the count. Gossip may
+bring up to twice as many, since the same invitation may be used at two places at the same moment, and then all members
+have to reach the same result. So the count holds, with two exceptions: members that admit peers against the rules, and
+peers that join faster than gossip travels. An overused invitation is reported as an event.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.interface import PeerId
 
 CODE = "access"
-"""Code of the refusals of whoever is not admitted."""
+"""Code with which peers that are not admitted are refused."""
 
 GOSSIP_USES = 2
 """How many times as many peers as an invitation is for are accepted when others have let them in."""
 
 
 WATCHERS_WRITE = ("access", "beat", "left")
-"""The records of those who only look on for a member."""
+"""The records of peers that only watch for a member."""
 
 ORDERS = "access."
-"""What whoever is connected may call."""
+"""The methods that every connected peer may call."""
 
 WATCHERS_CALL = (ORDERS, "board.", "run.", "state.")
 """What those may call who only look on: nothing that has to do with averaging."""

@@ -1,4 +1,6 @@
-"""What a member concludes from the board about the others: who is there, how far the swarm is, who is behind."""
+"""What a member concludes from the board about the others: which peers are alive, how far the swarm is, which are
+behind.
+"""
 
 from __future__ import annotations
 

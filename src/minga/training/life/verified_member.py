@@ -3,7 +3,7 @@
     wait for the genesis ──▶ founders: take secure steps ──▶ the run's last step
                         └──▶ newcomers: state, probation ──┘
 
-What the members say to each other, and who has to go, is the affair of `minga.security`; here it meets the board, the
+`minga.security` has the protocol between the members, and decides on bans. This module connects it to the board, the
 training thread and the servers of state.
 """
 
@@ -102,10 +102,10 @@ class VerifiedMember:
         """
         self._founders = self._known
         self._is_vouched_for = True
-        """Whether the members whom this peer follows, or is one of, are known to be the true ones."""
+        """Whether the members that this peer observes, or is one of, are known to be the true ones."""
         self._pause_s = SHORTEST_PAUSE_S
         self._attempts = 0
-        """How often in a row this peer tried in vain to come to where the members are."""
+        """How often in a row this peer failed to adopt the members' state."""
         self._divergences = 0
         """Steps in a row by which this peer came to another state than the members."""
         security, path = spec.security, options.directory
@@ -203,7 +203,7 @@ class VerifiedMember:
             self._take_part()
 
     async def _enter(self) -> None:
-        """Come to where the members are, as somebody who was not there, and try again if that fails."""
+        """Adopt the members' state as a newcomer does, and try again if that fails."""
         self._announcer.set_status("syncing")
         newcomer = Joiner(
             self._node,

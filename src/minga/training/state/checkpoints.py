@@ -198,7 +198,7 @@ def _reserve(directory: Path) -> tuple[Path, FileLock | None]:
             return partial, None
         if lock is not None and path.exists():
             return partial, lock
-        # Somebody took the lock file for a leftover in this moment, and removes it: on to another name.
+        # Another process took the lock file for a leftover in this moment, and removes it: on to another name.
         _unlock_beside(partial, lock)
 
 

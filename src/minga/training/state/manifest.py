@@ -2,9 +2,9 @@
 
 Theory of operation. The bytes of a state (see `snapshot.py`) are cut into chunks of `CHUNK_BYTES`; the manifest lists
 the tensors, the scalars and the BLAKE3 of every chunk. The BLAKE3 of the manifest's own canonical encoding is the
-*state digest*: 32 bytes that stand for all of the state. Whoever knows the digest can take the manifest from anybody,
-and whoever has the manifest can take each chunk from anybody, without trusting them. Two peers find out what differs
-between them by comparing manifests.
+*state digest*: 32 bytes that stand for all of the state. A peer that knows the digest can take the manifest from any
+peer, and a peer that has the manifest can take each chunk from any peer, without trusting them. Two peers find out what
+differs between them by comparing manifests.
 
 Bytes without content (see `minga.network.meta_bytes`) are hashed by what stands for it: the state's scalars and the
 place of the chunk.

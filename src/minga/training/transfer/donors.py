@@ -94,7 +94,7 @@ class Donors:
         return kind(f"none of {count} donors could serve the state ({told})", phase="state download")
 
     async def fetch_manifest(self) -> tuple[Manifest, list[PeerId]]:
-        """The manifest of the leading state, and who has that state.
+        """The manifest of the leading state, and the peers that have that state.
 
         A donor that does not serve what it described is dropped, with its vote. Raises `UnreachableError` when no
         state is left.

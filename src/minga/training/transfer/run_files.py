@@ -1,4 +1,4 @@
-"""The signed run spec and the files that come with a run (tokenizer, data), from whoever has them.
+"""The signed run spec and the files that come with a run (tokenizer, data), served by every peer that has them.
 
     run.describe   no request -> DescribeRunReply                     the signed run spec
     run.file       FileRequest -> bulk frames of at most PAGE_BYTES   the file from an offset to its end

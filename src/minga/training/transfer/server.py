@@ -2,9 +2,9 @@
 
 Theory of operation. The state may be copied only between two optimizer steps, and only by the training thread. So a
 request that no held snapshot satisfies raises a flag; the training thread asks `wants` whenever it comes by, which
-costs one attribute when nobody asked, and hands over a copy with `publish`. All who asked meanwhile are served from
-that one copy, so that they also agree on it. It is dropped when nobody used it for `IDLE_S` seconds. But the state
-after the run's last step stays, since no training thread is left that could be asked for it again.
+costs one attribute when no peer asked, and hands over a copy with `publish`. All peers that asked meanwhile get that
+one copy, so that they also agree on it. The copy is dropped when no peer used it for `IDLE_S` seconds. But the state
+after the run's last step stays, since no training thread is left that could copy it again.
 
 A snapshot takes as much memory as the state itself. There are never more than two, and none that is being downloaded
 makes room for a newer one before it is `MIN_HELD_S` old.
