@@ -212,8 +212,8 @@ def _enter(
     """
     key = options.open_identity()
     identity = held.enter_context(key).identity if isinstance(key, HeldIdentity) else key
-    way_back = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
-    places = KnownAddresses() if way_back is None else way_back.places()
+    rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
+    places = KnownAddresses() if rejoin_file is None else rejoin_file.places()
     thread = LoopThread("minga")
     session: Session | None = None
 
@@ -239,10 +239,10 @@ def _enter(
         started = thread.call(start())
         signed, spec, files = thread.call(publish(started))
         peer = Peer(thread, started, signed, spec, files, directory)
-        if way_back is not None:
-            way_back.keep_spec(signed)
+        if rejoin_file is not None:
+            rejoin_file.keep_spec(signed)
             access.keep_token(started)
-            keeping = way_back.keep_places(lambda: _places_of(started))
+            keeping = rejoin_file.keep_places(lambda: _places_of(started))
             thread.ask(lambda: started.node.spawn(keeping))
         return peer
     except BaseException:

@@ -141,7 +141,7 @@ class Session:
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self._life: asyncio.Task[None] | None = None
-        self._doorkeeper: AccessWatch | None = None
+        self._access_watch: AccessWatch | None = None
         self._started = False
 
     @property
@@ -157,8 +157,8 @@ class Session:
         """
         self.node.start()
         self._started = True
-        if self._doorkeeper is not None:
-            self.node.spawn(self._doorkeeper.run())
+        if self._access_watch is not None:
+            self.node.spawn(self._access_watch.run())
         self.gossip.start()
         await self._enter()
         if self.settings.role in ("trainer", "auxiliary") and await self._reachability.check() is False:
@@ -183,8 +183,8 @@ class Session:
     def show_token(self, token: Token) -> None:
         """Show a newer access token from now on: in handshakes, and by gossip to peers that are connected already."""
         self.admission.show(token)
-        if self._doorkeeper is not None:
-            self._doorkeeper.keep_token(token)
+        if self._access_watch is not None:
+            self._access_watch.keep_token(token)
             self._publish_token()
 
     def for_members(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
@@ -192,7 +192,7 @@ class Session:
         `files`.
         """
         refused = self.admission.enforce(ledger)
-        self._doorkeeper = AccessWatch(
+        self._access_watch = AccessWatch(
             self.node,
             self.board,
             self.admission,
@@ -202,14 +202,14 @@ class Session:
             on_own_end=self._lose_access,
         )
         if self._started:
-            self.node.spawn(self._doorkeeper.run())
+            self.node.spawn(self._access_watch.run())
         for peer in refused:
             self.node.spawn(self.node.disconnect(peer))
 
     async def spread_orders(self) -> None:
         """Bring the organisers' orders to all neighbours, and wait until each has them or is gone."""
-        if self._doorkeeper is not None:
-            exchange = self._doorkeeper.exchange.exchange
+        if self._access_watch is not None:
+            exchange = self._access_watch.exchange.exchange
             await asyncio.gather(*map(exchange, self.node.connected()), return_exceptions=True)
 
     def attach(self, spec: RunSpec, replica: ReplicaInterface, port: GradientPort) -> Member:
@@ -341,13 +341,13 @@ class Session:
         await self.node.dial(entry)
         if self._on_meeting is not None and not self.admission.is_decided:
             await self._on_meeting(self, entry.peer_id)
-        if self._doorkeeper is not None:
-            await self._doorkeeper.exchange.exchange(entry.peer_id)
+        if self._access_watch is not None:
+            await self._access_watch.exchange.exchange(entry.peer_id)
         await self.gossip.synchronise(entry.peer_id)
 
     def _end_step(self) -> None:
-        if self._doorkeeper is not None:
-            self._doorkeeper.end_step()
+        if self._access_watch is not None:
+            self._access_watch.end_step()
 
     def _lose_access(self, why: str) -> None:
         """This peer may not take part any more: let the trainer go."""

@@ -116,7 +116,7 @@ class VerifiedMember:
         )
         self._evidence = EvidenceLog(None if path is None else evidence_file(path, node.peer_id))
         layout = replica.vector.layout
-        self._announcer = ProgressPublisher(
+        self._publisher = ProgressPublisher(
             board,
             node,
             port,
@@ -156,7 +156,7 @@ class VerifiedMember:
         state to others. Whatever is raised here also lets the trainer go, by a `ClosedError` if it is no error of
         minga's own.
         """
-        publisher = asyncio.get_running_loop().create_task(self._announcer.run())
+        publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
             await self._begin(step)
             while not self._is_finished():
@@ -204,7 +204,7 @@ class VerifiedMember:
 
     async def _enter(self) -> None:
         """Adopt the members' state as a newcomer does, and try again if that fails."""
-        self._announcer.set_status("syncing")
+        self._publisher.set_status("syncing")
         newcomer = Joiner(
             self._node,
             self._identity,
@@ -238,7 +238,7 @@ class VerifiedMember:
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
     def _take_part(self) -> None:
-        self._announcer.set_status("training")
+        self._publisher.set_status("training")
         self.ready.set()
 
     async def _wait_as_founder(self) -> None:
@@ -281,7 +281,7 @@ class VerifiedMember:
 
     async def _finish(self) -> None:
         self._node.events.emit(RunFinished(step=self.step))
-        self._announcer.set_status("finished")
+        self._publisher.set_status("finished")
         if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
             self.on_finished(await self._port.request("capture", self._replica.capture))
         await see_others_off(self.surveyor, self.view, self.step)
