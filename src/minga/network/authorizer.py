@@ -18,7 +18,7 @@ class Authorizer(Protocol):
     """Decides who takes part."""
 
     def credential(self) -> bytes:
-        """What this peer shows to others."""
+        """The credential that this peer shows to others."""
 
     def meet(self, peer: PeerId, credential: bytes) -> None:
         """Check the credential of a peer that connects. Raises `RejectedError` if the peer is not admitted."""
@@ -36,14 +36,14 @@ class Authorizer(Protocol):
 
 
 class OpenAuthorizer:
-    """The gate of a run that is open to everybody."""
+    """The authorizer of a run that is open to every peer."""
 
     def credential(self) -> bytes:
         """Nothing."""
         return b""
 
     def meet(self, peer: PeerId, credential: bytes) -> None:
-        """Everybody is let in."""
+        """Every peer is admitted."""
 
     def learn(self, peer: PeerId, credential: bytes) -> bool:  # noqa: ARG002
         """Everybody's records are kept."""

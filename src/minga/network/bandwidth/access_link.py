@@ -64,7 +64,7 @@ class AccessLink:
         self.doubts += 1
 
     def has_room(self, received_bytes: int, seconds: float) -> bool:
-        """Whether the download is known to carry clearly more than so many bytes in this time."""
+        """Whether the download is known to carry clearly more than `received_bytes` in this time."""
         known = self.meter.down.total.value
         return known is not None and received_bytes < IDLE_SHARE * known * seconds
 

@@ -148,7 +148,7 @@ class DeliveryReports:
 
     @property
     def rest(self) -> Span | None:
-        """What came since the last report, if it can be reported."""
+        """The bytes since the last report, if they can be reported."""
         if self._span_bytes < SMALLEST_BYTES or self._last_s - self._begin_s < SHORTEST_S:
             return None
         return Span(self._span_bytes, self._begin_s, self._last_s)

@@ -1,10 +1,11 @@
 """One rate, learnt from samples some of which are wrong or say little.
 
-Theory of operation. What is kept is the mean of the middle and upper part of the last samples: a hiccup pulls some of
-them down and a burst out of a buffer pushes a few up, and neither moves it. A *loaded* sample, taken while more bytes
-waited all the time, tells what the line can carry, and counts whatever it says. Any other only tells that the line can
-carry that much: it counts if it is about as high as the estimate or higher. If for a long time nothing comes near the
-estimate, it is lowered towards the highest that was seen, with room above it, and calls for a probe (`doubtful`).
+Theory of operation. The estimate is the mean of the middle and upper part of the last samples. A hiccup pulls some
+samples down and a burst out of a buffer pushes a few up, and neither moves this mean. A *loaded* sample, taken while
+more bytes waited all the time, shows the rate of the link, and always counts. Any other sample only shows that the link
+carries at least as much: it counts if it is about as high as the estimate or higher. If no sample comes near the
+estimate for a long time, the estimate is lowered towards the highest sample, with room above it, and calls for a probe
+(`doubtful`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from bisect import insort
 from collections import deque
 
 BUCKETS = 32
-"""What is kept are the last samples that take so many buckets, or more where these moved little."""
+"""The number of buckets whose samples are kept; more where these moved little."""
 
 MOST_SAMPLES = 64
 FROM_TENTH, TO_TENTH = 4, 8
@@ -29,7 +30,7 @@ FASTEST_RATE = 1e15
 
 
 class Estimate:
-    """A rate in bytes per second. What is kept moved at least `amount`, in bytes per second times buckets."""
+    """A rate in bytes per second. The kept samples moved at least `amount`, in bytes per second times buckets."""
 
     def __init__(self, amount: float = 0.0) -> None:
         self.doubtful = False
@@ -59,7 +60,7 @@ class Estimate:
         return self._value
 
     def add(self, rate: float, when: float, *, loaded: bool, count: int = 1, shows: bool = False) -> None:
-        """Take in a sample of `count` buckets, taken at loop time `when`; what is no positive number is ignored.
+        """Take in a sample of `count` buckets, taken at loop time `when`; a rate that is no positive number is ignored.
 
         Loaded or not, it may be one that `shows` what the line carries.
         """

@@ -18,7 +18,7 @@ class ShapedStream:
         self._stream, self._access_link = stream, access_link
 
     async def write(self, data: Buffer, *, urgent: bool) -> None:
-        """Send all of `data`; what is urgent goes before what is not, on all streams of the node."""
+        """Send all of `data`; urgent bytes go before others, on all streams of the node."""
         pacer = self._access_link.upload
         if pacer.rate is None:
             await self._stream.write(data)
@@ -31,7 +31,7 @@ class ShapedStream:
             view = view[piece.nbytes :]
 
     async def read_into(self, target: memoryview, came: Callable[[int], None]) -> None:
-        """Fill `target` with bulk bytes; `came` is told how many of them came, again and again."""
+        """Fill `target` with bulk bytes; `came` is called repeatedly with the number of bytes that arrived."""
         pacer = self._access_link.download
         while pacer.rate is not None and target.nbytes:
             piece = target[: pacer.piece_bytes]

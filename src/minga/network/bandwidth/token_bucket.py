@@ -1,10 +1,10 @@
 """Keeps what a peer sends, or takes, below a cap that its owner set.
 
-Theory of operation. A token bucket that may go into debt by one piece: a piece is let through as soon as nothing is
-owed, and then owes its size divided by the rate; what was not used is kept for `BURST_S` seconds only. So over t
-seconds at most `rate * (t + BURST_S)` bytes and one piece pass. Messages and pulses go before bulk bytes, which wait
-in line piece by piece; the pieces get smaller the more streams wait, so that each of them moves several times a second
-and none looks dead to the other side.
+Theory of operation. A token bucket that may go into debt by one piece: a piece passes as soon as nothing is owed, and
+then owes its size divided by the rate. Unused time is kept for `BURST_S` seconds only. So over t seconds at most `rate
+* (t + BURST_S)` bytes and one piece pass. Messages and pulses go before bulk bytes, which wait in line piece by piece.
+The more streams wait, the smaller the pieces, so that each stream moves several times a second and none looks dead to
+the other side.
 """
 
 from __future__ import annotations

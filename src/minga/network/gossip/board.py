@@ -57,8 +57,8 @@ class Item(NamedTuple, Generic[P]):
 class Board(ChangeCounter):
     """All records of one run as one peer knows them, and what this peer itself publishes.
 
-    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `gate` says whose records
-    are kept (default: everybody's). `kinds` are those that this peer can read and write; others are passed on unread.
+    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `gate` says which peers'
+    records are kept (default: all). `kinds` are those that this peer can read and write; others are passed on unread.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Board(ChangeCounter):
         self.run_id, self.events = run_id, events
         self.now = AwakeClock(clock, keepalive.PULSE_S)  # the gossip looks at it with each tick
         self.on_signed = Observers[[Record]]()
-        """Told of every record that this peer signs."""
+        """Called with every record that this peer signs."""
         self.verdicts: Counter[Verdict] = Counter()
-        """What became of all records received so far."""
+        """The verdicts on all records received so far."""
         self._gate = gate or OpenAuthorizer()
         self.store = RecordStore(self.peer_id, run_id, self.now(), self._gate, kinds)
         self._signer, self._wall_time = signer, wall_time
@@ -95,7 +95,7 @@ class Board(ChangeCounter):
     # ---- reading
 
     def get(self, owner: PeerId, payload_type: type[P]) -> P | None:
-        """What `owner`, who may be dead by now, says in its record of this type, or None."""
+        """The payload of `owner`'s record of this type, or None; the owner may be dead by now."""
         known = self.store.owners.get(owner)
         entry = known.entries.get(self.kinds.of(payload_type).code) if known else None
         return cast(P, entry.payload) if entry and entry.payload is not None else None
@@ -115,7 +115,7 @@ class Board(ChangeCounter):
         ]
 
     def payloads(self, payload_type: type[P]) -> Mapping[PeerId, P]:
-        """What all living peers say in their records of this type, in order of their ids.
+        """The payloads of all living peers' records of this type, in order of their ids.
 
         It is kept and brought up to date with each change, so that asking costs nothing; copy it to keep it.
         """
@@ -169,7 +169,7 @@ class Board(ChangeCounter):
         self._sign(self.kinds.of(type(payload)).code, encoded, payload)
 
     def forget(self, peer: PeerId) -> None:
-        """Drop what is known of another peer until it writes anew; its old records do not come back."""
+        """Drop all records of another peer until it writes a new one; its old records do not come back."""
         if peer in self.store.owners and peer != self.peer_id:
             self.store.owners[peer].forget()
             self._views.clear()

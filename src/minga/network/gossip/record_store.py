@@ -1,12 +1,12 @@
-"""Where the records of all owners are kept: what is let in, what is thrown out, and when.
+"""The records of all owners: which are kept, which are evicted, and when.
 
 Theory of operation. The store holds the newest record of every owner and name, and a version up to which nothing of
 an owner is believed any more (its *floor*), so that nothing that was replaced, retracted or forgotten comes back by a
 replay. No tombstone is needed beyond a record's own expiry plus the tolerated clock skew: from then on a replay is
 refused for its date. A record "left" voids all earlier ones of its owner.
 
-In a run that is not open to everybody (`minga.network.authorizer`) only admitted owners are kept; a record "access"
-tells what its owner shows to be one, so it is looked at first.
+In a run that is not open to every peer (`minga.network.authorizer`) only admitted owners are kept. A record "access"
+holds its owner's credential, so it is checked first.
 
 Memory is bounded: `MAX_OWNERS` owners with at most one record of bounded size per known kind, and what
 `minga.network.gossip.opaque_records` allows of others. Keys cost nothing, so a full store makes the neighbour pay that

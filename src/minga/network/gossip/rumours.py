@@ -35,8 +35,9 @@ URGENT_PER_PEER_S = 0.002
 PUSH_TIMEOUT_S = 10.0
 
 LARGE_BYTES = 512
-"""Records of unknown kinds with more are told by their owners only, as large known ones: each repetition costs as
-many bytes again, and the exchanges bring them some seconds later."""
+"""Only owners send records of unknown kinds with more bytes, as with large known ones. Each repetition costs as many
+bytes again, and the exchanges deliver them some seconds later.
+"""
 
 Key = tuple[PeerId, int]
 """Owner and code of a record."""

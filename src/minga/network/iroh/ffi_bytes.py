@@ -217,7 +217,7 @@ def _on_progress(key: int, code: int) -> None:
         try:
             wait.loop.call_soon_threadsafe(_settle, wait.future)
         except RuntimeError:
-            return  # the loop was closed while the call was under way; nobody waits any more
+            return  # the loop was closed while the call was under way; no task waits for it any more
 
 
 async def _ready(poll: Callable[..., None], foreign: Any, interrupt: Interrupt) -> None:

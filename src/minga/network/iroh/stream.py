@@ -27,11 +27,11 @@ HEADER = struct.Struct(">BQ")
 OPEN, ANSWER, ABORT, CONTROL = range(4)
 
 BINDING_ERRORS = (iroh_ffi.IrohError, iroh_ffi.InternalError)
-"""What the bindings raise: errors of the transport, and panics inside the foreign library."""
+"""The exceptions of the bindings: errors of the transport, and panics inside the foreign library."""
 
 
 class IrohStreamOwner(Protocol):
-    """What a stream needs of the connection that it belongs to."""
+    """The part of its connection that a stream needs."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -165,7 +165,7 @@ class IrohStream(Stream):
 
 
 def describe(error: BaseException) -> str:
-    """What the bindings say about an error, on one line of bounded length."""
+    """The bindings' text about an error, on one line of bounded length."""
     text = error.message() if isinstance(error, iroh_ffi.IrohError) else str(error)
     text = re.sub(r" \([^()]*\.rs:\d+:\d+\)", "", text)  # where in iroh's source is of no interest to the reader
     return " ".join(text.split())[:300] or type(error).__name__

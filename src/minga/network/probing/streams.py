@@ -1,4 +1,4 @@
-"""What goes over the streams of a probe.
+"""The messages and bytes on the streams of a probe.
 
 links.probe   Reserve ──▶, ◀── Ready or a refusal ("busy"); then nothing: the partner is reserved while it is open
 links.sink    Batch and as many frames, again and again, from the prober
@@ -36,7 +36,7 @@ class Reserve(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Yes, and with nobody else until this stream ends."""
+    """The partner takes part, and in no other probe until this stream ends."""
 
 
 class ProbeRequest(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Authenticated connections and typed calls between two peers; what strangers could exhaust is bounded.
+"""Authenticated connections and typed calls between two peers, with bounds on all that strangers could exhaust.
 
     dial ───────────────▶ handshake ─▶ connections ─▶ node ── open(peer, method) ─▶ framing ─▶ stream
     accept_loop ─────────▶    │                        └── server: finds the handler ◀─ framing ◀─ stream

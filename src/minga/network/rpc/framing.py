@@ -95,7 +95,9 @@ class MessageStream:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since anything came, pulses too; 0 while nobody receives here, for then nothing is noticed."""
+        """Seconds since the last frame, pulses included; 0 while no task receives here, because frames go unnoticed
+        then.
+        """
         return (self._clockwork.tick - self._last_heard) * PULSE_S if self._waiting else 0.0
 
     @property
@@ -184,7 +186,7 @@ class MessageStream:
     async def close(self) -> None:
         """Stop caring: abort whatever is still under way. Never raises, may be called twice.
 
-        After both sides finished nothing is aborted: what was written last may still be on its way.
+        After both sides finished nothing is aborted: the last bytes may still be on their way.
         """
         self._clockwork.remove(self)
         self.counter.close()
@@ -267,7 +269,7 @@ class MessageStream:
         return UnreachableError(error.message, peer=self.peer)
 
     async def _read_exactly(self, size: int) -> bytearray:
-        """What was announced is not believed before it comes: memory is taken piece by piece."""
+        """Announced bytes get memory piece by piece, as they arrive."""
         body = bytearray()
         while len(body) < size:
             piece = bytearray(min(PIECE_BYTES, size - len(body)))

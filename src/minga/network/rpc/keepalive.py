@@ -7,8 +7,8 @@ many ticks the next one comes at the latest: `LEAST_TICKS`, or more where a peer
 of a large group has, that it would do little else. The side with fewer streams follows the one with more. No pause gets
 shorter on a stream again: the other side may not know of it yet when it misses a pulse.
 
-Time is counted in ticks of this peer's own clockwork, not in seconds: if this process was stopped or starved, its
-ticks stop too, and upon waking it does not accuse everyone else of having been silent.
+Time is counted in ticks of this peer's own clockwork, not in seconds: if this process was stopped or starved, its ticks
+stop too, and upon waking it does not accuse all other peers of silence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_TICKS: Final = 20
 """Ticks from one pulse to the next."""
 
 STREAMS_PER_TICK: Final = 8
-"""A peer with more than so many streams for each tick makes longer pauses."""
+"""A peer with more streams for each tick makes longer pauses."""
 
 SILENCE_S: Final = 1.5
 """Seconds of complete silence on an idle link of no length after which a peer counts as gone."""
@@ -43,7 +43,7 @@ def silence_limit(round_trip_s: float | None, pause_ticks: int = LEAST_TICKS) ->
 
 
 class Pulsed(Protocol):
-    """What the clockwork drives: something that is told of every tick."""
+    """A receiver of the clockwork's ticks."""
 
     def on_tick(self, tick: int) -> None:
         """Send a pulse if it is due and give up on a silent peer; must not block or raise."""

@@ -1,8 +1,8 @@
 """A node: all connections of one peer, and the methods that others may call on it.
 
 Theory of operation. Connections begin with an exchange of hellos, streams with the name of a method, see
-`minga.network.rpc.handshake`; what follows is that method's own business. Either side of a connection may open
-streams, so a peer that cannot be dialled serves others once it has dialled.
+`minga.network.rpc.handshake`; that method defines the rest. Either side of a connection may open streams, so a peer
+that cannot be dialled serves others once it has dialled.
 
 Nothing here grows with the number of strangers: connections are limited in all and for each peer
 (`minga.network.rpc.connections`), and so are those without a hello (`minga.network.rpc.accept_loop`). Peers that
@@ -49,7 +49,7 @@ DIAL_TIMEOUT_S = 10.0
 """Seconds after which a dial counts as failed: hole punching over a relay takes up to a few seconds."""
 
 CALL_TIMEOUT_S = 30.0
-"""Seconds that a call waits for its answer, unless told otherwise, from a peer that gives signs of life."""
+"""Seconds for which a call waits for its answer by default, from a peer that sends keepalives."""
 
 T = TypeVar("T")
 
@@ -76,7 +76,7 @@ class Node:
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
         self.on_connected, self.on_disconnected = Observers[[PeerId]](), Observers[[PeerId]]()
-        """Told of each new connection, and of each peer to which the last one is gone."""
+        """Called for each new connection, and for each peer to which the last connection is gone."""
         self.clockwork = KeepaliveTicker()
         self.access_link = access_link or AccessLink(asyncio.get_running_loop().time, network.wall_time)
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
@@ -98,7 +98,7 @@ class Node:
 
     @property
     def address(self) -> Address:
-        """What to tell others about where this peer can be dialled."""
+        """The address at which others can dial this peer."""
         return self.network.address if self.is_dialable else Address(self.peer_id)
 
     def start(self) -> None:

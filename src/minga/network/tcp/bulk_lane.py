@@ -1,11 +1,11 @@
 """Bulk streams of one iroh connection over TCP, where the two peers can reach each other that way.
 
-Theory of operation. With the first stream for bulk, the two sides tell each other over the iroh connection, where both
-are authenticated, the port that they listen on, a certificate and a word to dial with (`LaneOffer`). Then the one who
-wants to open a stream dials the other, at the very address at which that answers to iroh and at no other, so that
-nobody is sent to third parties; if that fails, as it does behind a NAT, it asks the other side to dial
-(`DialRequest`). Each connection is for streams that one certain side opens, told by its first byte; so nobody else
-can take it at the same moment.
+Theory of operation. With the first stream for bulk, the two sides exchange over the iroh connection, where both are
+authenticated, the port that they listen on, a certificate and a word to dial with (`LaneOffer`). Then the side that
+wants to open a stream dials the other, at the address at which that answers to iroh and at no other, so that no peer
+can be sent to third parties. If that fails, as it does behind a NAT, it asks the other side to dial (`DialRequest`).
+Each connection is for the streams of one side, which its first byte names; so the two sides never take it at the same
+moment.
 
 After a clean end a connection waits for the next stream; its opener closes it after `IDLE_S`. A stream that finds no
 connection waits for a new one, but only for some round trips: then it goes over iroh, and so do all while TCP is *off*:
@@ -43,7 +43,7 @@ from minga.network.tcp.stream import TcpStream
 from minga.network.tcp.tls_channel import TlsChannel
 
 MAX_CHANNELS = 4
-"""How many connections each side may have for streams that it opens; what goes beyond that goes over iroh."""
+"""How many connections each side may have for streams that it opens; further streams go over iroh."""
 
 PATIENCE_S = 1.0
 """Seconds that a stream waits for a new connection, besides `PATIENCE_TRIPS` round trips. It takes four of them."""

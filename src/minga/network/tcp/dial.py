@@ -1,4 +1,4 @@
-"""What two peers tell each other over iroh about TCP, and dialling by it."""
+"""The offers that two peers exchange over iroh about TCP, and dialling by them."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class TcpListener:
         self._invited[word] = Invitation(certificate, self.certificate.server_context(certificate), adopt)
 
     def forget(self, word: str) -> None:
-        """Let nobody in by this word any more."""
+        """Admit no connection by this word any more."""
         self._invited.pop(word, None)
 
     async def close(self) -> None:
@@ -142,7 +142,7 @@ class TcpListener:
     def _hand_over(self, channel: TlsChannel, first: int) -> bool:
         for invitation in self._invited.values():
             if invitation.context is channel.tls.context:
-                # The context trusts whatever that certificate's key has signed; what was told is this one.
+                # The context trusts all that the certificate's key has signed; the peer announced this certificate.
                 return channel.tls.getpeercert(True) == invitation.certificate and invitation.adopt(channel, first)
         return False
 

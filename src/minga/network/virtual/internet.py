@@ -1,12 +1,12 @@
 """The virtual network: simulated hosts behind simulated lines, in one process, from one seed.
 
 Theory of operation. Every host has an uplink and a downlink whose rates its transfers share evenly, a latency to the
-middle of the network, a share of lost packets (which cost time, as they are sent again), and perhaps a NAT that lets
-nobody dial it. The path from one host to another may be narrower than both their lines. Everything happens by timers
-of the running loop, so on the loop of `minga.simulation` hours pass in seconds, and equal seeds give equal runs.
+middle of the network, a share of lost packets (which cost time, as they are sent again), and perhaps a NAT behind which
+no host can dial it. The path from one host to another may be narrower than both their lines. Everything happens by
+timers of the running loop, so on the loop of `minga.simulation` hours pass in seconds, and equal seeds give equal runs.
 
-What goes wrong is told to nobody. Behind a cut, a stall or a kill the others hear only silence; a connection counts as
-lost after `idle_timeout_s` of it, as with QUIC. Meanwhile
+Faults give no notice. Behind a cut, a stall or a kill the other hosts see only silence; a connection counts as lost
+after `idle_timeout_s` of it, as with QUIC. Meanwhile
 
 * a *cut* holds back what is under way; it goes on when the cut ends before the timeout;
 * a *stalled* host (SIGSTOP) neither sends nor receives, and its operations hang; what its `process` runs stands
@@ -15,7 +15,7 @@ lost after `idle_timeout_s` of it, as with QUIC. Meanwhile
   the tasks of its `process` are cancelled;
 * a host that is *closed* says goodbye: the others know it after the latency.
 
-What is not modelled: congestion control (lines are shared evenly at once), routers in the middle, relays.
+Not modelled: congestion control (lines are shared evenly at once), routers in the middle, relays.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ SIGNATURES = 1 << 15
 class VirtualInternet:
     """All simulated hosts and what lies between them; must be made on a running loop.
 
-    Hosts are named `peer-0`, `peer-1`, … unless told otherwise; every method takes a host or its name. A stream may
-    have `window_bytes` under way. The streams that share a line have a turn at least about every `turn_s` seconds: less
-    is nearer to real lines, and takes longer to simulate. `on_delivery` hears of every piece that arrives (for
+    Hosts are named `peer-0`, `peer-1`, … by default; every method takes a host or its name. A stream may have
+    `window_bytes` under way. The streams that share a line have a turn at least about every `turn_s` seconds: less is
+    nearer to real lines, and takes longer to simulate. `on_delivery` is called for every piece that arrives (for
     comparing two runs).
     """
 
@@ -176,7 +176,7 @@ class VirtualInternet:
         return self._endpoints.get(endpoint)
 
     def forget(self, endpoint: str) -> None:
-        """Nobody can be dialled there any more."""
+        """The endpoint cannot be dialled any more."""
         self._endpoints.pop(endpoint, None)
 
     def _find(self, host: VirtualNetwork | str) -> VirtualNetwork:

@@ -58,7 +58,7 @@ def take_pieces(queue: deque[memoryview], room: int) -> tuple[list[memoryview], 
 
 
 class Carried(Protocol):
-    """What a link serves: one direction of a stream."""
+    """One direction of a stream, served by a link."""
 
     def take(self, link: LineDirection, max_bytes: int) -> Quantum | None:
         """The next quantum for `link`, of at most `max_bytes`; None if nothing may go now."""
@@ -82,7 +82,7 @@ class Clock:
         return self.loop.time()
 
     def soon(self, callback: Callable[..., object], *args: object) -> asyncio.Handle:
-        """Call back in the next turn of the loop: what is written in this turn travels together."""
+        """Call back in the next turn of the loop: bytes written in this turn travel together."""
         return self.loop.call_soon(callback, *args, context=self._context)
 
     def at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
@@ -115,7 +115,7 @@ class LineDirection:
             self._timer = self._clock.soon(self._serve)
 
     def settle(self) -> None:
-        """Let go what was written in this turn, as far as the line is free."""
+        """Send the bytes that were written in this turn, as far as the link is free."""
         if self._timer is not None and not isinstance(self._timer, asyncio.TimerHandle):
             self._timer.cancel()
             self._serve()
