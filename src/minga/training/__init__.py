@@ -1,4 +1,4 @@
-"""Training together: what a program holds (optimizer, peer), and one peer's presence in one run.
+"""Training together: the objects that a program holds (optimizer, peer), and one peer's presence in one run.
 
     program ─▶ join ─▶ peer ─▶ session ─▶ network, board, servers
                 │        ▲         └─▶ life/ (steps) ◀── bridge/ ──▶ optimizer on the training thread

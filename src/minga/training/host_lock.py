@@ -35,7 +35,7 @@ class HostLock:
         try:
             lock = FileLock.try_acquire(path)
         except OSError:
-            return cls(path, None)  # no locks on this file system: nobody knows whether another one lives
+            return cls(path, None)  # no locks on this file system: whether another host lives is unknown
         if lock is None:
             link = _read(path)
             way = f"`minga join {link}`" if link else "the link that it printed"

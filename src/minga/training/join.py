@@ -38,7 +38,7 @@ from minga.training.transfer.run_files_fetch import fetch_files
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """What the owner of a machine may decide about its peer; everything else comes with the run.
+    """The settings of a peer that the owner of its machine may choose; everything else comes with the run.
 
     role: "trainer" (default), "client" (never dialled, never aggregates), "auxiliary" (no gradients) or "monitor".
     identity: a key file; None takes the one in the user's data folder. `ephemeral` makes a key for this time only.
@@ -96,11 +96,11 @@ def join(
 ) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
 
-    Who only looks on can do without the files that ship with the run (`with_files`). In a run for members `obtain` gets
-    the access token for this peer's key; without it the link admits, or what was shown before.
-    A trainer that has a checkpoint of the run goes on alone if nobody answers any more.
-    Raises `LinkError` for a damaged link, `RemoteError` if nobody in it answers or lets this peer in, and
-    `ConfigurationError` if this version of minga cannot follow the run spec, or lacks a package that it names.
+    A peer that only watches can do without the files that ship with the run (`with_files`). In a run for members
+    `obtain` gets the access token for this peer's key. Without it the link admits the peer, or the token that it showed
+    before. A trainer that has a checkpoint of the run goes on alone if no peer answers any more. Raises `LinkError` for
+    a damaged link, and `RemoteError` if no peer in it answers or admits this one. Raises `ConfigurationError` if this
+    version of minga cannot follow the run spec, or lacks a package that it names.
     """
     link = Link.parse(link) if isinstance(link, str) else link
     options = options or PeerOptions()
@@ -187,7 +187,7 @@ def _stored(path: Path | None) -> list[Identity]:
     except IdentityError:
         if path is not None:
             raise
-        return []  # nobody asked for it: most runs are open
+        return []  # no program asked for it: most runs are open
 
 
 Publish = Callable[[Session], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]

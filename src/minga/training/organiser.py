@@ -1,7 +1,8 @@
-"""What an organiser of a run for members does: invite, admit, revoke, hand the role over, list the peers in the run.
+"""The actions of an organiser of a run for members: invite, admit, revoke, hand the role over, list the peers in the
+run.
 
 The desk needs the organiser's key file, which a running peer of the same machine may hold: it signs with the key, but
-enters the run as a monitor that the key vouches for. What it signs is verified by every member for itself.
+enters the run as a monitor that the key vouches for. Every member verifies its orders for itself.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class MemberView:
 
 
 class Organiser:
-    """Signs for one organiser. `peer` is the connection to the run, None where nobody answers."""
+    """Signs for one organiser. `peer` is the connection to the run, None where no peer answers."""
 
     def __init__(self, link: Link, ledger: AccessLedger, key: Identity, files: AccessFiles, peer: Peer | None) -> None:
         self.ledger, self.is_connected = ledger, peer is not None
@@ -168,9 +169,9 @@ def organiser_desk(
 ) -> Iterator[Organiser]:
     """The desk of whichever organiser's key lies in the file `identity` or beside it.
 
-    `on_peer` is given the peer by which the desk enters the run. If nobody answers, the desk works with what this
-    machine remembers of the run. Raises `ConfigurationError` for a run that is open, and `IdentityError` if no
-    organiser's key is here.
+    `on_peer` is given the peer by which the desk enters the run. If no peer answers, the desk works with this machine's
+    files of the run. Raises `ConfigurationError` for a run that is open, and `IdentityError` if no organiser's key is
+    here.
     """
     options = replace(options, role="monitor", ephemeral=True, identity=None, voucher=identity)
     link = replace(link, access=None, authority=None)  # it may lack signatures, and is for another peer
@@ -197,7 +198,7 @@ def organiser_desk(
 
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:
-    """Enter what this machine remembers, such as orders from a time when nobody was there to take them."""
+    """Enter the orders that this machine remembers, such as those from a time when no peer was there to take them."""
     if peer is not None:
         session = peer.session
         peer.on_loop(lambda: session.admission.take(files.orders()))

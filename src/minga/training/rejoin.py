@@ -1,4 +1,4 @@
-"""What a peer keeps of a run so that it can rejoin when none of the peers in the link answers any more.
+"""The files by which a peer can rejoin a run when none of the peers in the link answers any more.
 
 The signed run spec lies in the run's folder, and so do, for each key, the UDP port that it had (so that others find the
 peer where it was) and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
@@ -39,7 +39,7 @@ class KnownAddresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RejoinFile:
-    """The files of one run's folder that lead back into the run. What is missing or damaged counts as not known."""
+    """The files of one run's folder that lead back into the run. A missing or damaged one counts as unknown."""
 
     def __init__(self, directory: Path, peer: PeerId) -> None:
         self._directory, self._places_file = directory, f"places-{peer[:16]}.msgpack"
@@ -77,7 +77,7 @@ class RejoinFile:
         self._write(SPEC_FILE, signed.encode())
 
     def places(self) -> KnownAddresses:
-        """What was known last."""
+        """The addresses that were known last."""
         try:
             with (self._directory / self._places_file).open("rb") as file:
                 return msgspec.msgpack.decode(file.read(MAX_PLACES_BYTES), type=KnownAddresses)
@@ -85,7 +85,7 @@ class RejoinFile:
             return KnownAddresses()
 
     def now(self, seen: KnownAddresses) -> KnownAddresses:
-        """What is to be remembered if this is seen at present.
+        """The addresses to remember if these are seen at present.
 
         A peer that is not seen any more is kept until others take its place: when all are gone, it may be the one that
         comes back.
@@ -97,7 +97,7 @@ class RejoinFile:
         return self._kept
 
     async def keep_places(self, look: Callable[[], KnownAddresses]) -> None:
-        """Remember where everybody is, every few seconds if it changed, until cancelled."""
+        """Remember the addresses of all peers, every few seconds if they changed, until cancelled."""
         while True:
             before = self._kept
             if (places := self.now(look())) != before:

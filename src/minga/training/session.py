@@ -68,11 +68,11 @@ logger = logging.getLogger("minga")
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What this peer itself decides about taking part.
+    """The settings that this peer itself chooses.
 
-    `max_upload` and `max_download` are kept to by everything that it sends and receives, and told to the plan; verified
-    chunks of an unfinished state download are kept in `cache`. With `may_be_alone` it goes on where nobody answers.
-    `divide` says who reduces what in the groups that it leads, `kinds` which records it can read and write.
+    All traffic keeps to `max_upload` and `max_download`, and the plan knows them. Verified chunks of an unfinished
+    state download are kept in `cache`. With `may_be_alone` the peer goes on where no other answers. `divide` makes the
+    plans of the groups that it leads, and `kinds` are the records that it can read and write.
     """
 
     role: Role = "trainer"
@@ -85,15 +85,15 @@ class SessionSettings:
 
 
 Meeting = Callable[["Session", PeerId], Awaitable[None]]
-"""What a newcomer does with the first peer that it meets, before it believes anything else."""
+"""A newcomer's call to the first peer that it meets, before it believes anything else."""
 
 
 @loop_bound
 class Session:
     """One peer in one run. `entries` are addresses at which the run can be found; none for its very first peer.
 
-    `admission` says who may take part (default: everybody). Where it is not decided yet what kind of run this is,
-    `on_meeting` has to find that out from a peer, and call `open_to_all` or `Session.for_members`.
+    `admission` says which peers may take part (default: all). Where the kind of the run is not known yet, `on_meeting`
+    has to find it out from a peer, and call `open_to_all` or `Session.for_members`.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Session:
         self.state_server = StateServer(self.node)
         self.member: Member | VerifiedMember | None = None
         self.conduct = Behaviour()
-        """What this peer does of its own accord in a secure run; only tests of the others' defence change it."""
+        """The behaviour of this peer in a secure run; only tests of the others' defence change it."""
         self.founding: Founding | None = None
         """How a secure run begins, as this peer sees it."""
         self.sync_progress: SyncProgress | None = None
@@ -153,7 +153,7 @@ class Session:
     async def start(self) -> None:
         """Appear in the run: accept connections, find the others through the entries, publish the own address.
 
-        Raises the error of the last entry tried if none of them lets this peer in.
+        Raises the error of the last entry tried if none of them admits this peer.
         """
         self.node.start()
         self._started = True
@@ -168,7 +168,7 @@ class Session:
         self.publish_address()
 
     def rates(self) -> AccessRates:
-        """What this peer's line carries at present, as far as it is known, and its caps."""
+        """The present rates of this peer's link, as far as they are known, and its caps."""
         return self.node.access_link.rates()
 
     def publish_address(self) -> None:
@@ -310,7 +310,7 @@ class Session:
         return next((entry for entry in self.entries if entry.peer_id == peer), known)
 
     async def _enter(self) -> None:
-        """Find the run by any entry; all are asked at once, because an address where nobody is takes long to find out.
+        """Find the run by any entry; all are asked at once, because a dead address takes long to find out.
 
         Raises `RejectedError` if the peers that answer refuse this one, and `UnreachableError` if none answers.
         """
@@ -363,7 +363,7 @@ class Session:
             await member.run(step)
         except MingaError as error:
             self.events.emit(MemberFailed(why=str(error)))
-        except Exception as error:  # a mistake in the program: nobody else would say where it was
+        except Exception as error:  # a mistake in the program: no other text would say where it was
             logger.exception("this peer's member of the run failed")
             self.events.emit(MemberFailed(why=traceback.format_exception_only(error)[-1].strip()))
 

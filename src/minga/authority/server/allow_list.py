@@ -1,7 +1,7 @@
 """The list of people that an authority admits: one TOML file, read again whenever it changes.
 
-Who knows the people does not change with it: names of one provider are other people's at the next, so a list with
-another one takes effect when the authority is started again. Only the organisation may change in that section.
+The provider does not change with the file: names of one provider belong to other people at the next. So a list with
+another provider takes effect when the authority is started again. Only the organisation may change in that section.
 
 peers = 2                  # how many peers each person may have at a time
 token = "6h"               # how long a token lasts; peers renew it before it ends
@@ -55,7 +55,7 @@ class AllowListSection(BaseModel):
 
 
 class Provider(AllowListSection):
-    """Who knows the people.
+    """The identity provider.
 
     kind: "file" (codes in this file), "huggingface", or "oauth" (RFC 8628: `device_url`, `token_url`, and `user_url`,
     whose answer has the name in `name_field`). endpoint: of the Hugging Face Hub. client_id: of the OAuth application,
@@ -126,7 +126,7 @@ class ListedPerson(AllowListSection):
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one person may have: peers at a time, until when (Unix seconds; None: no end)."""
+    """The allowance of one person: peers at a time, until when (Unix seconds; None: no end)."""
 
     peers: int
     until_s: float | None
@@ -196,7 +196,7 @@ class AllowList(AllowListSection):
 class AllowFile:
     """The list as it stands in its file now.
 
-    A file that has become wrong, or names another provider, is told in the log, and changes nothing.
+    A file that has become invalid, or names another provider, is logged, and changes nothing.
     """
 
     def __init__(self, path: Path) -> None:

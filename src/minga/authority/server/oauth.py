@@ -4,8 +4,8 @@ The authority itself asks the provider for a device code, in the name of its own
 only where to go. So the access token that comes of it never reaches the person's machine, is worth no more than what
 the application asked for (the name), and is forgotten here as soon as the name is known.
 
-An access token that a person hands over is worth more than that, and a server that got it for another purpose could
-use it here. Only Hugging Face logins take one, for machines where nobody can open a browser.
+An access token that a person hands over is worth more than that, and a server that got it for another purpose could use
+it here. Only Hugging Face logins take one, for machines without a browser.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who knows the people that log in."""
+"""Identity providers: they identify the people that log in."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class IdentityProvider(Protocol):
         """The ways to log in, the best first."""
 
     async def identify(self, login: LoginWay) -> Person | Pending:
-        """Who it is, or that the browser has to be waited for. Raises `Refused`."""
+        """The person, or `Pending` while the browser is waited for. Raises `Refused`."""
 
     async def begin_device(self) -> DeviceCode:
         """Begin a login in the browser. Raises `Refused`."""
@@ -43,7 +43,7 @@ class IdentityProvider(Protocol):
 
 
 class FileProvider:
-    """People with secret codes, whose hashes stand in the allow-list; needs nobody else."""
+    """People with secret codes, whose hashes stand in the allow-list; needs no other service."""
 
     label = "codes from the organiser"
     ways: tuple[Way, ...] = ("code",)

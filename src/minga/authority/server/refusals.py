@@ -31,5 +31,5 @@ def not_allowed(message: str) -> Refused:
 
 
 def provider_down(message: str) -> Refused:
-    """Nobody can say who it is at present."""
+    """The person cannot be identified at present."""
     return Refused(503, "provider", message)

@@ -1,4 +1,4 @@
-"""What happens to the tokens of people who were taken off the list.
+"""Revokes the tokens of people who were taken off the list.
 
 Without an organiser's key nothing can be taken back: their tokens are not renewed, and end within hours. With one, the
 peers are barred by an organiser's order, like `minga ban`, and go at the end of the step.

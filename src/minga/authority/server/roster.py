@@ -28,7 +28,8 @@ KeyText = Annotated[str, msgspec.Meta(pattern=_KEY)]
 
 
 class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One peer's place: whose it is (`name` at that `Provider.source`), since which login, until when (Unix seconds).
+    """One peer's place: its person (`name` at that `Provider.source`), the time of the login, and the end (Unix
+    seconds).
 
     With an `organisation` it depends on membership of that. `invitation` is the key that signed its last token; a
     `barred` peer gets no further one.

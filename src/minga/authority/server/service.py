@@ -42,7 +42,7 @@ BODY_S = 10.0
 """Longest time, in seconds, that the body of a request may take to arrive."""
 
 BURST, PER_SECOND = 60, 1.0
-"""What one address may ask: so many requests at once, and so many a second after that."""
+"""The requests that one address may make: a burst, and a rate per second after that."""
 
 Tell = Callable[..., None]
 Handler = Callable[[Request], Awaitable[Message]]

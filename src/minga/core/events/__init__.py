@@ -1,4 +1,4 @@
-"""Events: what a peer did, as data for people and logs. Nothing in a peer acts on them.
+"""Events: the actions of a peer, as data for people and logs. Nothing in a peer acts on them.
 
     a part of a peer ─▶ bus: emit(StepApplied(…)) ─▶ Event ─▶ displays, JSON lines, logs, fault scripts
     network, averaging, training, security (the kinds) ─▶ catalogue ─▶ page ─▶ docs/events.md

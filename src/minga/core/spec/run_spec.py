@@ -119,7 +119,7 @@ class RunSpec(Section):
 
     @property
     def recipe_settings(self) -> dict[str, Any]:
-        """What the spec says to its recipe, as `[recipe.NAME]`; what it leaves out the recipe knows."""
+        """The spec's settings for its recipe, as `[recipe.NAME]`; the recipe has defaults for the others."""
         return self.recipe.get(self.model.recipe, {})
 
     @property

@@ -48,7 +48,7 @@ def to_present(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def to_past(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of an old spec where they stood: what is hashed, signed and written."""
+    """The tables of an old spec in their places, as they are hashed, signed and written."""
     past = dict(values)
     recipe = past["model"]["recipe"]
     settings = dict(past.pop("recipe")[recipe])

@@ -57,7 +57,7 @@ class Organisers:
 
 @dataclass(frozen=True)
 class Access:
-    """What lets a peer take part: until when (Unix seconds; None: for good), and by which invitation, if by one.
+    """The access of a peer: until when (Unix seconds; None: for good), and by which invitation, if by one.
 
     `name` is the name of the person who logged in at an authority. A peer that `only_watches` may watch for a member.
     """
@@ -122,7 +122,7 @@ class AccessLedger:
         return self._take_transfer(order) if isinstance(order, Transfer) else self._take_revocation(order)
 
     def check(self, token: Token | None, peer: str, now_s: float) -> Access:
-        """What lets `peer`, who shows `token`, take part. Raises `NoAccessError`; `now_s` is in Unix seconds."""
+        """The access of `peer`, which shows `token`. Raises `NoAccessError`; `now_s` is in Unix seconds."""
         if token is not None and token.watch is not None:
             return self._check_watch(token, token.watch, peer, now_s)
         if peer in self.organisers.keys or peer == self.publisher:
@@ -188,7 +188,7 @@ class AccessLedger:
         return True
 
     def _count(self, subject: str) -> None:
-        """Up to which version so many organisers bar a key as have to."""
+        """The highest version at which the needed number of organisers revoke a key."""
         versions = sorted((order.version for order in self._revocations[subject].values()), reverse=True)
         if len(versions) >= self.organisers.needed:
             self._barred[subject] = max(versions[self.organisers.needed - 1], self._carried.get(subject, 0))

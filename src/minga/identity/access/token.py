@@ -1,4 +1,4 @@
-"""Access tokens: what a peer shows to take part in a run of members.
+"""Access tokens: the credentials of peers in a run for members.
 
 A token is bound to its peer's key, in one of two ways:
 
@@ -39,7 +39,9 @@ LOGIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z"
 
 
 class Login(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an authority says of the person behind a peer: the name, and until when (Unix seconds) the token is good."""
+    """An authority's statement about the person behind a peer: the name, and until when (Unix seconds) the token is
+    good.
+    """
 
     name: Annotated[str, msgspec.Meta(pattern=LOGIN_NAME)]
     expires: UnixSeconds

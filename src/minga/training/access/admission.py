@@ -1,4 +1,4 @@
-"""Who may take part in a run, as one peer knows it: the gate of its node and board.
+"""Which peers may take part in a run, as one peer knows it: the authorizer of its node and board.
 
 Theory of operation. The run spec says whether a run is open to every peer, and a newcomer does not have it when it
 meets the first peer. So until `open_to_all` or `enforce` is called, connections are admitted provisionally, and no
@@ -35,7 +35,7 @@ CODE = "access"
 """Code with which peers that are not admitted are refused."""
 
 GOSSIP_USES = 2
-"""How many times as many peers as an invitation is for are accepted when others have let them in."""
+"""The factor by which peers may exceed the uses of an invitation when other members admitted them."""
 
 
 WATCHERS_WRITE = ("access", "beat", "left")
@@ -45,11 +45,11 @@ ORDERS = "access."
 """The methods that every connected peer may call."""
 
 WATCHERS_CALL = (ORDERS, "board.", "run.", "state.")
-"""What those may call who only look on: nothing that has to do with averaging."""
+"""The methods that a peer may call that only watches: none of averaging."""
 
 
 class AdmittedPeer(NamedTuple):
-    """What one peer showed, and what that gives it."""
+    """The token that one peer showed, and the access that it gives."""
 
     credential: bytes
     token: Token | None
@@ -201,7 +201,7 @@ class Admission:
         self._admitted.pop(peer, None)
 
     def members(self) -> Mapping[PeerId, AdmittedPeer]:
-        """Everybody known to be admitted."""
+        """All peers known to be admitted."""
         return self._admitted
 
     # ---- uses of invitations

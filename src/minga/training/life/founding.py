@@ -5,9 +5,10 @@ peers they are connected to for the genesis. The organiser of the run gets a req
 genesis once there are as many founders as the run spec wants. From then on every peer that has the genesis passes it
 on, and the organiser is not needed any more. A peer that comes later is no founder.
 
-Whether the run has gone on since is not signed, so nobody's word counts for that alone. A founder that waited for the
-genesis begins, unless more than half of the founders, each asked by itself, say that they are past the first step. Who
-had it from the time before it was started anew does not begin: it may have said something that it does not remember.
+The genesis does not say whether the run has gone on since, so no single peer is believed about that. A founder that
+waited for the genesis begins, unless more than half of the founders, each asked by itself, answer that they are past
+the first step. A founder that had the genesis before its restart does not begin: it may have made statements that it
+does not remember.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
     @classmethod
     def from_file(cls, path: Path, run_id: str, organiser: str) -> Genesis | None:
-        """What was kept there; None if it is not there, damaged, or of another run. Raises `StorageError`."""
+        """The genesis kept there; None if it is missing, damaged, or of another run. Raises `StorageError`."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -81,7 +82,7 @@ def _signed(run_id: str, founders: tuple[str, ...]) -> bytes:
 
 
 class AskFounders(msgspec.Struct, frozen=True):
-    """Who are the founders? The asker is `ready` to be one."""
+    """A request for the genesis; the asking peer is `ready` to be a founder."""
 
     ready: bool
 

@@ -1,4 +1,4 @@
-"""The life of one peer in a secure run, on the event loop; what `member.py` is in ordinary runs.
+"""The life of one peer in a secure run, on the event loop; `member.py` does this in ordinary runs.
 
     wait for the genesis ──▶ founders: take secure steps ──▶ the run's last step
                         └──▶ newcomers: state, probation ──┘
@@ -89,7 +89,7 @@ class VerifiedMember:
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
         self.on_step_ended = Observers[[]]()
-        """Told when this peer has applied a step, or given a round up."""
+        """Called when this peer has applied a step, or aborted a round."""
         self.surveyor = BoardView(board, node)
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
@@ -147,7 +147,7 @@ class VerifiedMember:
         self._port.close(error)
 
     async def see_off(self, limit_s: float) -> None:
-        """Before this peer leaves: nothing of it is needed, since everybody keeps what was aggregated."""
+        """Before this peer leaves: no other needs its data, since every member keeps the aggregates."""
 
     async def run(self, step: int = 0) -> None:
         """Live until cancelled; `step` is where the local state stands.

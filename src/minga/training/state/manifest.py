@@ -44,7 +44,7 @@ Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """What a state consists of: its step, tensors, canonical JSON of its scalars, and the hashes of its chunks."""
+    """The parts of a state: its step, tensors, canonical JSON of its scalars, and the hashes of its chunks."""
 
     format: int
     step: int
@@ -65,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 
     @property
     def scalars(self) -> dict[str, Json]:
-        """The scalars, decoded anew."""
+        """The scalars, decoded at each call."""
         return parse_canonical_json(self.scalars_json)
 
     @property
@@ -154,7 +154,7 @@ def _checked(manifest: Manifest) -> Manifest:
 
 
 def _meta_hash(scalars_json: bytes, index: int) -> bytes:
-    """What stands for the BLAKE3 of a chunk without content, 32 bytes."""
+    """The 32 bytes that replace the BLAKE3 of a chunk without content."""
     digest: bytes = blake3(b"minga hollow chunk %d of " % index + scalars_json).digest()
     return digest
 

@@ -38,11 +38,11 @@ MAX_REASONS = 10
 
 
 class OvertakenError(UnreachableError):
-    """Nobody has the state that is wanted any more: all who have one have taken further steps since."""
+    """No donor has the wanted state any more: all of them have taken further steps since."""
 
 
 class Donors:
-    """The donors that were asked: what they have, which states lead, and why some are not used any more."""
+    """The donors that were asked: their states, which states lead, and why some donors are not used any more."""
 
     def __init__(self, node: Node, donors: Sequence[PeerId], expect_digest: str | None) -> None:
         self.failed: dict[PeerId, RemoteError] = {}

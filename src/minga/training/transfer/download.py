@@ -5,7 +5,7 @@ is what everything else is checked against. The manifest is taken from any of th
 (see `chunk_fetch.py`). Chunks that this peer has already, in its own state or in a cache left by a download that broke
 off, are not transferred: healing a peer that differs in one tensor costs a few chunks.
 
-Who serves something that does not match is dropped, named and counted as an offender; the download goes on with the
+A donor that serves bytes that do not match is dropped, named and counted as an offender; the download goes on with the
 others. The number of donors that publish a digest is all that this module knows about its truth, so a caller that
 learned the digest from the signed records of the whole swarm should pass it as `expect_digest`.
 """
