@@ -119,7 +119,7 @@ class Session:
             lookup=self._lookup,
             events=self.events,
             access_link=AccessLink(loop.time, network.wall_time, settings.max_upload, settings.max_download),
-            gate=self.admission,
+            authorizer=self.admission,
         )
         self.board = Board(
             identity,
@@ -127,7 +127,7 @@ class Session:
             wall_time=network.wall_time,
             clock=loop.time,
             events=self.events,
-            gate=self.admission,
+            authorizer=self.admission,
             kinds=settings.kinds,
         )
         self.gossip = Gossip(self.board, self.node, entries=self.entries)

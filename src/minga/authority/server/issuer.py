@@ -73,7 +73,7 @@ class Issuer:
         now_s = self._wall_time()
         allowance = allowed.allowance(seat.name, seat.organisation, now_s)
         if allowance is None:
-            raise not_allowed(f"{seat.name} is not on the list of those who may take part; ask the organiser")
+            raise not_allowed(f"{seat.name} is not on the list of people that may take part; ask the organiser")
         before = self._roster.seat(peer)
         if before is not None and before.barred:
             raise not_allowed("the organisers barred this peer's key; ask them")

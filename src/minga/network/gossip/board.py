@@ -57,8 +57,9 @@ class Item(NamedTuple, Generic[P]):
 class Board(ChangeCounter):
     """All records of one run as one peer knows them, and what this peer itself publishes.
 
-    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `gate` says which peers'
-    records are kept (default: all). `kinds` are those that this peer can read and write; others are passed on unread.
+    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `authorizer` says which
+    peers' records are kept (default: all). `kinds` are those that this peer can read and write; others are passed on
+    unread.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Board(ChangeCounter):
         wall_time: Callable[[], float],
         clock: Callable[[], float],
         events: EventBus,
-        gate: Authorizer | None = None,
+        authorizer: Authorizer | None = None,
         kinds: RecordKinds = NETWORK_KINDS,
     ) -> None:
         super().__init__()
@@ -81,8 +82,8 @@ class Board(ChangeCounter):
         """Called with every record that this peer signs."""
         self.verdicts: Counter[Verdict] = Counter()
         """The verdicts on all records received so far."""
-        self._gate = gate or OpenAuthorizer()
-        self.store = RecordStore(self.peer_id, run_id, self.now(), self._gate, kinds)
+        self._authorizer = authorizer or OpenAuthorizer()
+        self.store = RecordStore(self.peer_id, run_id, self.now(), self._authorizer, kinds)
         self._signer, self._wall_time = signer, wall_time
         self._detector = FailureDetector()
         self._former: dict[PeerId, Address] = {}
@@ -260,7 +261,7 @@ class Board(ChangeCounter):
             payload, is_opaque = None, True
         if is_opaque and self.kinds.is_basic(record.code):
             return Verdict.BAD_PAYLOAD
-        if isinstance(payload, Credential) and not self._gate.learn(record.owner, payload.credential):
+        if isinstance(payload, Credential) and not self._authorizer.learn(record.owner, payload.credential):
             return Verdict.NOT_ADMITTED
         is_kept = self._accept(record, payload, sender, age_s, is_opaque=is_opaque)
         return Verdict.NEW if is_kept else Verdict.CROWDED

@@ -34,12 +34,12 @@ MAX_OWNERS = 4096
 
 
 class RecordStore:
-    """The records of all peers that `gate` admits, and of this peer (`own_id`), which is never evicted."""
+    """The records of all peers that `authorizer` admits, and of this peer (`own_id`), which is never evicted."""
 
-    def __init__(self, own_id: PeerId, run_id: str, now: float, gate: Authorizer, kinds: RecordKinds) -> None:
+    def __init__(self, own_id: PeerId, run_id: str, now: float, authorizer: Authorizer, kinds: RecordKinds) -> None:
         self.own = PeerRecords(own_id, own_id, now, kinds)
         self.owners: dict[PeerId, PeerRecords] = {own_id: self.own}
-        self._run_id, self._gate, self._kinds = run_id, gate, kinds
+        self._run_id, self._authorizer, self._kinds = run_id, authorizer, kinds
         self._opaque = OpaqueRoom()
         self._introduced: Counter[PeerId] = Counter()
 
@@ -51,7 +51,7 @@ class RecordStore:
         owner_id = record.owner
         owner = self.owners.get(owner_id)
         name = self._kinds.name(record.code)
-        if owner is not self.own and record.code != ACCESS.code and not self._gate.admits(owner_id, name):
+        if owner is not self.own and record.code != ACCESS.code and not self._authorizer.admits(owner_id, name):
             return Verdict.NOT_ADMITTED
         if owner is not None and owner.is_stale(record):
             return Verdict.STALE

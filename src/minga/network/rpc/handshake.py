@@ -30,7 +30,7 @@ Version = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock, `credential`
-    what the gate of the run asks for, see `minga.network.authorizer`.
+    the one that the run's authorizer asks for, see `minga.network.authorizer`.
     """
 
     versions: tuple[Version, Version]

@@ -59,7 +59,7 @@ logger = logging.getLogger("minga.network")
 @loop_bound
 class Node:
     """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown.
-    `access_link` holds the measured rates and the caps of this peer's link. `gate` says which peers are admitted
+    `access_link` holds the measured rates and the caps of this peer's link. `authorizer` says which peers are admitted
     (default: all).
     """
 
@@ -72,7 +72,7 @@ class Node:
         lookup: Callable[[PeerId], Address | None],
         events: EventBus,
         access_link: AccessLink | None = None,
-        gate: Authorizer | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
         self.on_connected, self.on_disconnected = Observers[[PeerId]](), Observers[[PeerId]]()
@@ -82,8 +82,8 @@ class Node:
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
         self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
-        self._lookup, self._gate = lookup, gate or OpenAuthorizer()
-        self._server = Server(self._wrap, self.spawn, self.offend, self._gate.permits)
+        self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
+        self._server = Server(self._wrap, self.spawn, self.offend, self._authorizer.permits)
         self._accept_loop = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
         self._connections, self._misbehaviour = Connections(), MisbehaviourScore()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
@@ -245,14 +245,14 @@ class Node:
     # ---- inner workings
 
     def _hello(self) -> Hello:
-        credential = self._gate.credential()
+        credential = self._authorizer.credential()
         return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time(), credential)
 
     def _check_hello(self, hello: Hello, peer: PeerId) -> None:
         handshake.check_hello(hello, self.run_id, peer)
         if self._misbehaviour.is_cut_off(peer, asyncio.get_running_loop().time()):
             raise RejectedError("cut off after repeated breaches of the protocol", code="cut_off", peer=peer)
-        self._gate.meet(peer, hello.credential)
+        self._authorizer.meet(peer, hello.credential)
 
     def _check_guest(self, hello: Hello, peer: PeerId) -> None:
         self._check_hello(hello, peer)

@@ -58,7 +58,7 @@ class AdmittedPeer(NamedTuple):
 
 @loop_bound
 class Admission:
-    """The gate of one peer (`Authorizer`). `wall_time` gives Unix seconds, `token` is what this peer itself shows."""
+    """The authorizer of one peer. `wall_time` gives Unix seconds, `token` is what this peer itself shows."""
 
     def __init__(self, own_id: PeerId, wall_time: Callable[[], float], token: Token | None = None) -> None:
         self.token = token
@@ -77,7 +77,7 @@ class Admission:
 
     @classmethod
     def for_everybody(cls, own_id: PeerId, wall_time: Callable[[], float]) -> Admission:
-        """The gate of a run that is known to be open."""
+        """The authorizer of a run that is known to be open."""
         admission = cls(own_id, wall_time)
         admission.open_to_all()
         return admission
@@ -112,7 +112,7 @@ class Admission:
         self.token = token
         self._look_again_s = 0.0
 
-    # ---- the gate
+    # ---- the authorizer
 
     def credential(self) -> bytes:
         """This peer's token."""
