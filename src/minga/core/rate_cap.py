@@ -1,4 +1,4 @@
-"""Limits that people set on their own line, which may depend on the time of day.
+"""Caps that people set on their own access link, which may depend on the time of day.
 
     10Mbit                                     always
     10Mbit, 50Mbit 23:00-07:00                 more at night

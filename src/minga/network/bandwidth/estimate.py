@@ -51,7 +51,7 @@ class Estimate:
 
     @property
     def is_shown(self) -> bool:
-        """Whether at least one of them shows what the line carries; else that is so much at least, perhaps far more."""
+        """Whether at least one sample shows the rate of the link; otherwise the value is a lower bound."""
         return any(sample[2] for sample in self._samples)
 
     @property
@@ -62,7 +62,7 @@ class Estimate:
     def add(self, rate: float, when: float, *, loaded: bool, count: int = 1, shows: bool = False) -> None:
         """Take in a sample of `count` buckets, taken at loop time `when`; a rate that is no positive number is ignored.
 
-        Loaded or not, it may be one that `shows` what the line carries.
+        Loaded or not, the sample may be one that `shows` the rate of the link.
         """
         if not (math.isfinite(rate) and rate > 0.0):
             return

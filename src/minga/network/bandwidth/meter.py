@@ -230,7 +230,7 @@ class DirectionMeter:
             path.shares = Estimate()
 
     def _is_slow(self, peer: PeerId) -> bool:
-        """Whether the path is itself the limit of what goes over it, so that it shows nothing about the line."""
+        """Whether the path is itself the limit of what goes over it, so that it shows nothing about the link."""
         share = self._paths[peer].share if peer in self._paths else None
         return share is not None and share < SLOW_SHARE
 
@@ -255,7 +255,7 @@ class DirectionMeter:
 
 
 class LinkMeter:
-    """Both directions of a peer's line; `clock` is the loop's."""
+    """Both directions of a peer's link; `clock` is the loop's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.up, self.down = DirectionMeter(clock), DirectionMeter(clock)

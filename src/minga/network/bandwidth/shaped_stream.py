@@ -1,4 +1,4 @@
-"""A stream that keeps to the caps of its node's line."""
+"""A stream that keeps to the caps of its node's link."""
 
 from __future__ import annotations
 

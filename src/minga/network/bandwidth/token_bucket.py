@@ -27,7 +27,7 @@ _EARLY_S = 1e-9
 
 
 class TokenBucket:
-    """One direction of a line. `cap` is None without a limit; `wall_time` tells the Unix time for its schedule."""
+    """One direction of an access link. `cap` is None without a limit; `wall_time` gives Unix time for its schedule."""
 
     def __init__(self, cap: RateCap | None, wall_time: Callable[[], float]) -> None:
         self._cap, self._wall_time = cap, wall_time

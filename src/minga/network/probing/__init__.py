@@ -1,4 +1,4 @@
-"""Probes: a peer fills its line on purpose for less than a second, to learn what it can carry.
+"""Probes: a peer fills its link on purpose for less than a second, to learn what it can carry.
 
     prober ── reserves partners (busy? later) ─▶ barrier ─▶ streams: upload, then download ─▶ bandwidth/meter
 

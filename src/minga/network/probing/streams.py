@@ -73,7 +73,7 @@ async def _send_for_a_phase(stream: MessageStream, max_bytes: int, check: Callab
     clock = asyncio.get_running_loop().time
     end_s, sent = clock() + PHASE_S, 0
     async with asyncio.timeout(PHASE_S):
-        # Frames grow with what went through, so that slow lines report soon and fast ones do not drown in frames.
+        # Frames grow with what went through, so that slow links report soon and fast ones do not drown in frames.
         while sent + (size := _frame_size(sent)) <= max_bytes:
             check()
             await stream.send(Batch(1, size))

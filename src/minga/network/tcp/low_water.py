@@ -74,7 +74,7 @@ class LowWater:
             self._mark = 1
 
     def _look(self) -> None:
-        """Take what there is if the line got slower."""
+        """Take what there is if the link got slower."""
         wait_s = self._woken_s + SLOWER_S - self._loop.time()
         if wait_s <= 0.0:
             wait_s = SLOWER_S

@@ -8,7 +8,7 @@ from collections.abc import Callable
 class ReadBuffer:
     """Memory that is being filled; `progress` also counts bytes that cannot be decrypted yet.
 
-    A record of 16 KiB is decrypted when all of it is there, which over a slow line takes seconds.
+    A record of 16 KiB is decrypted when all of it is there, which over a slow link takes seconds.
     """
 
     def __init__(self, target: memoryview, progress: Callable[[int], None] | None) -> None:
