@@ -48,7 +48,7 @@ class RunStatus:
     two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of the same
     step. `trouble` is the last problem of the peer that looks. `plan` is None while fewer than two take part.
     `resting`: the peer that looks is on standby. `mode` is that of the run spec's section security; where that is
-    "byzantine" all members compute and reduce the same, so there is no plan and no count of samples towards a step, and
+    "byzantine" all members compute and reduce the same, so there is no plan and no count of samples towards a step.
     `founders` says how many are ready and wanted while the run waits for its founders.
     """
 

@@ -32,7 +32,7 @@ class Optimizer(torch.optim.Optimizer):
     """Wraps a torch optimizer so that it steps once per `target_batch_size` samples of all peers together.
 
     Call `backward()` on the mean loss of each micro-batch, then `step(samples=...)` with the number of samples in it,
-    then `zero_grad()`. A call returns at once, except where the swarm's step is complete: there it takes part in the
+    then `zero_grad()`. A call returns at once, except where the swarm's step is complete. There it takes part in the
     averaging (or, with the delayed strategy, collects the result) and applies the same update as every other peer.
 
     optimizer: any `torch.optim.Optimizer`; its parameters are averaged as gradients in float32. A parameter that had no

@@ -1,7 +1,7 @@
 """The files by which a peer can rejoin a run when none of the peers in the link answers any more.
 
-The signed run spec lies in the run's folder, and so do, for each key, the UDP port that it had (so that others find the
-peer where it was) and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
+The run's folder holds the signed run spec. For each key it also holds the peer's last UDP port, so that others find the
+peer where it was, and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
 that finds no peer goes on alone from its checkpoint. So a run outlives the death of all its peers, whichever of them
 restarts first.
 """

@@ -240,9 +240,9 @@ class Session:
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> VerifiedMember:
-        """The same in a run whose members check each other; `organiser` is whose key signed the run spec, in
-        `directory` is kept what has to be known about the run, and from `entropy` come this peer's secrets. Raises
-        `ConfigurationError` for other roles than trainer.
+        """The same in a Byzantine-tolerant run. `organiser` is the peer whose key signed the run spec, `directory`
+        holds the files of the run, and `entropy` gives this peer's secrets. Raises `ConfigurationError` for other roles
+        than trainer.
         """
         if self.settings.role != "trainer":
             raise ConfigurationError(

@@ -1,8 +1,8 @@
 """Logins by OAuth 2.0: in the browser, by the device authorization grant (RFC 8628), or with an access token.
 
 The authority itself asks the provider for a device code, in the name of its own OAuth application, and shows the person
-only where to go. So the access token that comes of it never reaches the person's machine, is worth no more than what
-the application asked for (the name), and is forgotten here as soon as the name is known.
+only where to go. So the resulting access token never reaches the person's machine. It gives no more than the
+application asked for (the name), and is forgotten here as soon as the name is known.
 
 An access token that a person hands over is worth more than that, and a server that got it for another purpose could use
 it here. Only Hugging Face logins take one, for machines without a browser.

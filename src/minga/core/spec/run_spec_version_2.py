@@ -1,9 +1,9 @@
 """Run specs of version 2 and before, in which `[model]` and `[data]` held the settings of the recipe.
 
 Such a spec keeps its canonical bytes, and so its run id, for good. In memory its settings stand where those of today's
-recipes stand, as `[recipe.NAME]` with the table `data` inside, in the old names; a recipe that is older than version 3
-says what they mean today (`Recipe.from_version_2`). Every spec had all of these settings, whatever its recipe, and a
-file need not spell out the usual ones; so `run_spec_version_2.json` keeps them, as they were then.
+recipes stand, as `[recipe.NAME]` with the table `data` inside, in the old names. A recipe that is older than version 3
+translates them (`Recipe.from_version_2`). Every spec had all of these settings, whatever its recipe, and a file need
+not spell out the usual ones; so `run_spec_version_2.json` keeps them, as they were then.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ organisers succeed them.
 
 An order is valid if enough of the organisers of its *term* signed it. Term 0 has the organisers that the run spec names
 (or, if it names none, the key that signed the spec); each `Transfer` begins the next term. The signatures cover
-everything else in the order, the run's id included, and each kind of order has a context of its own, so that nothing
-signed for one purpose or run is worth anything in another.
+everything else in the order, the run's id included, and each kind of order has a context of its own. So a signature for
+one purpose or run is worth nothing in another.
 
 Orders are public: no secret is in them, and every peer may pass them on.
 """

@@ -1,10 +1,10 @@
 """Which peers are alive: an accrual failure detector on the heartbeats of every peer.
 
-Theory of operation. A beat is a record with a higher version than any seen before from its owner, whatever way it
-came. From the recent intervals between beats the detector knows what is usual for each owner; suspicion (phi) is
--log10 of the chance that a living owner would be silent for this long. The intervals are taken to follow a logistic
-distribution: its tail falls off exponentially, as the tail of beats that are lost independently does, where a normal
-distribution would call three lost beats in a row impossible. With mean m, standard deviation s and silence t
+Theory of operation. A beat is a record with a higher version than any seen before from its owner, whatever way it came.
+From the recent intervals between beats the detector knows what is usual for each owner; suspicion (phi) is -log10 of
+the chance that a living owner would be silent for this long. The detector assumes a logistic distribution of the
+intervals. Its tail falls off exponentially, as the tail of independently lost beats does; by a normal distribution
+three lost beats in a row would be impossible. With mean m, standard deviation s and silence t
 
     phi(t) = log10(1 + exp(pi (t - m) / (sqrt(3) s)))
 

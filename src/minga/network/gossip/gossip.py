@@ -11,12 +11,12 @@ one random
 * *dialling*: a peer with fewer than `MIN_NEIGHBOURS` connections dials living peers it is not connected to; now and
   then it dials at random, also silent peers and the entry addresses of the link, so that a split heals.
 
-Every peer signs something at least once every `beat_s` = max(0.5, N / 25) seconds for N living peers, which is what
-the failure detector listens for; all own records are renewed after a third of their life.
+Every peer signs a record at least once every `beat_s` = max(0.5, N / 25) seconds for N living peers; the failure
+detector watches for these. A peer renews its own records after a third of their life.
 
 Cost. A beat takes about 125 bytes, and a peer sends every record that is new to it to at most 3 neighbours, a third of
 which have it from no other peer. Below N = 12 every peer beats twice a second and traffic grows with N, by some 850
-bytes per second each way for each peer; above, there are 25 beats per second in the whole swarm, and exchanges become
+bytes per second each way for each peer. Above, there are 25 beats per second in the whole swarm, and exchanges become
 rarer as they become larger. Measured in simulation, stream bytes sent per peer and second: 0.4 kB for N = 2, 8.2 kB for
 10, 10 kB for 25, 11.5 kB for 50. Records that come more often than beats cost as many bytes again, so peers of a large
 swarm should not write more often than every `beat_s`. A dead peer is noticed after about two and a half beats, and two

@@ -11,8 +11,8 @@ unread, so that it reaches peers that can read it. This peer cannot judge their 
 Dropped records are remembered as one version for each owner (`PeerRecords.opaque_floor`). So it is not fetched again
 from peers that have room for it, or can read it; the next version is taken as usual.
 
-A record of a known kind that cannot be read (a later version's word in an old field, or more bytes) stays in the one
-place that its kind has anyway, so that it takes no more room than `MAX_PAYLOAD_BYTES` for each known kind.
+A record of a known kind may be unreadable (a later version's word in an old field, or more bytes). It stays in the one
+place that its kind has anyway, so it takes at most `MAX_PAYLOAD_BYTES` for each known kind.
 """
 
 from __future__ import annotations

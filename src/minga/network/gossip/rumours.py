@@ -5,7 +5,7 @@ Theory of operation. The records that became new during a short window are sent 
 peer's own, go to `FANOUT` random neighbours, the rest to `ROUTINE_FANOUT`; no record goes back to the peer that sent
 it. Where the swarm is so small that the owner tells all, no peer repeats a routine record, and no peer ever repeats a
 large one. With a fan-out of f a rumour reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 %
-for 6; the exchanges of `minga.network.gossip.gossip` bring it to the rest. At most one push is under way to each
+for 6. The exchanges of `minga.network.gossip.gossip` bring it to the rest. At most one push is under way to each
 neighbour. Records that become new meanwhile wait, and newer versions replace older ones, so a slow neighbour costs
 neither memory nor the others' time.
 """

@@ -1,8 +1,8 @@
 """Moving bulk bytes through iroh's Python bindings at full speed.
 
-Theory of operation. The generated bindings (uniffi) move bytes correctly but slowly: outgoing `bytes` are copied into
-the foreign buffer one at a time by a Python loop (about 7 MB/s), incoming ones are first sliced into a `bytes` object,
-and every wait for the foreign side goes through a lock, a table and the event loop's self-pipe even if the answer is
+Theory of operation. The generated bindings (uniffi) move bytes correctly but slowly. A Python loop copies outgoing
+`bytes` into the foreign buffer one at a time (about 7 MB/s). Incoming bytes are first sliced into a `bytes` object.
+Every wait for the foreign side goes through a lock, a table and the event loop's self-pipe, even if the answer is
 already there. Three calls carry all bulk traffic: writing, reading into a buffer, and waiting for either. This file
 makes exactly these three with the same foreign functions that the bindings use:
 

@@ -1,10 +1,10 @@
 """Streams of the iroh network: one one-way QUIC stream for each direction, see `connection.py`.
 
-Every one-way stream begins with a header: its kind and the number that its opener gave to the pair. OPEN comes from
-the side that opened the pair, ANSWER from the other one as soon as it has something to say. ABORT says that the
-answer to this number will not come, or no further: needed because a QUIC reset may overtake the header of the very
-stream that it resets, and the opener would then wait for an answer for ever. CONTROL belongs to no stream: a message
-to the TCP lane at the other end, whose length stands in the place of the number.
+Every one-way stream begins with a header: its kind and the number that its opener gave to the pair. OPEN comes from the
+side that opened the pair, ANSWER from the other one as soon as it has something to say. ABORT says that the answer to
+this number will not come, or no further. A QUIC reset may overtake the header of the stream that it resets; without
+ABORT the opener would then wait for an answer for ever. CONTROL belongs to no stream: a message to the TCP lane at the
+other end, whose length stands in the place of the number.
 """
 
 from __future__ import annotations

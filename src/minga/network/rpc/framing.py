@@ -9,8 +9,8 @@ A frame is one byte of kind, four bytes of length (big-endian) and that many byt
     `minga.network.rpc.keepalive` RECEIPT   how many bulk bytes came and when, see
     `minga.network.bandwidth.delivery_reports`
 
-Nothing is allocated before the length was checked, and nothing that arrives is used before it was decoded into the
-type that the protocol expects at this point; whatever does not fit raises `ProtocolError` naming the sender.
+Memory is allocated only after the length was checked. Arriving bytes are used only after they were decoded into the
+type that the protocol expects at this point; other bytes raise a `ProtocolError` that names the sender.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Refusal(msgspec.Struct, frozen=True):
 class MessageStream:
     """Frames over one `Stream`, with signs of life in both directions. `access_link` is measured and held to its caps.
 
-    Nothing that a stream holds holds the stream: dozens a second end, and what they hold of the transport's memory is
-    free at once, not when the garbage collector comes by, which does not see that memory.
+    No object that a stream holds refers back to the stream. Dozens of streams end each second, and so their share of
+    the transport's memory is freed at once, and not by the garbage collector, which does not see that memory.
 
     Errors of every receiving method: `SilentError`, `UnreachableError`, `ProtocolError`, and `RejectedError` when
     the other side refused. Sending methods raise `UnreachableError` or `SilentError`.

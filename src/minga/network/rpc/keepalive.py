@@ -3,12 +3,12 @@
 Theory of operation. A peer that is killed, stopped or cut off sends nothing, and neither does a healthy peer while it
 computes. So every open message stream carries a *pulse* frame whenever nothing else was written for some ticks. A
 reader that waits for a frame gives up once nothing at all arrived for `silence_limit` ticks. Each pulse says after how
-many ticks the next one comes at the latest: `LEAST_TICKS`, or more where a peer has so many streams open, as the leader
-of a large group has, that it would do little else. The side with fewer streams follows the one with more. No pause gets
-shorter on a stream again: the other side may not know of it yet when it misses a pulse.
+many ticks the next one comes at the latest. That is `LEAST_TICKS`, or more where a peer has very many open streams, as
+the leader of a large group has: it would do little else. The side with fewer streams follows the one with more. No
+pause gets shorter on a stream again: the other side may not know of it yet when it misses a pulse.
 
-Time is counted in ticks of this peer's own clockwork, not in seconds: if this process was stopped or starved, its ticks
-stop too, and upon waking it does not accuse all other peers of silence.
+Time is counted in ticks of this peer's own clockwork, not in seconds. If this process was stopped or starved, its ticks
+stop too, so upon waking it does not accuse all other peers of silence.
 """
 
 from __future__ import annotations

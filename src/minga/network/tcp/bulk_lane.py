@@ -8,9 +8,9 @@ Each connection is for the streams of one side, which its first byte names; so t
 moment.
 
 After a clean end a connection waits for the next stream; its opener closes it after `IDLE_S`. A stream that finds no
-connection waits for a new one, but only for some round trips: then it goes over iroh, and so do all while TCP is *off*:
-after a failure to connect, or after a stream that was given up while the other side was silent, which may be the way's
-fault. It is tried again after `OFF_S`, each time twice as long.
+connection waits for a new one, but only for some round trips; then it goes over iroh. So do all streams while TCP is
+*off*: after a failure to connect, or after a stream that was aborted while the other side was silent, because the path
+may be the cause. It is tried again after `OFF_S`, each time twice as long.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Theory of operation. The transport of the event loop reads into and writes from buffers here, a TLS object works on
 these buffers, and decrypted bytes go straight into the reader's memory. So one system call moves `PIECE_BYTES`, and it
-works on every kind of event loop; a TLS object on top of a socket makes three calls for each record of 16 KiB. Measured
-with four processes on two cores that exchange 384 MiB: 0.58 CPU seconds, as much as TLS sockets on the event loop and
-blocking ones in threads, of which about 0.2 are AES and 0.22 the kernel's.
+works on every kind of event loop; a TLS object on top of a socket makes three calls for each record of 16 KiB. Four
+processes on two cores that exchange 384 MiB took 0.58 CPU seconds, as much as TLS sockets on the event loop and
+blocking ones in threads. About 0.2 of these are AES and 0.22 the kernel's.
 
 Nothing here holds the loop for longer than one piece takes, some 200 µs. Bytes that arrive while no task reads stay in
 the kernel, up to one piece; that is the back-pressure. While a channel is idle it has a buffer of a few KiB only.

@@ -1,9 +1,10 @@
 """The virtual network: simulated hosts behind simulated links, in one process, from one seed.
 
-Theory of operation. Every host has an uplink and a downlink whose rates its transfers share evenly, a latency to the
-middle of the network, a share of lost packets (which cost time, as they are sent again), and perhaps a NAT behind which
-no host can dial it. The path from one host to another may be narrower than both their links. Everything happens by
-timers of the running loop, so on the loop of `minga.simulation` hours pass in seconds, and equal seeds give equal runs.
+Theory of operation. Every host has an uplink and a downlink whose rates its transfers share evenly, and a latency to
+the middle of the network. It has a share of lost packets, which cost time because they are sent again, and perhaps a
+NAT behind which no host can dial it. The path from one host to another may be narrower than both their links.
+Everything happens by timers of the running loop, so on the loop of `minga.simulation` hours pass in seconds, and equal
+seeds give equal runs.
 
 Faults give no notice. Behind a cut, a stall or a kill the other hosts see only silence; a connection counts as lost
 after `idle_timeout_s` of it, as with QUIC. Meanwhile

@@ -1,14 +1,16 @@
 """The bandwidth of a simulated host: its uplink and its downlink.
 
-Theory of operation. A link serves the pipes that have something to carry in turn, one quantum each, so that concurrent
-transfers share its rate evenly, and one that is limited elsewhere leaves its share to the others. A quantum is what the
-link carries in `QUANTUM_S`, or in less where so many pipes wait that their turns would come more rarely than every
-`turn_s`, within bounds: short enough for fairness, and long enough that the cost of a simulated second does not grow
-with the rate. On real links turns are as short as packets, and peers that measure their links notice the difference:
-with coarse turns bytes come in bursts, which makes slow links that several streams share look faster by up to a
-quarter. A pipe that had nothing to carry for a whole turn comes first when it has (as with fq_codel), or else small
-messages would wait for a quantum of every transfer, where packets are much shorter. Work is planned up to `AHEAD_S` in
-advance, which saves most timers of small messages; the moments of departure and arrival stay exact.
+Theory of operation. A link serves the waiting pipes in turn, one quantum each. So concurrent transfers share its rate
+evenly, and a transfer that is limited elsewhere leaves its share to the others. A quantum is what the link carries in
+`QUANTUM_S`, within bounds. It is less where so many pipes wait that their turns would come more rarely than every
+`turn_s`. So it is short enough for fairness, and long enough that the cost of a simulated second does not grow with the
+rate.
+
+On real links turns are as short as packets, and peers that measure their links notice the difference. With coarse turns
+bytes come in bursts, which makes slow links that several streams share look faster by up to a quarter. A pipe that had
+nothing to carry for a whole turn comes first when it has (as with fq_codel). Otherwise small messages would wait for a
+quantum of every transfer, where packets are much shorter. Work is planned up to `AHEAD_S` in advance, which saves most
+timers of small messages; the moments of departure and arrival stay exact.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Theory of operation. All simulated peers share one event loop. A context variable distinguishes their tasks and timers:
 all tasks started from within `VirtualProcess.run` inherit it. A loop that knows of this (the one of `minga.simulation`)
-sets the callbacks of a stopped process aside and runs them, late but in order, when it continues, just as a process
-that got SIGSTOP and later SIGCONT finds its timers overdue.
+sets the callbacks of a stopped process aside and runs them, late but in order, when it continues. In the same way a
+process that got SIGSTOP and later SIGCONT finds its timers overdue.
 """
 
 from __future__ import annotations

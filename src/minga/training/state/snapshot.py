@@ -1,8 +1,8 @@
 """A training state at one step: named tensors in one block of bytes, and a few numbers.
 
-All tensors lie one behind the other in a single flat buffer, each at a multiple of `ALIGNMENT_BYTES`, with zeros in
-the gaps. So a state is a byte string with a table of contents: it can be cut into chunks, hashed, sent and compared
-without knowing anything about tensors, and each tensor is a view into it.
+All tensors lie one behind the other in a single flat buffer, each at a multiple of `ALIGNMENT_BYTES`, with zeros in the
+gaps. So a state is a byte string with a table of contents. Code that knows nothing about tensors can cut it into
+chunks, hash, send and compare it, and each tensor is a view into it.
 """
 
 from __future__ import annotations

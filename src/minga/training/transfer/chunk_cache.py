@@ -1,8 +1,8 @@
 """Chunks of a download on disk, so that a dropped or killed download goes on where it was.
 
 The cache of a state is one file of its bytes, named by its digest. Hashing finds the chunks that are already there, so
-a crash in the middle of a write does no harm, and two processes that download the same state into the same folder may
-even help each other. Only one state is kept: chunks of an older state are of no use, since every optimizer step changes
+a crash in the middle of a write does no harm. Two processes that download the same state into the same folder may even
+help each other. Only one state is kept: chunks of an older state are of no use, since every optimizer step changes
 nearly all of them. When the disk refuses, the download goes on without a cache.
 """
 

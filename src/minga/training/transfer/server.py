@@ -1,10 +1,10 @@
 """Serving the training state to newcomers and to peers that fell behind.
 
 Theory of operation. The state may be copied only between two optimizer steps, and only by the training thread. So a
-request that no held snapshot satisfies raises a flag; the training thread asks `wants` whenever it comes by, which
-costs one attribute when no peer asked, and hands over a copy with `publish`. All peers that asked meanwhile get that
-one copy, so that they also agree on it. The copy is dropped when no peer used it for `IDLE_S` seconds. But the state
-after the run's last step stays, since no training thread is left that could copy it again.
+request that no held snapshot satisfies raises a flag. The training thread asks `wants` between steps, which costs one
+attribute when no peer asked, and hands over a copy with `publish`. All peers that asked meanwhile get that one copy, so
+that they also agree on it. The copy is dropped when no peer used it for `IDLE_S` seconds. But the state after the run's
+last step stays, since no training thread is left that could copy it again.
 
 A snapshot takes as much memory as the state itself. There are never more than two, and none that is being downloaded
 makes room for a newer one before it is `MIN_HELD_S` old.
