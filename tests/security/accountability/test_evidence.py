@@ -16,13 +16,23 @@ from minga.core.errors import StorageError
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.security.accountability.log import EvidenceLog, read_log, verify_log
-from minga.security.accountability.proofs import Case, Entered, Evidence, EvidenceError, Judged, Recomputed, Unshown
+from minga.security.accountability.proofs import (
+    Case,
+    Entered,
+    Evidence,
+    EvidenceError,
+    Judged,
+    Proof,
+    Recomputed,
+    Unshown,
+)
 from minga.security.accountability.verify import verify
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.behaviour import MakeBehaviour, Seeds, TrainingBackend
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.statements import (
+    MAX_ACCUSATIONS,
     Accusation,
     Body,
     Charge,
@@ -299,6 +309,38 @@ def test_nobody_is_banned_for_what_members_found_about_withheld_gradients(charge
     peer, reason = (target, convicted[charge]) if guilty else (members[0], "FALSE_ACCUSATION")
     case = Case(peer, reason, 6, 0, members, Judged(members[0], accusation, accusing, judging))
     assert refuses(Evidence.of(case, keys[1], RUN_ID)) == (charge is Charge.WITHHELD)
+
+
+OF_EACH_KIND = Path(__file__).parents[2] / "data" / "evidence_of_each_kind.log"
+"""Written when the live step and the offline check still had rules of their own."""
+
+
+def test_evidence_that_was_written_long_ago_verifies() -> None:
+    entries = read_log(OF_EACH_KIND)
+    kinds = {kind.__name__ for kind in Proof.__args__} - {"Unshown"}
+    assert {type(entry.case.proof).__name__ for entry in entries} == kinds
+    for entry in entries:
+        verify(entry, RUN_ID)
+        assert Evidence.from_bytes(entry.to_bytes()) == entry
+
+
+@pytest.mark.parametrize("others", range(MAX_ACCUSATIONS + 1))
+def test_a_full_commitment_covers_no_liar(others: int) -> None:
+    """The check once counted an aggregator as covering that had no room left for the accusation; the step never did."""
+    keys = sorted((Identity.from_seed(bytes([number]) * 32) for number in range(3)), key=lambda key: key.peer_id)
+    members, lie = tuple(PeerId(key.peer_id) for key in keys), Charge.CLAIMS
+    accusation = Accusation(4, members[2], lie, part=1)
+    before, now = (Slot(step, 0, Phase.COMMIT) for step in (5, 6))
+    commit = Commit(bytes(32), bytes(32), bytes(32), bytes(32))
+    said = tuple(Accusation(4, members[2], lie, part=2 + part) for part in range(others))
+    accusing = state(keys[0], RUN_ID, before, msgspec.structs.replace(commit, accusations=(accusation,)))
+    covering = state(keys[1], RUN_ID, before, msgspec.structs.replace(commit, accusations=said))
+    judged = msgspec.structs.replace(commit, judgements=(Judgement(members[0], accusation, guilty=True),))
+    proof = Judged(
+        members[0], accusation, accusing, tuple(state(key, RUN_ID, now, judged) for key in keys), covering, members
+    )
+    case = Case(members[1], "COVERED", 6, 0, members, proof)
+    assert refuses(Evidence.of(case, keys[0], RUN_ID)) == (others == MAX_ACCUSATIONS)
 
 
 def recomputed() -> tuple[Played, Case, Recomputed]:

@@ -5,29 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from minga.network.interface import PeerId
-from minga.security.accountability.proofs import (
-    Admitted,
-    Behind,
-    Case,
-    Contradicted,
-    Elsewhere,
-    Hidden,
-    Judged,
-    Named,
-    Proof,
-    Recomputed,
-    Statements,
-    Undelivered,
-    Unheard,
-    Unobtainable,
-    Unopened,
-    Unshown,
-)
+from minga.security.accountability import proofs
 from minga.security.protocol.attempt_record import AttemptRecord, Terms
 from minga.security.protocol.members import Reason
+from minga.security.protocol.pending_accusations import PendingAccusations
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statement_store import EquivocationProof, StatementStore
-from minga.security.protocol.statements import Accusation, Phase, Slot
+from minga.security.protocol.statements import Phase, Slot
 
 
 class CaseBuilder:
@@ -36,48 +20,48 @@ class CaseBuilder:
     def __init__(self, terms: Terms, slots: StatementStore) -> None:
         self._terms, self._slots = terms, slots
 
-    def contradicted(self, proof: EquivocationProof) -> Case:
+    def contradicted(self, proof: EquivocationProof) -> proofs.Case:
         """It said two things."""
-        return self._case(proof.author, Reason.EQUIVOCATED, Contradicted(proof))
+        return self._case(proof.author, Reason.EQUIVOCATED, proofs.Contradicted(proof))
 
-    def named(self, peer: PeerId, reason: Reason) -> Case:
+    def named(self, peer: PeerId, reason: Reason) -> proofs.Case:
         """Most name it in their commitments."""
-        return self._case(peer, reason, Named(self._said(Phase.COMMIT)))
+        return self._case(peer, reason, proofs.Named(self._said(Phase.COMMIT)))
 
-    def unheard(self, peer: PeerId, phase: Phase) -> Case:
+    def unheard(self, peer: PeerId, phase: Phase) -> proofs.Case:
         """It said nothing; before it has committed itself it is just away."""
         reason = None if phase is Phase.COMMIT else Reason.SILENT
-        return self._case(peer, reason, Unheard(phase, self._said(phase.vote)))
+        return self._case(peer, reason, proofs.Unheard(phase, self._said(phase.vote)))
 
-    def elsewhere(self, peer: PeerId) -> Case:
+    def elsewhere(self, peer: PeerId) -> proofs.Case:
         """It stands elsewhere than most."""
-        return self._case(peer, None, Elsewhere(self._said(Phase.COMMIT)))
+        return self._case(peer, None, proofs.Elsewhere(self._said(Phase.COMMIT)))
 
-    def unopened(self, peer: PeerId) -> Case:
+    def unopened(self, peer: PeerId) -> proofs.Case:
         """What it revealed is not what it committed to."""
         (result,), (reveal,) = self._said(Phase.RESULT, [peer]), self._said(Phase.REVEAL, [peer])
-        return self._case(peer, Reason.SILENT, Unopened(result, reveal))
+        return self._case(peer, Reason.SILENT, proofs.Unopened(result, reveal))
 
-    def undelivered(self, guilty: int, part: int, owner: int) -> Case:
+    def undelivered(self, guilty: int, part: int, owner: int) -> proofs.Case:
         """The owner of a part kept it to itself, or it and the aggregator say different things."""
         members = self._terms.members
         (commit,) = self._said(Phase.COMMIT, [members[owner]])
-        proof = Undelivered(part, owner, commit, self._said(Phase.RESULT), self._said(Phase.REVEAL))
+        proof = proofs.Undelivered(part, owner, commit, self._said(Phase.RESULT), self._said(Phase.REVEAL))
         return self._case(members[guilty], Reason.UNDELIVERED, proof)
 
-    def unobtainable(self, part: int) -> Case:
+    def unobtainable(self, part: int) -> proofs.Case:
         """Most could not get an aggregate."""
-        proof = Unobtainable(part, self._said(Phase.CLAIMS))
+        proof = proofs.Unobtainable(part, self._said(Phase.CLAIMS))
         return self._case(self._terms.members[part], Reason.UNDELIVERED, proof)
 
-    def behind(self, peer: PeerId) -> Case:
+    def behind(self, peer: PeerId) -> proofs.Case:
         """It could not get an aggregate that others have."""
-        return self._case(peer, None, Behind(self._said(Phase.CLAIMS)))
+        return self._case(peer, None, proofs.Behind(self._said(Phase.CLAIMS)))
 
-    def recomputed(self, peer: PeerId, reason: Reason, part: int, record: AttemptRecord) -> Case:
+    def recomputed(self, peer: PeerId, reason: Reason, part: int, record: AttemptRecord) -> proofs.Case:
         """It was found out by computing again what happened to a part."""
         cargo, terms = record.cargo, self._terms
-        proof = Recomputed(
+        proof = proofs.Recomputed(
             terms.rules,
             self._said(Phase.COMMIT),
             self._said(Phase.RESULT),
@@ -91,33 +75,33 @@ class CaseBuilder:
         )
         return self._case(peer, reason, proof)
 
-    def admitted(self, peer: PeerId, standing: ProtocolState) -> Case:
+    def admitted(self, peer: PeerId, standing: ProtocolState) -> proofs.Case:
         """It became a member after this attempt, before which the members stood there."""
-        return self._case(peer, None, Admitted(standing, self._terms.rules, self._said(Phase.COMMIT)))
+        return self._case(peer, None, proofs.Admitted(standing, self._terms.rules, self._said(Phase.COMMIT)))
 
-    def hidden(self, part: int, owner: int) -> Case:
+    def hidden(self, part: int, owner: int) -> proofs.Case:
         """Most could not get a part that had to be computed again."""
         (commit,) = self._said(Phase.COMMIT, [self._terms.members[owner]])
-        proof = Hidden(part, owner, commit, self._said(Phase.CONFIRM), self._said(Phase.CHECK))
+        proof = proofs.Hidden(part, owner, commit, self._said(Phase.CONFIRM), self._said(Phase.CHECK))
         return self._case(self._terms.members[owner], Reason.UNDELIVERED, proof)
 
-    def unshown(self, peer: PeerId, reason: Reason) -> Case:
+    def unshown(self, peer: PeerId, reason: Reason) -> proofs.Case:
         """What this member cannot show."""
-        return self._case(peer, reason, Unshown())
+        return self._case(peer, reason, proofs.Unshown())
 
     def judged(
         self,
         peer: PeerId,
         reason: Reason,
-        accuser: PeerId,
-        accusation: Accusation,
+        pending: PendingAccusations,
         records: Mapping[int, AttemptRecord],
         judges: Iterable[PeerId],
-    ) -> Case:
-        """The `judges` of this attempt found about an accusation that was made in the step before.
+    ) -> proofs.Case:
+        """What the `judges` of this attempt found about an accusation that was made in the step before.
 
-        Who was no member then does not have what shows it.
+        A peer that was no member then does not have what shows it.
         """
+        accuser, accusation = PeerId(pending.accuser), pending.accusation
         earlier, accused = records.get(self._terms.step - 1), records.get(accusation.step)
         is_covered = reason is Reason.COVERED
         if earlier is None or (is_covered and accused is None):
@@ -127,14 +111,14 @@ class CaseBuilder:
         covering = before._said(Phase.COMMIT, [peer])[0] if is_covered else None
         members_then = accused.terms.members if is_covered and accused else ()
         judging = self._said(Phase.COMMIT, judges)
-        return self._case(peer, reason, Judged(accuser, accusation, accusing, judging, covering, members_then))
+        return self._case(peer, reason, proofs.Judged(accuser, accusation, accusing, judging, covering, members_then))
 
     # ---- inner workings
 
-    def _said(self, phase: Phase, authors: Iterable[PeerId] | None = None) -> Statements:
+    def _said(self, phase: Phase, authors: Iterable[PeerId] | None = None) -> proofs.Statements:
         said = self._slots.of(Slot(self._terms.step, self._terms.attempt, phase))
         return tuple(said[peer] for peer in sorted(authors or self._terms.members) if peer in said)
 
-    def _case(self, peer: PeerId, reason: Reason | None, proof: Proof) -> Case:
+    def _case(self, peer: PeerId, reason: Reason | None, proof: proofs.Proof) -> proofs.Case:
         terms = self._terms
-        return Case(peer, reason.name if reason else None, terms.step, terms.attempt, terms.members, proof)
+        return proofs.Case(peer, reason.name if reason else None, terms.step, terms.attempt, terms.members, proof)

@@ -21,7 +21,7 @@ class MembershipChanges:
         self._node, self._identity, self._progress, self._evidence = node, identity, progress, evidence
 
     async def leave_out(self, cases: Iterable[Case]) -> None:
-        """Those whom the cases are about leave, unless they have left already."""
+        """The peers that the cases are about leave, unless they have left already."""
         progress, events, written = self._progress, self._node.events, list[Case]()
         for case in cases:
             peer, reason, ledger, step = PeerId(case.peer), case.ban, progress.ledger, progress.step

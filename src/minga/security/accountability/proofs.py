@@ -1,11 +1,11 @@
-"""Evidence: why a member left the list, so that anybody can find out later, alone and offline, that it was right.
+"""Evidence: why a member left the list, so that it can be verified later, by anybody and offline.
 
-Theory of operation. Whoever keeps a ledger writes, for each change of it, a *case*: who went, or came, why, in which
-attempt, who was a member then, and a *proof*, which holds all that the change follows from. Proofs are made of
-statements, which their authors signed; a decision of the members is proved by the words of enough of them that one of
-these is honest while most members are. `minga.security.accountability.verify` says of each kind of proof when it
-holds. The case is signed by the member that wrote it, its *witness*: that adds nothing to the proof, but says who
-vouches for the rest.
+Theory of operation. A member writes a *case* for each change of the list: which peer went or came, why, in which
+attempt, who the members were, and a *proof*, which holds all that the change follows from. Proofs are made of
+statements, which their authors signed. A decision of the members is proved by the words of so many of them that one is
+honest while most members are. A proof holds if the rules of the live step (`minga.security.accountability.rulings`)
+say the same of its statements, see `minga.security.accountability.verify`. The case is signed by the member that wrote
+it, its *witness*: that adds nothing to the proof, but says who vouches for the rest.
 
     Contradicted   two statements in one slot                                      EQUIVOCATED
     Named          commitments: most can prove that it contradicted itself, or     EQUIVOCATED
@@ -24,16 +24,16 @@ vouches for the rest.
     Entered        where members stood when the witness became one                 the list begins anew
     Unshown        nothing                                                         any
 
-What cannot be shown. (1) Whoever became a member after an accusation was made does not have the statement that made it:
-what it knows of the judgement is `Unshown`. (2) A member who does not vote leaves no trace. Where so many did not that
-the votes do not say whether half of the members heard somebody, `Unheard` does not hold, though the member had to
+What cannot be shown. (1) A peer that became a member after an accusation was made lacks the statement that made it:
+what it knows of the judgement is `Unshown`. (2) A member that does not vote leaves no trace. Where so many did not that
+the votes do not say whether half of the members heard a member, `Unheard` does not hold, though the witness had to
 decide. (3) `Judged` proves what most found, not that they found it rightly: for that, the gradient has to be computed
 again, which takes the data and the model of the time.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -70,8 +70,29 @@ class EvidenceError(RemoteError):
     """Evidence that proves nothing."""
 
 
+QUOTED = {
+    Phase.COMMIT: ("commit", "commits"),
+    Phase.RESULT: ("result", "results"),
+    Phase.REVEAL: ("reveal", "reveals"),
+    Phase.CLAIMS: ("claims",),
+    Phase.CONFIRM: ("confirms",),
+    Phase.CHECK: ("checks",),
+}
+"""The fields of proofs that hold statements of each phase of the attempt: one, or those of several members."""
+
+
 class _Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True, tag=True):
-    pass
+    """Statements of the phases of one attempt, and what else the members' rules need. The name of each kind is the
+    first thing that is written of it.
+    """
+
+    known: ClassVar[tuple[Phase, ...]] = ()
+    """The phases of which it has the statements of all members, and of the phase after that what these say of them."""
+
+    def quoted(self, phase: Phase) -> Statements:
+        """Its statements of a phase of the attempt."""
+        held = [getattr(self, name, ()) for name in QUOTED[phase]]
+        return tuple(said for one in held for said in (one if isinstance(one, tuple) else (one,)))
 
 
 class Contradicted(_Proof, frozen=True):
@@ -81,7 +102,7 @@ class Contradicted(_Proof, frozen=True):
 
 
 class Named(_Proof, frozen=True):
-    """The commitments of all, most of which name it."""
+    """The commitments, most of which name it."""
 
     commits: Statements
 
@@ -107,10 +128,11 @@ class Unopened(_Proof, frozen=True):
 
 
 class Undelivered(_Proof, frozen=True):
-    """Aggregator `part` says that it could not get its part from `owner`, who committed to one in `commit`; everybody's
-    RESULT and REVEAL.
+    """Aggregator `part` says that it could not get its part from `owner`, which committed to one in `commit`; the
+    RESULT and REVEAL of all members.
     """
 
+    known: ClassVar[tuple[Phase, ...]] = (Phase.RESULT,)
     part: Rank
     owner: Rank
     commit: Statement
@@ -126,16 +148,17 @@ class Unobtainable(_Proof, frozen=True):
 
 
 class Behind(_Proof, frozen=True):
-    """The claims of all; who is gone missed an aggregate that others had."""
+    """The claims of all; the member that is gone missed an aggregate that others had."""
 
     claims: Statements
 
 
 class Hidden(_Proof, frozen=True):
     """The CONFIRMs of all, most of which lack what `owner`, by its `commit`, sent to the aggregator of `part`; and the
-    CHECKs of those who heard just these.
+    CHECKs of the members that heard just these.
     """
 
+    known: ClassVar[tuple[Phase, ...]] = (Phase.CONFIRM,)
     part: Rank
     owner: Rank
     commit: Statement
@@ -148,6 +171,7 @@ class Recomputed(_Proof, frozen=True):
     that show that they committed to these; `value` is the aggregate.
     """
 
+    known: ClassVar[tuple[Phase, ...]] = (Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CLAIMS)
     rules: Rules
     commits: Statements
     results: Statements
@@ -247,7 +271,7 @@ class Evidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_li
 
     @property
     def author(self) -> PeerId:
-        """Whose word it is."""
+        """The member that wrote it."""
         return PeerId(self.witness.hex())
 
     def to_bytes(self) -> bytes:

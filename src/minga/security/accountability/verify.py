@@ -1,221 +1,145 @@
 """Verifying evidence offline: from nothing but the evidence itself and the id of the run.
 
-Whose words count is in `minga.security.accountability.quotes`; here is, for each kind of proof, what has to follow
-from them. Digests, the coin and all numbers are computed again.
+Which statements count is in `minga.security.accountability.quotes`. What follows from them is found by the functions
+that the live step calls, in `minga.security.accountability.rulings`. Digests, the coin and all numbers are computed
+again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable
 
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.identity.keys.keys import verify as is_signed
 from minga.network.interface import PeerId
-from minga.security.accountability.proofs import (
-    SIGNING_CONTEXT,
-    Admitted,
-    Behind,
-    Contradicted,
-    Elsewhere,
-    Entered,
-    Evidence,
-    Hidden,
-    Judged,
-    Named,
-    Recomputed,
-    Undelivered,
-    Unheard,
-    Unobtainable,
-    Unopened,
-    signed,
-)
-from minga.security.accountability.quotes import Quotes, bodies
-from minga.security.accountability.rulings import who_withheld
-from minga.security.accountability.verify_membership import require_admission, require_place
+from minga.security.accountability import proofs, rulings
+from minga.security.accountability.quotes import Quotes, Transcript, bodies
 from minga.security.accountability.verify_recomputed import recompute
-from minga.security.messaging.voting import heard
+from minga.security.messaging.voting import tally
 from minga.security.protocol.members import Reason
-from minga.security.protocol.statements import (
-    Charge,
-    Claims,
-    Commit,
-    Confirm,
-    Judgement,
-    Phase,
-    Result,
-    Revealed,
-    Statement,
-)
+from minga.security.protocol.pending_accusations import PendingAccusations, coverer
+from minga.security.protocol.probation import has_passed, heard_by_most
+from minga.security.protocol.statements import Charge, Commit, Phase, StateClaim
 
-Reasons = tuple[Reason | None, ...]
-"""Why the peer of a case has to go, None if it was away or came; empty if a proof shows nothing."""
+Ruling = tuple[str, Reason | None]
+"""A peer and why it has to go; no reason if it was away or came."""
 
 
-def verify(evidence: Evidence, run_id: str) -> None:
+def verify(evidence: proofs.Evidence, run_id: str) -> None:
     """Return if the evidence proves its case. Raises `EvidenceError` if not, with what is wrong."""
     case, author = evidence.case, evidence.author
     words = Quotes(case, run_id)
-    its_own = is_signed(author, evidence.signature, signed(case, run_id), context=SIGNING_CONTEXT)
+    its_own = is_signed(author, evidence.signature, proofs.signed(case, run_id), context=proofs.SIGNING_CONTEXT)
     words.require(its_own, "its witness did not sign it")
     is_list = list(case.members) == sorted(set(case.members)) and author in case.members
     words.require(is_list, "its list of members is none, or lacks the witness")
     _check_role(words)
     try:
-        shown = _reasons(words)
+        is_shown = (words.peer, case.ban) in _rulings(words, case.proof)
     except (ConfigurationError, ProtocolError, ValueError) as error:
         raise words.error(f"its proof contains nonsense: {error}") from error
-    words.require(case.ban in shown, "its proof does not show the reason that it names")
+    words.require(is_shown, "its proof does not show of that peer what it says, or not for the reason that it names")
 
 
 def _check_role(words: Quotes) -> None:
-    """Whoever leaves is a member, unless it is banned as a candidate; whoever comes is none."""
+    """A peer that leaves is a member, unless it is banned as a candidate; a peer that comes is none."""
     proof, is_member = words.case.proof, words.peer in words.members
-    if isinstance(proof, Admitted):
+    if isinstance(proof, proofs.Admitted):
         words.require(not is_member, "it was a member before")
-    elif not isinstance(proof, Judged | Contradicted):
-        words.require(is_member, "its list of members lacks who is accused")
+    elif not isinstance(proof, proofs.Judged | proofs.Contradicted):
+        words.require(is_member, "its list of members lacks the accused peer")
 
 
-def _reasons(words: Quotes) -> Reasons:
-    """Why the peer of a case has to go, by its proof."""
-    match words.case.proof:
-        case Contradicted() as proof:
-            words.require(proof.proof.author == words.peer, "its two statements are somebody else's")
+def _rulings(words: Quotes, proof: proofs.Proof) -> Iterable[Ruling]:
+    """The peers that have to go by a proof, and why."""
+    members, said = words.members, words.transcript(proof)
+    match proof:
+        case proofs.Contradicted():
             words.require(proof.proof.holds(words.run_id), "its two statements are no contradiction")
-            return (Reason.EQUIVOCATED,)
-        case Named() as proof:
-            return _named(words, proof)
-        case Unheard() as proof:
+            return [(proof.proof.author, Reason.EQUIVOCATED)]
+        case proofs.Named():
+            silent = [(peer, Reason.SILENT) for peer in rulings.who_kept_silent(members, said.commits)]
+            return [*silent, *((peer, Reason.EQUIVOCATED) for peer in rulings.who_equivocated(members, said.commits))]
+        case proofs.Unheard():
             return _unheard(words, proof)
-        case Elsewhere() as proof:
-            return _elsewhere(words, proof)
-        case Unopened() as proof:
-            return _unopened(words, proof)
-        case Undelivered() as proof:
-            return _undelivered(words, proof)
-        case Unobtainable() as proof:
-            return _unobtainable(words, proof)
-        case Behind() as proof:
-            return _behind(words, proof)
-        case Hidden() as proof:
-            return _hidden(words, proof)
-        case Recomputed() as proof:
-            return recompute(words, proof)
-        case Judged() as proof:
+        case proofs.Elsewhere():
+            return [(peer, None) for peer in rulings.who_stands_elsewhere(members, said.commits)]
+        case proofs.Unopened():
+            gone = rulings.who_opened_nothing(words.coin, said.results, said.reveals)
+            return [(peer, Reason.SILENT) for peer in gone]
+        case proofs.Undelivered():
+            _require_parts(words, proof.owner, said)
+            words.require_all(said.reveals)
+            blamed = rulings.who_withheld(members, said.results, said.reveals)
+            ranks = [rank for rank, complaint in blamed.items() if complaint == (proof.part, proof.owner)]
+            return [(words.member(rank), Reason.UNDELIVERED) for rank in ranks]
+        case proofs.Unobtainable():
+            parts = rulings.unobtainable_parts(members, said.claims)
+            return [(words.member(part), Reason.UNDELIVERED) for part in parts if part == proof.part]
+        case proofs.Behind():
+            return [(peer, None) for peer in rulings.who_is_behind(members, said.claims)]
+        case proofs.Hidden():
+            _require_parts(words, proof.owner, said)
+            hidden = (proof.part, proof.owner) in rulings.hidden_parts(members, said.confirms)
+            return [(words.member(proof.owner), Reason.UNDELIVERED)] if hidden else []
+        case proofs.Recomputed():
+            return recompute(words, proof, said).items()
+        case proofs.Judged():
             return _judged(words, proof)
-        case Admitted() as proof:
-            require_admission(words, proof)
-            return (None,)
-        case Entered() as proof:
-            require_place(words, proof)
-            return (None,)
+        case proofs.Admitted():
+            return _admitted(words, proof, said)
+        case proofs.Entered():
+            return _entered(words, proof)
     raise words.error("it rests on what its witness alone could see")
 
 
-def _named(words: Quotes, proof: Named) -> Reasons:
-    commits = bodies(words.said(proof.commits, Phase.COMMIT), Commit).values()
-    proven = sum(words.peer in commit.equivocators for commit in commits)
-    unheard = sum(words.peer in commit.unheard for commit in commits)
-    counts = {Reason.EQUIVOCATED: proven, Reason.SILENT: unheard}
-    return tuple(reason for reason, count in counts.items() if words.is_majority(count))
-
-
-def _unheard(words: Quotes, proof: Unheard) -> Reasons:
+def _unheard(words: Quotes, proof: proofs.Unheard) -> list[Ruling]:
     words.require(proof.phase <= Phase.CHECK, "there are no votes on votes")
-    votes = words.said(proof.votes, proof.phase.vote)
-    rank, count = words.members.index(words.peer), len(words.members)
-    known = Counter(entry for vote in votes.values() for entry in heard(vote, count) if entry[0] == rank)
-    at_most = max(known.values(), default=0) + count - len(votes)
-    words.require(not words.is_majority(at_most), "the votes leave open whether most members heard it")
-    return (None,) if proof.phase is Phase.COMMIT else (Reason.SILENT,)
+    votes, rank = words.said(proof.votes, proof.phase.vote), words.members.index(words.peer)
+    known = [count for (heard, _), count in tally(votes, words.members).items() if heard == rank]
+    at_most = max(known, default=0) + len(words.members) - len(votes)
+    words.require(not rulings.is_majority(at_most, words.members), "the votes leave open whether most members heard it")
+    return [(words.peer, None if proof.phase is Phase.COMMIT else Reason.SILENT)]
 
 
-def _elsewhere(words: Quotes, proof: Elsewhere) -> Reasons:
-    commits = bodies(words.said(proof.commits, Phase.COMMIT), Commit)
-    places = Counter(commit.place for commit in commits.values())
-    right, count = places.most_common(1)[0] if places else (None, 0)
-    words.require(words.is_majority(count), "no majority of the members stands anywhere")
-    words.require(words.peer in commits and commits[words.peer].place != right, "it stands where most do")
-    return (None,)
+def _require_parts(words: Quotes, owner: int, said: Transcript) -> None:
+    commit = said.commits.get(words.member(owner))
+    words.require(commit is not None and commit.root is not None, "the owner committed to no part")
 
 
-def _unopened(words: Quotes, proof: Unopened) -> Reasons:
-    result = bodies(words.said([proof.result], Phase.RESULT), Result)
-    reveal = bodies(words.said([proof.reveal], Phase.REVEAL), Revealed)
-    words.require(words.peer in result and words.peer in reveal, "the statements are somebody else's")
-    opens = words.coin.opens(result[words.peer].coin, words.peer, reveal[words.peer].reveal)
-    words.require(not opens, "what it revealed belongs to what it committed to")
-    return (Reason.SILENT,)
-
-
-def _undelivered(words: Quotes, proof: Undelivered) -> Reasons:
-    aggregator, owner = words.member(proof.part), words.member(proof.owner)
-    stated = words.everybody(proof.results, Phase.RESULT)
-    results, reveals = bodies(stated, Result), bodies(words.everybody(proof.reveals, Phase.REVEAL), Revealed)
-    words.require_known(stated, reveals)
-    _require_parts(words, owner, proof.commit)
-    words.require(proof.owner in results[aggregator].silent, "the aggregator does not complain")
-    gone = {words.member(rank): complaint for rank, complaint in who_withheld(words.members, results, reveals).items()}
-    words.require(gone.get(words.peer) == (proof.part, proof.owner), "others are to blame, or for something else")
-    return (Reason.UNDELIVERED,)
-
-
-def _require_parts(words: Quotes, owner: PeerId, commit: Statement) -> None:
-    commits = bodies(words.said([commit], Phase.COMMIT), Commit)
-    words.require(owner in commits and commits[owner].root is not None, "the owner committed to no part")
-
-
-def _unobtainable(words: Quotes, proof: Unobtainable) -> Reasons:
-    claims = bodies(words.said(proof.claims, Phase.CLAIMS), Claims)
-    words.require(words.peer == words.member(proof.part), "somebody else aggregated that part")
-    missing = sum(proof.part in body.missing for body in claims.values())
-    words.require(words.is_majority(missing), "most members could get the aggregate")
-    return (Reason.UNDELIVERED,)
-
-
-def _behind(words: Quotes, proof: Behind) -> Reasons:
-    claims = bodies(words.said(proof.claims, Phase.CLAIMS), Claims)
-    words.require(words.peer in claims, "what it claims is not there")
-    missing = Counter(part for body in claims.values() for part in set(body.missing))
-    absent = len(words.members) - len(claims)
-    had = [part for part in claims[words.peer].missing if not words.is_majority(missing[part] + absent)]
-    words.require(bool(had), "it misses nothing that others have")
-    return (None,)
-
-
-def _hidden(words: Quotes, proof: Hidden) -> Reasons:
-    owner = words.member(proof.owner)
-    confirms = words.everybody(proof.confirms, Phase.CONFIRM)
-    words.require_known(confirms, bodies(words.said(proof.checks, Phase.CHECK), Confirm))
-    _require_parts(words, owner, proof.commit)
-    words.require(words.peer == owner, "somebody else owns that part")
-    wanted = (proof.part, proof.owner)
-    lacking = sum(wanted in body.lacking for body in bodies(confirms, Confirm).values())
-    words.require(words.is_majority(lacking), "most members could get the part")
-    return (Reason.UNDELIVERED,)
-
-
-def _judged(words: Quotes, proof: Judged) -> Reasons:
+def _judged(words: Quotes, proof: proofs.Judged) -> list[tuple[PeerId, Reason]]:
     accuser, accusation = PeerId(proof.accuser), proof.accusation
     accused = words.commit_before(proof.accusing, accuser)
     words.require(accusation in accused.accusations, "the accuser did not say that")
     words.require(accusation.charge is not Charge.WITHHELD, "nobody is banned over what a candidate withheld")
-    judging = bodies(words.said(proof.judging, Phase.COMMIT), Commit).values()
+    covering = None
+    if proof.covering is not None:
+        commits = {words.peer: words.commit_before(proof.covering, words.peer)}
+        words.require(proof.covering.slot == proof.accusing.slot, "it had not yet to accuse anybody")
+        covering = coverer(commits, accusation, words.case.step - 1, proof.members_then)
+    judging = bodies(words.said(proof.judging, Phase.COMMIT), Commit)
+    return rulings.verdict(words.members, judging, PendingAccusations(accuser, accusation, covering))[0]
 
-    def most_find(guilty: bool) -> bool:
-        said = Judgement(accuser, accusation, guilty)
-        return words.is_majority(sum(said in commit.judgements for commit in judging))
 
-    if not most_find(guilty=True):
-        words.require(most_find(guilty=False), "no majority of the members judged")
-        words.require(words.peer == accuser, "the accuser is somebody else")
-        return (Reason.FALSE_ACCUSATION,)
-    if accusation.charge is Charge.GRADIENT or proof.covering is None:
-        words.require(words.peer == accusation.target, "somebody else was accused")
-        return (Reason.WRONG_GRADIENT if accusation.charge is Charge.GRADIENT else Reason.FALSE_CLAIMS,)
-    then, part = proof.members_then, accusation.part
-    words.require(part < len(then) and then[part] == words.peer, "somebody else aggregated that part")
-    covering = words.commit_before(proof.covering, words.peer)
-    words.require(proof.covering.slot == proof.accusing.slot, "it had not yet to accuse anybody")
-    words.require(accusation not in covering.accusations, "it accused the liar itself")
-    return (Reason.COVERED,)
+def _admitted(words: Quotes, proof: proofs.Admitted, said: Transcript) -> list[Ruling]:
+    standing, step = proof.standing, words.case.step
+    standing.check()
+    there = [commit for commit in said.commits.values() if commit.standing == standing.digest]
+    words.require(rulings.is_majority(len(there), words.members), "most members stood elsewhere")
+    words.require(all(commit.rules == proof.rules.digest for commit in there), "the members had other rules")
+    words.require(standing.step == step, "the members stood there at another step")
+    heard = heard_by_most(words.members, said.commits)
+    return [
+        (peer, None) for peer in heard if has_passed(peer, standing.ledger, step, heard, proof.rules.probation_steps)
+    ]
+
+
+def _entered(words: Quotes, proof: proofs.Entered) -> list[Ruling]:
+    standing = proof.standing
+    standing.check()
+    places = bodies(words.said(proof.places, Phase.STANDING), StateClaim).values()
+    there = sum(place.standing == standing.digest for place in places)
+    words.require(2 * there >= len(words.members), "most members stood elsewhere")
+    words.require(standing.step == words.case.step, "the members stood there at another step")
+    words.require(standing.members == words.case.members, "the members were others")
+    return [(words.peer, None)]

@@ -1,4 +1,4 @@
-"""Whether what somebody says in a phase fits the terms of the attempt; what does not counts as not said."""
+"""Whether what a member says in a phase fits the terms of the attempt; what does not fit counts as not said."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def commit_is_sound(terms: Terms, peer: PeerId, body: Commit) -> bool:
 
 
 def result_is_sound(terms: Terms, peer: PeerId, body: Result) -> bool:
-    """An aggregate and a radius from whoever aggregates a part, and from nobody else."""
+    """An aggregate and a radius from a member that aggregates a part, and from no other."""
     aggregates = terms.division.numel(terms.members.index(peer)) > 0
     if aggregates != (body.value is not None) or aggregates != (body.clip > 0.0):
         return False

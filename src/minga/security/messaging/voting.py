@@ -17,7 +17,7 @@ any more; for what becomes known then there is the next step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from minga.core.errors import ProtocolError, RemoteError
@@ -120,10 +120,7 @@ class ReliableBroadcast:
             self.patience,
             is_cheap=True,
         )
-        counts: Counter[tuple[int, bytes]] = Counter()
-        for voter, vote in votes(vote_slot).items():
-            if voter in self._members:
-                counts.update(heard(vote, len(self._members)))
+        counts = tally(votes(vote_slot), self._members)
         right = {self._members[rank]: digest for (rank, digest), n in counts.items() if 2 * n > len(self._members)}
         return await self._fetch(slot, {peer: digest for peer, digest in right.items() if peer not in excused})
 
@@ -138,7 +135,13 @@ class ReliableBroadcast:
         return {peer: said[peer] for peer in self._members if peer in right}
 
 
-def heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:
+def tally(votes: Mapping[PeerId, Statement], members: Sequence[PeerId]) -> Counter[tuple[int, bytes]]:
+    """How many members heard what of whom, as ranks and digests; each counts once."""
+    said = (vote for voter, vote in votes.items() if voter in members)
+    return Counter(entry for vote in said for entry in _heard(vote, len(members)))
+
+
+def _heard(vote: Statement, count: int) -> set[tuple[int, bytes]]:
     """Whom a voter heard, each once; nobody if the vote is malformed."""
     try:
         statements = read(vote, Heard).statements

@@ -1,19 +1,19 @@
 """Accusations that are pending: made in the commitments of one step, to be decided in the next.
 
-There is room for `MAX_CHARGES`, so nobody may fill it for nothing. What costs its author nothing, because nobody looks
-into it, is no charge; and before anybody's second accusation comes the first one of everybody.
+Accusations that oblige no member to look into them are ignored: they would cost their authors nothing. When there are
+more than `MAX_CHARGES`, each member's first accusation counts before any member's second one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
-from minga.security.protocol.statements import MAX_ACCUSATIONS, Accusation, Charge, Peer
+from minga.security.protocol.statements import MAX_ACCUSATIONS, Accusation, Charge, Commit, Peer
 
 MAX_CHARGES: Final = 64
 """Of one step; there are more only if many members accuse others in vain, who are soon gone."""
@@ -40,7 +40,11 @@ def charges(
         for accuser, commit in sorted(record.commits.items())
     }
     found = [
-        PendingAccusations(accuser, accusations[turn], _coverer(record, accusations[turn], voters_before))
+        PendingAccusations(
+            accuser,
+            accusations[turn],
+            coverer(record.commits, accusations[turn], record.terms.step, voters_before),
+        )
         for turn in range(MAX_ACCUSATIONS)
         for accuser, accusations in counted.items()
         if turn < len(accusations)
@@ -48,13 +52,18 @@ def charges(
     return tuple(found[:MAX_CHARGES])
 
 
-def _coverer(record: AttemptRecord, accusation: Accusation, voters_before: tuple[PeerId, ...]) -> PeerId | None:
-    """Who aggregated the part that an accusation of the last step's claims is about, and should have made it, too."""
-    last = accusation.step == record.terms.step - 1
+def coverer(
+    commits: Mapping[PeerId, Commit], accusation: Accusation, step: int, voters_before: Sequence[str]
+) -> PeerId | None:
+    """The member that aggregated the part that an accusation of false claims is about, and kept silent about them.
+
+    `commits` are those of `step`, `voters_before` were the members of the step before, by rank. An aggregator whose
+    commitment has no room for another accusation may have found the lie, too.
+    """
+    last = accusation.step == step - 1
     if accusation.charge is not Charge.CLAIMS or not last or accusation.part >= len(voters_before):
         return None
-    aggregator = voters_before[accusation.part]
-    said = record.commits.get(aggregator)  # None: it is no member any more
-    had_room = said is not None and len(said.accusations) < MAX_ACCUSATIONS  # else it may have found it, too
-    silent = said is not None and accusation not in said.accusations
-    return aggregator if had_room and silent and aggregator != accusation.target else None
+    aggregator = PeerId(voters_before[accusation.part])
+    said = commits.get(aggregator)  # None: it is no member any more
+    silent = said is not None and accusation not in said.accusations and len(said.accusations) < MAX_ACCUSATIONS
+    return aggregator if silent and aggregator != accusation.target else None

@@ -21,7 +21,7 @@ strangers flood the list of applicants needs another gate before this one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -29,7 +29,7 @@ import msgspec
 from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.members import Candidate, Members
-from minga.security.protocol.statements import MAX_CANDIDATES, MAX_MEMBERS
+from minga.security.protocol.statements import MAX_CANDIDATES, MAX_MEMBERS, Commit
 from minga.security.randomness.coin import derive
 
 CANDIDACY_LAG: Final = 2
@@ -54,11 +54,27 @@ def lot(coin: bytes, peer: PeerId) -> bytes:
     return derive(coin, "applicant", peer)
 
 
-def heard_by_most(record: AttemptRecord) -> dict[PeerId, bytes | None]:
-    """Whom most members heard in time two steps before that of `record`, and what it committed to."""
-    named = Counter(entry for commit in record.commits.values() for entry in set(commit.heard))
-    needed = len(record.terms.members)
-    return {PeerId(peer): digest for (peer, digest), count in named.items() if 2 * count > needed}
+def heard_by_most(members: Sequence[PeerId], commits: Mapping[PeerId, Commit]) -> dict[PeerId, bytes | None]:
+    """The candidates and applicants that most members heard in time two steps before that of these commitments, and
+    what those committed to.
+    """
+    named = Counter(entry for commit in commits.values() for entry in set(commit.heard))
+    return {PeerId(peer): digest for (peer, digest), count in named.items() if 2 * count > len(members)}
+
+
+def is_due(candidate: Candidate, step: int) -> bool:
+    """Whether the members decide about a candidate at the end of a step."""
+    return step - CANDIDACY_LAG >= candidate.since
+
+
+def has_passed(
+    peer: PeerId, ledger: Members, step: int, heard: Mapping[PeerId, bytes | None], probation_steps: int
+) -> bool:
+    """Whether a candidate's probation is over with the step that has this list of members."""
+    candidate = ledger.candidates.get(peer)
+    if candidate is None or not is_due(candidate, step) or heard.get(peer) is None:
+        return False
+    return candidate.clean_steps + 1 >= probation_of(peer, ledger, probation_steps)
 
 
 def review(
@@ -72,20 +88,16 @@ def review(
 
     Nobody who is `held` is admitted: it stands accused. Whose gradient was `withheld` is dropped.
     """
-    heard, step = heard_by_most(record), record.terms.step
+    heard, step = heard_by_most(record.terms.members, record.commits), record.terms.step
     admitted = []
     for peer, candidate in sorted(ledger.candidates.items()):
-        is_due = step - CANDIDACY_LAG >= candidate.since
-        if peer in withheld or (is_due and heard.get(peer) is None):
+        if peer in withheld or (is_due(candidate, step) and heard.get(peer) is None):
             del ledger.candidates[peer]
-            continue
-        if not is_due:
-            continue
-        clean_steps = candidate.clean_steps + 1
-        ledger.candidates[peer] = msgspec.structs.replace(candidate, clean_steps=clean_steps)
-        if clean_steps >= probation_of(peer, ledger, probation_steps) and peer not in held:
+        elif peer not in held and has_passed(peer, ledger, step, heard, probation_steps):
             admitted.append(peer)
             ledger.admit(peer)
+        elif is_due(candidate, step):
+            ledger.candidates[peer] = msgspec.structs.replace(candidate, clean_steps=candidate.clean_steps + 1)
     _welcome(ledger, record, heard)
     return tuple(admitted)
 

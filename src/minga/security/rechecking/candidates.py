@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
-from minga.security.accountability.verdicts import withheld
+from minga.security.accountability.rulings import withheld
 from minga.security.messaging.gradient_samples import GradientSamples
 from minga.security.messaging.spread import StatementGossip
 from minga.security.protocol.attempt_record import AttemptRecord
@@ -83,10 +83,11 @@ class CandidateRegister:
             for accusation in commit.accusations
             if self.counts(accuser, accusation, record, ledger.candidates)
         }
-        admitted = review(ledger, record, probation_steps, accused, withheld(charges, record))
+        dropped = withheld(record.terms.members, record.commits, charges)
+        admitted = review(ledger, record, probation_steps, accused, dropped)
         slot = Slot(record.terms.step - CANDIDACY_LAG, 0, Phase.CANDIDACY)
         own = self.heard.of(slot.step)
-        for peer, digest in heard_by_most(record).items():
+        for peer, digest in heard_by_most(record.terms.members, record.commits).items():
             if own.get(peer, digest) != digest:  # the two statements together are a proof
                 self._node.spawn(self._mesh.pull(slot, [peer], record.terms.members))
         return admitted

@@ -45,7 +45,7 @@ def counts(accuser: PeerId, accusation: Accusation, record: AttemptRecord, drawn
     candidates mean nothing.
     """
     target = PeerId(accusation.target)
-    digest = heard_by_most(record).get(target)
+    digest = heard_by_most(record.terms.members, record.commits).get(target)
     due = drawn.get(accuser) == target and accusation.step == record.terms.step - CANDIDACY_LAG
     told = digest is not None and (accusation.target, digest) in record.commits[accuser].heard
     return due and told and accusation.charge in (Charge.GRADIENT, Charge.WITHHELD)
@@ -78,7 +78,7 @@ class CandidateRecheck:
     async def is_guilty(self, accusation: Accusation, accuser: PeerId, record: AttemptRecord) -> bool | None:
         """Whether an accusation that counts is true; None if this member cannot find out."""
         target = PeerId(accusation.target)
-        root = heard_by_most(record)[target]
+        root = heard_by_most(record.terms.members, record.commits)[target]
         sources = (target, accuser) if accusation.charge is Charge.GRADIENT else (target,)
         error = await self._error(accusation.step, target, root or b"", sources)
         if error is None:

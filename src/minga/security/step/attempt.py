@@ -33,16 +33,15 @@ from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.core.buffer_pool import Bytes
 from minga.network.interface import PeerId
 from minga.security.accountability.case_builder import CaseBuilder
-from minga.security.accountability.rulings import (
+from minga.security.accountability.enforcement import (
     AttemptFailed,
-    complaints,
+    contradicted,
     require_delivery,
-    require_no_liars,
+    require_place,
     require_shown,
     require_values,
-    who_kept_silent,
-    who_stands_elsewhere,
 )
+from minga.security.accountability.rulings import complaints, who_kept_silent, who_stands_elsewhere
 from minga.security.accountability.well_formed import claims_are_sound, commit_is_sound, result_is_sound
 from minga.security.messaging.collector import PartCollector, meanwhile
 from minga.security.messaging.delivery import Deliveries
@@ -112,7 +111,8 @@ class Attempt:
         bodies = await self._exchange.hold(
             Phase.COMMIT, commit, Commit, lambda peer, body: commit_is_sound(terms, peer, body)
         )
-        require_no_liars(terms, bodies, self._mesh.proofs, self._witness)
+        if liars := contradicted(terms.members, terms, bodies, self._mesh.proofs, self._witness):
+            raise AttemptFailed(liars)
         self._dismiss(bodies)
         self._record.commits = bodies
         cargo.roots = {terms.members.index(peer): said.root for peer, said in bodies.items() if said.root}
@@ -120,13 +120,13 @@ class Attempt:
 
     def _dismiss(self, commits: Mapping[PeerId, Commit]) -> None:
         """Note who has to go by the commitments, once all know the same of them."""
-        leaving, witness = self._exchange.leaving, self._witness
-        elsewhere = who_stands_elsewhere(self._terms, commits, self._terms.members[self._me])
+        leaving, witness, members = self._exchange.leaving, self._witness, self._terms.members
+        require_place(self._terms, commits, members[self._me])
+        elsewhere = who_stands_elsewhere(members, commits)
         self._exchange.excused.update(elsewhere)
         leaving.update((peer, partial(witness.elsewhere, peer)) for peer in elsewhere)
-        leaving.update(
-            (peer, partial(witness.named, peer, Reason.SILENT)) for peer in who_kept_silent(self._terms, commits)
-        )
+        silent = who_kept_silent(members, commits)
+        leaving.update((peer, partial(witness.named, peer, Reason.SILENT)) for peer in members if peer in silent)
 
     async def _reduce(self) -> None:
         """Wait for the parts that this member aggregates, clip them to their mean, and state the result."""

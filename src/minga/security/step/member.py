@@ -30,11 +30,10 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.accountability.case_builder import CaseBuilder
+from minga.security.accountability.enforcement import AttemptFailed, contradicted, verdicts
 from minga.security.accountability.log import EvidenceLog
 from minga.security.accountability.membership_log import MembershipChanges
 from minga.security.accountability.proofs import Case, Entered
-from minga.security.accountability.rulings import AttemptFailed, contradicted
-from minga.security.accountability.verdicts import verdicts
 from minga.security.messaging.delivery import Deliveries
 from minga.security.messaging.past_steps import PastStep, PastSteps
 from minga.security.messaging.spread import StatementGossip

@@ -22,8 +22,8 @@ from minga.core.errors import ProtocolError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.security.accountability.case_builder import CaseBuilder
+from minga.security.accountability.enforcement import AttemptFailed
 from minga.security.accountability.proofs import Case
-from minga.security.accountability.rulings import AttemptFailed
 from minga.security.messaging.spread import StatementGossip
 from minga.security.messaging.voting import ContradictionError, OutvotedError, ReliableBroadcast
 from minga.security.protocol.attempt_record import Terms
