@@ -26,8 +26,8 @@ def peer(channel: Channel, settings: dict[str, Any]) -> None:
         channel.send(event="entered", peer_id=entered.peer_id, link=str(entered.link))
         begin = channel.receive()
         if begin["attack"]:
-            conduct = attack(begin["attack"]).begin(settings["attack_from"])(frozenset(map(PeerId, begin["allies"])))
-            entered.on_loop(lambda: setattr(entered.session, "conduct", conduct))
+            behaviour = attack(begin["attack"]).begin(settings["attack_from"])(frozenset(map(PeerId, begin["allies"])))
+            entered.on_loop(lambda: setattr(entered.session, "behaviour", behaviour))
 
         def tell(event: Event) -> None:
             if event.kind in TOLD:

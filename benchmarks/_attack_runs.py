@@ -94,18 +94,18 @@ async def _run_swarm(digits: Digits, setup: type[Attack] | None, extent: Extent)
         absent=late,
     )
     comers = {name: hostile[name](frozenset()) if name in hostile else Behaviour() for name in late}
-    _when(swarm, extent.attack_from, lambda: [swarm.join(name, conduct) for name, conduct in comers.items()])
+    _when(swarm, extent.attack_from, lambda: [swarm.join(name, behaviour) for name, behaviour in comers.items()])
     ends = await swarm.run(extent.steps)
     for name, end in ends.items():
         if end is not None and not isinstance(end, ExcludedError):
             raise RuntimeError(f"{name} ended before its time") from end
     witness = next(peer for peer in swarm.honest if ends[peer.name] is None)
     states = {
-        (await peer.work.digest(), peer.member.ledger.digest) if ends[peer.name] is None else None
+        (await peer.work.digest(), peer.member.membership.digest) if ends[peer.name] is None else None
         for peer in (*swarm.honest, *(swarm.peers[name] for name in comers if name not in hostile))
     }
-    bans = {swarm.names[peer]: (ban.step, ban.reason.name) for peer, ban in witness.member.ledger.bans.items()}
-    stayed = frozenset(swarm.names[peer] for peer in witness.member.ledger.members) & hostile.keys()
+    bans = {swarm.names[peer]: (ban.step, ban.reason.name) for peer, ban in witness.member.membership.bans.items()}
+    stayed = frozenset(swarm.names[peer] for peer in witness.member.membership.members) & hostile.keys()
     work = cast(DigitsWork, witness.work)
     return Told(work.accuracies, work.metric, bans, stayed, len(states) == 1 and None not in states)
 
@@ -137,14 +137,14 @@ async def _run_plainly(
     work, names = DigitsWork(digits), hostile_names(extent)
     ids = {f"p{index}": PeerId(f"{index:064x}") for index in range(extent.peers)}
     allies, make = frozenset(ids[name] for name in names), setup.begin(extent.attack_from)
-    conducts = {peer: make(allies) if peer in allies else Behaviour() for peer in ids.values()}
+    behaviours = {peer: make(allies) if peer in allies else Behaviour() for peer in ids.values()}
     for step in range(extent.steps):
         coin = derive(bytes(32), "plain loop", extent.seed, step)
-        seeds = {peer: data_seed(coin, peer) for peer in conducts}
-        rows = [await conduct.gradient(work, step, Seeds(peer, seeds)) for peer, conduct in conducts.items()]
+        seeds = {peer: data_seed(coin, peer) for peer in behaviours}
+        rows = [await behaviour.gradient(work, step, Seeds(peer, seeds)) for peer, behaviour in behaviours.items()]
         try:
             if aggregator is None:
-                mean = _hand_out(Mean().aggregate(rows).value, rows, conducts, work, step)
+                mean = _hand_out(Mean().aggregate(rows).value, rows, behaviours, work, step)
             else:
                 mean = aggregator.aggregate(rows).value
         except NonFiniteRowsError:  # the parameters are lost, and with them all that follows
@@ -154,15 +154,15 @@ async def _run_plainly(
 
 
 def _hand_out(
-    mean: torch.Tensor, rows: list[torch.Tensor], conducts: dict[PeerId, Behaviour], work: DigitsWork, step: int
+    mean: torch.Tensor, rows: list[torch.Tensor], behaviours: dict[PeerId, Behaviour], work: DigitsWork, step: int
 ) -> torch.Tensor:
     """What becomes of the mean in the hands of those who aggregate its parts."""
-    settings, division = SecureSettings(), EqualParts.equal(work.layout, len(conducts))
-    terms = Terms("plain loop", step, 0, tuple(conducts), frozenset(), division, Rules.of(work.layout, settings))
+    settings, division = SecureSettings(), EqualParts.equal(work.layout, len(behaviours))
+    terms = Terms("plain loop", step, 0, tuple(behaviours), frozenset(), division, Rules.of(work.layout, settings))
     record, parts = AttemptRecord(terms, PartStore((), ())), []
-    for part, conduct in enumerate(conducts.values()):
+    for part, behaviour in enumerate(behaviours.values()):
         piece = slice(division.starts[part], division.stops[part])
         distances = torch.stack([(row[piece] - mean[piece]).norm() for row in rows])
         radius = settings.clip_factor * float(distances.median())
-        parts.append(conduct.value(mean[piece], radius, record)[0])
+        parts.append(behaviour.value(mean[piece], radius, record)[0])
     return torch.cat(parts)

@@ -63,7 +63,7 @@ class Peer:
         """Be a member with these others, and connected with all of them."""
         standing = ProtocolState.first(RUN_ID, map(PeerId, members))
         self._member = SecureMember(self._session.node, self._identity, standing, self._work)
-        self._member._desk.draw = dict  # type: ignore[method-assign]  # what validators compute is not measured
+        self._member._register.draw = dict  # type: ignore[method-assign]  # what validators compute is not measured
         await self._see_all()
         others = [PeerId(member) for member in members if member != self._session.peer_id]
         await asyncio.gather(*map(self._session.node.connection, others))
@@ -90,7 +90,7 @@ class Peer:
         if self._profile is not None:
             self._profile.disable()
         self._channel.send(
-            done_s=time.monotonic(), members=len(self._member.ledger.members), digest=digest_of(self._work.mean)
+            done_s=time.monotonic(), members=len(self._member.membership.members), digest=digest_of(self._work.mean)
         )
 
     def save_profile(self) -> None:

@@ -17,44 +17,44 @@ def address(view: memoryview) -> int:
 
 
 def test_what_nobody_refers_to_is_used_again() -> None:
-    rooms = BufferPool()
-    first = rooms.take(5000)
+    pool = BufferPool()
+    first = pool.take(5000)
     where = address(first)
     tensor = torch.frombuffer(first[8:16], dtype=torch.float32)
     del first
-    other = rooms.take(5000)
+    other = pool.take(5000)
     assert address(other) != where  # a tensor over a slice still needs the first
     tensor[0] = 1.0
     del tensor
-    assert address(rooms.take(5000)) == where
+    assert address(pool.take(5000)) == where
 
 
 def test_another_size_is_other_memory() -> None:
-    rooms = BufferPool()
-    rooms.take(5000)
-    assert len(rooms.take(4999)) == 4999
-    assert len(rooms.take(0)) == 0
+    pool = BufferPool()
+    pool.take(5000)
+    assert len(pool.take(4999)) == 4999
+    assert len(pool.take(0)) == 0
 
 
 def test_what_is_not_needed_for_a_whole_round_goes_back_to_the_system() -> None:
-    rooms = BufferPool()
-    rooms.take(5000)
-    rooms.trim()
-    assert (len(rooms._free), len(rooms._idle[5000])) == (0, 1)
-    rooms.take(5000)  # needed, and free again at once
-    rooms.trim()
-    assert len(rooms._idle[5000]) == 1
-    rooms.trim()
-    assert not rooms._idle
+    pool = BufferPool()
+    pool.take(5000)
+    pool.trim()
+    assert (len(pool._free), len(pool._idle[5000])) == (0, 1)
+    pool.take(5000)  # needed, and free again at once
+    pool.trim()
+    assert len(pool._idle[5000]) == 1
+    pool.trim()
+    assert not pool._idle
 
 
 def test_rooms_may_be_taken_in_several_threads() -> None:
-    rooms, taken = BufferPool(), list[memoryview]()
+    pool, taken = BufferPool(), list[memoryview]()
 
     def work() -> None:
         for size in range(100, 200):
-            rooms.take(size)
-            taken.append(rooms.take(size))
+            pool.take(size)
+            taken.append(pool.take(size))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -73,11 +73,11 @@ def test_a_piece_outlives_those_who_gave_it_out() -> None:
 def test_aggregates_in_their_places_are_the_vector_without_a_copy() -> None:
     division = EqualParts(VectorLayout((10,), "float32"), (0, 5, 5), (5, 5, 10))
     values = torch.arange(10.0)
-    cargo = PartStore(division.part_bytes, division.value_bytes)
+    store = PartStore(division.part_bytes, division.value_bytes)
     for part in division.parts:
-        cargo.places[part][:] = values[division.starts[part] : division.stops[part]].numpy().tobytes()
-        cargo.values[part] = cargo.places[part]
-    assert address(memoryview(cargo.vector)) == address(cargo.places[0])
-    assert torch.equal(torch.frombuffer(cargo.vector, dtype=torch.float32), values)
-    cargo.values[2] = bytes(cargo.places[2])  # it came on another way
-    assert bytes(cargo.vector) == values.numpy().tobytes()
+        store.places[part][:] = values[division.starts[part] : division.stops[part]].numpy().tobytes()
+        store.values[part] = store.places[part]
+    assert address(memoryview(store.vector)) == address(store.places[0])
+    assert torch.equal(torch.frombuffer(store.vector, dtype=torch.float32), values)
+    store.values[2] = bytes(store.places[2])  # it came on another way
+    assert bytes(store.vector) == values.numpy().tobytes()

@@ -1,4 +1,4 @@
-"""Who attacks in a scenario whose members check each other, and how: gives each peer its conduct."""
+"""Who attacks in a scenario whose members check each other, and how: gives each peer its behaviour."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class AttackLab:
         if peer.name not in self._make_conduct:
             return Behaviour()
         self._allies.add(peer.network.peer_id)
-        conduct, replica = self._make_conduct[peer.name](self._allies), peer.replica
-        if isinstance(conduct, LabelFlip) and isinstance(replica, ClassifierReplica):
+        behaviour, replica = self._make_conduct[peer.name](self._allies), peer.replica
+        if isinstance(behaviour, LabelFlip) and isinstance(replica, ClassifierReplica):
             task = replica.task
-            conduct.labelled = lambda work: _ClassifierWork(work, task)
-        return conduct
+            behaviour.labelled = lambda work: _ClassifierWork(work, task)
+        return behaviour
 
 
 class _ClassifierWork:

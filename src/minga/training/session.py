@@ -134,7 +134,7 @@ class Session:
         self._reachability = Reachability(self.node)
         self.state_server = StateServer(self.node)
         self.member: Member | VerifiedMember | None = None
-        self.conduct = Behaviour()
+        self.behaviour = Behaviour()
         """The behaviour of this peer in a secure run; only tests of the others' defence change it."""
         self.founding: Founding | None = None
         """How a secure run begins, as this peer sees it."""
@@ -249,7 +249,7 @@ class Session:
                 f'role "{self.settings.role}": in this run everybody computes and can be dialled by everybody, as a '
                 "trainer; where nobody asked for another role, `minga doctor` shows what keeps others from dialling"
             )
-        options = VerifiedOptions(organiser, self.conduct, directory, entropy)
+        options = VerifiedOptions(organiser, self.behaviour, directory, entropy)
         life = VerifiedMember(self.node, self.identity, self.board, spec, options, replica, port)
         self.founding = life.founding
         self._begin(life, replica, port)

@@ -213,7 +213,7 @@ def test_the_logs_of_all_honest_members_verify_and_lead_to_the_same_members(atta
     for witness in one.witnesses:
         entries = [Evidence.from_bytes(entry.to_bytes()) for entry in witness.member.evidence.entries]
         assert {(one.names[PeerId(entry.case.peer)], entry.case.reason) for entry in entries} == one.expected
-        assert verify_log(RUN_ID, one.founders, entries).members == witness.member.ledger.members
+        assert verify_log(RUN_ID, one.founders, entries).members == witness.member.membership.members
 
 
 # ---- doctored evidence

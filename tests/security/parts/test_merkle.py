@@ -57,13 +57,13 @@ def test_roots_depend_on_parts_their_order_and_their_number() -> None:
 def test_cargo_takes_what_was_committed_to() -> None:
     parts = parts_of(3)
     tree = MerkleTree(parts)
-    cargo = PartStore([len(part) for part in parts], [0, 0, 0])
-    assert not cargo.put_part(1, 2, parts[2], tree.path(2))  # nobody committed to anything yet
-    cargo.roots[1] = tree.root
-    assert not cargo.put_part(1, 2, parts[1], tree.path(2))
-    assert not cargo.put_part(1, 1, parts[2], tree.path(2))
-    assert not cargo.put_part(0, 2, parts[2], tree.path(2))
-    assert not cargo.put_part(1, 2, parts[2], ())
-    assert not cargo.parts
-    assert cargo.put_part(1, 2, parts[2], tree.path(2))
-    assert (cargo.parts, cargo.paths) == ({(1, 2): parts[2]}, {(1, 2): tree.path(2)})
+    store = PartStore([len(part) for part in parts], [0, 0, 0])
+    assert not store.put_part(1, 2, parts[2], tree.path(2))  # nobody committed to anything yet
+    store.roots[1] = tree.root
+    assert not store.put_part(1, 2, parts[1], tree.path(2))
+    assert not store.put_part(1, 1, parts[2], tree.path(2))
+    assert not store.put_part(0, 2, parts[2], tree.path(2))
+    assert not store.put_part(1, 2, parts[2], ())
+    assert not store.parts
+    assert store.put_part(1, 2, parts[2], tree.path(2))
+    assert (store.parts, store.paths) == ({(1, 2): parts[2]}, {(1, 2): tree.path(2)})

@@ -29,7 +29,7 @@ RATE_BYTES_PER_S = 200_000.0
 
 
 def make_pair() -> tuple[Deliveries, PartStore, Node]:
-    """A member that wants a part, its cargo, and the node of the owner, who has a slow line."""
+    """A member that wants a part, its store, and the node of the owner, who has a slow line."""
     internet, addresses = VirtualInternet(0), dict[PeerId, Address]()
     nodes = []
     for settings in (HostSettings(), HostSettings(up_bytes_per_s=RATE_BYTES_PER_S)):
@@ -44,29 +44,29 @@ def make_pair() -> tuple[Deliveries, PartStore, Node]:
     tree = MerkleTree(parts)
     both = []
     for node in nodes:
-        cargo = PartStore([len(part) for part in parts], [0, 0])
-        cargo.roots[1] = tree.root
+        store = PartStore([len(part) for part in parts], [0, 0])
+        store.roots[1] = tree.root
 
-        async def find(step: int, attempt: int, cargo: PartStore = cargo) -> tuple[PartStore, tuple[PeerId, ...]]:
-            return cargo, members
+        async def find(step: int, attempt: int, store: PartStore = store) -> tuple[PartStore, tuple[PeerId, ...]]:
+            return store, members
 
-        both.append((Deliveries(node, find), cargo))
+        both.append((Deliveries(node, find), store))
     both[1][1].put_owners(1, {0: parts[0]}, tree)
     return *both[0], nodes[1]
 
 
 @virtually
 async def test_a_part_that_takes_long_over_a_slow_line_gets_there() -> None:
-    deliveries, cargo, _ = make_pair()
+    deliveries, store, _ = make_pair()
     begun_s = asyncio.get_running_loop().time()
     await deliveries.fetch_part(0, 0, 0, 1)
-    assert (1, 0) in cargo.parts
+    assert (1, 0) in store.parts
     assert SIZE / RATE_BYTES_PER_S <= asyncio.get_running_loop().time() - begun_s <= transfer_limit_s(SIZE)
 
 
 @virtually
 async def test_nobody_waits_long_for_who_announces_a_part_and_sends_nothing() -> None:
-    deliveries, cargo, owner = make_pair()
+    deliveries, store, owner = make_pair()
 
     async def stall(_: PeerId, stream: MessageStream) -> None:
         await stream.receive(FetchPart)
@@ -76,7 +76,7 @@ async def test_nobody_waits_long_for_who_announces_a_part_and_sends_nothing() ->
     owner.serve(FETCH, stall)
     begun_s = asyncio.get_running_loop().time()
     await deliveries.fetch_part(0, 0, 0, 1)
-    assert not cargo.parts
+    assert not store.parts
     assert asyncio.get_running_loop().time() - begun_s < STALL_S + 5.0
 
 
@@ -99,14 +99,14 @@ def test_long_bytes_are_hashed_beside_the_event_loop(monkeypatch: pytest.MonkeyP
     tree = MerkleTree(parts)
 
     async def run() -> None:
-        cargo = PartStore([len(part) for part in parts], [5, 5])
-        cargo.roots[0], cargo.value_digests[1] = tree.root, blake3(b"value").digest()
-        assert await cargo.take_part(0, 1, parts[1], tree.path(1))
-        assert not await cargo.take_part(0, 0, parts[1], tree.path(0))
-        assert await cargo.take_value(1, b"value")
-        assert not await cargo.take_value(1, b"other")
-        assert cargo.parts.keys() == {(0, 1)}
-        assert cargo.values == {1: b"value"}
+        store = PartStore([len(part) for part in parts], [5, 5])
+        store.roots[0], store.value_digests[1] = tree.root, blake3(b"value").digest()
+        assert await store.take_part(0, 1, parts[1], tree.path(1))
+        assert not await store.take_part(0, 0, parts[1], tree.path(0))
+        assert await store.take_value(1, b"value")
+        assert not await store.take_value(1, b"other")
+        assert store.parts.keys() == {(0, 1)}
+        assert store.values == {1: b"value"}
 
     asyncio.run(run())
     assert hashed == {"root_of": True, "digest_of": True}
@@ -132,17 +132,17 @@ class Crowd:
             events = EventBus(asyncio.get_running_loop().time)
             node = Node(host, run_id="5ec0" * 16, role="trainer", lookup=addresses.get, events=events)
             host.process.context.run(node.start)
-            cargo = PartStore([len(part) for part in parts], [0, 0])
-            cargo.roots[MEMBERS - 1] = tree.root
+            store = PartStore([len(part) for part in parts], [0, 0])
+            store.roots[MEMBERS - 1] = tree.root
             if rank:
-                cargo.put_owners(MEMBERS - 1, {0: parts[0]}, tree)
+                store.put_owners(MEMBERS - 1, {0: parts[0]}, tree)
 
-            async def find(step: int, attempt: int, cargo: PartStore = cargo) -> tuple[PartStore, tuple[PeerId, ...]]:
-                return cargo, members
+            async def find(step: int, attempt: int, store: PartStore = store) -> tuple[PartStore, tuple[PeerId, ...]]:
+                return store, members
 
             self.nodes.append(node)
             self.deliveries.append(Deliveries(node, find))
-            self.cargoes.append(cargo)
+            self.cargoes.append(store)
             self._count(rank)
 
     def _count(self, rank: int) -> None:

@@ -40,7 +40,7 @@ def record_of(said: dict[PeerId, tuple[Accusation, ...]], members: tuple[PeerId,
 @virtually
 async def test_accusations_that_nobody_looks_into_take_no_place() -> None:
     member = SecureSwarm(4, lambda: Quadratic(20)).peers["p0"].member
-    counts = member._desk.counts
+    counts = member._register.counts
     candidates = {peer(100 + index): Candidate(peer(100 + index), 0) for index in range(2)}
     honest = (Accusation(STEP - 1, peer(3), Charge.GRADIENT),)
     idle = {peer(1): accusations(Charge.WITHHELD), peer(2): accusations(Charge.GRADIENT, 2)}

@@ -48,7 +48,7 @@ def test_nonsense_costs_only_its_author(attack: type[Attack], bans: dict[str, st
         for peer in swarm.honest:
             assert ends[peer.name] is None
             assert swarm.bans(peer) == bans
-            assert len(peer.member.ledger.members) == 5
+            assert len(peer.member.membership.members) == 5
 
     run()
 

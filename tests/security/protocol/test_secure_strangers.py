@@ -67,46 +67,46 @@ async def test_proofs_against_strangers_are_neither_kept_nor_handed_on() -> None
         for slot in (SLOT, Slot(1 << 40, 0, Phase.CANDIDACY)):
             await node.call(first.peer_id, PROVE, proof_of(identity(number), slot), Done)
     await asyncio.sleep(1.0)
-    assert not any(peer.member._mesh.proofs for peer in swarm.honest)
+    assert not any(peer.member._gossip.proofs for peer in swarm.honest)
 
 
 @virtually
 async def test_a_proof_against_a_candidate_gets_to_members_who_were_behind() -> None:
     swarm, liar = make_swarm(), identity(1)
     first, *others = swarm.honest
-    first.member.ledger.candidates[liar.peer_id] = Candidate(liar.peer_id, 0)
+    first.member.membership.candidates[liar.peer_id] = Candidate(liar.peer_id, 0)
     await stranger(swarm).call(first.peer_id, PROVE, proof_of(liar), Done)
     await asyncio.sleep(1.0)
-    assert [len(peer.member._mesh.proofs) for peer in swarm.honest] == [1, 0, 0, 0]
+    assert [len(peer.member._gossip.proofs) for peer in swarm.honest] == [1, 0, 0, 0]
     for peer in others:
-        peer.member.ledger.candidates[liar.peer_id] = Candidate(liar.peer_id, 0)
-    first.member._mesh.remind(first.member.ledger.members)
+        peer.member.membership.candidates[liar.peer_id] = Candidate(liar.peer_id, 0)
+    first.member._gossip.remind(first.member.membership.members)
     await asyncio.sleep(1.0)
-    assert [len(peer.member._mesh.proofs) for peer in swarm.honest] == [1] * 4
+    assert [len(peer.member._gossip.proofs) for peer in swarm.honest] == [1] * 4
     for peer in swarm.honest:
-        del peer.member.ledger.candidates[liar.peer_id]
-        peer.member._mesh.forget_before(0)
-        assert not peer.member._mesh.proofs
+        del peer.member.membership.candidates[liar.peer_id]
+        peer.member._gossip.forget_before(0)
+        assert not peer.member._gossip.proofs
 
 
 @virtually
 async def test_only_genuine_words_of_applicants_displace_others() -> None:
     member = make_swarm().peers["p0"].member
-    mesh, coin = member._mesh, member._progress.coin
+    gossip, coin = member._gossip, member._progress.coin
     applicants = sorted(map(identity, range(1, 81)), key=lambda applicant: lot(coin, applicant.peer_id))
     first, *later_ones = (state(applicant, RUN_ID, SLOT, Candidacy(None)) for applicant in applicants)
     kept = [*later_ones[:MAX_APPLICANTS]]
     for statement in kept:
-        mesh.receive(statement, statement.author)
+        gossip.receive(statement, statement.author)
     forged = Statement(first.key, SLOT, first.body, bytes(64))
     with pytest.raises(ProtocolError):
-        mesh.receive(forged, kept[0].author)
-    assert mesh.slots.of(SLOT).keys() == {statement.author for statement in kept}
-    mesh.receive(first, first.author)
-    mesh.receive(later_ones[-1], later_ones[-1].author)
+        gossip.receive(forged, kept[0].author)
+    assert gossip.slots.of(SLOT).keys() == {statement.author for statement in kept}
+    gossip.receive(first, first.author)
+    gossip.receive(later_ones[-1], later_ones[-1].author)
     remaining = {statement.author for statement in (first, *kept[:-1])}
-    assert mesh.slots.of(SLOT).keys() == remaining
-    assert member._desk.heard._in_time[0].keys() == remaining
+    assert gossip.slots.of(SLOT).keys() == remaining
+    assert member._register.heard._in_time[0].keys() == remaining
 
 
 @pytest.mark.parametrize("phase", [Phase.CANDIDACY, Phase.STANDING])
@@ -133,7 +133,7 @@ def test_long_words_where_short_ones_are_due_are_refused_before_they_are_kept(ph
         for body in (bytes(MAX_SHORT_BODY_BYTES + 1), bytes(MAX_BODY_BYTES)):
             with pytest.raises(UnreachableError, match="reset"):
                 await teller.node.call(first.peer_id, TELL, Untyped(slot, body, bytes(64)), Done)
-        assert not first.member._mesh.slots.of(slot)
+        assert not first.member._gossip.slots.of(slot)
 
     run()
 
@@ -150,7 +150,7 @@ def test_the_longest_honest_words_are_short() -> None:
 @virtually
 async def test_a_member_that_answers_at_once_and_nothing_of_use_is_asked_at_intervals() -> None:
     swarm, asked = make_swarm(), [0]
-    liar, follower = swarm.peers["p1"], swarm.peers["p0"].member._follower
+    liar, follower = swarm.peers["p1"], swarm.peers["p0"].member._observer
     signer = Identity.from_seed(liar.network.private_key)
     far, near = (
         state(signer, RUN_ID, Slot(step, 0, Phase.STANDING), StateClaim(bytes(32), bytes(32))) for step in (1 << 40, 0)
@@ -172,7 +172,7 @@ async def test_a_member_that_answers_at_once_and_nothing_of_use_is_asked_at_inte
 def member_with_an_outcome(swarm: SecureSwarm, size: int = 100) -> tuple[PeerId, PastSteps]:
     """A member that has taken a step, whose aggregate has so many bytes."""
     first = swarm.peers["p0"]
-    outcomes, standing = first.member._outcomes, first.member._progress.standing
+    outcomes, standing = first.member._past_steps, first.member._progress.standing
     outcomes.keep(PastStep(msgspec.structs.replace(standing, step=1), {0: bytes(size)}, None))
     return first.peer_id, outcomes
 

@@ -35,7 +35,7 @@ async def agree(swarm: SecureSwarm, bans: dict[str, str]) -> None:
         assert isinstance(swarm.honest[0].work, Quadratic)
         assert torch.equal(peer.work.parameters[STEPS], swarm.honest[0].work.parameters[STEPS])
         assert swarm.bans(peer) == bans
-        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.membership.members
 
 
 def missing_once(fetch: Callable[..., Awaitable[None]], part: int, owner: int) -> Callable[..., Awaitable[None]]:
@@ -90,8 +90,8 @@ class Late(Attack):
         me = next(peer for peer in self.swarm.peers.values() if peer.peer_id == self.me)
         word = state(Identity.from_seed(me.network.private_key), RUN_ID, slot, body)
         told = self.swarm.honest[0].peer_id
-        me.member._mesh.slots.put(word)
-        tell = me.member._mesh._spread
+        me.member._gossip.slots.put(word)
+        tell = me.member._gossip._spread
         me.member._node.serve(ASK, refuse)
         asyncio.get_running_loop().call_later(LATE_S, lambda: tell(TELL, Told.of(word), [told]))
         for ally in self.swarm.peers.values():
@@ -102,18 +102,18 @@ class Late(Attack):
 
 def lie_about(voter: SecurePeer, word: Statement, told: PeerId) -> None:
     """Let it vote that it heard a word, to the one who was told it, and to the others that it did not."""
-    mesh = voter.member._mesh
-    say = mesh.say
+    gossip = voter.member._gossip
+    say = gossip.say
 
     def two_faced(slot: Slot, body: Struct, everybody: Iterable[PeerId]) -> Statement:
         if slot != word.slot.vote or not isinstance(body, Heard):
             return say(slot, body, everybody)
-        rank = sorted(voter.member.ledger.members).index(word.author)
+        rank = sorted(voter.member.membership.members).index(word.author)
         without = {(r, digest) for r, digest in body.statements if r != rank}
         say(slot, Heard(tuple(sorted({*without, (rank, word.digest)}))), [told])
         return say(slot, Heard(tuple(sorted(without))), [peer for peer in everybody if peer != told])
 
-    mesh.say = two_faced  # type: ignore[method-assign]
+    gossip.say = two_faced  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("phase", [Phase.COMMIT, Phase.RESULT, Phase.REVEAL, Phase.CLAIMS, Phase.CONFIRM])
@@ -133,6 +133,8 @@ def test_votes_that_differ_from_member_to_member_part_nobody(phase: Phase) -> No
             assert swarm.bans(peer) == swarm.bans(swarm.honest[0])
             assert swarm.bans(peer).keys() <= hostile.keys()
             assert "p3" in swarm.bans(peer)
-            assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+            assert (
+                verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.membership.members
+            )
 
     run()

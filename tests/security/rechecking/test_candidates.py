@@ -82,8 +82,8 @@ def assert_alike(swarm: SecureSwarm, steps: int, names: list[str]) -> None:
     for name in names:
         member = swarm.peers[name].member
         if member.is_member:
-            assert verify_log(RUN_ID, swarm.founders, member.evidence.entries).members == member.ledger.members
-        assert swarm.peers[name].member.ledger.digest == first.member.ledger.digest
+            assert verify_log(RUN_ID, swarm.founders, member.evidence.entries).members == member.membership.members
+        assert swarm.peers[name].member.membership.digest == first.member.membership.digest
         assert torch.equal(parameters(swarm.peers[name], steps), parameters(first, steps))
 
 
@@ -128,7 +128,7 @@ async def test_two_newcomers_at_once_become_members() -> None:
     later(1.0, lambda: (swarm.join("one"), swarm.join("other")))
     ends = await swarm.run(25)
     assert set(ends.values()) == {None}
-    assert len(swarm.peers["p0"].member.ledger.members) == 8
+    assert len(swarm.peers["p0"].member.membership.members) == 8
     assert_alike(swarm, 25, [*swarm.peers])
     assert not attempts(swarm.peers["p0"])
 
@@ -139,7 +139,7 @@ async def test_more_applicants_than_places_get_in_one_after_the_other() -> None:
     later(1.0, lambda: [swarm.join(f"new{index}") for index in range(5)])
     ends = await swarm.run(40)
     assert set(ends.values()) == {None}
-    assert len(swarm.peers["p0"].member.ledger.members) == 9
+    assert len(swarm.peers["p0"].member.membership.members) == 9
     assert_alike(swarm, 40, [*swarm.peers])
     welcomed = sorted(steps_of(swarm.peers["p0"], "secure.candidate").values())
     assert welcomed[0] < welcomed[2]
@@ -156,7 +156,7 @@ async def test_a_candidate_that_falls_silent_costs_nobody_an_attempt() -> None:
     first = swarm.peers["p0"]
     dropped = steps_of(first, "secure.dropped")
     assert {swarm.names[peer] for peer in dropped} == {"silent", "dead"}
-    assert len(first.member.ledger.members) == 6
+    assert len(first.member.membership.members) == 6
     assert not attempts(first)
     assert not swarm.bans(first)
     times = [event.time for event in first.log if event.kind == "secure.step"]
@@ -182,7 +182,7 @@ async def test_a_candidate_that_lets_nobody_look_starts_over_and_over() -> None:
     first = swarm.peers["p0"]
     assert [event.kind for event in first.log].count("secure.dropped") >= 2
     assert not swarm.bans(first)
-    assert len(first.member.ledger.members) == 6
+    assert len(first.member.membership.members) == 6
 
 
 @virtually
@@ -203,7 +203,7 @@ async def test_many_identities_with_one_machine_get_one_seat_at_most() -> None:
     steps = settings.probation + 10
     await swarm.run(steps)
     first = swarm.peers["p0"]
-    assert len(first.member.ledger.members) <= 9
+    assert len(first.member.membership.members) <= 9
     assert set(swarm.bans(first).values()) == {"WRONG_GRADIENT"}
     assert len(swarm.bans(first)) >= 3
     assert_alike(swarm, steps, [peer.name for peer in swarm.honest])
@@ -307,7 +307,7 @@ async def test_a_candidate_that_hands_out_its_gradient_slowly_costs_nobody_its_p
 
     def join() -> None:
         peer = swarm.join("new", Sybil(Machine()))
-        peer.conduct._machine.is_free = lambda *_: False
+        peer.behaviour._machine.is_free = lambda *_: False
         serve = peer.node.serve
         peer.node.serve = lambda method, handler: serve(method, hang if method == SUBMISSION else handler)
 
@@ -316,7 +316,7 @@ async def test_a_candidate_that_hands_out_its_gradient_slowly_costs_nobody_its_p
     assert set(ends.values()) == {None}
     assert not swarm.peers["new"].member.is_member
     assert_alike(swarm, 40, [peer.name for peer in swarm.honest])
-    assert len(swarm.peers["p0"].member.ledger.members) == 6
+    assert len(swarm.peers["p0"].member.membership.members) == 6
 
 
 @pytest.mark.parametrize("method", [WATCH, LOOK, TAKE])
@@ -361,4 +361,4 @@ async def test_a_stranger_cannot_fill_memory_or_take_all_places_of_watchers() ->
     await asyncio.gather(flooding, *watching, return_exceptions=True)
     assert ends["new"] is None
     assert swarm.peers["new"].member.is_member
-    assert not known.member._mesh.proofs
+    assert not known.member._gossip.proofs

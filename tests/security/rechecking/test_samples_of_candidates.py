@@ -52,8 +52,8 @@ def busy_machine() -> Machine:
     return machine
 
 
-def join(swarm: SecureSwarm, name: str, conduct: Behaviour, up_bytes_per_s: float | None = None) -> SecurePeer:
-    peer = swarm.join(name, conduct)
+def join(swarm: SecureSwarm, name: str, behaviour: Behaviour, up_bytes_per_s: float | None = None) -> SecurePeer:
+    peer = swarm.join(name, behaviour)
     swarm.internet.set_rate(peer.network, up_bytes_per_s, None)
     return peer
 
@@ -127,9 +127,9 @@ async def test_a_step_takes_no_longer_where_its_candidates_trickle_or_hang() -> 
 
 
 def a_submission(swarm: SecureSwarm) -> tuple[SecurePeer, GradientSamples, GradientSamples]:
-    """One peer that keeps the gradient of step 1 as a candidate, and its submissions and another member's."""
+    """One peer that keeps the gradient of step 1 as a candidate, and its samples and another member's."""
     one, other = swarm.peers["p0"], swarm.peers["p1"]
-    return one, one.member._desk.submissions, other.member._desk.submissions
+    return one, one.member._register.samples, other.member._register.samples
 
 
 @virtually
@@ -164,7 +164,7 @@ async def test_what_a_validator_fetched_others_can_have_from_it() -> None:
     places = ours.drawn(bytes(32), candidate.peer_id)
     await ours.fetch(1, candidate.peer_id, submission.root, places, [candidate.peer_id])
     theirs.forget_before(2)
-    judge, validator = swarm.peers["p2"].member._desk.submissions, swarm.peers["p1"].peer_id
+    judge, validator = swarm.peers["p2"].member._register.samples, swarm.peers["p1"].peer_id
     sources = [candidate.peer_id, validator]
     assert await judge.fetch(1, candidate.peer_id, submission.root, places, sources) is not None
     unseen = [place for place in range(NUMEL // PIECE_NUMEL) if place not in places][:SAMPLED]

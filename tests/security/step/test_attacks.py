@@ -45,7 +45,7 @@ async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, f
     assert {type(end) for end in ends.values()} <= {type(None), ExcludedError, BannedError}
     assert all(ends[peer.name] is None for peer in swarm.honest)
     assert len({await peer.work.digest() for peer in swarm.honest}) == 1
-    assert len({peer.member.ledger.digest for peer in swarm.honest}) == 1
+    assert len({peer.member.membership.digest for peer in swarm.honest}) == 1
     assert swarm.bans(swarm.honest[0]).keys() <= set(hostile)
     return swarm
 
@@ -108,7 +108,7 @@ async def test_an_aggregator_whose_ally_covers_its_shift_falls_with_it() -> None
 async def test_who_does_not_commit_itself_leaves_without_blame() -> None:
     swarm = await fight("silent-commit", 7, HOSTILE, 5)
     assert not swarm.bans(swarm.honest[0])
-    assert len(swarm.honest[0].member.ledger.members) == 4
+    assert len(swarm.honest[0].member.membership.members) == 4
 
 
 @virtually

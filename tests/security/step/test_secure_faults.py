@@ -39,7 +39,7 @@ async def survive(swarm: SecureSwarm, failing: str, steps: int = STEPS) -> None:
         assert torch.equal(peer.work.parameters[steps], others[0].work.parameters[steps])
         assert set(swarm.bans(peer)) <= {failing}
         assert swarm.bans(peer) == swarm.bans(others[0])
-        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.membership.members
 
 
 @pytest.mark.parametrize("seed", seeds(4, of=12))
@@ -74,13 +74,13 @@ def test_whoever_listens_late_asks_for_what_it_missed() -> None:
     @virtually
     async def run() -> None:
         swarm = SecureSwarm(5, lambda: Quadratic(50))
-        mesh = swarm.peers["p1"].member._mesh
-        hear = mesh.receive
-        mesh.receive = lambda statement, _: mesh.slots.changed.fire()  # type: ignore[method-assign]
-        later(1.0, lambda: setattr(mesh, "receive", hear))
+        gossip = swarm.peers["p1"].member._gossip
+        hear = gossip.receive
+        gossip.receive = lambda statement, _: gossip.slots.changed.fire()  # type: ignore[method-assign]
+        later(1.0, lambda: setattr(gossip, "receive", hear))
         ends = await swarm.run(4)
         assert set(ends.values()) == {None}
-        assert {len(peer.member.ledger.members) for peer in swarm.honest} == {5}
+        assert {len(peer.member.membership.members) for peer in swarm.honest} == {5}
 
     run()
 
@@ -114,7 +114,7 @@ def test_two_deaths_at_once(seed: int) -> None:
             if peer.name not in dead:
                 assert set(swarm.bans(peer)) <= dead
                 end = verify_log(RUN_ID, swarm.names, peer.member.evidence.entries)
-                assert end.members == peer.member.ledger.members
+                assert end.members == peer.member.membership.members
 
     run()
 
@@ -156,7 +156,7 @@ async def bans_of(swarm: SecureSwarm) -> dict[str, str]:
     assert {peer.name for peer in survivors} == {peer.name for peer in swarm.honest} - bans.keys()
     for peer in survivors:
         assert swarm.bans(peer) == bans
-        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.ledger.members
+        assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.membership.members
     return bans
 
 
@@ -273,7 +273,7 @@ def test_whoever_answers_some_only_what_it_heard_makes_nobody_late(phase: Phase)
 
         async def stall(peer: PeerId, stream: MessageStream) -> None:
             if peer != victim:
-                await hostile._mesh._serve_ask(peer, stream)
+                await hostile._gossip._serve_ask(peer, stream)
             else:
                 await asyncio.Event().wait()
 
@@ -292,14 +292,14 @@ async def test_who_cannot_get_what_an_accusation_is_about_says_nothing() -> None
     judge, accuser, target, _ = swarm.honest
     for peer in swarm.honest:
         stall_fetches(peer)
-    inquiry, record = judge.member._inquiry(1), judge.member._attempts.passed[1]
+    recheck, record = judge.member._recheck(1), judge.member._attempts.passed[1]
     owner, part = record.terms.members.index(target.peer_id), record.terms.members.index(accuser.peer_id)
     about_claims = Accusation(1, target.peer_id, Charge.CLAIMS, part)
     about_gradient = Accusation(1, target.peer_id, Charge.GRADIENT)
-    assert (owner, part) not in record.cargo.parts
-    assert await inquiry.is_guilty(about_claims, [accuser.peer_id]) is None
-    assert await inquiry.is_guilty(about_gradient, [accuser.peer_id]) is False  # its own gradient is the same
-    record.cargo.roots[owner] = bytes(32)
+    assert (owner, part) not in record.store.parts
+    assert await recheck.is_guilty(about_claims, [accuser.peer_id]) is None
+    assert await recheck.is_guilty(about_gradient, [accuser.peer_id]) is False  # its own gradient is the same
+    record.store.roots[owner] = bytes(32)
     for other in record.terms.division.parts:
-        record.cargo.parts.pop((owner, other), None)
-    assert await inquiry.is_guilty(about_gradient, [accuser.peer_id]) is None
+        record.store.parts.pop((owner, other), None)
+    assert await recheck.is_guilty(about_gradient, [accuser.peer_id]) is None

@@ -63,7 +63,7 @@ def sums_and_limits(
     entries = Directions(rng.bytes(32), directions).entries(v.size).reshape(directions, *v.shape) / ENTRY_DEVIATION
     projections = np.einsum("qrd,rnd->qrn", entries, clipped(parts, v, radius))
     sums = np.abs(np.einsum("qrn,rn->qr", projections, weights))
-    # Plain arithmetic, so it takes arrays as well.
+    # Plain step_math, so it takes arrays as well.
     limits = ACCURACY.sum_limit(weights.sum(axis=1), radius, np.linalg.norm(v, axis=1), v.shape[1])
     return sums, limits
 

@@ -28,8 +28,8 @@ OTHERS = [PeerId(f"{number:064}") for number in range(5, 9)]
 class Member:
     """A peer at the members' state; its steps end as `step` says."""
 
-    def __init__(self, step: Callable[[], None], ledger: Members) -> None:
-        self.ledger, self.is_member, self._step = ledger, False, step
+    def __init__(self, step: Callable[[], None], membership: Members) -> None:
+        self.membership, self.is_member, self._step = membership, False, step
 
     async def take_step(self) -> None:
         self._step()
@@ -38,7 +38,7 @@ class Member:
 async def make_life(
     monkeypatch: pytest.MonkeyPatch,
     step: Callable[[], None],
-    ledger: Members,
+    membership: Members,
     vouched_for: bool = True,
     enter: Callable[[], None] = lambda: None,
 ) -> VerifiedMember:
@@ -48,7 +48,7 @@ async def make_life(
 
         async def enter(self) -> Member:
             enter()
-            return Member(step, ledger)
+            return Member(step, membership)
 
     monkeypatch.setattr(verified_member, "Joiner", Newcomer)
     node = await World().node()
@@ -132,9 +132,9 @@ def test_those_whose_word_counts_come_from_members_that_most_of_them_vouch_for(
 
     @virtually
     async def main() -> None:
-        ledger = Members([KNOWN[0], *OTHERS])
-        ledger.ban(KNOWN[0], 3, Reason.EQUIVOCATED)
-        life = await make_life(monkeypatch, lambda: None, ledger, vouched_for)
+        membership = Members([KNOWN[0], *OTHERS])
+        membership.ban(KNOWN[0], 3, Reason.EQUIVOCATED)
+        life = await make_life(monkeypatch, lambda: None, membership, vouched_for)
         await go_on(life, 1)
         assert life._known == known
 

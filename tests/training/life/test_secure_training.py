@@ -62,7 +62,7 @@ def make_spec(*, founders: int = 3, steps: int = STEPS, **more: Any) -> minga.Ru
 class Trainer:
     """One peer in a thread of its own, as a program would have it."""
 
-    def __init__(self, peer: minga.Peer, conduct: Behaviour | None = None, micro_batch_s: float = 0.0) -> None:
+    def __init__(self, peer: minga.Peer, behaviour: Behaviour | None = None, micro_batch_s: float = 0.0) -> None:
         self.peer, self.micro_batch_s = peer, micro_batch_s
         self.events: list[Event] = []
         self.error: BaseException | None = None
@@ -72,8 +72,8 @@ class Trainer:
             for parameter in self.model.parameters():
                 parameter.fill_(0.1)
         peer.subscribe(self.events.append)
-        if conduct is not None:
-            peer.on_loop(lambda: setattr(peer.session, "conduct", conduct))
+        if behaviour is not None:
+            peer.on_loop(lambda: setattr(peer.session, "behaviour", behaviour))
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -104,13 +104,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
     """Makes trainers; the first one hosts."""
     trainers: list[Trainer] = []
 
-    def make(spec: minga.RunSpec, conduct: Behaviour | None = None, micro_batch_s: float = 0.0) -> Trainer:
+    def make(spec: minga.RunSpec, behaviour: Behaviour | None = None, micro_batch_s: float = 0.0) -> Trainer:
         directory = tmp_path / str(len(trainers))
         directory.mkdir()
         options = minga.PeerOptions(identity=directory / "key", directory=directory, host="127.0.0.1")
         link = trainers[0].peer.link if trainers else None
         peer = minga.join(link, options) if link else minga.host(spec, options)
-        trainers.append(Trainer(peer, conduct, micro_batch_s))
+        trainers.append(Trainer(peer, behaviour, micro_batch_s))
         return trainers[-1]
 
     yield make

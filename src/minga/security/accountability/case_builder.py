@@ -60,7 +60,7 @@ class CaseBuilder:
 
     def recomputed(self, peer: PeerId, reason: Reason, part: int, record: AttemptRecord) -> proofs.Case:
         """It was found out by computing again what happened to a part."""
-        cargo, terms = record.cargo, self._terms
+        store, terms = record.store, self._terms
         proof = proofs.Recomputed(
             terms.rules,
             self._said(Phase.COMMIT),
@@ -69,9 +69,9 @@ class CaseBuilder:
             self._said(Phase.CLAIMS),
             self._said(Phase.CONFIRM),
             part,
-            tuple(bytes(cargo.parts[owner, part]) for owner in terms.contributors),
-            tuple(cargo.paths[owner, part] for owner in terms.contributors),
-            bytes(cargo.values[part]),
+            tuple(bytes(store.parts[owner, part]) for owner in terms.contributors),
+            tuple(store.paths[owner, part] for owner in terms.contributors),
+            bytes(store.values[part]),
         )
         return self._case(peer, reason, proof)
 

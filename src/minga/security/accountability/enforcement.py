@@ -29,11 +29,11 @@ def contradicted(
     terms: Terms,
     commits: Mapping[PeerId, Commit],
     proofs: Mapping[PeerId, EquivocationProof],
-    witness: CaseBuilder,
+    case_builder: CaseBuilder,
 ) -> list[Case]:
     """The cases of those `peers` of which most members can prove that they said two different things."""
     return [
-        witness.contradicted(proofs[peer]) if peer in proofs else witness.named(peer, Reason.EQUIVOCATED)
+        case_builder.contradicted(proofs[peer]) if peer in proofs else case_builder.named(peer, Reason.EQUIVOCATED)
         for peer in sorted(rulings.who_equivocated(terms.members, commits).intersection(peers))
     ]
 
@@ -47,51 +47,51 @@ def require_place(terms: Terms, commits: Mapping[PeerId, Commit], me: PeerId) ->
         raise DivergedError("most members are in another state than this peer", round=terms.step)
 
 
-def require_delivery(record: AttemptRecord, reveals: Mapping[PeerId, Revealed], witness: CaseBuilder) -> None:
+def require_delivery(record: AttemptRecord, reveals: Mapping[PeerId, Revealed], case_builder: CaseBuilder) -> None:
     """A member that revealed something else than it had committed to goes, and so do those that withheld a part.
 
     Raises `AttemptFailed`.
     """
     if closed := rulings.who_opened_nothing(record.terms.coin, record.results, reveals):
-        raise AttemptFailed(map(witness.unopened, closed))
+        raise AttemptFailed(map(case_builder.unopened, closed))
     if gone := rulings.who_withheld(record.terms.members, record.results, reveals):
-        raise AttemptFailed(witness.undelivered(rank, part, owner) for rank, (part, owner) in gone.items())
+        raise AttemptFailed(case_builder.undelivered(rank, part, owner) for rank, (part, owner) in gone.items())
 
 
-def require_values(record: AttemptRecord, witness: CaseBuilder) -> None:
+def require_values(record: AttemptRecord, case_builder: CaseBuilder) -> None:
     """The aggregators go whose aggregates most could not get; members that lack what most have need their state.
 
     Raises `AttemptFailed`, and `OutvotedError` if this member lacks one.
     """
     terms = record.terms
     if gone := rulings.unobtainable_parts(terms.members, record.claims):
-        raise AttemptFailed(map(witness.unobtainable, gone))
+        raise AttemptFailed(map(case_builder.unobtainable, gone))
     if any(part not in record.values for part in terms.division.parts):
         raise OutvotedError("most others have an aggregate that this peer cannot get", round=terms.step)
     if behind := rulings.who_is_behind(terms.members, record.claims):
         # they cannot go on, and without their claims nothing can be checked
-        raise AttemptFailed(map(witness.behind, behind))
+        raise AttemptFailed(map(case_builder.behind, behind))
 
 
-def require_shown(record: AttemptRecord, confirms: Mapping[PeerId, Confirm], witness: CaseBuilder) -> None:
+def require_shown(record: AttemptRecord, confirms: Mapping[PeerId, Confirm], case_builder: CaseBuilder) -> None:
     """The owners go that have not shown most others what has to be computed again: raises `AttemptFailed`."""
     parts = {owner: part for part, owner in rulings.hidden_parts(record.terms.members, confirms)}
     if gone := [(part, owner) for owner, part in parts.items() if owner in record.terms.contributors]:
-        raise AttemptFailed(witness.hidden(part, owner) for part, owner in gone)
+        raise AttemptFailed(case_builder.hidden(part, owner) for part, owner in gone)
 
 
 def verdicts(
     pending: Iterable[PendingAccusations],
     record: AttemptRecord,
     records: Mapping[int, AttemptRecord],
-    witness: CaseBuilder,
+    case_builder: CaseBuilder,
 ) -> list[Case]:
     """The cases that the commitments of `record` decide about the accusations of the step before.
 
-    `records` are those of the past steps in which this peer was a member, `witness` is that of `record`.
+    `records` are those of the past steps in which this peer was a member, `case_builder` is that of `record`.
     """
     cases = []
     for one in pending:
         gone, judges = rulings.verdict(record.terms.members, record.commits, one)
-        cases += [witness.judged(peer, reason, one, records, judges) for peer, reason in gone]
+        cases += [case_builder.judged(peer, reason, one, records, judges) for peer, reason in gone]
     return cases

@@ -83,7 +83,7 @@ def _cut_off(path: Path) -> None:
 
 @dataclass(frozen=True)
 class LogEnd:
-    """Who is a member after all evidence of a log, and, where it did not begin with the founders, with what it did."""
+    """The members after all evidence of a log, and, where it did not begin with the founders, with what it did."""
 
     members: tuple[PeerId, ...]
     entered: Case | None = None
@@ -106,26 +106,26 @@ def verify_log(run_id: str, founders: Iterable[PeerId], entries: Iterable[Eviden
 def follow_log(founders: Iterable[PeerId], entries: Iterable[Evidence]) -> LogEnd:
     """The same for evidence of which each entry was verified.
 
-    Of a member that came later, or came back, the log begins anew with those who were members then. Nothing but their
-    own word shows that these followed on the founders, so whoever reads the outcome has to be told.
+    Of a member that came later, or came back, the log begins anew with the members of that time. Nothing but their
+    own word shows that these followed on the founders, so the reader of the outcome has to be told.
     """
     replay = _Replay(Members(founders))
     for entry in entries:
         replay.follow(entry)
-    return LogEnd(replay.ledger.members, replay.entered)
+    return LogEnd(replay.membership.members, replay.entered)
 
 
 class _Replay:
     """Follows the list of members; all who leave after the same attempt were members in it."""
 
-    def __init__(self, ledger: Members) -> None:
-        self.ledger = ledger
+    def __init__(self, membership: Members) -> None:
+        self.membership = membership
         self.entered: Case | None = None
         """Where it began anew last."""
         self._witness: PeerId | None = None
         self._place = (-1, 0)
-        self._members = ledger.members
-        self._of_steps: list[tuple[int, tuple[PeerId, ...]]] = [(-1, ledger.members)]
+        self._members = membership.members
+        self._of_steps: list[tuple[int, tuple[PeerId, ...]]] = [(-1, membership.members)]
         """Who was a member in the last attempt of a step, and in all that follow up to the next entry."""
 
     def follow(self, entry: Evidence) -> None:
@@ -139,23 +139,23 @@ class _Replay:
             self._begin_anew(entry, case.proof)
             return
         if place > self._place:
-            self._place, self._members = place, self.ledger.members
+            self._place, self._members = place, self.membership.members
         if case.members != self._members:
             raise EvidenceError("its members are not those who were left by then", peer=peer, round=case.step)
         proof = case.proof
-        is_new = isinstance(proof, Admitted) or case.ban is not None  # whoever is banned may be a candidate
-        if peer in self.ledger.bans or (peer not in self.ledger and not is_new):
+        is_new = isinstance(proof, Admitted) or case.ban is not None  # a banned peer may be a candidate
+        if peer in self.membership.bans or (peer not in self.membership and not is_new):
             raise EvidenceError("it had left before", peer=peer, round=case.step)
         if isinstance(proof, Judged) and proof.covering and proof.members_then != self._at(proof.accusation.step):
             raise EvidenceError("other members aggregated in the accused step", peer=peer, round=case.step)
         if isinstance(proof, Admitted):
-            self.ledger.admit(peer)
+            self.membership.admit(peer)
         elif case.ban is None:
-            self.ledger.remove(peer, case.step)
+            self.membership.remove(peer, case.step)
         else:
-            self.ledger.ban(peer, case.step, case.ban)
+            self.membership.ban(peer, case.step, case.ban)
         # a judgement or an admission comes when a step was taken, all else before
-        self._of_steps.append((case.step + isinstance(proof, Judged | Admitted), self.ledger.members))
+        self._of_steps.append((case.step + isinstance(proof, Judged | Admitted), self.membership.members))
 
     def _begin_anew(self, entry: Evidence, proof: Entered) -> None:
         """The witness was away, if only to be started anew, and came back; that takes it at least a step."""
@@ -165,8 +165,8 @@ class _Replay:
         if case.step <= self._place[0]:
             raise EvidenceError("its witness was a member in that step already", peer=case.peer, round=case.step)
         self.entered, self._place = case, (case.step, case.attempt)
-        self.ledger = proof.standing.ledger
-        self._members = self.ledger.members
+        self.membership = proof.standing.membership
+        self._members = self.membership.members
         self._of_steps.append((case.step, self._members))
 
     def _at(self, step: int) -> tuple[PeerId, ...]:

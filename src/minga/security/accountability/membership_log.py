@@ -1,4 +1,4 @@
-"""Changes of the list of members: each is noted in the ledger, told as an event, and written down as evidence."""
+"""Changes of the list of members: each is noted, told as an event, and written down as evidence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minga.security.protocol.protocol_state import ProtocolState, StepProgress
 
 
 class MembershipChanges:
-    """As one peer sees them, whose ledger is in `progress`."""
+    """As one peer sees them, which notes them in `progress`."""
 
     def __init__(self, node: Node, identity: Identity, progress: StepProgress, evidence: EvidenceLog) -> None:
         self._node, self._identity, self._progress, self._evidence = node, identity, progress, evidence
@@ -24,14 +24,14 @@ class MembershipChanges:
         """The peers that the cases are about leave, unless they have left already."""
         progress, events, written = self._progress, self._node.events, list[Case]()
         for case in cases:
-            peer, reason, ledger, step = PeerId(case.peer), case.ban, progress.ledger, progress.step
-            if peer not in ledger and peer not in ledger.candidates:
+            peer, reason, membership, step = PeerId(case.peer), case.ban, progress.membership, progress.step
+            if peer not in membership and peer not in membership.candidates:
                 continue
             if reason is None:
-                ledger.remove(peer, step)
+                membership.remove(peer, step)
                 events.emit(SecureMemberAway(step=step, peer=peer))
             else:
-                ledger.ban(peer, step, reason)
+                membership.ban(peer, step, reason)
                 events.emit(SecureBanned(step=step, peer=peer, reason=reason.name, why=reason.value))
             written.append(case)
         await self.write_down(written)
@@ -42,12 +42,12 @@ class MembershipChanges:
 
     def tell_candidates(self, before: ProtocolState) -> None:
         """What became of candidates since then."""
-        candidates, progress, events = before.ledger.candidates.keys(), self._progress, self._node.events
-        ledger, step = progress.ledger, progress.step
-        for peer in sorted(ledger.candidates.keys() - candidates):
+        candidates, progress, events = before.membership.candidates.keys(), self._progress, self._node.events
+        membership, step = progress.membership, progress.step
+        for peer in sorted(membership.candidates.keys() - candidates):
             events.emit(SecureCandidate(step=step, peer=peer))
-        for peer in sorted(candidates - ledger.candidates.keys() - ledger.bans.keys()):
-            events.emit((SecureAdmitted if peer in ledger else SecureDropped)(step=step, peer=peer))
+        for peer in sorted(candidates - membership.candidates.keys() - membership.bans.keys()):
+            events.emit((SecureAdmitted if peer in membership else SecureDropped)(step=step, peer=peer))
 
     def _append(self, cases: Iterable[Case]) -> None:
         for case in cases:

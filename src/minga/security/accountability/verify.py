@@ -130,7 +130,9 @@ def _admitted(words: Quotes, proof: proofs.Admitted, said: Transcript) -> list[R
     words.require(standing.step == step, "the members stood there at another step")
     heard = heard_by_most(words.members, said.commits)
     return [
-        (peer, None) for peer in heard if has_passed(peer, standing.ledger, step, heard, proof.rules.probation_steps)
+        (peer, None)
+        for peer in heard
+        if has_passed(peer, standing.membership, step, heard, proof.rules.probation_steps)
     ]
 
 

@@ -23,19 +23,19 @@ def recompute(words: Quotes, proof: Recomputed, said: Transcript) -> dict[PeerId
     Raises `EvidenceError`, `ProtocolError`, `ConfigurationError` or `ValueError` if something does not fit together.
     """
     record = _record(words, proof, said)
-    terms, cargo, part = record.terms, record.cargo, proof.part
+    terms, store, part = record.terms, record.store, proof.part
     words.member(part)
     senders = terms.contributors
     words.require(len(proof.rows) == len(proof.paths) == len(senders), "the parts are not those of all who contributed")
-    sizes = {len(row) for row in proof.rows} | {cargo.part_bytes[part]}
+    sizes = {len(row) for row in proof.rows} | {store.part_bytes[part]}
     words.require(len(sizes) == 1 and bool(proof.value), "the parts are not as long as they have to be")
-    words.require(len(proof.value) == cargo.value_bytes[part], "the aggregate is not as long as it has to be")
+    words.require(len(proof.value) == store.value_bytes[part], "the aggregate is not as long as it has to be")
     claimed = [record.claims[terms.members[owner]].claims for owner in senders]
     whole = all(len(claims) == len(terms.members) and claims[part] for claims in claimed)
     words.require(whole, "a sender's claim is not there")
     shown = zip(senders, proof.rows, proof.paths, strict=True)
-    placed = [cargo.put_part(owner, part, row, path) for owner, row, path in shown]
-    words.require(all(placed) and cargo.put_value(part, proof.value), "bytes are not those that were committed to")
+    placed = [store.put_part(owner, part, row, path) for owner, row, path in shown]
+    words.require(all(placed) and store.put_value(part, proof.value), "bytes are not those that were committed to")
     record.values[part] = value_from_bytes(proof.value)
     return StepMath(proof.rules.settings).recheck(record, part)
 
@@ -49,8 +49,8 @@ def _record(words: Quotes, proof: Recomputed, said: Transcript) -> AttemptRecord
     division = EqualParts.equal(proof.rules.layout, len(members))
     validators = frozenset(peer for peer, commit in commits.items() if commit.root is None)
     terms = Terms(words.run_id, words.case.step, words.case.attempt, members, validators, division, proof.rules)
-    cargo = PartStore(division.part_bytes, division.value_bytes)
-    cargo.roots = {owner: commits[members[owner]].root or b"" for owner in terms.contributors}
-    cargo.value_digests = {part: results[peer].value or b"" for part, peer in enumerate(members)}
+    store = PartStore(division.part_bytes, division.value_bytes)
+    store.roots = {owner: commits[members[owner]].root or b"" for owner in terms.contributors}
+    store.value_digests = {part: results[peer].value or b"" for part, peer in enumerate(members)}
     randomness = words.coin.outcome({peer: body.reveal for peer, body in reveals.items()})
-    return AttemptRecord(terms, cargo, commits, results, said.claims, randomness=randomness)
+    return AttemptRecord(terms, store, commits, results, said.claims, randomness=randomness)

@@ -1,9 +1,9 @@
-"""How statements and bytes get from those who have them to those who need them.
+"""How statements and bytes get from the members that have them to those that need them.
 
     author ── spread ──▶ everybody ─▶ voting: who was heard by most ─▶ the set of a phase
     owner ── delivery ──▶ aggregator ── delivery ──▶ everybody      what does not come: collector asks all others
 
-Read: spread (statements, passed on by anybody), voting (agreement on who said what in a phase), delivery (parts and
+Read: spread (statements, passed on by anybody), voting (broadcast on who said what in a phase), delivery (parts and
 aggregates), collector (what one member hands out and waits for), past_steps (states and aggregates for those who
 come later), gradient_samples (samples of candidates' gradients).
 

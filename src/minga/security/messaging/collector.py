@@ -1,6 +1,6 @@
 """How one member hands out and gets the parts and aggregates of one attempt, and how long it waits for them.
 
-Theory of operation. Whoever withholds bytes from some members, or lets them wait, must not make these so late with
+Theory of operation. A peer that withholds bytes from some members, or lets them wait, must not make these so late with
 their next word that the others take them for silent. So bytes are waited for half as many seconds beyond the time that
 most took as words are.
 """
@@ -26,47 +26,47 @@ class PartCollector:
     """Of the member with the rank `me`."""
 
     def __init__(self, record: AttemptRecord, deliveries: Deliveries, patience: WaitPolicy, me: int) -> None:
-        self._record, self._terms, self._cargo = record, record.terms, record.cargo
+        self._record, self._terms, self._store = record, record.terms, record.store
         self._deliveries, self._me = deliveries, me
         self._patience = replace(patience, slack_s=patience.leeway_s)
 
     @contextlib.asynccontextmanager
-    async def errands(self) -> AsyncIterator[None]:
+    async def travelling(self) -> AsyncIterator[None]:
         """Meanwhile carry the own parts to their aggregators, and take the aggregates home."""
         async with meanwhile(*(self._bring(part) for part in self._terms.division.parts if part != self._me)):
             yield
 
     async def parts(self, owners: Sequence[int]) -> None:
         """Wait for the parts that this member aggregates."""
-        cargo, me = self._cargo, self._me
+        store, me = self._store, self._me
 
         async def fetch(lacking: Sequence[int], by_s: float) -> None:
             await asyncio.gather(*(self._fetch(me, owner, by_s) for owner in lacking))
 
         await wait_for_all(
-            lambda: [owner for owner in owners if (owner, me) not in cargo.parts],
+            lambda: [owner for owner in owners if (owner, me) not in store.parts],
             len(owners),
-            cargo.changed,
+            store.changed,
             fetch,
             self._patience,
-            is_coming=lambda owner, by_s: cargo.arrivals.in_time((owner, me), by_s),
+            is_coming=lambda owner, by_s: store.arrivals.in_time((owner, me), by_s),
         )
 
     async def values(self) -> None:
         """Wait for all aggregates."""
-        cargo, terms = self._cargo, self._terms
+        store, terms = self._store, self._terms
 
         async def fetch(parts: Sequence[int], by_s: float) -> None:
             fetching = (self._deliveries.fetch_value(terms.step, terms.attempt, part, by_s) for part in parts)
             await asyncio.gather(*fetching)
 
         await wait_for_all(
-            lambda: [part for part in cargo.value_digests if part not in cargo.values],
-            len(cargo.value_digests),
-            cargo.changed,
+            lambda: [part for part in store.value_digests if part not in store.values],
+            len(store.value_digests),
+            store.changed,
             fetch,
             self._patience,
-            is_coming=lambda part, by_s: cargo.arrivals.in_time(part, by_s),
+            is_coming=lambda part, by_s: store.arrivals.in_time(part, by_s),
         )
 
     async def obtainable(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -102,7 +102,7 @@ class PartCollector:
     # ---- inner workings
 
     def _absent(self, wanted: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        return [(part, owner) for part, owner in wanted if (owner, part) not in self._cargo.parts]
+        return [(part, owner) for part, owner in wanted if (owner, part) not in self._store.parts]
 
     async def _fetch(self, part: int, owner: int, by_s: float | None = None) -> None:
         await self._deliveries.fetch_part(self._terms.step, self._terms.attempt, part, owner, by_s)

@@ -2,7 +2,7 @@
 
 Theory of operation. Every member opens one stream to every aggregator, sends its part and reads the aggregate on it:
 
-    member ── Errand{step, attempt, path} ── its part ──▶ aggregator
+    member ── PartDelivery{step, attempt, path} ── its part ──▶ aggregator
     member ◀─────────────────────── aggregate ─────────── aggregator
 
 What counts is not who brings the bytes but their digest, which was stated before: that of an aggregate by itself, those
@@ -36,7 +36,7 @@ STAGGER_S = 0.5
 PROMPT_S = 2.5
 """What is asked for in a hurry should be here by then, or the next one is asked for it, too."""
 MAX_FETCHES = 32
-"""So many at once for whoever asks; each needs memory for a part."""
+"""So many at once for a peer that asks; each needs memory for a part."""
 
 
 class PartDelivery(msgspec.Struct, frozen=True, array_like=True):
@@ -69,12 +69,12 @@ Put = Callable[[Bytes, Sequence[bytes]], Awaitable[bool]]
 """Keeps what came with its path, if it is what it should be."""
 
 Find = Callable[[int, int], Awaitable[tuple[PartStore, tuple[PeerId, ...]] | None]]
-"""Step and attempt -> the cargo of it and its members by rank, or None."""
+"""Step and attempt -> the store of it and its members by rank, or None."""
 
 
 @loop_bound
 class Deliveries:
-    """Serves errands and fetches of the attempts that `find` knows."""
+    """Serves deliveries and fetches of the attempts that `find` knows."""
 
     def __init__(self, node: Node, find: Find) -> None:
         self._node, self._find = node, find
@@ -87,19 +87,19 @@ class Deliveries:
 
         Raises `RemoteError`.
         """
-        cargo, members = await self._cargo(step, attempt)
+        store, members = await self._store(step, attempt)
         me = members.index(self._node.peer_id)
         async with self._node.open(members[part], BRING, bulk=True) as stream:
-            await stream.send(PartDelivery(step, attempt, cargo.paths.get((me, part))))
-            if (me, part) in cargo.parts:
-                await stream.send_bulk(cargo.parts[me, part])
-            data = cargo.places[part]
-            with cargo.arrivals.expecting(part, stream):
+            await stream.send(PartDelivery(step, attempt, store.paths.get((me, part))))
+            if (me, part) in store.parts:
+                await stream.send_bulk(store.parts[me, part])
+            data = store.places[part]
+            with store.arrivals.expecting(part, stream):
                 await stream.receive_bulk_into(data)
             await stream.finish()
             await stream.receive_end()
-        await cargo.stated.wait()
-        if not await cargo.take_value(part, data):
+        await store.stated.wait()
+        if not await store.take_value(part, data):
             raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
 
     async def fetch_part(
@@ -108,31 +108,31 @@ class Deliveries:
         """Get a part from its owner or through any other member, if one of them has it; those of the ranks `first` are
         asked before.
 
-        While one of those who were asked will have sent it by loop time `by_s`, no other one is asked.
+        While one of the peers that were asked will have sent it by loop time `by_s`, no other one is asked.
         """
-        cargo, members = await self._cargo(step, attempt)
+        store, members = await self._store(step, attempt)
         wanted = FetchPart(step, attempt, part, owner, relay=True)
-        size = cargo.part_bytes[part]
+        size = store.part_bytes[part]
         await self._fetch_from_any(
             self._in_turn(members, *first, owner),
             wanted,
             size,
-            lambda data, path: cargo.take_part(owner, part, data, path),
+            lambda data, path: store.take_part(owner, part, data, path),
             by_s,
         )
 
     async def fetch_value(self, step: int, attempt: int, part: int, by_s: float | None = None) -> None:
         """Get an aggregate from anybody who has it, as `fetch_part`."""
-        cargo, members = await self._cargo(step, attempt)
+        store, members = await self._store(step, attempt)
         wanted = FetchPart(step, attempt, part, None)
-        size = cargo.value_bytes[part]
+        size = store.value_bytes[part]
         await self._fetch_from_any(
-            self._in_turn(members, part), wanted, size, lambda data, _: cargo.take_value(part, data), by_s
+            self._in_turn(members, part), wanted, size, lambda data, _: store.take_value(part, data), by_s
         )
 
     # ---- inner workings
 
-    async def _cargo(self, step: int, attempt: int) -> tuple[PartStore, tuple[PeerId, ...]]:
+    async def _store(self, step: int, attempt: int) -> tuple[PartStore, tuple[PeerId, ...]]:
         found = await self._find(step, attempt)
         if found is None:
             raise RejectedError("that attempt is not under way here", code="attempt", round=step)
@@ -189,48 +189,48 @@ class Deliveries:
         return await put(data, found.path)
 
     async def _serve_bring(self, peer: PeerId, stream: MessageStream) -> None:
-        errand = await stream.receive(PartDelivery)
-        cargo, members = await self._cargo(errand.step, errand.attempt)
+        delivery = await stream.receive(PartDelivery)
+        store, members = await self._store(delivery.step, delivery.attempt)
         if peer not in members or self._node.peer_id not in members:
             raise RejectedError("only members bring parts", code="member")
         owner, part = members.index(peer), members.index(self._node.peer_id)
-        if peer in cargo.visitors:
-            raise ProtocolError("it brings a part twice", peer=peer, round=errand.step)
-        cargo.visitors.add(peer)
-        if errand.path is not None:
-            data = cargo.rooms.take(cargo.part_bytes[part])
-            with cargo.arrivals.expecting((owner, part), stream):
+        if peer in store.visitors:
+            raise ProtocolError("it brings a part twice", peer=peer, round=delivery.step)
+        store.visitors.add(peer)
+        if delivery.path is not None:
+            data = store.pool.take(store.part_bytes[part])
+            with store.arrivals.expecting((owner, part), stream):
                 await stream.receive_bulk_into(data)
-            await cargo.committed.wait()
-            if not await cargo.take_part(owner, part, data, errand.path):
-                raise ProtocolError("it brought another part than it committed to", peer=peer, round=errand.step)
-        while part not in cargo.values:
-            await cargo.changed.wait()
-        await stream.send_bulk(cargo.values[part])
+            await store.committed.wait()
+            if not await store.take_part(owner, part, data, delivery.path):
+                raise ProtocolError("it brought another part than it committed to", peer=peer, round=delivery.step)
+        while part not in store.values:
+            await store.changed.wait()
+        await stream.send_bulk(store.values[part])
 
     async def _serve_fetch(self, peer: PeerId, stream: MessageStream) -> None:
         wanted = await stream.receive(FetchPart)
-        cargo, members = await self._cargo(wanted.step, wanted.attempt)
+        store, members = await self._store(wanted.step, wanted.attempt)
         if peer not in members or max(wanted.part, wanted.owner or 0) >= len(members):
             raise RejectedError("only members fetch parts of members", code="member")
         data: Bytes | None
         if wanted.owner is None:
-            data = cargo.values.get(wanted.part)
+            data = store.values.get(wanted.part)
         else:
-            data = cargo.parts.get((wanted.owner, wanted.part))
+            data = store.parts.get((wanted.owner, wanted.part))
             if data is None and wanted.relay:
-                await self._relay(cargo, members, wanted)
-                data = cargo.parts.get((wanted.owner, wanted.part))
+                await self._relay(store, members, wanted)
+                data = store.parts.get((wanted.owner, wanted.part))
         if data is None:
             raise RejectedError("it is not here", code="absent")
-        await stream.send(Found(() if wanted.owner is None else cargo.paths[wanted.owner, wanted.part]))
+        await stream.send(Found(() if wanted.owner is None else store.paths[wanted.owner, wanted.part]))
         await stream.send_bulk(data)
 
-    async def _relay(self, cargo: PartStore, members: tuple[PeerId, ...], wanted: FetchPart) -> None:
+    async def _relay(self, store: PartStore, members: tuple[PeerId, ...], wanted: FetchPart) -> None:
         owner = wanted.owner
         if owner is None or members[owner] == self._node.peer_id or len(self._fetching) >= MAX_FETCHES:
             return
-        direct, size = FetchPart(wanted.step, wanted.attempt, wanted.part, owner), cargo.part_bytes[wanted.part]
+        direct, size = FetchPart(wanted.step, wanted.attempt, wanted.part, owner), store.part_bytes[wanted.part]
         await self._fetch_from_any(
-            [members[owner]], direct, size, lambda data, path: cargo.take_part(owner, wanted.part, data, path)
+            [members[owner]], direct, size, lambda data, path: store.take_part(owner, wanted.part, data, path)
         )

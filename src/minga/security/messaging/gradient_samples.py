@@ -1,10 +1,10 @@
-"""The gradients of candidates: nobody aggregates them, but whoever looks into a candidate can have a sample of its.
+"""The gradients of candidates: no member aggregates them, but a member that rechecks one can have a sample.
 
 Theory of operation. What a candidate owes is the proof that it computed. So it cuts its gradient into pieces and
 commits to the root of their Merkle tree; the next coin, which also says who validates, draws the few pieces that it has
 to show. A sample is a small share of the gradient however large that is, so whoever has the line of a member can hand
 it to all members while these compute, and nobody needs the memory of a whole gradient for it. Who leaves out a share s
-of the work is found with a probability of 1 - (1 - s)^`SAMPLED` whenever somebody looks, which happens many times in a
+of the work is found with a probability of 1 - (1 - s)^`SAMPLED` whenever a member looks, which happens many times in a
 probation.
 
 A piece counts by its path to the root; so it may come from anybody who has it, in particular from a validator who
@@ -122,7 +122,7 @@ class GradientSamples:
         return tuple(integers.sample(range(self._count), min(SAMPLED, self._count)))
 
     def keep(self, step: int, candidate: PeerId, submission: GradientCommitment | Sample) -> None:
-        """Hand it on to whoever asks."""
+        """Hand it on to any member that asks."""
         self._kept[step, candidate] = submission
 
     def forget_before(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Past steps for those who come later: where the members stand, signed by each of them, and the aggregates.
+"""Past steps for peers that come later: where the members stand, signed by each of them, and the aggregates.
 
 anybody ── Watch{step} ──▶ member       waits until the member has reached that step
 anybody ◀── Seen{its statements} ──     of phase STANDING, of the steps that it keeps

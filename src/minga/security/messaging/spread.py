@@ -46,7 +46,7 @@ class FoundStatements(msgspec.Struct, frozen=True):
 
 
 def _as_many_as_fit(statements: Iterable[Statement]) -> tuple[Statement, ...]:
-    """Whoever lacks more asks again."""
+    """A peer that lacks more asks again."""
     chosen, size = [], 0
     for statement in statements:
         size += len(statement.body) + STATEMENT_BYTES
@@ -59,7 +59,7 @@ def _as_many_as_fit(statements: Iterable[Statement]) -> tuple[Statement, ...]:
 @loop_bound
 class StatementGossip:
     """Tells, asks and answers. `is_expected` says whether a slot is one that this peer keeps statements of, `accepts`
-    whether a peer may speak in a slot, `is_known` whether somebody is a member or a candidate.
+    whether a peer may speak in a slot, `is_known` whether a peer is a member or a candidate.
     """
 
     def __init__(
@@ -109,7 +109,9 @@ class StatementGossip:
             self._spread(PROVE, proof, everybody)
 
     def forget_before(self, step: int) -> None:
-        """Drop the statements of earlier steps, and proofs of who is neither member nor candidate any more."""
+        """Drop the statements of earlier steps, and proofs of peers that are neither members nor candidates any
+        more.
+        """
         self.slots.forget_before(step)
         for author in [author for author in self.proofs if not self._is_known(author)]:
             del self.proofs[author]

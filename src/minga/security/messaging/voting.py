@@ -1,14 +1,14 @@
 """Agreement on who said what in a phase.
 
-Theory of operation. A phase is over for a member when it has a statement of everybody. If somebody is missing after a
-while, the member first asks all others for it; so whoever tells only some is heard by all. If nobody has it, the
+Theory of operation. A phase is over for a member when it has everybody's statements. If a statement is missing after a
+while, the member first asks all others for it; so an author that tells only some is heard by all. If nobody has it, the
 member votes: it signs whom it heard, and everybody who sees a vote answers with an own one, once and for all. A
 statement counts if more than half of all members heard it, and is then fetched from them; all others do not count.
 While more than half of the members are honest and messages between them arrive within the patience, they all come to
 the same decision, except in the moment in which a late statement reaches half of them: those who then decide
 otherwise find that out by the digests in the next phase, where the majority goes on.
 
-Whoever is proven to have said two different things spoils the attempt for all: who learns of it says nothing more, so
+A member that is proven to have said two different things spoils the attempt: a member that learns of it is silent, so
 that nobody else can complete a phase, and everybody waits long enough for the proof to arrive. All begin another
 attempt, in whose commitments they name whom they can prove guilty. Who has completed the last phase is not disturbed
 any more; for what becomes known then there is the next step.
@@ -37,33 +37,34 @@ class DivergedError(OutvotedError):
 
 
 class ContradictionError(RemoteError):
-    """Somebody said two different things; the attempt is void."""
+    """A member said two different things; the attempt is void."""
 
 
 @loop_bound
 class ReliableBroadcast:
     """Collects the statements of one attempt among its `members` (by rank)."""
 
-    def __init__(self, mesh: StatementGossip, members: tuple[PeerId, ...], me: PeerId, patience: WaitPolicy) -> None:
+    def __init__(self, gossip: StatementGossip, members: tuple[PeerId, ...], me: PeerId, patience: WaitPolicy) -> None:
         self.patience = patience
-        self._mesh, self._members, self._me = mesh, members, me
+        self._gossip, self._members, self._me = gossip, members, me
         self._complete: dict[Slot, Slot] = {}
         """The phases that this member is done with, by the slots of the votes on them."""
 
     async def collect(
         self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId] = frozenset()
     ) -> dict[PeerId, Statement]:
-        """The statements that count in a slot, by author; whoever is not there was heard by too few, or is `excused`.
+        """The statements that count in a slot, by author; a member that is not there was heard by too few, or is
+        `excused`.
 
         What is not sound counts as not said. Raises `OutvotedError` if most others went on without this member, or
-        what most heard cannot be had, and `ContradictionError` if somebody is missing who may know of equivocation.
+        what most heard cannot be had, and `ContradictionError` if a member is missing that may know of equivocation.
         """
-        slots, vote_slot = self._mesh.slots, slot.vote
+        slots, vote_slot = self._gossip.slots, slot.vote
         await wait_for_all(
             lambda: [] if slots.of(vote_slot) or self._is_spoiled(slot) else self._missing(slot, is_sound, excused),
             len(self._members),
             slots.changed,
-            lambda missing, _: self._mesh.pull(slot, missing, self._members),
+            lambda missing, _: self._gossip.pull(slot, missing, self._members),
             self.patience,
             is_cheap=True,
         )
@@ -81,33 +82,33 @@ class ReliableBroadcast:
     @property
     def equivocators(self) -> tuple[PeerId, ...]:
         """Members who are proven to have said two different things."""
-        return tuple(peer for peer in self._members if peer in self._mesh.proofs)
+        return tuple(peer for peer in self._members if peer in self._gossip.proofs)
 
     def _is_spoiled(self, slot: Slot) -> bool:
         """Commitments are heard to their end, for that is where proofs are named."""
         return slot.phase is not Phase.COMMIT and bool(self.equivocators)
 
     def answer(self, vote: Statement) -> None:
-        """Somebody voted: vote too, if this member is done with that phase."""
+        """A member voted: vote too, if this member is done with that phase."""
         done = self._complete.get(vote.slot)
-        if done is not None and self._me not in self._mesh.slots.of(vote.slot):
+        if done is not None and self._me not in self._gossip.slots.of(vote.slot):
             self._tell_vote(done)
 
     def _missing(self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]) -> list[PeerId]:
-        heard = self._mesh.slots.of(slot)
+        heard = self._gossip.slots.of(slot)
         for author in [author for author, statement in heard.items() if not is_sound(statement)]:
-            self._mesh.slots.drop(slot, author)  # others may have got something better
+            self._gossip.slots.drop(slot, author)  # others may have got something better
         return [peer for peer in self._members if peer not in heard and peer not in excused]
 
     def _tell_vote(self, slot: Slot) -> None:
-        heard = self._mesh.slots.of(slot)
+        heard = self._gossip.slots.of(slot)
         statements = tuple((rank, heard[peer].digest) for rank, peer in enumerate(self._members) if peer in heard)
-        self._mesh.say(slot.vote, Heard(statements), self._members)
+        self._gossip.say(slot.vote, Heard(statements), self._members)
 
     async def _vote(
         self, slot: Slot, is_sound: Callable[[Statement], bool], excused: AbstractSet[PeerId]
     ) -> dict[PeerId, Statement]:
-        votes, vote_slot = self._mesh.slots.of, slot.vote
+        votes, vote_slot = self._gossip.slots.of, slot.vote
         self._missing(slot, is_sound, excused)
         if self._me not in votes(vote_slot):
             self._tell_vote(slot)
@@ -115,8 +116,8 @@ class ReliableBroadcast:
         await wait_for_all(
             lambda: [peer for peer in self._members if peer not in votes(vote_slot) and peer not in excused],
             len(self._members),
-            self._mesh.slots.changed,
-            lambda silent, _: self._mesh.pull(vote_slot, silent, self._members),
+            self._gossip.slots.changed,
+            lambda silent, _: self._gossip.pull(vote_slot, silent, self._members),
             self.patience,
             is_cheap=True,
         )
@@ -126,12 +127,12 @@ class ReliableBroadcast:
 
     async def _fetch(self, slot: Slot, right: Mapping[PeerId, bytes]) -> dict[PeerId, Statement]:
         """What most heard, as far as this member has it or can get it."""
-        said = self._mesh.slots.of(slot)
+        said = self._gossip.slots.of(slot)
         if lacking := [peer for peer, digest in right.items() if peer not in said or said[peer].digest != digest]:
-            await self._mesh.pull(slot, lacking, self._members, self.patience.leeway_s)
-        said = self._mesh.slots.of(slot)
+            await self._gossip.pull(slot, lacking, self._members, self.patience.leeway_s)
+        said = self._gossip.slots.of(slot)
         if any(peer not in said for peer in right):
-            raise OutvotedError("most heard somebody whom nobody lets this peer hear", round=slot.step)
+            raise OutvotedError("most heard a member that no member lets this peer hear", round=slot.step)
         return {peer: said[peer] for peer in self._members if peer in right}
 
 

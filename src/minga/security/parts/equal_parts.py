@@ -60,13 +60,13 @@ class EqualParts:
         """Bytes of each aggregate, which is float32, because the checks compare it with what it was made from."""
         return tuple(4 * self.numel(part) for part in range(len(self.starts)))
 
-    def encode(self, vector: torch.Tensor, part: int, rooms: BufferPool | None = None) -> memoryview:
-        """A part of a float32 vector as it goes over the wire, in one of `rooms` if there are any.
+    def encode(self, vector: torch.Tensor, part: int, pool: BufferPool | None = None) -> memoryview:
+        """A part of a float32 vector as it goes over the wire, in one of `pool` if there are any.
 
         Raises `NonFiniteError`.
         """
         size = self.layout.upload_bytes(self.starts[part], self.stops[part])
-        body = rooms.take(size) if rooms else memoryview(bytearray(size))
+        body = pool.take(size) if pool else memoryview(bytearray(size))
         at = 0
         for chunk in self.chunks(part):
             chunk.codecs.upload.encode(vector[chunk.start : chunk.stop], body[at : at + chunk.upload_bytes])
@@ -92,10 +92,10 @@ class EqualParts:
 
 
 def encoded(
-    division: EqualParts, gradient: torch.Tensor, rooms: BufferPool | None = None
+    division: EqualParts, gradient: torch.Tensor, pool: BufferPool | None = None
 ) -> tuple[list[memoryview], MerkleTree]:
     """The bytes of each part of a gradient (flat float32), and the tree over them. Raises `NonFiniteError`."""
-    parts = [division.encode(gradient, part, rooms) for part in range(len(division.starts))]
+    parts = [division.encode(gradient, part, pool) for part in range(len(division.starts))]
     return parts, MerkleTree(parts)
 
 

@@ -1,8 +1,8 @@
 """One digest that stands for many: a binary hash tree over the digests of a gradient's parts.
 
-Whoever knows the root can be shown any single leaf with one digest for each level of the tree, its *path*. So members
-commit to all parts of a gradient with 32 bytes, however many parts there are, and whoever has a part and its path has
-the proof of what its owner committed to (Merkle 1987; BTARD section 4.1).
+A peer that knows the root can be shown any single leaf with one digest for each level of the tree, its *path*. So
+members commit to all parts of a gradient with 32 bytes, however many parts there are, and a peer that has a part and
+its path has the proof of what its owner committed to (Merkle 1987; BTARD section 4.1).
 
     root = H(H(d0 d1) H(d2 -))      path of d2: -, H(d0 d1)
 

@@ -30,11 +30,11 @@ class PartStore:
 
     `part_bytes` and `value_bytes` are those of each part on the wire and of each aggregate, by the aggregator's place.
     What is put in was compared with the digest that was stated for it; before that is known it waits. It lies in pieces
-    of `rooms`.
+    of `pool`.
     """
 
-    def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int], rooms: BufferPool | None = None) -> None:
-        self.rooms = rooms or BufferPool()
+    def __init__(self, part_bytes: Sequence[int], value_bytes: Sequence[int], pool: BufferPool | None = None) -> None:
+        self.pool = pool or BufferPool()
         self.part_bytes, self.value_bytes = tuple(part_bytes), tuple(value_bytes)
         self.changed = Signal()
         self.arrivals = TransferProgress()
@@ -48,7 +48,7 @@ class PartStore:
         """What owners committed to, by rank; nothing else is taken."""
         self.value_digests: dict[int, bytes] = {}
         self.visitors: set[PeerId] = set()
-        """Who came with an errand: each needs memory for a part."""
+        """The members that brought a part: each needs memory for a part."""
         self.committed, self.stated = asyncio.Event(), asyncio.Event()
         """Set when the roots of all owners, and the digests of all aggregates, are known."""
 
@@ -82,7 +82,7 @@ class PartStore:
 
     @cached_property
     def _whole(self) -> memoryview:
-        return self.rooms.take(sum(self.value_bytes))
+        return self.pool.take(sum(self.value_bytes))
 
     @cached_property
     def places(self) -> tuple[memoryview, ...]:

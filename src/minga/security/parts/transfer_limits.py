@@ -1,7 +1,7 @@
 """How long a transfer of tensors may take: in proportion to its size, and only as long as something comes.
 
 Bytes that do not come in time count as withheld, which may cost their owner its place; so a limit that is the same for
-all sizes would exclude whoever has a slow line and a long part. Who lets the other side wait is given up much sooner.
+all sizes would exclude peers with slow lines and long parts. A peer that sends nothing is given up much sooner.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 
 SLOW_LINE_BYTES_PER_S: Final = 125_000
-"""1 Mbit/s: whoever has less cannot take part in time anyway."""
+"""1 Mbit/s: a peer with less cannot take part in time anyway."""
 LEAST_TRANSFER_S: Final = 10.0
 STALL_S: Final = 10.0
 """Seconds without a single byte after which a transfer is given up, however much time there is left."""
 
 LOOK_S: Final = 2.0
-"""Seconds for which whoever looks into others waits for what that takes, beyond its own computing: of the `slack_s` of
-`WaitPolicy` both who validates and who then judges may need so many."""
+"""Seconds for which a member that rechecks others waits for what that takes, beyond its own computing: of the `slack_s`
+of `WaitPolicy` both who validates and who then judges may need so many."""
 
 
 def transfer_limit_s(size_bytes: int) -> float:

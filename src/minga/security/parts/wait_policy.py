@@ -1,10 +1,10 @@
 """How long to wait for the last ones, and what to do meanwhile.
 
 Members are not equally fast, and nobody knows beforehand how long a gradient or a part takes. So the measure is how
-long most took: whoever needs twice as long, and some seconds more, is not waited for any longer. But first, soon after
-most came, what is missing is asked of everybody else, because a line between two honest members may be broken, and
-because whoever tells only some shall be heard by all. For words, which are short, they are asked even before most came:
-it may be this peer that came late and missed what they said.
+long most took: a member that needs twice as long, and some seconds more, is not waited for any longer. But first, soon
+after most came, what is missing is asked of everybody else, because a line between two honest members may be broken,
+and because an author that tells only some shall be heard by all. For words, which are short, they are asked even before
+most came: it may be this peer that came late and missed what they said.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WaitPolicy:
 
     @property
     def leeway_s(self) -> float:
-        """Seconds that a member spends between two of its words on waiting for somebody longer than for most: so few
+        """Seconds that a member spends between two of its words on waiting for one member longer than for most: so few
         that nobody who lets it wait makes the others take it for silent.
         """
         return self.slack_s / 2

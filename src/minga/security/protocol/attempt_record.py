@@ -32,7 +32,7 @@ class Terms:
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The ranks of those who send gradients."""
+        """The ranks of the members that send gradients."""
         return tuple(rank for rank, peer in enumerate(self.members) if peer not in self.validators)
 
     @property
@@ -43,10 +43,10 @@ class Terms:
 
 @dataclass
 class AttemptRecord:
-    """What there is to know about an attempt when it is over; kept for those who look into it later."""
+    """What there is to know about an attempt when it is over; kept for members that recheck it later."""
 
     terms: Terms
-    cargo: PartStore
+    store: PartStore
     commits: dict[PeerId, Commit] = field(default_factory=dict)
     results: dict[PeerId, Result] = field(default_factory=dict)
     claims: dict[PeerId, Claims] = field(default_factory=dict)
@@ -58,8 +58,8 @@ class AttemptRecord:
     @property
     def vector(self) -> torch.Tensor:
         """The aggregate gradient."""
-        return load(bytes_of(self.cargo.vector, writable=False), torch.float32)  # each value was checked
+        return load(bytes_of(self.store.vector, writable=False), torch.float32)  # each value was checked
 
     def row(self, owner: int, part: int) -> torch.Tensor:
         """A part as it came over the wire. Raises `InvalidEncodingError`."""
-        return self.terms.division.row(self.cargo.parts[owner, part], part)
+        return self.terms.division.row(self.store.parts[owner, part], part)

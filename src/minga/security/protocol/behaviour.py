@@ -1,4 +1,4 @@
-"""What a member does of its own accord. This is the honest conduct; the attack lab changes one thing at a time.
+"""What a member does of its own accord. This is honest behaviour; the attack lab changes one thing at a time.
 
 Everything else in this room is what the protocol makes of it, on either side.
 """
@@ -85,7 +85,7 @@ class Behaviour:
         return place
 
     def submits(self) -> bool:
-        """Whether those who look into it as a candidate can have its gradient."""
+        """Whether members that recheck it as a candidate can have its gradient."""
         return True
 
     def result(self, result: Result) -> Result | None:
@@ -109,7 +109,7 @@ class Behaviour:
         return found
 
     def judgement(self, accusation: Accusation, *, guilty: bool) -> bool:  # noqa: ARG002
-        """What it says of somebody else's accusation."""
+        """What it says of another member's accusation."""
         return guilty
 
     def brings(self, part: int) -> bool:  # noqa: ARG002
@@ -118,4 +118,4 @@ class Behaviour:
 
 
 MakeBehaviour = Callable[[Set[PeerId]], Behaviour]
-"""Makes the conduct of one hostile member, which is told who else is in league with it."""
+"""Makes the behaviour of one hostile member, which is told its allies."""

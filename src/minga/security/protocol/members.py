@@ -1,8 +1,8 @@
 """The list of members: who belongs to a secure run at a step, who is on probation, who was banned, and why.
 
-Theory of operation. All honest members have the same list at the same step, because it changes only by what all of
-them agree upon, at the boundary between two attempts or two steps; each commitment holds the digest of the standing,
-which it is part of. A ban is for ever. Whoever is *away* (it committed nothing, which is no offence) is removed without
+Theory of operation. All honest members have the same list at the same step, because it changes only by what all of them
+agree upon, at the boundary between two attempts or two steps; each commitment holds the digest of the standing, which
+it is part of. A ban is for ever. A member that is *away* (it committed nothing, which is no offence) is removed without
 blame. Who wants to become a member is a *candidate* first, see `minga.security.protocol.probation`.
 
 Members are in the order of their ids; a member's place in that order is its *rank* of the step.
@@ -23,13 +23,13 @@ from minga.network.interface import PeerId
 from minga.security.protocol.statements import Peer, Step
 
 MAX_BANS = 2048
-"""The oldest are forgotten then: whoever comes back so late is on probation like everybody."""
+"""The oldest are forgotten then: a peer that comes back so late is on probation like everybody."""
 MAX_FORMER = 256
 _LABEL = b"minga secure ledger 2"
 
 
 class Reason(enum.StrEnum):
-    """Why somebody was banned; see the table of ban rules in `docs/guarantees.md`."""
+    """Why a peer was banned; see the table of ban rules in `docs/guarantees.md`."""
 
     SILENT = "it did not say what was due, or nothing that makes sense, after it had committed itself"
     EQUIVOCATED = "it signed two different statements where one was due"
@@ -51,7 +51,7 @@ class Ban:
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Who is on probation since step `since`, and for how many steps most members heard from it in time."""
+    """A peer that is on probation since step `since`, and for how many steps most members heard from it in time."""
 
     peer: Peer
     since: Step

@@ -1,10 +1,10 @@
-"""Candidates: how somebody who was not there from the start becomes a member (BTARD section 8).
+"""Candidates: how a peer that was not there from the start becomes a member (BTARD section 8).
 
     applicant ── named by most ──▶ candidate ── clean steps, as many as the probation has ──▶ member
 
 A candidate computes the gradient of its own public batch in each step and commits to it, but it weighs nothing, and it
 neither aggregates, validates nor votes. Validators draw it like a member. So a seat costs as much computing as a member
-does anyway, for many steps and under the risk of being caught: whoever has the machine of one cannot earn two seats.
+does anyway, for many steps and under the risk of being caught: an owner of one machine cannot earn two seats.
 
 Time. What a candidate commits to in step t counts if most members heard it before they revealed their secrets of the
 coin of step t + 1, out of which the targets are drawn; they name it in their commitments of step t + 2, and all decide
@@ -14,7 +14,7 @@ candidate no more, and may apply again. That is all that a silent candidate caus
 A member that was away was on probation before; its next one is `FORMER_SHARE` times shorter. More seats at a time
 than machines it cannot hold by that: as a member, too, it is looked at in each step.
 
-Who may be a candidate is drawn among the applicants by the coin. Whoever has many ids has many lots: a run in which
+Who may be a candidate is drawn among the applicants by the coin. An owner of many ids has many lots: a run in which
 strangers flood the list of applicants needs another gate before this one.
 """
 
@@ -44,9 +44,9 @@ def candidate_limit(members: int) -> int:
     return max(0, min(MAX_CANDIDATES, room, max(1, members // _MEMBERS_PER_CANDIDATE)))
 
 
-def probation_of(peer: PeerId, ledger: Members, probation_steps: int) -> int:
+def probation_of(peer: PeerId, membership: Members, probation_steps: int) -> int:
     """Clean steps that a candidate needs in a run in which strangers need `probation_steps`."""
-    return max(1, probation_steps // FORMER_SHARE) if peer in ledger.former else probation_steps
+    return max(1, probation_steps // FORMER_SHARE) if peer in membership.former else probation_steps
 
 
 def lot(coin: bytes, peer: PeerId) -> bytes:
@@ -68,17 +68,17 @@ def is_due(candidate: Candidate, step: int) -> bool:
 
 
 def has_passed(
-    peer: PeerId, ledger: Members, step: int, heard: Mapping[PeerId, bytes | None], probation_steps: int
+    peer: PeerId, membership: Members, step: int, heard: Mapping[PeerId, bytes | None], probation_steps: int
 ) -> bool:
     """Whether a candidate's probation is over with the step that has this list of members."""
-    candidate = ledger.candidates.get(peer)
+    candidate = membership.candidates.get(peer)
     if candidate is None or not is_due(candidate, step) or heard.get(peer) is None:
         return False
-    return candidate.clean_steps + 1 >= probation_of(peer, ledger, probation_steps)
+    return candidate.clean_steps + 1 >= probation_of(peer, membership, probation_steps)
 
 
 def review(
-    ledger: Members,
+    membership: Members,
     record: AttemptRecord,
     probation_steps: int,
     held: Collection[PeerId] = (),
@@ -86,29 +86,32 @@ def review(
 ) -> tuple[PeerId, ...]:
     """Change the list of candidates, and of members, by what all said in a step that is over; who was admitted.
 
-    Nobody who is `held` is admitted: it stands accused. Whose gradient was `withheld` is dropped.
+    A candidate that is `held` stands accused and is not admitted. One whose gradient was `withheld` is dropped.
     """
     heard, step = heard_by_most(record.terms.members, record.commits), record.terms.step
     admitted = []
-    for peer, candidate in sorted(ledger.candidates.items()):
+    for peer, candidate in sorted(membership.candidates.items()):
         if peer in withheld or (is_due(candidate, step) and heard.get(peer) is None):
-            del ledger.candidates[peer]
-        elif peer not in held and has_passed(peer, ledger, step, heard, probation_steps):
+            del membership.candidates[peer]
+        elif peer not in held and has_passed(peer, membership, step, heard, probation_steps):
             admitted.append(peer)
-            ledger.admit(peer)
+            membership.admit(peer)
         elif is_due(candidate, step):
-            ledger.candidates[peer] = msgspec.structs.replace(candidate, clean_steps=candidate.clean_steps + 1)
-    _welcome(ledger, record, heard)
+            membership.candidates[peer] = msgspec.structs.replace(candidate, clean_steps=candidate.clean_steps + 1)
+    _welcome(membership, record, heard)
     return tuple(admitted)
 
 
-def _welcome(ledger: Members, record: AttemptRecord, heard: dict[PeerId, bytes | None]) -> None:
+def _welcome(membership: Members, record: AttemptRecord, heard: dict[PeerId, bytes | None]) -> None:
     """Applicants become candidates as far as there is room; the coin draws them."""
-    room = max(0, candidate_limit(len(ledger.members)) - len(ledger.candidates))
+    room = max(0, candidate_limit(len(membership.members)) - len(membership.candidates))
     strangers = [
         peer
         for peer, digest in heard.items()
-        if digest is None and peer not in ledger and peer not in ledger.candidates and peer not in ledger.bans
+        if digest is None
+        and peer not in membership
+        and peer not in membership.candidates
+        and peer not in membership.bans
     ]
     for peer in sorted(strangers, key=lambda peer: lot(record.randomness, peer))[:room]:
-        ledger.candidates[peer] = Candidate(peer, record.terms.step + 1)
+        membership.candidates[peer] = Candidate(peer, record.terms.step + 1)

@@ -68,7 +68,7 @@ class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
         return blake3(_LABEL + msgspec.msgpack.encode(self)).digest()
 
     @property
-    def ledger(self) -> Members:
+    def membership(self) -> Members:
         """The list of members at this step."""
         bans = [Ban(PeerId(ban.peer), ban.step, Reason[ban.reason]) for ban in self.bans]
         former = {PeerId(peer): step for peer, step in self.former}
@@ -97,7 +97,7 @@ class StepProgress:
 
     def take(self, standing: ProtocolState) -> None:
         """Stand there from now on."""
-        self.step, self.coin, self.ledger = standing.step, standing.coin, standing.ledger
+        self.step, self.coin, self.membership = standing.step, standing.coin, standing.membership
         self.charges, self.aggregates = standing.charges, standing.aggregates
         self.voters = tuple(map(PeerId, standing.voters))
         self.bound, self.history = StepBound(standing.lengths), DispersionHistory()
@@ -105,25 +105,25 @@ class StepProgress:
             self.history.add(stops, norms)
 
     def take_outcome(self, record: AttemptRecord, counts: Callable[[PeerId, Accusation], bool]) -> None:
-        """Go on after a step that this member took; the ledger, the bound and the history have done so already.
+        """Go on after a step that this member took; the membership, the bound and the history have done so already.
 
         `counts` says which of the accusations of that step are looked into.
         """
         self.charges = charges(record, self.voters, counts)
         self.step, self.coin, self.voters = self.step + 1, record.randomness, record.terms.members
-        self.aggregates = tuple(record.cargo.value_digests.get(part) for part in range(len(self.voters)))
+        self.aggregates = tuple(record.store.value_digests.get(part) for part in range(len(self.voters)))
 
     @property
     def standing(self) -> ProtocolState:
-        """As it is now; changes within a step whenever somebody has to leave."""
-        ledger = self.ledger
+        """As it is now; changes within a step whenever a member has to leave."""
+        membership = self.membership
         return ProtocolState(
             self.step,
-            ledger.members,
+            membership.members,
             self.coin,
-            tuple(sorted(ledger.candidates.values(), key=lambda candidate: candidate.peer)),
-            tuple(Banned(ban.peer, ban.step, ban.reason.name) for _, ban in sorted(ledger.bans.items())),
-            tuple(sorted(ledger.former.items())),
+            tuple(sorted(membership.candidates.values(), key=lambda candidate: candidate.peer)),
+            tuple(Banned(ban.peer, ban.step, ban.reason.name) for _, ban in sorted(membership.bans.items())),
+            tuple(sorted(membership.former.items())),
             self.charges,
             self.voters,
             self.aggregates,

@@ -1,6 +1,6 @@
 """What all members of a secure run must compute alike: the shape of the vector and the numbers of the checks.
 
-Each commitment holds the digest, so members with other rules are told apart before they do harm, and whoever verifies
+Each commitment holds the digest, so members with other rules are told apart before they do harm, and a verifier of
 evidence later knows by which rules the members went, without having to believe it.
 """
 

@@ -53,7 +53,7 @@ class StatementStore:
         return self._slots.get(slot, {})
 
     def drop(self, slot: Slot, author: PeerId) -> None:
-        """Forget what somebody said in a slot."""
+        """Forget what an author said in a slot."""
         self._slots.get(slot, {}).pop(author, None)
 
     def forget_before(self, step: int) -> None:

@@ -1,7 +1,7 @@
 """What the members of a secure run say to each other.
 
 Every word that counts is a *statement*: a body in a *slot*, signed by its author. A slot is one phase of one attempt at
-one step, and has room for one body of each author; whoever signs two different ones proves its own guilt. Statements
+one step, and has room for one body of each author; an author of two different ones proves its own guilt. Statements
 are told by their authors and passed on by anybody.
 
 Sizes are bounded by the types; whatever relates two statements is checked where it is used.
@@ -142,7 +142,7 @@ class Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=T
 
 
 class Charge(enum.IntEnum):
-    """What somebody may be accused of, so that others can find out whether it is true."""
+    """What a peer may be accused of, so that others can find out whether it is true."""
 
     GRADIENT = 1
     """What it committed to is not the gradient of its public batch."""
@@ -153,7 +153,7 @@ class Charge(enum.IntEnum):
 
 
 class Accusation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """Somebody's finding about what `target` did in the last attempt at `step`; `part` matters for CLAIMS only."""
+    """A validator's finding about what `target` did in the last attempt at `step`; `part` matters for CLAIMS only."""
 
     step: Step
     target: Peer
@@ -211,7 +211,8 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
 class Revealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """Phase REVEAL: what the author's commitment to the coin opens with, and the digest of phase RESULT as it knows it.
 
-    `delivered` answers those who could not get a part: (aggregator, owner) of the parts that this member could get.
+    `delivered` answers the aggregators that could not get a part: (aggregator, owner) of the parts that this member
+    could get.
     """
 
     reveal: Reveal

@@ -75,10 +75,10 @@ class StepMath:
 
     def liars(self, record: AttemptRecord, part: int, owners: Iterable[int]) -> tuple[PeerId, ...]:
         """V1: whose claims about a part are false, of those whose bytes of it are at hand."""
-        members, cargo = record.terms.members, record.cargo
+        members, store = record.terms.members, record.store
         rows, liars = dict[PeerId, torch.Tensor](), list[PeerId]()
         for owner in owners:
-            if (owner, part) not in cargo.parts or record.claims[members[owner]].claims[part] is None:
+            if (owner, part) not in store.parts or record.claims[members[owner]].claims[part] is None:
                 continue
             try:
                 rows[members[owner]] = record.row(owner, part)

@@ -7,7 +7,7 @@ first if it reveals last, and keep its secret; its author is banned then and the
 `attempt`), so that each new toss costs an identity.
 
 A commitment hashes the run, the step, the attempt and its author along with the secret. So nobody can publish the
-commitment of somebody else, or one of another toss, and open it with the secret that is revealed for that: the same
+commitment of another member, or one of another toss, and open it with the secret that is revealed for that: the same
 secret opens another commitment for each author. The salt hides secrets that carry less than 256 bits of chance.
 
 All that is drawn afterwards comes from keyed hashes of the string with its own purpose in each (`derive`), so that

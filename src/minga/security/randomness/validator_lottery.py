@@ -52,7 +52,7 @@ def draw_validations(
 
     Every set of members is equally likely to validate; targets are drawn evenly from the other members and all
     candidates, so that a candidate is looked at as often as a member, and a little more often since it never
-    validates. Raises `ValueError` if somebody is both, or if there are not enough peers for so many pairs.
+    validates. Raises `ValueError` if a peer is both, or if there are not enough peers for so many pairs.
     """
     if set(members) & set(candidates):
         raise ValueError("a peer is either a member or a candidate")

@@ -26,24 +26,24 @@ class Applicants:
         self._slots = slots
         self._in_time: dict[int, dict[PeerId, bytes | None]] = {}
 
-    def accepts(self, author: PeerId, slot: Slot, ledger: Members, coin: bytes) -> bool:
-        """Whether to keep what somebody says as candidate or applicant, if it did say that.
+    def accepts(self, author: PeerId, slot: Slot, membership: Members, coin: bytes) -> bool:
+        """Whether to keep what a peer says as candidate or applicant, if it did say that.
 
         Members may ask what was said, and what they say themselves means nothing.
         """
-        if author in ledger.bans:
+        if author in membership.bans:
             return False
         said = self._slots.of(slot)
-        if author in ledger or author in ledger.candidates or author in said:
+        if author in membership or author in membership.candidates or author in said:
             return True
-        applicants = self._applicants(slot, ledger)
+        applicants = self._applicants(slot, membership)
         if len(applicants) < MAX_APPLICANTS:
             return True
         return lot(coin, author) < max(lot(coin, peer) for peer in applicants)
 
-    def make_room(self, slot: Slot, ledger: Members, coin: bytes) -> None:
+    def make_room(self, slot: Slot, membership: Members, coin: bytes) -> None:
         """Forget the applicants with the highest lots where there are too many, after one was kept."""
-        applicants = sorted(self._applicants(slot, ledger), key=lambda peer: lot(coin, peer))
+        applicants = sorted(self._applicants(slot, membership), key=lambda peer: lot(coin, peer))
         for peer in applicants[MAX_APPLICANTS:]:
             self._slots.drop(slot, peer)
             self._in_time.get(slot.step, {}).pop(peer, None)
@@ -59,11 +59,13 @@ class Applicants:
         said = self._slots.of(Slot(step, 0, Phase.CANDIDACY))
         return {peer: digest for peer, digest in self._in_time.get(step, {}).items() if peer in said}
 
-    def named(self, step: int, ledger: Members, coin: bytes) -> tuple[tuple[PeerId, bytes | None], ...]:
+    def named(self, step: int, membership: Members, coin: bytes) -> tuple[tuple[PeerId, bytes | None], ...]:
         """Those of a step, to be told to the other members."""
         heard = self.of(step)
-        candidates = sorted((peer, digest) for peer, digest in heard.items() if peer in ledger.candidates and digest)
-        known = {*ledger.members, *ledger.candidates}
+        candidates = sorted(
+            (peer, digest) for peer, digest in heard.items() if peer in membership.candidates and digest
+        )
+        known = {*membership.members, *membership.candidates}
         others = [peer for peer, digest in heard.items() if digest is None and peer not in known]
         applicants = sorted(others, key=lambda peer: lot(coin, peer))[:MAX_CANDIDATES]
         return (*candidates, *((peer, None) for peer in applicants))
@@ -75,5 +77,5 @@ class Applicants:
 
     # ---- inner workings
 
-    def _applicants(self, slot: Slot, ledger: Members) -> list[PeerId]:
-        return [peer for peer in self._slots.of(slot) if peer not in ledger.candidates and peer not in ledger]
+    def _applicants(self, slot: Slot, membership: Members) -> list[PeerId]:
+        return [peer for peer in self._slots.of(slot) if peer not in membership.candidates and peer not in membership]

@@ -28,23 +28,23 @@ class CandidateRegister:
     def __init__(
         self,
         node: Node,
-        mesh: StatementGossip,
+        gossip: StatementGossip,
         work: TrainingBackend,
         progress: StepProgress,
         settings: SecureSettings,
         coins: Mapping[int, bytes],
     ) -> None:
-        self.heard = Applicants(mesh.slots)
-        self.submissions = GradientSamples(node, work.layout, lambda peer: peer in progress.ledger)
-        self._node, self._mesh, self._progress, self._settings = node, mesh, progress, settings
-        self._examiner = CandidateRecheck(work, self.submissions, self.heard, settings.thresholds, coins)
+        self.heard = Applicants(gossip.slots)
+        self.samples = GradientSamples(node, work.layout, lambda peer: peer in progress.membership)
+        self._node, self._gossip, self._progress, self._settings = node, gossip, progress, settings
+        self._recheck = CandidateRecheck(work, self.samples, self.heard, settings.thresholds, coins)
         self._drawn: dict[PeerId, PeerId] = {}
 
     def draw(self) -> Mapping[PeerId, PeerId]:
         """The validators of the present step and their targets, members and candidates."""
         progress, self._drawn = self._progress, {}
         if progress.step:  # else nothing was done yet that could be looked at
-            members, candidates = progress.ledger.members, progress.ledger.candidates
+            members, candidates = progress.membership.members, progress.membership.candidates
             shown = [peer for peer, one in candidates.items() if one.since <= progress.step - CANDIDACY_LAG]
             per_validator = self._settings.peers_per_validator
             count = validator_count(len(members), len(shown), peers_per_validator=per_validator)
@@ -55,12 +55,12 @@ class CandidateRegister:
     def named(self) -> tuple[tuple[PeerId, bytes | None], ...]:
         """Whom this member heard in time, as it tells the others in the present step."""
         progress = self._progress
-        return self.heard.named(progress.step - CANDIDACY_LAG, progress.ledger, progress.coin)
+        return self.heard.named(progress.step - CANDIDACY_LAG, progress.membership, progress.coin)
 
     async def validate(self, candidate: PeerId, first: int) -> tuple[Accusation, ...]:
         """What is wrong with what a candidate did; nothing if that was before step `first`."""
         step = self._progress.step - CANDIDACY_LAG
-        return await self._examiner.validate(step, candidate) if step >= first else ()
+        return await self._recheck.validate(step, candidate) if step >= first else ()
 
     def counts(
         self, accuser: PeerId, accusation: Accusation, record: AttemptRecord, candidates: Container[PeerId]
@@ -72,27 +72,27 @@ class CandidateRegister:
 
     async def is_guilty(self, accuser: PeerId, accusation: Accusation, record: AttemptRecord) -> bool | None:
         """Whether it is true; None if this member cannot find out."""
-        return await self._examiner.is_guilty(accusation, accuser, record)
+        return await self._recheck.is_guilty(accusation, accuser, record)
 
     def review(self, record: AttemptRecord, probation_steps: int) -> tuple[PeerId, ...]:
         """Decide what becomes of candidates after the step of `record`, which is the present one; who was admitted."""
-        ledger, charges = self._progress.ledger, self._progress.charges
+        membership, charges = self._progress.membership, self._progress.charges
         accused = {
             PeerId(accusation.target)
             for accuser, commit in record.commits.items()
             for accusation in commit.accusations
-            if self.counts(accuser, accusation, record, ledger.candidates)
+            if self.counts(accuser, accusation, record, membership.candidates)
         }
         dropped = withheld(record.terms.members, record.commits, charges)
-        admitted = review(ledger, record, probation_steps, accused, dropped)
+        admitted = review(membership, record, probation_steps, accused, dropped)
         slot = Slot(record.terms.step - CANDIDACY_LAG, 0, Phase.CANDIDACY)
         own = self.heard.of(slot.step)
         for peer, digest in heard_by_most(record.terms.members, record.commits).items():
             if own.get(peer, digest) != digest:  # the two statements together are a proof
-                self._node.spawn(self._mesh.pull(slot, [peer], record.terms.members))
+                self._node.spawn(self._gossip.pull(slot, [peer], record.terms.members))
         return admitted
 
     def forget_before(self, step: int) -> None:
         """Drop what belongs to earlier steps."""
         self.heard.forget_before(step)
-        self.submissions.forget_before(step)
+        self.samples.forget_before(step)

@@ -17,17 +17,17 @@ from minga.security.rechecking.recheck_member import MemberRecheck
 
 @loop_bound
 class Juror:
-    """Of one member; `records` are those of the steps that may be asked about, `inquiry` looks into one of them."""
+    """Of one member; `records` are those of the steps that may be asked about, `recheck` looks into one of them."""
 
     def __init__(
         self,
         records: Mapping[int, AttemptRecord],
-        desk: CandidateRegister,
-        conduct: Behaviour,
-        inquiry: Callable[[int], MemberRecheck],
+        register: CandidateRegister,
+        behaviour: Behaviour,
+        recheck: Callable[[int], MemberRecheck],
         first: int,
     ) -> None:
-        self._records, self._desk, self._conduct, self._inquiry = records, desk, conduct, inquiry
+        self._records, self._register, self._behaviour, self._recheck = records, register, behaviour, recheck
         self.first = first
         """The first step in which this peer can take part as a member; of those before it has nothing to say."""
 
@@ -36,20 +36,20 @@ class Juror:
         self.first = step
 
     async def look_into(
-        self, charged: Sequence[PendingAccusations], record: AttemptRecord, candidates: Container[PeerId]
+        self, pending: Sequence[PendingAccusations], record: AttemptRecord, candidates: Container[PeerId]
     ) -> tuple[Judgement, ...]:
         """What this member has to say of the charges of the step of `record`, with these candidates."""
         judgements = []
         found: dict[Accusation, bool | None] = {}
-        for charge in charged:
-            accusation = charge.accusation
+        for one in pending:
+            accusation = one.accusation
             if accusation not in found:
-                accusers = [PeerId(each.accuser) for each in charged if each.accusation == accusation]
+                accusers = [PeerId(each.accuser) for each in pending if each.accusation == accusation]
                 found[accusation] = await self._is_guilty(accusation, accusers, record, candidates)
             guilty = found[accusation]
             if guilty is not None:
-                said = self._conduct.judgement(accusation, guilty=guilty)
-                judgements.append(Judgement(charge.accuser, accusation, said))
+                said = self._behaviour.judgement(accusation, guilty=guilty)
+                judgements.append(Judgement(one.accuser, accusation, said))
         return tuple(judgements)
 
     async def _is_guilty(
@@ -59,7 +59,7 @@ class Juror:
         if accusation.step < self.first:
             return None
         if is_about_candidate(accusation, candidates):
-            return await self._desk.is_guilty(accusers[0], accusation, record)
+            return await self._register.is_guilty(accusers[0], accusation, record)
         if accusation.step not in self._records:
             return False
-        return await self._inquiry(accusation.step).is_guilty(accusation, accusers)
+        return await self._recheck(accusation.step).is_guilty(accusation, accusers)

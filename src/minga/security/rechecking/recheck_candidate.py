@@ -1,6 +1,6 @@
 """Looking into candidates: what validators do, and all members who judge their accusations.
 
-Whoever looks computes the gradient itself, and meanwhile fetches a sample of what the candidate committed to
+A member that looks computes the gradient itself, and meanwhile fetches a sample of what the candidate committed to
 (`minga.security.messaging.gradient_samples`), which it needs if the two are not the same to the last bit. It waits
 for that as long as it computes, or `LOOK_S` seconds: a candidate that lets it wait holds up no step that takes longer
 than that.
@@ -8,7 +8,7 @@ than that.
 A validator that finds a wrong gradient accuses the candidate of it, who is banned if most find the same, while a false
 accuser is. A validator that cannot get the sample cannot show that either; if most others cannot get it, or find it
 wrong, the candidate has to start over, and else nothing happens. So neither does a broken line cost anybody its place,
-nor does it help a candidate to keep its gradient from those who look.
+nor does it help a candidate to keep its gradient from members that look.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class CandidateRecheck:
     def __init__(
         self,
         work: TrainingBackend,
-        submissions: GradientSamples,
+        samples: GradientSamples,
         candidacies: Applicants,
         thresholds: GradientTolerance,
         coins: Mapping[int, bytes],
     ) -> None:
-        self._work, self._submissions, self._coins = work, submissions, coins
+        self._work, self._samples, self._coins = work, samples, coins
         self._candidacies, self._thresholds = candidacies, thresholds
 
     async def validate(self, step: int, target: PeerId) -> tuple[Accusation, ...]:
@@ -87,13 +87,13 @@ class CandidateRecheck:
 
     async def _error(self, step: int, target: PeerId, root: bytes, sources: Sequence[PeerId]) -> float | None:
         """How far what a candidate committed to is from what it should be; None if nobody shows that in time."""
-        places = self._submissions.drawn(self._coins[step + 1], target)
+        places = self._samples.drawn(self._coins[step + 1], target)
         loop = asyncio.get_running_loop()
         until_s = loop.time() + LOOK_S
-        fetching = loop.create_task(self._submissions.fetch(step, target, root, places, sources))
+        fetching = loop.create_task(self._samples.fetch(step, target, root, places, sources))
         try:
             expected = await self._work.gradient(step, data_seed(self._coins[step - 1], target))
-            own = await self._submissions.encode(expected)
+            own = await self._samples.encode(expected)
             if own.root == root:
                 return 0.0
             await asyncio.wait([fetching], timeout=max(0.0, until_s - loop.time()))
@@ -106,8 +106,8 @@ class CandidateRecheck:
     def _compare(self, sent: Sample, own: GradientCommitment, expected: torch.Tensor) -> float:
         """How far a sample is from the same pieces of a gradient that is `expected`."""
         try:
-            theirs = self._submissions.decode(sent)
+            theirs = self._samples.decode(sent)
         except InvalidEncodingError:  # what means nothing is no gradient
             return math.inf
-        ours = self._submissions.decode(own.sample(sent.pieces))
+        ours = self._samples.decode(own.sample(sent.pieces))
         return sampled_error(theirs.numpy(), ours.numpy(), norm(expected.numpy()), expected.numel())

@@ -4,8 +4,8 @@ Everything that is needed is public (the seed of the batch follows from the coin
 aggregates by their digests), so all who look come to the same finding; gradients that differ by rounding, because two
 members have different hardware, count as equal.
 
-Parts are needed only of somebody whose gradient is not the same to the last bit. A part can be had from its aggregator,
-its owner, and whoever accused the owner. None of them is waited for longer than `LOOK_S`: else hostile ones who let
+Parts are needed only of a target whose gradient is not the same to the last bit. A part can be had from its aggregator,
+its owner, and the owner's accusers. None of them is waited for longer than `LOOK_S`: else hostile ones who let
 others wait could make a validator, or some of the judges, so late that the others go on without these. What did not
 come in that time proves nothing; it takes one wrong part to be guilty, and a judge who finds none but lacks some says
 nothing, so that nobody can make an accusation look false by withholding what it is about.
@@ -38,11 +38,11 @@ class MemberRecheck:
     """Looks into the members of one past step; `before` is the coin of the step before it."""
 
     def __init__(
-        self, record: AttemptRecord, before: bytes, work: TrainingBackend, arithmetic: StepMath, deliveries: Deliveries
+        self, record: AttemptRecord, before: bytes, work: TrainingBackend, step_math: StepMath, deliveries: Deliveries
     ) -> None:
         self._record, self._before, self._work = record, before, work
-        self._arithmetic, self._deliveries = arithmetic, deliveries
-        self._thresholds = arithmetic.settings.thresholds
+        self._math, self._deliveries = step_math, deliveries
+        self._thresholds = step_math.settings.thresholds
 
     async def validate(self, target: PeerId) -> tuple[Accusation, ...]:
         """What is wrong with the contribution of a member, as far as it can be found out."""
@@ -68,12 +68,12 @@ class MemberRecheck:
             return False
         if await self._get(owner, [part], accusers):
             return None
-        return bool(await asyncio.to_thread(self._arithmetic.liars, self._record, part, [owner]))
+        return bool(await asyncio.to_thread(self._math.liars, self._record, part, [owner]))
 
     async def false_claims(self, part: int) -> tuple[Accusation, ...]:
         """Of the aggregator of a part: whose claims about it are false."""
         terms = self._record.terms
-        liars = await asyncio.to_thread(self._arithmetic.liars, self._record, part, terms.contributors)
+        liars = await asyncio.to_thread(self._math.liars, self._record, part, terms.contributors)
         return tuple(Accusation(terms.step, liar, Charge.CLAIMS, part) for liar in liars)
 
     # ---- inner workings
@@ -82,12 +82,12 @@ class MemberRecheck:
         """Compute the gradient of a member again; how far what the member committed to is from it, as far as it can be
         had, 0 if not at all.
         """
-        terms, cargo = self._record.terms, self._record.cargo
+        terms, store = self._record.terms, self._record.store
         expected = await self._work.gradient(terms.step, data_seed(self._before, target))
         owner = terms.members.index(target)
-        parts, tree = await asyncio.to_thread(encoded, terms.division, expected, cargo.rooms)
-        if cargo.roots.get(owner) == tree.root:  # it is the same to the last bit
-            cargo.put_owners(owner, dict(enumerate(parts)), tree)
+        parts, tree = await asyncio.to_thread(encoded, terms.division, expected, store.pool)
+        if store.roots.get(owner) == tree.root:  # it is the same to the last bit
+            store.put_owners(owner, dict(enumerate(parts)), tree)
             return 0.0
         await self._get(owner, terms.division.parts, accusers)
         return await asyncio.to_thread(self._compare, owner, parts)
@@ -96,7 +96,7 @@ class MemberRecheck:
         """How far the parts of a member that are at hand are from what they should be."""
         division, ours, theirs = self._record.terms.division, [], []
         for part in division.parts:
-            if (owner, part) in self._record.cargo.parts:
+            if (owner, part) in self._record.store.parts:
                 own = torch.empty(division.numel(part))
                 division.decode(expected[part], part, own)
                 ours.append(own.numpy())
@@ -109,10 +109,10 @@ class MemberRecheck:
     def _first_false_claim(self, owner: int) -> int | None:
         """The first part about which a member claims what is not true of the bytes that are at hand."""
         parts = range(len(self._record.terms.members))
-        return next((part for part in parts if self._arithmetic.liars(self._record, part, [owner])), None)
+        return next((part for part in parts if self._math.liars(self._record, part, [owner])), None)
 
     def _lacking(self, owner: int, parts: Collection[int]) -> list[int]:
-        return [part for part in parts if (owner, part) not in self._record.cargo.parts]
+        return [part for part in parts if (owner, part) not in self._record.store.parts]
 
     async def _get(self, owner: int, parts: Collection[int], accusers: Sequence[PeerId]) -> list[int]:
         """Fetch parts of a member; return those that did not come."""

@@ -12,10 +12,10 @@
 The order is what makes lies expensive: gradients are fixed before anybody sees another's, aggregates before anybody
 knows in which directions they will be looked at. Whatever goes wrong ends the attempt with a `AttemptFailed`, which
 says who goes and why; all honest members come to the same one, ban, and try again with those who are left and the same
-gradients. For all to come to the same one, what follows from the words of a phase is done only after the next phase,
-in which all say what they heard: whoever told some another thing than others cannot part them. Only who is named by
-most as having said two different things goes at once, since as long as it stays nobody says anything but commitments.
-So nothing is ever applied that did not pass the checks of all.
+gradients. For all to come to the same one, what follows from the words of a phase is done only after the next phase, in
+which all say what they heard: a member that tells some another thing than others cannot part them. Only a member named
+by most as having said two different things goes at once, since as long as it stays nobody says anything but
+commitments. So nothing is ever applied that did not pass the checks of all.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ class Attempt:
     def __init__(
         self,
         record: AttemptRecord,
-        mesh: StatementGossip,
-        agreement: ReliableBroadcast,
+        gossip: StatementGossip,
+        broadcast: ReliableBroadcast,
         deliveries: Deliveries,
-        arithmetic: StepMath,
-        conduct: Behaviour,
+        step_math: StepMath,
+        behaviour: Behaviour,
         me: PeerId,
         entropy: Callable[[int], bytes],
     ) -> None:
-        self._record, self._terms, self._cargo = record, record.terms, record.cargo
-        self._mesh, self._agreement, self._deliveries = mesh, agreement, deliveries
-        self._arithmetic, self._conduct = arithmetic, conduct
-        self._me, self._witness = self._terms.members.index(me), CaseBuilder(record.terms, mesh.slots)
-        self._exchange = PhaseExchange(record.terms, mesh, agreement, conduct)
-        self._gathering = PartCollector(record, deliveries, agreement.patience, self._me)
+        self._record, self._terms, self._store = record, record.terms, record.store
+        self._gossip, self._broadcast, self._deliveries = gossip, broadcast, deliveries
+        self._math, self._behaviour = step_math, behaviour
+        self._me, self._case_builder = self._terms.members.index(me), CaseBuilder(record.terms, gossip.slots)
+        self._exchange = PhaseExchange(record.terms, gossip, broadcast, behaviour)
+        self._collector = PartCollector(record, deliveries, broadcast.patience, self._me)
         self._reveal = Reveal(entropy(32), entropy(32))
 
     async def run(self, commit: Commit, gradient: torch.Tensor | None) -> AttemptRecord:
@@ -88,9 +88,9 @@ class Attempt:
         Raises `AttemptFailed`, `ContradictionError`, and `OutvotedError` if most others came to another decision.
         """
         await self._commit(commit, gradient)
-        async with self._gathering.errands():
+        async with self._collector.travelling():
             await self._reduce()
-            async with meanwhile(self._gathering.values()) as taken:
+            async with meanwhile(self._collector.values()) as taken:
                 revealed = await self._toss()
                 await taken
         await self._claim(revealed)
@@ -101,32 +101,32 @@ class Attempt:
     # ---- one phase after the other
 
     async def _commit(self, commit: Commit, gradient: torch.Tensor | None) -> None:
-        terms, cargo, me = self._terms, self._cargo, self._me
+        terms, store, me = self._terms, self._store, self._me
         if gradient is not None:
-            parts, tree = await asyncio.to_thread(encoded, terms.division, gradient, cargo.rooms)
-            brought = {part: body for part, body in enumerate(parts) if self._conduct.brings(part)}
-            cargo.put_owners(me, brought, tree)
+            parts, tree = await asyncio.to_thread(encoded, terms.division, gradient, store.pool)
+            brought = {part: body for part, body in enumerate(parts) if self._behaviour.brings(part)}
+            store.put_owners(me, brought, tree)
             commit = msgspec.structs.replace(commit, root=tree.root)
-        commit = msgspec.structs.replace(commit, equivocators=(*commit.equivocators, *self._agreement.equivocators))
+        commit = msgspec.structs.replace(commit, equivocators=(*commit.equivocators, *self._broadcast.equivocators))
         bodies = await self._exchange.hold(
             Phase.COMMIT, commit, Commit, lambda peer, body: commit_is_sound(terms, peer, body)
         )
-        if liars := contradicted(terms.members, terms, bodies, self._mesh.proofs, self._witness):
+        if liars := contradicted(terms.members, terms, bodies, self._gossip.proofs, self._case_builder):
             raise AttemptFailed(liars)
         self._dismiss(bodies)
         self._record.commits = bodies
-        cargo.roots = {terms.members.index(peer): said.root for peer, said in bodies.items() if said.root}
-        cargo.committed.set()
+        store.roots = {terms.members.index(peer): said.root for peer, said in bodies.items() if said.root}
+        store.committed.set()
 
     def _dismiss(self, commits: Mapping[PeerId, Commit]) -> None:
         """Note who has to go by the commitments, once all know the same of them."""
-        leaving, witness, members = self._exchange.leaving, self._witness, self._terms.members
+        leaving, case_builder, members = self._exchange.leaving, self._case_builder, self._terms.members
         require_place(self._terms, commits, members[self._me])
         elsewhere = who_stands_elsewhere(members, commits)
         self._exchange.excused.update(elsewhere)
-        leaving.update((peer, partial(witness.elsewhere, peer)) for peer in elsewhere)
+        leaving.update((peer, partial(case_builder.elsewhere, peer)) for peer in elsewhere)
         silent = who_kept_silent(members, commits)
-        leaving.update((peer, partial(witness.named, peer, Reason.SILENT)) for peer in members if peer in silent)
+        leaving.update((peer, partial(case_builder.named, peer, Reason.SILENT)) for peer in members if peer in silent)
 
     async def _reduce(self) -> None:
         """Wait for the parts that this member aggregates, clip them to their mean, and state the result."""
@@ -134,52 +134,54 @@ class Attempt:
         result = Result(None, 0.0, terms.coin.commitment(terms.members[part], self._reveal), self._exchange.seen)
         if terms.division.numel(part):
             present = [rank for rank in terms.contributors if terms.members[rank] not in self._exchange.excused]
-            await self._gathering.parts(present)
-            rows = await asyncio.to_thread(self._gathering.rows, present)
+            await self._collector.parts(present)
+            rows = await asyncio.to_thread(self._collector.rows, present)
             if not rows:
                 raise OutvotedError("nobody brings this peer a part; most others went on", round=terms.step)
-            mean = await asyncio.to_thread(self._arithmetic.aggregate, [rows[owner] for owner in sorted(rows)])
-            value, clip = self._conduct.value(*mean, self._record)
-            digest = await asyncio.to_thread(_stated, value, self._cargo.places[part])
-            self._cargo.value_digests[part] = digest
+            mean = await asyncio.to_thread(self._math.aggregate, [rows[owner] for owner in sorted(rows)])
+            value, clip = self._behaviour.value(*mean, self._record)
+            digest = await asyncio.to_thread(_stated, value, self._store.places[part])
+            self._store.value_digests[part] = digest
             silent = tuple(owner for owner in present if owner not in rows)
             result = msgspec.structs.replace(result, value=digest, clip=clip, silent=silent)
         results = await self._exchange.hold(
-            Phase.RESULT, self._conduct.result(result), Result, lambda peer, body: result_is_sound(terms, peer, body)
+            Phase.RESULT, self._behaviour.result(result), Result, lambda peer, body: result_is_sound(terms, peer, body)
         )
         self._record.results = results
-        self._cargo.value_digests.update(
+        self._store.value_digests.update(
             {terms.members.index(peer): result.value for peer, result in results.items() if result.value is not None}
         )
-        self._cargo.stated.set()
+        self._store.stated.set()
         if terms.division.numel(part):
-            self._cargo.put_own_value(part, digest)
+            self._store.put_own_value(part, digest)
 
     async def _toss(self) -> dict[PeerId, Revealed]:
-        """Reveal, and hear what others had to reveal; parts that somebody could not get are looked for meanwhile."""
-        delivered = await self._gathering.obtainable(complaints(self._terms.members, self._record.results))
-        own = self._conduct.reveal(Revealed(self._reveal, self._exchange.seen, tuple(delivered)))
+        """Reveal, and hear what others had to reveal; parts that an aggregator could not get are looked for
+        meanwhile.
+        """
+        delivered = await self._collector.obtainable(complaints(self._terms.members, self._record.results))
+        own = self._behaviour.reveal(Revealed(self._reveal, self._exchange.seen, tuple(delivered)))
         bodies = await self._exchange.hold(Phase.REVEAL, own, Revealed, lambda _, __: True)
         self._record.randomness = self._terms.coin.outcome({peer: body.reveal for peer, body in bodies.items()})
         return bodies
 
     async def _claim(self, revealed: Mapping[PeerId, Revealed]) -> None:
         terms, record = self._terms, self._record
-        record.values = await asyncio.to_thread(_decoded, dict(self._cargo.values))
+        record.values = await asyncio.to_thread(_decoded, dict(self._store.values))
         missing = tuple(part for part in terms.division.parts if part not in record.values)
         claims: tuple[PartClaim | None, ...] = ()
         if self._me in terms.contributors:
-            held = {part for part in record.values if (self._me, part) in self._cargo.parts}
+            held = {part for part in record.values if (self._me, part) in self._store.parts}
             claims = await asyncio.to_thread(self._own_claims, held)
-        said = self._conduct.claims(Claims(claims, self._exchange.seen, missing), record)
+        said = self._behaviour.claims(Claims(claims, self._exchange.seen, missing), record)
         record.claims = await self._exchange.hold(
             Phase.CLAIMS, said, Claims, lambda peer, body: claims_are_sound(terms, peer, body)
         )
-        require_delivery(record, revealed, self._witness)
+        require_delivery(record, revealed, self._case_builder)
 
     def _own_claims(self, held: AbstractSet[int]) -> tuple[PartClaim | None, ...]:
         return tuple(
-            self._arithmetic.claim(self._record, self._me, part) if part in held else None
+            self._math.claim(self._record, self._me, part) if part in held else None
             for part in range(len(self._terms.members))
         )
 
@@ -190,13 +192,13 @@ class Attempt:
         record, exchange = self._record, self._exchange
         doubtful = await self._doubtful()
         wanted = [(part, owner) for part in doubtful for owner in self._terms.contributors]
-        lacking = await self._gathering.lacking(wanted)
+        lacking = await self._collector.lacking(wanted)
         own = Confirm(exchange.seen, tuple(lacking[:MAX_MEMBERS]))
         confirms = await exchange.hold(Phase.CONFIRM, own, Confirm, lambda _, __: True, is_last=not doubtful)
-        require_values(record, self._witness)
+        require_values(record, self._case_builder)
         if doubtful:
             await exchange.hold(Phase.CHECK, Confirm(exchange.seen), Confirm, lambda _, __: True, is_last=True)
-            require_shown(record, confirms, self._witness)
+            require_shown(record, confirms, self._case_builder)
             await self._compute_again(doubtful, lacking)
 
     async def _doubtful(self) -> list[int]:
@@ -205,19 +207,19 @@ class Attempt:
         is_complete = len(record.values) == len(self._terms.division.parts)
         if not is_complete or self._exchange.leaving or any(said.missing for said in record.claims.values()):
             return []
-        return await asyncio.to_thread(self._arithmetic.doubtful, record)
+        return await asyncio.to_thread(self._math.doubtful, record)
 
     async def _compute_again(self, doubtful: Sequence[int], lacking: Sequence[tuple[int, int]]) -> None:
         """The public check: at least half of the members have all bytes, so an honest one has, and hands them out."""
-        if lacking and await self._gathering.lacking(lacking):
+        if lacking and await self._collector.lacking(lacking):
             raise OutvotedError("most others have a part that this peer cannot get", round=self._terms.step)
         bans = dict[PeerId, tuple[Reason, int]]()
         for part in doubtful:
-            for peer, reason in (await asyncio.to_thread(self._arithmetic.recheck, self._record, part)).items():
+            for peer, reason in (await asyncio.to_thread(self._math.recheck, self._record, part)).items():
                 bans.setdefault(peer, (reason, part))
         if bans:
             raise AttemptFailed(
-                self._witness.recomputed(peer, reason, part, self._record) for peer, (reason, part) in bans.items()
+                self._case_builder.recomputed(peer, reason, part, self._record) for peer, (reason, part) in bans.items()
             )
 
 

@@ -19,7 +19,7 @@ from minga.security.protocol.protocol_state import StepProgress
 from minga.security.protocol.statements import Slot, Statement
 
 EXPECT_S = 5.0
-"""Seconds that whoever is ahead waits until this member gets to its attempt."""
+"""Seconds that a member that is ahead waits until this member gets to its attempt."""
 
 
 class AttemptHistory:
@@ -30,14 +30,14 @@ class AttemptHistory:
         """The last attempts of past steps."""
         self._progress = progress
         self._current: AttemptRecord | None = None
-        self._agreements: deque[ReliableBroadcast] = deque(maxlen=KEPT_STEPS)
+        self._broadcasts: deque[ReliableBroadcast] = deque(maxlen=KEPT_STEPS)
         """Of the last attempts: others may still vote on their phases."""
         self._began = Signal()
 
-    def begin(self, record: AttemptRecord, agreement: ReliableBroadcast) -> None:
+    def begin(self, record: AttemptRecord, broadcast: ReliableBroadcast) -> None:
         """An attempt is under way."""
         self._current = record
-        self._agreements.append(agreement)
+        self._broadcasts.append(broadcast)
         self._began.fire()
 
     def under_way(self, step: int) -> Terms | None:
@@ -51,9 +51,9 @@ class AttemptHistory:
             del self.passed[old]
 
     def answer(self, vote: Statement) -> None:
-        """Somebody voted."""
-        for agreement in self._agreements:
-            agreement.answer(vote)
+        """A member voted."""
+        for broadcast in self._broadcasts:
+            broadcast.answer(vote)
 
     def is_expected(self, slot: Slot) -> bool:
         """Whether to keep what is said in a slot: nobody is more than one attempt ahead, so nobody can make this peer
@@ -68,13 +68,13 @@ class AttemptHistory:
         return slot.step == step + 1 and slot.attempt <= 1
 
     async def find(self, step: int, attempt: int) -> tuple[PartStore, tuple[PeerId, ...]] | None:
-        """The cargo of an attempt, which this member may be about to begin, and its members by rank."""
+        """The store of an attempt, which this member may be about to begin, and its members by rank."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() + EXPECT_S
         while True:
             for record in (*self.passed.values(), *([self._current] if self._current else ())):
                 if (record.terms.step, record.terms.attempt) == (step, attempt):
-                    return record.cargo, record.terms.members
+                    return record.store, record.terms.members
             left_s = until_s - loop.time()
             if step < self._progress.step or left_s <= 0:
                 return None

@@ -1,14 +1,14 @@
-"""Where the members of a secure run stand, as far as somebody can find out who was not there.
+"""Where the members of a secure run stand, as far as a peer can find out that was not there.
 
-Theory of operation. A standing is taken if more than half of those who are its members say, asked by this peer itself,
+Theory of operation. A standing is taken if more than half of its members say, asked by this peer itself,
 that it is theirs. Old ones cannot be told again like that, because members who went on no longer say so.
 
-What a newcomer can be told. Whoever holds less than half of the members' seats can invent a run in which only his own
-ids are members; that has a majority, too. Of several, the one is taken that most of the `genesis` list sign: the peers
-whom the newcomer was told of by somebody it trusts. So it is misled only if more of these are hostile or imposed upon
-than honest ones are left and can be reached; in particular when all of them have gone. The list has to be renewed
-therefore: any true standing's members will do. Whoever was misled wasted its computing; it harms nobody else, because
-what it says means nothing to the true members.
+What a newcomer can be told. A peer with less than half of the seats can invent a run in which only its own ids are
+members; that has a majority, too. Of several, the one is taken that most of the `genesis` list sign: the peers whom the
+newcomer was told of by a user whom it trusts. So it is misled only if more of these are hostile or imposed upon than
+honest ones are left and can be reached; in particular when all of them have gone. The list has to be renewed therefore:
+any true standing's members will do. A misled peer wasted its computing; it harms nobody else, because what it says
+means nothing to the true members.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How somebody who was not there, or is no member any more, gets into a secure run.
+"""How a peer that was not there, or is no member any more, gets into a secure run.
 
     ask where the members stand (`discovery.py`) ─▶ adopt that state ─▶ follow ─▶ candidate ─▶ member
 
-Everything after the adoption is `SecureMember.take_step`. Whoever is excluded without blame, or finds itself where most
-are not, enters again.
+Everything after the adoption is `SecureMember.take_step`. A peer that is excluded without blame, or finds itself where
+most are not, enters again.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Joiner:
         genesis: Iterable[PeerId],
         work: TrainingBackend,
         settings: SecureSettings | None = None,
-        conduct: Behaviour | None = None,
+        behaviour: Behaviour | None = None,
         evidence: EvidenceLog | None = None,
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._node, self._identity, self._work = node, identity, work
-        self._settings, self._conduct, self._evidence = settings or SecureSettings(), conduct, evidence
+        self._settings, self._behaviour, self._evidence = settings or SecureSettings(), behaviour, evidence
         self._entropy, self._genesis = entropy, frozenset(genesis)
         self.is_vouched_for = False
         """Whether more than half of those whom it was told of signed where it entered."""
 
     async def enter(self) -> SecureMember:
-        """Come to where the members are; whoever takes steps from there on becomes one.
+        """Come to where the members are; by taking steps from there on it becomes one.
 
         Raises `BannedError` if they banned this peer, and another `RemoteError` if most of them cannot be found, or
         their state cannot be had any more.
@@ -54,7 +54,7 @@ class Joiner:
         entrance = Discovery(self._node, self._genesis)
         standing, place, signers = await entrance.find(self._settings.patience.longest_s)
         self.is_vouched_for = 2 * len(self._genesis.intersection(signers)) > len(self._genesis)
-        if ban := standing.ledger.bans.get(self._node.peer_id):
+        if ban := standing.membership.bans.get(self._node.peer_id):
             raise BannedError.of(ban)
         await self._work.adopt(standing.step, place.state, signers)
         if await self._work.digest() != place.state:
@@ -65,7 +65,7 @@ class Joiner:
             standing,
             self._work,
             self._settings,
-            self._conduct,
+            self._behaviour,
             self._evidence,
             entropy=self._entropy,
         )

@@ -9,7 +9,7 @@ commitment whether that was right. Everybody else then looks into an accusation,
 after that; most decide whether the accused or the accuser goes. All bans take effect between two attempts or two
 steps, from words that all members heard alike, so all have the same list of members.
 
-Who is not on that list, or not yet, follows the members (`observer.py`), and as a candidate commits itself to a
+A peer that is not on that list, or not yet, follows the members (`observer.py`), and as a candidate commits itself to a
 gradient, too (`security/protocol/probation.py`). All that differs between the two is in `take_step`.
 """
 
@@ -89,7 +89,7 @@ class BannedError(ExcludedError):
 class SecureMember:
     """One peer of a run whose members stand at `standing`, a member or not; `work` has the state of that step.
 
-    `conduct` is what it does of its own accord, `entropy` where its secrets come from.
+    `behaviour` is what it does of its own accord, `entropy` where its secrets come from.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SecureMember:
         standing: ProtocolState,
         work: TrainingBackend,
         settings: SecureSettings | None = None,
-        conduct: Behaviour | None = None,
+        behaviour: Behaviour | None = None,
         evidence: EvidenceLog | None = None,
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
@@ -108,21 +108,21 @@ class SecureMember:
         self.evidence = evidence or EvidenceLog()
         """Why others left the list of members."""
         self._node, self._identity, self._work = node, identity, work
-        self._settings, self._conduct = settings or SecureSettings(), conduct or Behaviour()
+        self._settings, self._behaviour = settings or SecureSettings(), behaviour or Behaviour()
         self._rules = Rules.of(work.layout, self._settings)
         self._progress = StepProgress(standing)
-        self._arithmetic = StepMath(self._settings)
-        self._mesh = StatementGossip(node, identity, self._is_expected, self._may_speak, self._is_known)
-        self._mesh.on_statement = self._note
-        self._attempts, self._rooms = AttemptHistory(self._progress), BufferPool()
+        self._math = StepMath(self._settings)
+        self._gossip = StatementGossip(node, identity, self._is_expected, self._may_speak, self._is_known)
+        self._gossip.on_statement = self._note
+        self._attempts, self._pool = AttemptHistory(self._progress), BufferPool()
         self._deliveries = Deliveries(node, self._attempts.find)
         self._coins: dict[int, bytes] = {}
-        self._desk = CandidateRegister(node, self._mesh, work, self._progress, self._settings, self._coins)
-        submissions, patience = self._desk.submissions, self._settings.patience
-        self._follower = Observer(node, self._mesh, work, self._conduct, submissions, patience)
-        self._outcomes = PastSteps(node)
+        self._register = CandidateRegister(node, self._gossip, work, self._progress, self._settings, self._coins)
+        samples, patience = self._register.samples, self._settings.patience
+        self._observer = Observer(node, self._gossip, work, self._behaviour, samples, patience)
+        self._past_steps = PastSteps(node)
         self._changes = MembershipChanges(node, identity, self._progress, self.evidence)
-        self._judge = Juror(self._attempts.passed, self._desk, self._conduct, self._inquiry, standing.step)
+        self._juror = Juror(self._attempts.passed, self._register, self._behaviour, self._recheck, standing.step)
         self._state: bytes | None = None
         """The digest of the present state."""
         self._found: tuple[Accusation, ...] = ()
@@ -134,14 +134,14 @@ class SecureMember:
         return self._progress.step
 
     @property
-    def ledger(self) -> Members:
-        """Who is a member, who a candidate, and who was banned."""
-        return self._progress.ledger
+    def membership(self) -> Members:
+        """The members, the candidates, and the banned peers."""
+        return self._progress.membership
 
     @property
     def is_member(self) -> bool:
         """Whether this peer has a say."""
-        return self._node.peer_id in self.ledger
+        return self._node.peer_id in self.membership
 
     async def take_step(self) -> None:
         """Take the next step: as a member together with the others, else after them.
@@ -151,18 +151,18 @@ class SecureMember:
         """
         if self._state is None:
             await self._stand(await self._work.digest(), {})
-        if self._node.peer_id in self.ledger.bans:
+        if self._node.peer_id in self.membership.bans:
             self._require_membership()
         await (self._take_part() if self.is_member else self._follow())
 
-    # ---- as somebody else than a member
+    # ---- as an observer
 
     async def _follow(self) -> None:
         before = self._progress.standing
-        followed = await self._follower.take_step(self._progress)
-        self._node.events.emit(SecureStepFollowed(step=self.step, members=len(self.ledger.members)))
+        followed = await self._observer.take_step(self._progress)
+        self._node.events.emit(SecureStepFollowed(step=self.step, members=len(self.membership.members)))
         self._changes.tell_candidates(before)
-        self._judge.begin_at(self.step)
+        self._juror.begin_at(self.step)
         if self.is_member:  # what it sees from now on it can show
             standing, me = self._progress.standing, self._node.peer_id
             case = Case(me, None, self.step, 0, standing.members, Entered(standing, followed.signed))
@@ -172,30 +172,30 @@ class SecureMember:
     # ---- as a member
 
     async def _take_part(self) -> None:
-        step, drawn = self.step, self._desk.draw()
+        step, drawn = self.step, self._register.draw()
         target, gradient = drawn.get(self._node.peer_id), None
         if target is None:
-            seeds = Seeds(self._node.peer_id, {p: data_seed(self._coins[step - 1], p) for p in self.ledger.members})
-            gradient = await self._conduct.gradient(self._work, step, seeds)
-        elif target in self.ledger.candidates:
-            self._found += await self._desk.validate(target, self._judge.first)
+            seeds = Seeds(self._node.peer_id, {p: data_seed(self._coins[step - 1], p) for p in self.membership.members})
+            gradient = await self._behaviour.gradient(self._work, step, seeds)
+        elif target in self.membership.candidates:
+            self._found += await self._register.validate(target, self._juror.first)
         elif step - 1 in self._attempts.passed:  # else this peer has become a member just now
-            self._found += await self._inquiry(step - 1).validate(target)
-        overtaken = be_overtaken(self._node, self.ledger.members, step)
+            self._found += await self._recheck(step - 1).validate(target)
+        overtaken = be_overtaken(self._node, self.membership.members, step)
         async with racing((self._try(gradient, frozenset(drawn)), overtaken)) as ends:
             record = await next(ends)
         await self._close(record)
 
     async def _try(self, gradient: torch.Tensor | None, validators: frozenset[PeerId]) -> AttemptRecord:
         """Try until an attempt passes."""
-        found = self._conduct.accusations(self._found)[:MAX_ACCUSATIONS]
-        judgements, heard, attempt = self._judgements, self._desk.named(), 0
+        found = self._behaviour.accusations(self._found)[:MAX_ACCUSATIONS]
+        judgements, heard, attempt = self._judgements, self._register.named(), 0
         while True:
-            liars = tuple(peer for peer in sorted(self.ledger.candidates) if peer in self._mesh.proofs)
+            liars = tuple(peer for peer in sorted(self.membership.candidates) if peer in self._gossip.proofs)
             place = self._state or b"", self._progress.standing.digest, self._rules.digest
             commit = Commit(*place, None, found, judgements, liars, heard, self._unheard())
             try:
-                present = validators.intersection(self.ledger.members)
+                present = validators.intersection(self.membership.members)
                 return await self._attempt(attempt, present).run(commit, gradient)
             except AttemptFailed as setback:
                 await self._changes.leave_out(setback.cases)
@@ -205,55 +205,55 @@ class SecureMember:
 
     def _unheard(self) -> tuple[PeerId, ...]:
         last = self._attempts.passed.get(self.step - 1)
-        return tuple(peer for peer in last.unheard if peer in self.ledger) if last else ()
+        return tuple(peer for peer in last.unheard if peer in self.membership) if last else ()
 
     def _attempt(self, number: int, validators: frozenset[PeerId]) -> Attempt:
         self._require_membership()
-        members = self.ledger.members
+        members = self.membership.members
         division = EqualParts.equal(self._work.layout, len(members))
         terms = Terms(self._node.run_id, self.step, number, members, validators, division, self._rules)
-        record = AttemptRecord(terms, PartStore(division.part_bytes, division.value_bytes, self._rooms))
-        agreement = ReliableBroadcast(self._mesh, members, self._node.peer_id, self._settings.patience)
-        self._attempts.begin(record, agreement)
+        record = AttemptRecord(terms, PartStore(division.part_bytes, division.value_bytes, self._pool))
+        broadcast = ReliableBroadcast(self._gossip, members, self._node.peer_id, self._settings.patience)
+        self._attempts.begin(record, broadcast)
         return Attempt(
             record,
-            self._mesh,
-            agreement,
+            self._gossip,
+            broadcast,
             self._deliveries,
-            self._arithmetic,
-            self._conduct,
+            self._math,
+            self._behaviour,
             self._node.peer_id,
             self._entropy,
         )
 
     def _require_membership(self) -> None:
-        if self._node.peer_id not in self.ledger:
-            ban = self.ledger.bans.get(self._node.peer_id)
+        if self._node.peer_id not in self.membership:
+            ban = self.membership.bans.get(self._node.peer_id)
             raise BannedError.of(ban) if ban else ExcludedError("this peer was away for too long", round=self.step)
 
     async def _close(self, record: AttemptRecord) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""
         step, progress, before = self.step, self._progress, self._progress.standing
         await self._work.apply(step, await asyncio.to_thread(lambda: progress.bound.shortened(record.vector)))
-        self._arithmetic.remember(record)
+        self._math.remember(record)
         self._attempts.passed[step] = record
         self._node.events.emit(
-            SecureStepTaken(step=step + 1, attempt=record.terms.attempt, members=len(self.ledger.members))
+            SecureStepTaken(step=step + 1, attempt=record.terms.attempt, members=len(self.membership.members))
         )
-        witness = CaseBuilder(record.terms, self._mesh.slots)
-        await self._changes.leave_out(verdicts(progress.charges, record, self._attempts.passed, witness))
-        candidates, proofs = self.ledger.candidates, self._mesh.proofs
-        await self._changes.leave_out(contradicted(candidates, record.terms, record.commits, proofs, witness))
-        admitted = self._desk.review(record, self._rules.probation_steps)
-        await self._changes.write_down(witness.admitted(peer, before) for peer in admitted)
-        then, counts = before.ledger.candidates, self._desk.counts
+        case_builder = CaseBuilder(record.terms, self._gossip.slots)
+        await self._changes.leave_out(verdicts(progress.charges, record, self._attempts.passed, case_builder))
+        candidates, proofs = self.membership.candidates, self._gossip.proofs
+        await self._changes.leave_out(contradicted(candidates, record.terms, record.commits, proofs, case_builder))
+        admitted = self._register.review(record, self._rules.probation_steps)
+        await self._changes.write_down(case_builder.admitted(peer, before) for peer in admitted)
+        then, counts = before.membership.candidates, self._register.counts
         progress.take_outcome(record, lambda accuser, accusation: counts(accuser, accusation, record, then))
         self._changes.tell_candidates(before)
-        await self._stand(await self._work.digest(), record.cargo.values)
+        await self._stand(await self._work.digest(), record.store.values)
         self._attempts.forget_before(self.step - KEPT_STEPS + 1)
-        self._rooms.trim()
-        self._judgements = await self._judge.look_into(progress.charges, record, then)
-        self._found = await self._inquiry(step).false_claims(record.terms.members.index(self._node.peer_id))
+        self._pool.trim()
+        self._judgements = await self._juror.look_into(progress.charges, record, then)
+        self._found = await self._recheck(step).false_claims(record.terms.members.index(self._node.peer_id))
 
     async def _stand(self, state: bytes, values: Mapping[int, Bytes]) -> None:
         """This peer has come to the beginning of a step, by the aggregates `values` of the last one."""
@@ -261,19 +261,19 @@ class SecureMember:
         statement = None
         if self.is_member:
             slot, place = Slot(self.step, 0, Phase.STANDING), StateClaim(standing.digest, state)
-            statement = sign(self._identity, self._node.run_id, slot, self._conduct.stands(place))
-        self._outcomes.keep(PastStep(standing, dict(values), statement))
-        self._arithmetic.history = self._progress.history
+            statement = sign(self._identity, self._node.run_id, slot, self._behaviour.stands(place))
+        self._past_steps.keep(PastStep(standing, dict(values), statement))
+        self._math.history = self._progress.history
         self._coins[self.step - 1] = self._progress.coin
-        self._mesh.forget_before(self.step - KEPT_STEPS)
-        self._mesh.remind(self.ledger.members)
-        self._desk.forget_before(self.step - KEPT_STEPS)
+        self._gossip.forget_before(self.step - KEPT_STEPS)
+        self._gossip.remind(self.membership.members)
+        self._register.forget_before(self.step - KEPT_STEPS)
         for old in [old for old in self._coins if old < self.step - KEPT_STEPS - 1]:
             del self._coins[old]
 
-    def _inquiry(self, step: int) -> MemberRecheck:
+    def _recheck(self, step: int) -> MemberRecheck:
         record, before = self._attempts.passed[step], self._coins[step - 1]
-        return MemberRecheck(record, before, self._work, self._arithmetic, self._deliveries)
+        return MemberRecheck(record, before, self._work, self._math, self._deliveries)
 
     # ---- what others ask
 
@@ -284,17 +284,17 @@ class SecureMember:
 
     def _may_speak(self, peer: PeerId, slot: Slot) -> bool:
         if slot.phase is Phase.CANDIDACY:
-            return self._desk.heard.accepts(peer, slot, self.ledger, self._progress.coin)
-        return peer in self.ledger
+            return self._register.heard.accepts(peer, slot, self.membership, self._progress.coin)
+        return peer in self.membership
 
     def _is_known(self, peer: PeerId) -> bool:
-        return peer in self.ledger or peer in self.ledger.candidates
+        return peer in self.membership or peer in self.membership.candidates
 
     def _note(self, statement: Statement) -> None:
         if statement.slot.phase is Phase.CANDIDACY:
             if not self._has_revealed(statement.slot.step + 1):
-                self._desk.heard.hear(statement)
-            self._desk.heard.make_room(statement.slot, self.ledger, self._progress.coin)
+                self._register.heard.hear(statement)
+            self._register.heard.make_room(statement.slot, self.membership, self._progress.coin)
         else:
             self._attempts.answer(statement)
 
@@ -305,4 +305,4 @@ class SecureMember:
         reached = self._attempts.under_way(step)
         if reached is None:
             return False
-        return self._node.peer_id in self._mesh.slots.of(Slot(step, reached.attempt, Phase.REVEAL))
+        return self._node.peer_id in self._gossip.slots.of(Slot(step, reached.attempt, Phase.REVEAL))

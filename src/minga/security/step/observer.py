@@ -4,9 +4,9 @@
         ▲                                                                                │
         └──── what the step after that asks of a candidate ◀── apply, compare the state ◀┘
 
-Nothing is believed that more than half of the members of the last known step did not sign, so whoever once followed the
-true members does not lose them to others. A follower may be late: the members keep the outcomes of the last steps, so
-it applies one after the other as fast as it gets them. If it is too late for that, it has to enter anew.
+Nothing is believed that more than half of the members of the last known step did not sign, so a peer that once followed
+the true members does not lose them to others. A follower may be late: the members keep the outcomes of the last steps,
+so it applies one after the other as fast as it gets them. If it is too late for that, it has to enter anew.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ class Observer:
     def __init__(
         self,
         node: Node,
-        mesh: StatementGossip,
+        gossip: StatementGossip,
         work: TrainingBackend,
-        conduct: Behaviour,
-        submissions: GradientSamples,
+        behaviour: Behaviour,
+        samples: GradientSamples,
         patience: WaitPolicy,
     ) -> None:
-        self._node, self._mesh, self._work, self._conduct = node, mesh, work, conduct
-        self._submissions, self._patience = submissions, patience
+        self._node, self._gossip, self._work, self._behaviour = node, gossip, work, behaviour
+        self._samples, self._patience = samples, patience
         self._guide: PeerId | None = None
         """Who handed out the last standing, and is asked first for the next one: silent members cost time once."""
         self._said: dict[int, dict[PeerId, Statement]] = {}
         """Where members stood at which step, as they say; they tell of several at once."""
         self._owing: set[PeerId] = set()
-        """Those who did not answer when they were last asked for an aggregate: they are asked last."""
+        """Members that did not answer when they were last asked for an aggregate: they are asked last."""
 
     async def take_step(self, progress: StepProgress) -> Observed:
         """Do what is due at a step as a candidate, or apply, and take the step that the members took.
@@ -86,10 +86,10 @@ class Observer:
         Raises `OutvotedError` if this peer is too late or has another state than most, and `SilentError` if most
         members say nothing.
         """
-        step, members = progress.step, progress.ledger.members
+        step, members = progress.step, progress.membership.members
         candidacy, slot = Candidacy(await self._commit(progress)), Slot(step, 0, Phase.CANDIDACY)
-        for words, receivers in self._conduct.candidacy(slot, candidacy, members):
-            self._mesh.say(slot, words, receivers)
+        for words, receivers in self._behaviour.candidacy(slot, candidacy, members):
+            self._gossip.say(slot, words, receivers)
         place, signers = await self._watch_all(step + 1, members)
         standing = await self._look(place.standing, signers)
         if standing.step != step + 1:
@@ -105,14 +105,14 @@ class Observer:
     # ---- inner workings
 
     async def _commit(self, progress: StepProgress) -> bytes | None:
-        """What stands for the gradient that a candidate owes; None from somebody else."""
-        me, ledger, step = self._node.peer_id, progress.ledger, progress.step
-        if me not in ledger.candidates:
+        """What stands for the gradient that a candidate owes; None from another peer."""
+        me, membership, step = self._node.peer_id, progress.membership, progress.step
+        if me not in membership.candidates:
             return None
-        seeds = {peer: data_seed(progress.coin, peer) for peer in (*ledger.members, *ledger.candidates)}
-        submission = await self._submissions.encode(await self._conduct.gradient(self._work, step, Seeds(me, seeds)))
-        if self._conduct.submits():
-            self._submissions.keep(step, me, submission)
+        seeds = {peer: data_seed(progress.coin, peer) for peer in (*membership.members, *membership.candidates)}
+        submission = await self._samples.encode(await self._behaviour.gradient(self._work, step, Seeds(me, seeds)))
+        if self._behaviour.submits():
+            self._samples.keep(step, me, submission)
         return submission.root
 
     async def _watch_all(self, step: int, members: Sequence[PeerId]) -> tuple[StateClaim, list[PeerId]]:
@@ -239,7 +239,7 @@ async def watch(node: Node, peer: PeerId, step: int) -> dict[int, Statement]:
     seen = await node.call(peer, WATCH, AwaitStep(step), Seen, timeout_s=WATCH_S + CALL_S)
     own = {said.slot.step: said for said in seen.statements if _is_own(said, peer, node.run_id)}
     for said in own.values():
-        read(said, StateClaim)  # whoever reads it later need not expect nonsense
+        read(said, StateClaim)  # so that later readers need not expect nonsense
     return own
 
 

@@ -1,11 +1,11 @@
 """The phases of one attempt: everybody says one thing, hears what all others say, and compares what was heard.
 
 Theory of operation. In each phase but the first every member also says by what digest it knows the phase before. Where
-these differ, somebody told some members another thing than others, in that phase or in the votes on it; both of its
+these differ, a member told some members another thing than others, in that phase or in the votes on it; both of its
 statements are then fetched, and prove it. An attempt in which that happened is void, see
 `minga.security.messaging.voting`.
 
-So whatever follows from the words of a phase, be it that somebody said nothing in it, waits for the end of the next:
+So whatever follows from the words of a phase, be it that a member said nothing in it, waits for the end of the next:
 then all know the same. Who was silent in the last phase of all does not matter for what is applied; members say in the
 commitments of the next step of whom they heard nothing, and most decide.
 """
@@ -49,9 +49,11 @@ B = TypeVar("B", Commit, Result, Revealed, Claims, Confirm)
 class PhaseExchange:
     """One member's words in one attempt, and what it understands of the others'."""
 
-    def __init__(self, terms: Terms, mesh: StatementGossip, agreement: ReliableBroadcast, conduct: Behaviour) -> None:
-        self._terms, self._mesh, self._agreement, self._conduct = terms, mesh, agreement, conduct
-        self._witness = CaseBuilder(terms, mesh.slots)
+    def __init__(
+        self, terms: Terms, gossip: StatementGossip, broadcast: ReliableBroadcast, behaviour: Behaviour
+    ) -> None:
+        self._terms, self._gossip, self._broadcast, self._behaviour = terms, gossip, broadcast, behaviour
+        self._case_builder = CaseBuilder(terms, gossip.slots)
         self._before = Slot(terms.step, terms.attempt, Phase.COMMIT)
         self.seen = b""
         """The digest of the last phase, as this member knows it."""
@@ -74,12 +76,12 @@ class PhaseExchange:
         """Say one thing (nothing if `own` is None) and understand what the others say; after the last phase of an
         attempt nobody waits for this member any more.
 
-        What makes no sense counts as nothing. Raises `AttemptFailed` if somebody has to go by the words of the phase
-        before, and `ContradictionError` if somebody said different things to different members.
+        What makes no sense counts as nothing. Raises `AttemptFailed` if a member has to go by the words of the phase
+        before, and `ContradictionError` if a member said different things to different members.
         """
         slot = Slot(self._terms.step, self._terms.attempt, phase)
-        for words, receivers in self._conduct.tells(slot, own, self._terms.members) if own is not None else ():
-            self._mesh.say(slot, words, receivers)
+        for words, receivers in self._behaviour.tells(slot, own, self._terms.members) if own is not None else ():
+            self._gossip.say(slot, words, receivers)
         known: dict[bytes, B | None] = {}  # what is missing is asked after each statement that comes
 
         def understood(statement: Statement) -> B | None:
@@ -91,7 +93,7 @@ class PhaseExchange:
                         known[statement.signature] = body
             return known[statement.signature]
 
-        said = await self._agreement.collect(slot, lambda statement: understood(statement) is not None, self.excused)
+        said = await self._broadcast.collect(slot, lambda statement: understood(statement) is not None, self.excused)
         bodies = {peer: body for peer, statement in said.items() if (body := understood(statement)) is not None}
         await self._compare(phase, bodies, is_last=is_last)
         if self.leaving:
@@ -100,18 +102,18 @@ class PhaseExchange:
         if is_last:
             self.unheard = silent
         else:
-            self.leaving = {peer: partial(self._witness.unheard, peer, phase) for peer in silent}
+            self.leaving = {peer: partial(self._case_builder.unheard, peer, phase) for peer in silent}
             self.excused.update(silent)
         self._before, self.seen = slot, phase_digest(said.values())
         return bodies
 
     async def _compare(self, phase: Phase, bodies: Mapping[PeerId, Body], *, is_last: bool) -> None:
-        """Where members know another last phase than this one, somebody told them and us different things."""
+        """Where members know another last phase than this one, a member told them and this one different things."""
         others = [peer for peer, body in bodies.items() if not isinstance(body, Commit) and body.seen != self.seen]
         if others:
-            slots, limit_s = (self._before, self._before.vote), self._agreement.patience.leeway_s
-            await asyncio.gather(*(self._mesh.pull(slot, self._terms.members, others, limit_s) for slot in slots))
-        proofs = [self._mesh.proofs[peer] for peer in self._agreement.equivocators]
+            slots, limit_s = (self._before, self._before.vote), self._broadcast.patience.leeway_s
+            await asyncio.gather(*(self._gossip.pull(slot, self._terms.members, others, limit_s) for slot in slots))
+        proofs = [self._gossip.proofs[peer] for peer in self._broadcast.equivocators]
         if is_last:
             proofs = [proof for proof in proofs if others and proof.one.slot in (self._before, self._before.vote)]
         if proofs and phase is not Phase.COMMIT:

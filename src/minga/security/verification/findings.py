@@ -9,7 +9,7 @@ from minga.network.interface import PeerId
 
 
 class Offence(Enum):
-    """What somebody did wrong."""
+    """What a peer did wrong."""
 
     FALSE_CLAIM = "false claim"
     """A projection or a norm that does not belong to the bytes that its author sent."""

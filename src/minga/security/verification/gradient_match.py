@@ -4,7 +4,7 @@ A validator compares what its target sent with what it computes itself, by the r
 whole (BTARD sections 4.9 and 12.5). Two thresholds keep honest peers on both sides of a dispute from harm. Let h be the
 largest error between honest peers, measured on the kinds of devices of the run:
 
-    convict at 10 h      whoever is accused goes if most see more than that; an honest target shows at most h
+    convict at 10 h      the accused peer goes if most see more than that; an honest target shows at most h
     accuse from 30 h on  if one honest peer sees 30 h, another, whose gradient is within h of that of the first, sees
                          nearly as much: the accusation is confirmed, and its honest author does not go instead
 

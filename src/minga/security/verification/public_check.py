@@ -1,8 +1,8 @@
-"""The public check of one part: all its senders publish their bytes, and everybody sees who is wrong.
+"""The public check of one part: all its senders publish their bytes, and all members see which one is wrong.
 
 Called CheckAveraging in BTARD (section 4.5). It follows a sum that is not zero (V2) or norms that are too large (V3),
-costs each peer one part from each sender, and ends with at least one liar banned, unless whoever asked for it had no
-reason to. The votes of V3 are the published norms, so a false vote is a false claim.
+costs each peer one part from each sender, and ends with at least one liar banned, unless the peer that asked for it had
+no reason to. The votes of V3 are the published norms, so a false vote is a false claim.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a single step may go, whoever made its aggregate.
+"""How far a single step may go, whichever peer made its aggregate.
 
 CenteredClip bounds what a hostile minority of those who contribute can do. But validators contribute nothing, and who
 validates is drawn: with 7 hostile members of 16 and two validators, in a step of every three half of the contributors

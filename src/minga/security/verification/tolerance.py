@@ -13,9 +13,9 @@ Of a random direction of unit variance P(|<z, R>| > κ‖R‖) ≤ 2 exp(-κ²/2
 Every term is known to everybody: the others compute e from the norm of the v that
 they received. A v that is far too long therefore buys its aggregator a tolerance that is longer by 2⁻²⁴ of that only.
 
-**Claims (V1).** Whoever has the same bytes gets the same claim to the last bit on IEEE 754 hardware; `CLAIM_TOLERANCE`
-leaves room for other orders of summation in float64, and is a thousand times below ε: liars who stay within it cannot
-hide anything from V2.
+**Claims (V1).** Two peers with the same bytes get the same claim to the last bit on IEEE 754 hardware;
+`CLAIM_TOLERANCE` leaves room for other orders of summation in float64, and is a thousand times below ε: liars who stay
+within it cannot hide anything from V2.
 """
 
 from __future__ import annotations

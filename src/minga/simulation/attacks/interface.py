@@ -39,7 +39,7 @@ class Attack(Behaviour):
 
     @classmethod
     def begin(cls, from_step: int) -> MakeBehaviour:
-        """What makes the conduct of each attacker of one run; what they share is made here."""
+        """What makes the behaviour of each attacker of one run; what they share is made here."""
         return lambda allies: cls(from_step, allies)
 
     @property

@@ -40,7 +40,7 @@ class SecurePeer:
     network: VirtualNetwork
     node: Node
     work: TrainingBackend
-    conduct: Behaviour
+    behaviour: Behaviour
     log: list[Event] = field(default_factory=list)
     entered: SecureMember | None = None
     """None until a newcomer has found out where the members are."""
@@ -91,19 +91,19 @@ class SecureSwarm:
         self.allies = frozenset(host.peer_id for host in hosts if host.name in makers)
         first = ProtocolState.first(RUN_ID, self.founders)
         for host in hosts:
-            conduct = makers[host.name](self.allies) if host.name in makers else Behaviour()
-            peer = self._start(host, conduct)
+            behaviour = makers[host.name](self.allies) if host.name in makers else Behaviour()
+            peer = self._start(host, behaviour)
             entropy = random.Random(f"secrets {seed} {host.name}").randbytes
             identity = Identity.from_seed(host.private_key)
-            peer.entered = SecureMember(peer.node, identity, first, peer.work, settings, conduct, entropy=entropy)
+            peer.entered = SecureMember(peer.node, identity, first, peer.work, settings, behaviour, entropy=entropy)
         self.honest = [peer for name, peer in self.peers.items() if name not in makers]
         """Founders that are not hostile."""
 
     # ---- peers that come later
 
-    def join(self, name: str, conduct: Behaviour | None = None) -> SecurePeer:
+    def join(self, name: str, behaviour: Behaviour | None = None) -> SecurePeer:
         """Let a newcomer begin, who knows the founders."""
-        peer = self._start(self._host(name), conduct or Behaviour())
+        peer = self._start(self._host(name), behaviour or Behaviour())
         self._tasks[name] = peer.network.process.run(self._live(peer))
         return peer
 
@@ -111,7 +111,7 @@ class SecureSwarm:
         """Start a peer anew that was killed, with its key and nothing else."""
         former = self.peers[name]
         host = self.internet.host(former.network.settings, name=name, private_key=former.network.private_key)
-        peer = self._start(host, former.conduct)
+        peer = self._start(host, former.behaviour)
         self._addresses[host.peer_id] = host.address
         self._tasks[name] = host.process.run(self._live(peer))
         return peer
@@ -131,7 +131,7 @@ class SecureSwarm:
 
     def bans(self, witness: SecurePeer) -> dict[str, str]:
         """Who was banned and why, as `witness` knows it, by name."""
-        return {self.names[peer]: ban.reason.name for peer, ban in witness.member.ledger.bans.items()}
+        return {self.names[peer]: ban.reason.name for peer, ban in witness.member.membership.bans.items()}
 
     # ---- inner workings
 
@@ -140,13 +140,13 @@ class SecureSwarm:
         self.names[host.peer_id], self._addresses[host.peer_id] = name, host.address
         return host
 
-    def _start(self, host: VirtualNetwork, conduct: Behaviour) -> SecurePeer:
+    def _start(self, host: VirtualNetwork, behaviour: Behaviour) -> SecurePeer:
         events = EventBus(asyncio.get_running_loop().time)
         node = self._node_type(host, run_id=RUN_ID, role="trainer", lookup=self._addresses.get, events=events)
-        peer = self.peers[host.name] = SecurePeer(host.name, host, node, self._make_work(), conduct)
+        peer = self.peers[host.name] = SecurePeer(host.name, host, node, self._make_work(), behaviour)
         events.subscribe(peer.log.append)
         if isinstance(peer.work, DonatedBackend):
-            peer.work.attach(node, conduct.gives if isinstance(conduct, PoisonedDonor) else bytes)
+            peer.work.attach(node, behaviour.gives if isinstance(behaviour, PoisonedDonor) else bytes)
         host.process.context.run(node.start)
         return peer
 
@@ -170,5 +170,7 @@ class SecureSwarm:
     async def _enter(self, peer: SecurePeer) -> SecureMember:
         identity = Identity.from_seed(peer.network.private_key)
         entropy = random.Random(f"secrets {self._seed} {peer.name} {asyncio.get_running_loop().time()}").randbytes
-        newcomer = Joiner(peer.node, identity, self.founders, peer.work, self._settings, peer.conduct, entropy=entropy)
+        newcomer = Joiner(
+            peer.node, identity, self.founders, peer.work, self._settings, peer.behaviour, entropy=entropy
+        )
         return await newcomer.enter()

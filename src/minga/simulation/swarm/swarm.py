@@ -242,7 +242,7 @@ class Swarm:
             session.for_members(AccessLedger(self.spec.run_id, organisers, self._organiser.peer_id))
         peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer, apply_s)
         peer.access = access
-        session.conduct = self.conduct_of(peer)
+        session.behaviour = self.conduct_of(peer)
         if checkpoint is not None:
             peer.replica.restore(checkpoint)
             peer.checkpoint = checkpoint

@@ -65,7 +65,7 @@ class VerifiedOptions:
     """
 
     organiser: str
-    conduct: Behaviour
+    behaviour: Behaviour
     directory: Path | None = None
     entropy: Callable[[int], bytes] = secrets.token_bytes
 
@@ -135,7 +135,7 @@ class VerifiedMember:
     @property
     def view(self) -> tuple[PeerId, ...]:
         """The members at present."""
-        return self.secure.ledger.members if self.secure is not None else ()
+        return self.secure.membership.members if self.secure is not None else ()
 
     @property
     def has_a_say(self) -> bool:
@@ -189,14 +189,14 @@ class VerifiedMember:
         self._known = self._founders = frozenset(map(PeerId, beginning.genesis.founders))
         if self._node.peer_id in self._known and not beginning.has_begun and not step:
             standing = ProtocolState.first(self._node.run_id, self._known)
-            conduct, settings = self._options.conduct, self._settings
+            behaviour, settings = self._options.behaviour, self._settings
             self.secure = SecureMember(
                 self._node,
                 self._identity,
                 standing,
                 self._work,
                 settings,
-                conduct,
+                behaviour,
                 self._evidence,
                 entropy=self._options.entropy,
             )
@@ -211,7 +211,7 @@ class VerifiedMember:
             self._known,
             self._work,
             self._settings,
-            self._options.conduct,
+            self._options.behaviour,
             self._evidence,
             entropy=self._options.entropy,
         )
@@ -269,7 +269,7 @@ class VerifiedMember:
             return
         self._pause_s, self._attempts, self._divergences = SHORTEST_PAUSE_S, 0, 0
         if self._is_vouched_for:
-            self._known = (self._founders | {*secure.ledger.members}) - secure.ledger.bans.keys()
+            self._known = (self._founders | {*secure.membership.members}) - secure.membership.bans.keys()
         self.founding.step = self.step
         samples = self._port.unit if secure.is_member else 0
         self._node.events.emit(
