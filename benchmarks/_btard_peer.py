@@ -20,7 +20,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.iroh.settings import NetworkSettings
 from minga.security.protocol.protocol_state import ProtocolState
-from minga.security.step.member import SecureMember
+from minga.security.step.member import MemberSetup, SecureMember
 from minga.training.session import Session, SessionSettings
 
 
@@ -62,7 +62,7 @@ class Peer:
     async def meet(self, members: list[str]) -> None:
         """Be a member with these others, and connected with all of them."""
         standing = ProtocolState.first(RUN_ID, map(PeerId, members))
-        self._member = SecureMember(self._session.node, self._identity, standing, self._work)
+        self._member = SecureMember(MemberSetup(self._session.node, self._identity, self._work), standing)
         self._member._register.draw = dict  # type: ignore[method-assign]  # what validators compute is not measured
         await self._see_all()
         others = [PeerId(member) for member in members if member != self._session.peer_id]

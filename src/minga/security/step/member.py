@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -85,30 +86,29 @@ class BannedError(ExcludedError):
         )
 
 
-@loop_bound
-class SecureMember:
-    """One peer of a run whose members stand at `standing`, a member or not; `work` has the state of that step.
-
-    `behaviour` is what it does of its own accord, `entropy` where its secrets come from.
+@dataclass(frozen=True)
+class MemberSetup:
+    """What one peer takes part with: its node and key, its training (`work`), the settings of the run, what it does of
+    its own accord, where it keeps why others left the list of members, and where its secrets come from.
     """
 
-    def __init__(
-        self,
-        node: Node,
-        identity: Identity,
-        standing: ProtocolState,
-        work: TrainingBackend,
-        settings: SecureSettings | None = None,
-        behaviour: Behaviour | None = None,
-        evidence: EvidenceLog | None = None,
-        *,
-        entropy: Callable[[int], bytes] = secrets.token_bytes,
-    ) -> None:
-        self._entropy = entropy
-        self.evidence = evidence or EvidenceLog()
-        """Why others left the list of members."""
-        self._node, self._identity, self._work = node, identity, work
-        self._settings, self._behaviour = settings or SecureSettings(), behaviour or Behaviour()
+    node: Node
+    identity: Identity
+    work: TrainingBackend
+    settings: SecureSettings = field(default_factory=SecureSettings)
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    evidence: EvidenceLog = field(default_factory=EvidenceLog)
+    entropy: Callable[[int], bytes] = secrets.token_bytes
+
+
+@loop_bound
+class SecureMember:
+    """One peer of a run whose members stand at `standing`, a member or not; its training has the state of that step."""
+
+    def __init__(self, setup: MemberSetup, standing: ProtocolState) -> None:
+        node, identity, work = setup.node, setup.identity, setup.work
+        self._setup, self._node, self._identity, self._work = setup, node, identity, work
+        self._settings, self._behaviour, self.evidence = setup.settings, setup.behaviour, setup.evidence
         self._rules = Rules.of(work.layout, self._settings)
         self._progress = StepProgress(standing)
         self._math = StepMath(self._settings)
@@ -223,7 +223,7 @@ class SecureMember:
             self._math,
             self._behaviour,
             self._node.peer_id,
-            self._entropy,
+            self._setup.entropy,
         )
 
     def _require_membership(self) -> None:

@@ -20,7 +20,7 @@ from minga.security.protocol.behaviour import Behaviour, MakeBehaviour, Training
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.settings import SecureSettings
 from minga.security.step.joiner import Joiner
-from minga.security.step.member import BannedError, ExcludedError, SecureMember
+from minga.security.step.member import BannedError, ExcludedError, MemberSetup, SecureMember
 from minga.simulation.attacks.joining_attacks import PoisonedDonor
 from minga.simulation.swarm.toy_backend import DonatedBackend
 
@@ -77,7 +77,8 @@ class SecureSwarm:
         absent: Collection[str] = (),
     ) -> None:
         self.internet = VirtualInternet(seed)
-        self._make_work, self._settings, self._seed, self._returns = make_work, settings, seed, returns
+        self._make_work, self._seed, self._returns = make_work, seed, returns
+        self._settings = settings or SecureSettings()
         self._node_type = node_type
         self._addresses: dict[PeerId, Address] = {}
         self._steps = 0
@@ -93,9 +94,7 @@ class SecureSwarm:
         for host in hosts:
             behaviour = makers[host.name](self.allies) if host.name in makers else Behaviour()
             peer = self._start(host, behaviour)
-            entropy = random.Random(f"secrets {seed} {host.name}").randbytes
-            identity = Identity.from_seed(host.private_key)
-            peer.entered = SecureMember(peer.node, identity, first, peer.work, settings, behaviour, entropy=entropy)
+            peer.entered = SecureMember(self._setup(peer, f"secrets {seed} {host.name}"), first)
         self.honest = [peer for name, peer in self.peers.items() if name not in makers]
         """Founders that are not hostile."""
 
@@ -168,9 +167,10 @@ class SecureSwarm:
                 peer.entered = None
 
     async def _enter(self, peer: SecurePeer) -> SecureMember:
-        identity = Identity.from_seed(peer.network.private_key)
-        entropy = random.Random(f"secrets {self._seed} {peer.name} {asyncio.get_running_loop().time()}").randbytes
-        newcomer = Joiner(
-            peer.node, identity, self.founders, peer.work, self._settings, peer.behaviour, entropy=entropy
-        )
-        return await newcomer.enter()
+        secrets = f"secrets {self._seed} {peer.name} {asyncio.get_running_loop().time()}"
+        return await Joiner(self._setup(peer, secrets), self.founders).enter()
+
+    def _setup(self, peer: SecurePeer, secrets: str) -> MemberSetup:
+        """What a peer takes part with, whose secrets come from this seed."""
+        identity, entropy = Identity.from_seed(peer.network.private_key), random.Random(secrets).randbytes
+        return MemberSetup(peer.node, identity, peer.work, self._settings, peer.behaviour, entropy=entropy)

@@ -37,7 +37,7 @@ from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.settings import SecureSettings
 from minga.security.step.joiner import Joiner
-from minga.security.step.member import BannedError, SecureMember
+from minga.security.step.member import BannedError, MemberSetup, SecureMember
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.life.board_view import BoardView
 from minga.training.life.founding import Founding
@@ -93,8 +93,7 @@ class VerifiedMember:
         self.surveyor = BoardView(board, node)
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
-        self._node, self._identity, self._board, self._spec = node, identity, board, spec
-        self._options, self._replica, self._port = options, replica, port
+        self._node, self._board, self._spec, self._replica, self._port = node, board, spec, replica, port
         self._work = VerifiedBackend(node, replica, port)
         self._known: frozenset[PeerId] = frozenset()
         """Peers whose word counts if this peer has to enter: the founders, and the members that it came to know by the
@@ -109,12 +108,13 @@ class VerifiedMember:
         self._divergences = 0
         """Steps in a row by which this peer came to another state than the members."""
         security, path = spec.security, options.directory
-        self._settings = SecureSettings(
+        settings = SecureSettings(
             peers_per_validator=security.peers_per_validator,
             probation_steps=security.probation_steps,
             aggregator=security.aggregator,
         )
-        self._evidence = EvidenceLog(None if path is None else evidence_file(path, node.peer_id))
+        evidence = EvidenceLog(None if path is None else evidence_file(path, node.peer_id))
+        self._setup = MemberSetup(node, identity, self._work, settings, options.behaviour, evidence, options.entropy)
         layout = replica.vector.layout
         self._publisher = ProgressPublisher(
             board,
@@ -189,32 +189,13 @@ class VerifiedMember:
         self._known = self._founders = frozenset(map(PeerId, beginning.genesis.founders))
         if self._node.peer_id in self._known and not beginning.has_begun and not step:
             standing = ProtocolState.first(self._node.run_id, self._known)
-            behaviour, settings = self._options.behaviour, self._settings
-            self.secure = SecureMember(
-                self._node,
-                self._identity,
-                standing,
-                self._work,
-                settings,
-                behaviour,
-                self._evidence,
-                entropy=self._options.entropy,
-            )
+            self.secure = SecureMember(self._setup, standing)
             self._take_part()
 
     async def _enter(self) -> None:
         """Adopt the members' state as a newcomer does, and try again if that fails."""
         self._publisher.set_status("syncing")
-        newcomer = Joiner(
-            self._node,
-            self._identity,
-            self._known,
-            self._work,
-            self._settings,
-            self._options.behaviour,
-            self._evidence,
-            entropy=self._options.entropy,
-        )
+        newcomer = Joiner(self._setup, self._known)
         began_s = asyncio.get_running_loop().time()
         try:
             self.secure = await newcomer.enter()
