@@ -200,12 +200,12 @@ async def test_a_member_is_handed_a_few_samples_at_once_and_only_as_long_as_a_sl
             stream = await stack.enter_async_context(node.open(candidate.peer_id, SUBMISSION, bulk=True))
             await stream.send(wanted)
         await asyncio.sleep(1.0)
-        assert theirs._served.total() == MAX_SERVED_EACH
+        assert theirs._served.serving.total() == MAX_SERVED_EACH
         swarm.internet.set_rate(candidate.network, None, None)
         with pytest.raises(RejectedError, match="at once"):
             await node.call(candidate.peer_id, SUBMISSION, wanted, PiecePaths)
         await asyncio.sleep(transfer_limit_s(4 * numel) + 5.0)
-        assert not theirs._served
+        assert not theirs._served.serving
 
 
 # ---- what a sample says of the whole

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
@@ -14,22 +15,28 @@ FIRST_PAUSE_S = 0.5
 T = TypeVar("T")
 
 
-async def first_in_turn(asks: Iterable[Callable[[], Coroutine[Any, Any, T]]]) -> T | None:
+async def first_in_turn(
+    asks: Iterable[Callable[[], Coroutine[Any, Any, T]]],
+    *,
+    longest_pause_s: float = math.inf,
+    is_coming: Callable[[], bool] = lambda: False,
+) -> T | None:
     """The first answer; None if all failed with `RemoteError` or a timeout.
 
-    The sources are asked one after the other, the next one when the last failed or takes long. The pauses double: a
-    source that never answers costs little time, and over a slow link only few sources send the same bytes.
+    The sources are asked one after the other, the next one when the last failed or takes long, unless the answer
+    `is_coming`. The pauses double up to the longest: a source that never answers costs little time, and over a slow
+    link only few sources send the same bytes.
     """
     loop, left, pause_s = asyncio.get_running_loop(), deque(asks), FIRST_PAUSE_S
     asked = set[asyncio.Task[T]]()
     try:
         while left or asked:
-            if left:
+            if left and not (asked and is_coming()):
                 asked.add(loop.create_task(left.popleft()()))
             done, asked = await asyncio.wait(
                 asked, timeout=pause_s if left else None, return_when=asyncio.FIRST_COMPLETED
             )
-            pause_s = pause_s if done else 2 * pause_s
+            pause_s = pause_s if done else min(longest_pause_s, 2 * pause_s)
             for task in done:
                 error = task.exception()
                 if error is None:

@@ -18,7 +18,7 @@ from minga.averaging.codecs.interface import InvalidEncodingError
 from minga.core.aio.hedging import racing
 from minga.core.errors import RemoteError
 from minga.security.messaging.delivery import Deliveries
-from minga.security.parts.wait_policy import WaitPolicy, wait_for_all
+from minga.security.parts.wait_policy import WaitPolicy, last_s, wait_for_all
 from minga.security.protocol.attempt_record import AttemptRecord
 
 
@@ -91,7 +91,7 @@ class PartCollector:
             async with asyncio.timeout(None) as limit, racing(self._fetch(*one) for one in absent) as ends:
                 for left in range(len(absent), 0, -1):
                     if limit.when() is None and 2 * left < len(wanted):
-                        limit.reschedule(2 * loop.time() - begun_s + self._patience.slack_s)
+                        limit.reschedule(last_s(begun_s, loop.time(), self._patience.slack_s))
                     await next(ends)
         return self._absent(wanted)
 

@@ -14,19 +14,20 @@ whom cannot get it. A broken line between two honest members costs time, and nob
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import msgspec
 
+from minga.core.aio.in_turn import first_in_turn
 from minga.core.buffer_pool import Bytes
-from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.errors import ProtocolError, RejectedError, StateMismatchError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.security.parts.part_store import PartStore
-from minga.security.parts.transfer_limits import transfer, transfer_limit_s
+from minga.security.parts.transfer_limits import receive_whole, transfer, transfer_limit_s
 from minga.security.parts.transfer_progress import TransferProgress
 from minga.security.protocol.statements import Attempt, MerklePath, Rank, Step
 
@@ -95,9 +96,7 @@ class Deliveries:
                 await stream.send_bulk(store.parts[me, part])
             data = store.places[part]
             with store.arrivals.expecting(part, stream):
-                await stream.receive_bulk_into(data)
-            await stream.finish()
-            await stream.receive_end()
+                await receive_whole(stream, data)
         await store.stated.wait()
         if not await store.take_value(part, data):
             raise ProtocolError("it brought another aggregate than it stated", peer=members[part], round=step)
@@ -151,20 +150,12 @@ class Deliveries:
 
     async def _ask_in_turn(self, peers: Sequence[PeerId], wanted: FetchPart, size: int, put: Put, by_s: float) -> None:
         """Ask one after the other, the next one when it would take too long with those before."""
-        loop, left, asked = asyncio.get_running_loop(), deque(peers), set[asyncio.Task[bool]]()
         arrivals = TransferProgress()
-        try:
-            while left or asked:
-                if left and not arrivals.in_time(wanted, by_s):
-                    asked.add(loop.create_task(self._fetch(left.popleft(), wanted, size, put, arrivals)))
-                limit_s = STAGGER_S if left else None
-                done, asked = await asyncio.wait(asked, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-                if any(task.result() for task in done):
-                    return
-        finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+        await first_in_turn(
+            (partial(self._fetch, peer, wanted, size, put, arrivals) for peer in peers),
+            longest_pause_s=STAGGER_S,
+            is_coming=lambda: arrivals.in_time(wanted, by_s),
+        )
 
     def _in_turn(self, members: tuple[PeerId, ...], *first: int) -> list[PeerId]:
         """Whom to ask: `first`, then the others, beginning with another one at each member."""
@@ -172,21 +163,18 @@ class Deliveries:
         order = dict.fromkeys((*first, *range(me + 1, len(members)), *range(me)))
         return [members[rank] for rank in order if rank != me]
 
-    async def _fetch(self, peer: PeerId, wanted: FetchPart, size: int, put: Put, arrivals: TransferProgress) -> bool:
-        try:
-            async with self._node.open(peer, FETCH, bulk=True) as stream:
-                async with self._node.clockwork.timeout(transfer_limit_s(size if wanted.relay else 0)):
-                    await stream.send(wanted)
-                    found = await stream.receive(Found)
-                data = memoryview(bytearray(size))  # who lets others wait costs no memory
-                async with transfer(self._node, stream, size):
-                    with arrivals.expecting(wanted, stream):
-                        await stream.receive_bulk_into(data)
-                    await stream.finish()
-                    await stream.receive_end()
-        except (RemoteError, TimeoutError):
-            return False
-        return await put(data, found.path)
+    async def _fetch(self, peer: PeerId, wanted: FetchPart, size: int, put: Put, arrivals: TransferProgress) -> None:
+        """Raises `RemoteError` and `TimeoutError`."""
+        async with self._node.open(peer, FETCH, bulk=True) as stream:
+            async with self._node.clockwork.timeout(transfer_limit_s(size if wanted.relay else 0)):
+                await stream.send(wanted)
+                found = await stream.receive(Found)
+            data = memoryview(bytearray(size))  # a peer that lets others wait costs no memory
+            async with transfer(self._node, stream, size):
+                with arrivals.expecting(wanted, stream):
+                    await receive_whole(stream, data)
+        if not await put(data, found.path):
+            raise StateMismatchError("it sent other bytes than those that were stated", peer=peer, round=wanted.step)
 
     async def _serve_bring(self, peer: PeerId, stream: MessageStream) -> None:
         delivery = await stream.receive(PartDelivery)

@@ -14,7 +14,6 @@ accuses the candidate of it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
@@ -25,13 +24,13 @@ import torch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.aio.hedging import racing
 from minga.core.buffer_pool import Bytes
-from minga.core.errors import ProtocolError, RejectedError, RemoteError, SilentError
+from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.security.parts.equal_parts import EqualParts, encoded
 from minga.security.parts.merkle import MerkleTree, depth, root_of
-from minga.security.parts.transfer_limits import transfer, transfer_limit_s
+from minga.security.parts.transfer_limits import ServingLimit, receive_whole, transfer
 from minga.security.protocol.statements import Digest, Peer, Step
 from minga.security.randomness.coin import derive
 from minga.security.randomness.integers import UniformIntegers
@@ -105,7 +104,7 @@ class GradientSamples:
         self._division = EqualParts.equal(layout, self._count)
         self._piece_bytes = self._division.part_bytes
         self._kept: dict[tuple[int, PeerId], GradientCommitment | Sample] = {}
-        self._served: Counter[PeerId] = Counter()
+        self._served = ServingLimit(node, MAX_SERVED_EACH)
         node.serve(SUBMISSION, self._serve)
 
     async def encode(self, gradient: torch.Tensor) -> GradientCommitment:
@@ -168,9 +167,7 @@ class GradientSamples:
                 if len(shown.paths) != len(sizes):
                     raise ProtocolError("it shows other pieces than it was asked for", peer=peer, round=wanted.step)
                 data = bytearray(sum(sizes))
-                await stream.receive_bulk_into(memoryview(data))
-                await stream.finish()
-                await stream.receive_end()
+                await receive_whole(stream, memoryview(data))
         except (RemoteError, TimeoutError):
             return None
         pieces, at = {}, 0
@@ -183,20 +180,10 @@ class GradientSamples:
         wanted = await stream.receive(Request)
         if not self._is_member(peer):
             raise RejectedError("only members look into candidates", code="member")
-        if self._served[peer] >= MAX_SERVED_EACH:
-            raise RejectedError(f"{MAX_SERVED_EACH} samples are handed to a member at once", code="busy")
         sample = self._sample(wanted.step, PeerId(wanted.candidate), wanted.places)
         if sample is None:
             raise RejectedError("it is not here", code="absent")
         body = b"".join(piece for piece, _ in sample.pieces.values())
-        self._served[peer] += 1
-        try:
-            async with self._node.clockwork.timeout(transfer_limit_s(len(body))):
-                await stream.send(PiecePaths(tuple(path for _, path in sample.pieces.values())))
-                await stream.send_bulk(body)
-        except TimeoutError as error:
-            raise SilentError("it did not take a sample in time", peer=peer) from error
-        finally:
-            self._served[peer] -= 1
-            if not self._served[peer]:
-                del self._served[peer]
+        async with self._served.serve(peer, len(body)):
+            await stream.send(PiecePaths(tuple(path for _, path in sample.pieces.values())))
+            await stream.send_bulk(body)

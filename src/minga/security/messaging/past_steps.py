@@ -13,7 +13,6 @@ one, and where there are too many, the oldest is answered as things are; of the 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,13 +21,13 @@ import msgspec
 
 from minga.core.aio.signal import Signal
 from minga.core.buffer_pool import Bytes
-from minga.core.errors import ProtocolError, RejectedError, SilentError, StateMismatchError
+from minga.core.errors import ProtocolError, RejectedError, StateMismatchError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.security.parts.part_store import digest_of
-from minga.security.parts.transfer_limits import transfer, transfer_limit_s
+from minga.security.parts.transfer_limits import ServingLimit, receive_whole, transfer
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statements import Digest, Rank, Statement, Step
 
@@ -44,7 +43,6 @@ MAX_WATCHERS = 256
 MAX_TAKES = 8
 """Aggregates that are handed out at once."""
 MAX_TAKES_EACH = 2
-BUSY = "busy"
 
 
 class AwaitStep(msgspec.Struct, frozen=True):
@@ -91,7 +89,7 @@ class PastSteps:
         self._grew = Signal()
         self._watchers: dict[PeerId, AwaitStep] = {}
         """Whose watches wait, the oldest first."""
-        self._takes: Counter[PeerId] = Counter()
+        self._takes = ServingLimit(node, MAX_TAKES_EACH, MAX_TAKES)
         node.serve(WATCH, self._serve_watch)
         node.serve(LOOK, self._serve_look)
         node.serve(TAKE, self._serve_take)
@@ -148,19 +146,9 @@ class PastSteps:
         outcome = self._kept.get(wanted.step + 1)
         if outcome is None or wanted.part not in outcome.values:
             raise RejectedError("that aggregate is not kept here", code="absent")
-        if self._takes.total() >= MAX_TAKES or self._takes[peer] >= MAX_TAKES_EACH:
-            raise RejectedError(f"{MAX_TAKES} aggregates are handed out at once", code=BUSY)
         value = outcome.values[wanted.part]
-        self._takes[peer] += 1
-        try:
-            async with self._node.clockwork.timeout(transfer_limit_s(len(value))):
-                await stream.send_bulk(value)
-        except TimeoutError as error:
-            raise SilentError("it did not take an aggregate in time", peer=peer) from error
-        finally:
-            self._takes[peer] -= 1
-            if not self._takes[peer]:
-                del self._takes[peer]
+        async with self._takes.serve(peer, len(value)):
+            await stream.send_bulk(value)
 
 
 async def look(node: Node, peer: PeerId, digest: bytes) -> ProtocolState:
@@ -180,9 +168,7 @@ async def take(node: Node, peer: PeerId, step: int, part: int, size: int, digest
     data = bytearray(size)
     async with node.open(peer, TAKE, bulk=True) as stream, transfer(node, stream, size):
         await stream.send(GetAggregate(step, part))
-        await stream.receive_bulk_into(memoryview(data))
-        await stream.finish()
-        await stream.receive_end()
+        await receive_whole(stream, memoryview(data))
     if await asyncio.to_thread(digest_of, data) != digest:
         raise StateMismatchError("it sent another aggregate than the members had", peer=peer, round=step)
     return data

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Final
 
+from minga.core.errors import RejectedError, SilentError
+from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 
@@ -19,6 +22,9 @@ SLOW_LINE_BYTES_PER_S: Final = 125_000
 LEAST_TRANSFER_S: Final = 10.0
 STALL_S: Final = 10.0
 """Seconds without a single byte after which a transfer is given up, however much time there is left."""
+
+BUSY: Final = "busy"
+"""The code of a refusal after which the same may be asked again later."""
 
 LOOK_S: Final = 2.0
 """Seconds for which a member that rechecks others waits for what that takes, beyond its own computing: of the `slack_s`
@@ -51,3 +57,40 @@ async def transfer(node: Node, stream: MessageStream, size_bytes: int) -> AsyncI
             yield
         finally:
             node.clockwork.remove(guard)
+
+
+async def receive_whole(stream: MessageStream, data: memoryview) -> None:
+    """Fill `data` from a stream on which nothing comes after that."""
+    await stream.receive_bulk_into(data)
+    await stream.finish()
+    await stream.receive_end()
+
+
+class ServingLimit:
+    """How many answers a peer is sent at once (`each`), and all together: what one peer takes must not starve others.
+
+    Each answer may take as long as it takes over a slow line.
+    """
+
+    def __init__(self, node: Node, each: int, total: int | None = None) -> None:
+        self._node, self._each, self._total = node, each, total
+        self.serving: Counter[PeerId] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def serve(self, peer: PeerId, size_bytes: int) -> AsyncIterator[None]:
+        """Within it so many bytes are sent to a peer. Raises `RejectedError` with code `BUSY` if too many answers are
+        under way, and `SilentError` if the peer does not take this one in time.
+        """
+        full = self._total is not None and self.serving.total() >= self._total
+        if full or self.serving[peer] >= self._each:
+            raise RejectedError(f"{self._each} answers are sent to a peer at once, and no more here", code=BUSY)
+        self.serving[peer] += 1
+        try:
+            async with self._node.clockwork.timeout(transfer_limit_s(size_bytes)):
+                yield
+        except TimeoutError as error:
+            raise SilentError("it did not take an answer in time", peer=peer) from error
+        finally:
+            self.serving[peer] -= 1
+            if not self.serving[peer]:
+                del self.serving[peer]

@@ -40,6 +40,11 @@ class WaitPolicy:
         return self.slack_s / 2
 
 
+def last_s(begun_s: float, now_s: float, slack_s: float) -> float:
+    """Until when the last ones are waited for if most have come now: twice as long as these took, and the slack."""
+    return 2 * now_s - begun_s + slack_s
+
+
 async def wait_for_all(
     missing: Callable[[], Sequence[T]],
     total: int,
@@ -66,7 +71,7 @@ async def wait_for_all(
         while lacking := missing():
             now = loop.time()
             if most_s is None and 2 * len(lacking) < total:
-                most_s, ask_s, limit_s = now, now + patience.ask_s, 2 * now - begun_s + patience.slack_s
+                most_s, ask_s, limit_s = now, now + patience.ask_s, last_s(begun_s, now, patience.slack_s)
                 by_s = (now + limit_s) / 2
             if now >= limit_s:
                 return

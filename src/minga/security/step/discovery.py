@@ -27,6 +27,7 @@ from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.messaging.past_steps import CALL_S, look
+from minga.security.parts.wait_policy import last_s
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.statements import MAX_MEMBERS, StateClaim, read
 from minga.security.step.observer import watch
@@ -123,8 +124,7 @@ class Discovery:
                     peer, places = await answer
                     said[peer] = places
                     if count == len(peers) // 2 + 1:
-                        most_s = loop.time() - begun_s
-                        limit.reschedule(begun_s + min(CALL_S, 2 * most_s + SLACK_S))
+                        limit.reschedule(min(begun_s + CALL_S, last_s(begun_s, loop.time(), SLACK_S)))
         return said
 
     async def _ask(self, peer: PeerId) -> tuple[PeerId, dict[int, StateClaim]]:

@@ -28,10 +28,11 @@ from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.messaging.gradient_samples import GradientSamples
-from minga.security.messaging.past_steps import BUSY, CALL_S, KEPT_OUTCOMES, WATCH, WATCH_S, AwaitStep, Seen, look, take
+from minga.security.messaging.past_steps import CALL_S, KEPT_OUTCOMES, WATCH, WATCH_S, AwaitStep, Seen, look, take
 from minga.security.messaging.spread import StatementGossip
 from minga.security.messaging.voting import DivergedError, OutvotedError
 from minga.security.parts.equal_parts import EqualParts, value_from_bytes
+from minga.security.parts.transfer_limits import BUSY
 from minga.security.parts.wait_policy import WaitPolicy
 from minga.security.protocol.behaviour import Behaviour, Seeds, TrainingBackend
 from minga.security.protocol.protocol_state import ProtocolState, StepProgress
