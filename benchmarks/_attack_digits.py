@@ -20,7 +20,7 @@ from torch.nn import functional
 from minga.averaging.codecs.layout import VectorLayout
 from minga.security.protocol.behaviour import KEPT_STEPS
 from minga.security.randomness.public_batch import batch_indices
-from minga.simulation.swarm.toy_backend import DonatedBackend
+from tests.worlds.secure_swarm import DonatedBackend
 
 PIXELS, HIDDEN, CLASSES = 64, 32, 10
 BATCH = 32

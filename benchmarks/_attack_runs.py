@@ -28,7 +28,7 @@ from minga.security.robust.rows import NonFiniteRowsError
 from minga.security.step.member import ExcludedError
 from minga.simulation import run_virtual
 from minga.simulation.attacks.interface import Attack
-from minga.simulation.swarm.secure_swarm import SecureSwarm
+from tests.worlds.secure_swarm import SecureSwarm
 
 COMPUTE_S = 0.3
 """Seconds of a gradient where somebody comes later: without them a step would be as short as it takes to follow it."""

@@ -19,7 +19,7 @@ from minga.security.messaging.spread import FoundStatements
 from minga.security.protocol.statement_store import EquivocationProof
 from minga.security.protocol.statements import Told
 from minga.simulation import run_virtual
-from minga.simulation.swarm.secure_swarm import SecureSwarm
+from tests.worlds.secure_swarm import SecureSwarm
 
 FRAME_BYTES = 5
 STATEMENTS = (Told, FoundStatements, EquivocationProof)

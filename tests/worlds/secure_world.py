@@ -17,8 +17,7 @@ from minga.security.messaging.delivery import FETCH, FetchPart
 from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.statements import Claims
 from minga.simulation.attacks.gradient_attacks import Attack
-from minga.simulation.swarm.secure_swarm import SecurePeer
-from minga.simulation.swarm.toy_backend import DonatedBackend
+from tests.worlds.secure_swarm import DonatedBackend, SecurePeer
 
 
 class Quadratic(DonatedBackend):

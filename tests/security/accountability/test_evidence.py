@@ -64,7 +64,7 @@ from minga.simulation.attacks.protocol_attacks import (
     SilentResult,
     WithheldReveal,
 )
-from minga.simulation.swarm.secure_swarm import RUN_ID, SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Helpless, NoNumber, Quadratic, hide_parts
 from tests.worlds.swarm_tools import later, run_virtual
 

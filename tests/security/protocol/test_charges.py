@@ -12,7 +12,7 @@ from minga.security.protocol.pending_accusations import MAX_CHARGES, charges
 from minga.security.protocol.rules import Rules
 from minga.security.protocol.settings import SecureSettings
 from minga.security.protocol.statements import MAX_ACCUSATIONS, Accusation, Charge, Commit
-from minga.simulation.swarm.secure_swarm import RUN_ID, SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import virtually
 

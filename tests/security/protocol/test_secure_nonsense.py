@@ -10,7 +10,7 @@ from minga.security.protocol.attempt_record import AttemptRecord
 from minga.security.protocol.statements import Result
 from minga.security.step.member import ExcludedError
 from minga.simulation.attacks.gradient_attacks import Attack, LyingProjections
-from minga.simulation.swarm.secure_swarm import SecureSwarm
+from tests.worlds.secure_swarm import SecureSwarm
 from tests.worlds.secure_world import Helpless, NoNumber, Quadratic
 from tests.worlds.swarm_tools import virtually
 

@@ -34,7 +34,7 @@ from minga.security.protocol.statements import (
 )
 from minga.security.rechecking.applicants import MAX_APPLICANTS
 from minga.security.step.observer import RETRY_S
-from minga.simulation.swarm.secure_swarm import RUN_ID, SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import virtually
 

@@ -19,7 +19,7 @@ from minga.security.messaging.spread import ASK, TELL
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.protocol.statements import Body, Heard, Phase, Slot, Statement, Told, state
 from minga.simulation.attacks.gradient_attacks import Attack, WrongAggregate
-from minga.simulation.swarm.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
 from tests.worlds.secure_world import Quadratic, hide_parts
 from tests.worlds.swarm_tools import virtually
 

@@ -37,7 +37,7 @@ from minga.simulation.attacks.joining_attacks import (
     WithholdingSybil,
 )
 from minga.simulation.attacks.protocol_attacks import WithheldReveal
-from minga.simulation.swarm.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
+from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.seeds import seeds
 from tests.worlds.swarm_tools import later, virtually

@@ -30,7 +30,7 @@ from minga.security.protocol.behaviour import Behaviour, Seeds, TrainingBackend
 from minga.security.protocol.settings import SecureSettings
 from minga.security.verification.gradient_match import gradient_error, sampled_error
 from minga.simulation.attacks.joining_attacks import Machine, Sybil
-from minga.simulation.swarm.secure_swarm import SecurePeer, SecureSwarm
+from tests.worlds.secure_swarm import SecurePeer, SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import later, virtually
 

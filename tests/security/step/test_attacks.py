@@ -12,7 +12,7 @@ from minga.security.protocol.settings import SecureSettings
 from minga.security.step.member import BannedError, ExcludedError
 from minga.simulation.attacks.registry import attack as attack_of
 from minga.simulation.attacks.registry import attacks
-from minga.simulation.swarm.secure_swarm import SecureSwarm
+from tests.worlds.secure_swarm import SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import virtually
 

@@ -8,7 +8,7 @@ from minga.network.virtual.internet import HostSettings, VirtualNetwork
 from minga.security.protocol.settings import SecureSettings
 from minga.simulation.attacks.gradient_attacks import WrongAggregate
 from minga.simulation.attacks.protocol_attacks import WithheldReveal
-from minga.simulation.swarm.secure_swarm import LATENCY_S, SecureSwarm
+from tests.worlds.secure_swarm import LATENCY_S, SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import later, virtually
 

@@ -20,7 +20,7 @@ from minga.security.messaging.spread import ASK
 from minga.security.protocol.statements import Accusation, Body, Charge, Commit, Phase, Result, Revealed, Slot
 from minga.security.randomness.coin import Reveal
 from minga.simulation.attacks.gradient_attacks import Attack, SignFlip, WithheldPart
-from minga.simulation.swarm.secure_swarm import LATENCY_S, RUN_ID, SecurePeer, SecureSwarm
+from tests.worlds.secure_swarm import LATENCY_S, RUN_ID, SecurePeer, SecureSwarm
 from tests.worlds.secure_world import Quadratic, stall_fetches
 from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import later, virtually
@@ -256,7 +256,7 @@ class OneFar(SecureSwarm):
 
     def _host(self, name: str) -> VirtualNetwork:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("minga.simulation.swarm.secure_swarm.LATENCY_S", 0.2 if name == "p5" else LATENCY_S)
+            patch.setattr("tests.worlds.secure_swarm.LATENCY_S", 0.2 if name == "p5" else LATENCY_S)
             return super()._host(name)
 
 

@@ -16,7 +16,7 @@ from minga.simulation.attacks.protocol_attacks import (
     SilentResult,
     WithheldReveal,
 )
-from minga.simulation.swarm.secure_swarm import SecureSwarm
+from tests.worlds.secure_swarm import SecureSwarm
 from tests.worlds.secure_world import Quadratic
 from tests.worlds.swarm_tools import virtually
 

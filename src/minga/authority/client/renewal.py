@@ -10,6 +10,7 @@ import asyncio
 import math
 
 from minga.authority.client.login import LogIn, check_clock
+from minga.core.aio.backoff import Backoff
 from minga.core.errors import LocalError, RejectedError, RemoteError
 from minga.core.events.training import AccessNotRenewed, AccessRenewed
 from minga.identity.access.token import Token
@@ -45,7 +46,7 @@ async def keep_renewed(session: Session, log_in: LogIn) -> None:
 
 async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:
     """The next token, however long that takes; None once the answer is no, or if it means nothing by this clock."""
-    pause_s = MIN_PAUSE_S
+    backoff = Backoff(MIN_PAUSE_S, MAX_PAUSE_S)
     while True:
         try:
             token = await log_in.renew(session.identity)
@@ -56,8 +57,7 @@ async def _next(session: Session, log_in: LogIn, ends_s: float) -> Token | None:
             session.events.emit(AccessNotRenewed(why=str(error), expires=int(ends_s), tries_again=not is_final))
             if is_final:
                 return None
-        await asyncio.sleep(pause_s)
-        pause_s = min(MAX_PAUSE_S, 2.0 * pause_s)
+        await asyncio.sleep(backoff.next_s())
 
 
 async def _sleep_until(session: Session, due_s: float) -> None:

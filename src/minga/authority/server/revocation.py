@@ -13,6 +13,7 @@ from pathlib import Path
 
 from minga.authority.server.issuer import Issuer
 from minga.authority.server.roster import RosterFile
+from minga.core.aio.backoff import Backoff
 from minga.core.errors import MingaError
 from minga.identity.links.links import Link
 from minga.training.join import PeerOptions
@@ -44,7 +45,7 @@ def barring(link: Link, options: PeerOptions, identity: Path) -> Bar:
 async def watch_list(issuer: Issuer, roster: RosterFile, bar: Bar | None, tell: Tell) -> None:
     """Check every second whether a person was taken off the list, until cancelled."""
     told: set[str] = set()
-    pause_s = FIRST_PAUSE_S
+    backoff = Backoff(FIRST_PAUSE_S, MOST_PAUSE_S)
     while True:
         overdue = issuer.overdue()
         for peer, name in overdue:
@@ -56,9 +57,8 @@ async def watch_list(issuer: Issuer, roster: RosterFile, bar: Bar | None, tell: 
                 await asyncio.to_thread(bar, [peer for peer, _ in overdue])
                 for peer, _ in overdue:
                     roster.bar(peer)
-                pause_s = FIRST_PAUSE_S
+                backoff.overcome()
             except MingaError as error:
                 logger.warning("%d peers could not be barred yet: %s", len(overdue), error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(MOST_PAUSE_S, 2.0 * pause_s)
+                await asyncio.sleep(backoff.next_s())
         await asyncio.sleep(LOOK_S)

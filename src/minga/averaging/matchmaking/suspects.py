@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from minga.core.aio.backoff import Backoff
 from minga.network.interface import PeerId
 
 FIRST_PAUSE_S = 2.0
@@ -13,25 +14,22 @@ LONGEST_PAUSE_S = 32.0
 class Suspects:
     """Suspicions that end by themselves: others may hear a peer that this one did not hear for a moment, and follow it.
 
-    Each further suspicion within a step lasts twice as long. `clock` gives seconds.
+    Each further suspicion within a step lasts twice as long.
     """
 
-    def __init__(self, clock: Callable[[], float], peers: Iterable[PeerId] = ()) -> None:
-        self._clock = clock
-        self._until: dict[PeerId, tuple[float, float]] = {}
+    def __init__(self, peers: Iterable[PeerId] = ()) -> None:
+        self._suspicions: dict[PeerId, Backoff] = {}
         for peer in peers:
             self.add(peer)
 
     def add(self, peer: PeerId) -> None:
         """Suspect a peer, for longer if it was suspected before."""
-        pause_s = min(2.0 * self._until[peer][1], LONGEST_PAUSE_S) if peer in self._until else FIRST_PAUSE_S
-        self._until[peer] = (self._clock() + pause_s, pause_s)
+        self._suspicions.setdefault(peer, Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)).suffer()
 
     def clear(self) -> None:
-        """Trust everybody again."""
-        self._until.clear()
+        """Trust all peers again."""
+        self._suspicions.clear()
 
     def now(self) -> set[PeerId]:
-        """Who is suspected at present."""
-        now = self._clock()
-        return {peer for peer, (until, _) in self._until.items() if now < until}
+        """The peers that are suspected at present."""
+        return {peer for peer, suspicion in self._suspicions.items() if suspicion.is_on}

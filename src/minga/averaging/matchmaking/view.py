@@ -37,7 +37,7 @@ class MembershipView:
         self._origin: tuple[PeerId, ...] = ()  # who was there when this peer took over the state
         self._viewed_s, self._foreseen_s = -math.inf, 0.0
         self._tardy: set[PeerId] = set()
-        self.suspects = Suspects(_now)
+        self.suspects = Suspects()
 
     @property
     def everyone(self) -> tuple[PeerId, ...]:
@@ -48,7 +48,7 @@ class MembershipView:
 
     def begin_step(self, step: int, avoid: Collection[PeerId]) -> None:
         """A group is to be formed for `step`; `avoid` are suspected from the start, nobody else is."""
-        self._step, self.suspects = step, Suspects(_now, avoid)
+        self._step, self.suspects = step, Suspects(avoid)
 
     def take_part(self, plan: Plan) -> None:
         """This peer has a plan, whose members are the next view."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from rich.table import Table
 
 from minga.averaging.strategy_choice import facts_of
-from minga.cli.planning.plan_view import binding_text
+from minga.cli.planning.plan_view import binding_text, seconds_json
+from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
 from minga.simulation.advice.advised_batch import advised_batch
 from minga.simulation.forecast.forecast import Forecast
@@ -25,15 +25,8 @@ def forecast_table(best: Forecast, forecasts: Sequence[Forecast]) -> Iterator[Ta
         yield _ways_table(best, forecasts)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=True)
-    return table
-
-
 def _classes_table(best: Forecast) -> Table:
-    table = _table(
+    table = plain_table(
         "peers", "samples/s", "micro-batch", "sends a day", "receives a day", "device", "main memory", "to join"
     )
     for place, (each, figures) in enumerate(zip(best.setting.volunteers, best.classes, strict=True)):
@@ -52,7 +45,7 @@ def _classes_table(best: Forecast) -> Table:
 
 
 def _ways_table(best: Forecast, forecasts: Sequence[Forecast]) -> Table:
-    table = _table("strategy", "codec", "round", "step", "steps an hour", "utilisation", "")
+    table = plain_table("strategy", "codec", "round", "step", "steps an hour", "utilisation", "")
     for each in forecasts:
         table.add_row(
             each.setting.strategy,
@@ -109,18 +102,18 @@ def forecast_json(best: Forecast, forecasts: Sequence[Forecast], warnings: Seque
     return {
         "steps_per_hour": round(best.steps_per_hour, 4),
         "utilisation": round(best.utilisation, 4),
-        "step_s": _seconds(best.step_s),
-        "filling_s": _seconds(best.filling_s),
-        "forming_s": _seconds(best.forming_s),
-        "round_s": _seconds(best.round_s),
-        "update_s": _seconds(best.update_s),
+        "step_s": seconds_json(best.step_s),
+        "filling_s": seconds_json(best.filling_s),
+        "forming_s": seconds_json(best.forming_s),
+        "round_s": seconds_json(best.round_s),
+        "update_s": seconds_json(best.update_s),
         "batch": best.batch,
         "vector_bytes": best.vector_bytes,
         "strategy": setting.strategy,
         "codec": setting.codec,
         "target_batch_size": setting.target_batch_size,
         "advised_target_batch_size": advised_batch(best),
-        "sync_s": _seconds(max(each.sync_s for each in best.classes)),
+        "sync_s": seconds_json(max(each.sync_s for each in best.classes)),
         "traffic": {
             each.name: {
                 "upload_bytes_per_day": round(figures.upload_bytes_per_day),
@@ -150,7 +143,7 @@ def _class_json(best: Forecast, place: int) -> dict[str, Any]:
         "speed_origin": each.speed_origin,
         "micro_batch": each.micro_batch if each.computes else None,
         "resting": figures.resting,
-        "sync_s": _seconds(figures.sync_s),
+        "sync_s": seconds_json(figures.sync_s),
         "upload_bytes": round(figures.upload_bytes),
         "download_bytes": round(figures.download_bytes),
     }
@@ -160,12 +153,8 @@ def _way_json(each: Forecast) -> dict[str, Any]:
     return {
         "strategy": each.setting.strategy,
         "codec": each.setting.codec,
-        "round_s": _seconds(each.round_s),
-        "step_s": _seconds(each.step_s),
+        "round_s": seconds_json(each.round_s),
+        "step_s": seconds_json(each.step_s),
         "steps_per_hour": round(each.steps_per_hour, 4),
         "utilisation": round(each.utilisation, 4),
     }
-
-
-def _seconds(value: float) -> float | None:
-    return round(value, 4) if math.isfinite(value) else None

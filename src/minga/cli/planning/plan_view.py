@@ -10,6 +10,7 @@ from rich.table import Table
 
 from minga.averaging.planning.contributor_choice import StepWork
 from minga.averaging.solver.division import Binding
+from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
 from minga.simulation.forecast.explanation import Alternatives, Explanation, PeerTask
 
@@ -21,9 +22,8 @@ COUNTS = 0.02
 
 def plan_table(explanation: Explanation, names: Sequence[str]) -> Table:
     """One row for each peer (or several that do the same), those that do most first."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("peer", "reduces", "relays", "sends", "receives", "busy", "a day", "why"):
-        table.add_column(column, justify="left" if column in ("peer", "why") else "right", no_wrap=column != "why")
+    columns = ("peer", "reduces", "relays", "sends", "receives", "busy", "a day", "why")
+    table = plain_table(*columns, left=("why",), wraps="why")
     tasks = sorted(explanation.tasks, key=lambda task: (-task.reduces - task.relays, task.peer))
     rows: dict[tuple[str, ...], list[str]] = {}
     for task in tasks:
@@ -99,9 +99,9 @@ def plan_json(explanation: Explanation, others: Alternatives, names: Sequence[st
     division, binding = explanation.division, explanation.binding
     return {
         "vector_bytes": round(work.vector_bytes),
-        "round_s": _seconds(explanation.round_s),
-        "computing_s": _seconds(explanation.computing_s),
-        "step_s": _seconds(explanation.step_s),
+        "round_s": seconds_json(explanation.round_s),
+        "computing_s": seconds_json(explanation.computing_s),
+        "step_s": seconds_json(explanation.step_s),
         "binding": None if binding is None else binding_json(binding, names),
         "two_level": bool(division.sites),
         "sites": [[names[peer] for peer in site] for site in division.sites],
@@ -110,15 +110,15 @@ def plan_json(explanation: Explanation, others: Alternatives, names: Sequence[st
             for part in division.parts
         ],
         "peers": [_task_json(task, names) for task in explanation.tasks],
-        "bound_s": _seconds(others.bound_s),
-        "equal_parts_s": _seconds(others.equal_parts_s),
-        "parameter_server_s": _seconds(others.parameter_server_s),
+        "bound_s": seconds_json(others.bound_s),
+        "equal_parts_s": seconds_json(others.equal_parts_s),
+        "parameter_server_s": seconds_json(others.parameter_server_s),
         "one_more_auxiliary": {
-            "round_s": _seconds(others.auxiliary_round_s),
-            "step_s": _seconds(others.auxiliary_step_s),
+            "round_s": seconds_json(others.auxiliary_round_s),
+            "step_s": seconds_json(others.auxiliary_step_s),
         },
         "resting": [names[peer] for peer in others.resting],
-        "resting_step_s": _seconds(others.resting_step_s),
+        "resting_step_s": seconds_json(others.resting_step_s),
         "remarks": [
             {
                 "peer": names[remark.peer],
@@ -143,12 +143,13 @@ def _task_json(task: PeerTask, names: Sequence[str]) -> dict[str, Any]:
         "relays": round(task.relays, 6),
         "upload_bytes": round(task.upload_bytes),
         "download_bytes": round(task.download_bytes),
-        "busy_s": _seconds(task.busy_s),
+        "busy_s": seconds_json(task.busy_s),
         "upload_bytes_per_day": round(task.upload_bytes_per_day),
         "download_bytes_per_day": round(task.download_bytes_per_day),
         "reason": task.reason,
     }
 
 
-def _seconds(value: float | None) -> float | None:
+def seconds_json(value: float | None) -> float | None:
+    """Seconds as a JSON value: null if they are not known or infinite."""
     return round(value, 4) if value is not None and math.isfinite(value) else None

@@ -1,9 +1,9 @@
 """Commands of simulations: run a scenario, look at its steps afterwards, trace one step through the code.
 
-    sim ─▶ log ─▶ replay         each with its view
+    sim ─▶ log ─▶ replay
     trace ─▶ simulation/tracing
 
-Read: sim (`minga sim`), sim_view (a line, a summary, a table), replay (`minga replay`), replay_view (one step),
+Read: sim (`minga sim`), sim_view (a line, a summary, a table), replay (`minga replay`),
 trace (`minga trace`).
 
 Called by app; the work is in simulation.

@@ -8,6 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
 from minga.simulation.outcome import Outcome
 from minga.simulation.scenario.overrides import Change
@@ -29,9 +30,7 @@ MAX_BANS = 20
 
 def scenario_table(scenarios: Mapping[str, str]) -> Table:
     """Names of the shipped scenarios and what they model."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("scenario", no_wrap=True)
-    table.add_column("what it models")
+    table = plain_table("scenario", "what it models", left=("what it models",), wraps="what it models")
     for name, text in scenarios.items():
         table.add_row(name, escape(text))
     return table
@@ -143,11 +142,8 @@ def bar(phases_s: Mapping[str, float]) -> str:
 
 def sweep_table(runs: Sequence[tuple[list[Change], Outcome]]) -> Table:
     """One row for each run of a sweep."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for key, _ in runs[0][0] if runs else ():
-        table.add_column(escape(key), no_wrap=True)
-    for column in ("steps", "steps/h", *PHASES, "computing", "took part", "loss"):
-        table.add_column(column, justify="right", no_wrap=True)
+    keys = [escape(key) for key, _ in runs[0][0]] if runs else []
+    table = plain_table(*keys, "steps", "steps/h", *PHASES, "computing", "took part", "loss", left=keys)
     for point, outcome in runs:
         phases, losses = outcome.phases_s, outcome.losses()
         table.add_row(

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -76,9 +77,8 @@ def peers_by_kind(status: RunStatus) -> str:
 
 def peer_table(status: RunStatus) -> Table:
     """One row for each peer."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("peer", "role", "state", "step", "samples/s", "samples", "sent, received", "path"):
-        table.add_column(name, justify="left" if name in ("peer", "role", "state", "path") else "right", no_wrap=True)
+    columns = ("peer", "role", "state", "step", "samples/s", "samples", "sent, received", "path")
+    table = plain_table(*columns, left=("role", "state", "path"))
     for peer in status.peers[:MAX_ROWS]:
         table.add_row(*_cells(peer))
     return table

@@ -9,11 +9,12 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.table import Table
 
 from minga.cli.terminal import exit_codes
 from minga.core.events.network import RecordIgnored
@@ -28,6 +29,18 @@ REFRESH_S = 0.25
 PLAIN_WIDTH = 120
 PLAIN_PERIOD_S = 5.0
 """Seconds between two plain lines of progress where there is no terminal."""
+
+
+def plain_table(*columns: str, left: Collection[str] = (), wraps: str | None = None) -> Table:
+    """An empty table without lines. The first column and those in `left` are for words, the others for figures.
+
+    Only the column `wraps` may take more than one line.
+    """
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        is_words = column == columns[0] or column in left
+        table.add_column(column, justify="left" if is_words else "right", no_wrap=column != wraps)
+    return table
 
 
 class Output:

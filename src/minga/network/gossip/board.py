@@ -137,14 +137,6 @@ class Board(ChangeCounter):
         """How many peers are alive, this one included once it published something."""
         return len(self._alive)
 
-    def suspicion(self, peer: PeerId) -> float:
-        """Phi of the failure detector: 0 is none, at `ALIVE_BELOW_PHI` the peer counts as dead, infinite if unknown."""
-        return 0.0 if peer == self.peer_id else self._detector.phi(peer, self.now())
-
-    def patience_s(self, peer: PeerId) -> float:
-        """Seconds of silence after which `peer` counts as dead, as its beats are now; 0 for unknown ones."""
-        return self._detector.patience_s(peer)
-
     def address_of(self, peer: PeerId) -> Address | None:
         """Where `peer` can be dialled, if known; remembered for some that are long gone. Fits `Node(lookup=…)`."""
         info = self.get(peer, AddressInfo)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from minga.core.aio.backoff import Backoff
 from minga.core.errors import ClosedError, ConfigurationError, UnreachableError
 from minga.network.interface import Address, Network, PeerId
 from minga.network.virtual.connection import Mailbox, VirtualConnection
@@ -163,17 +164,16 @@ class VirtualNetwork(Network):
     async def _knock(self, address: Address) -> VirtualNetwork:
         """Send first packets, ever more rarely, until one is answered."""
         now = self._paths.clock.now
-        deadline, pause = now() + self._internet.dial_timeout_s, FIRST_RETRY_S
+        deadline, backoff = now() + self._internet.dial_timeout_s, Backoff(FIRST_RETRY_S, LONGEST_RETRY_S)
         while True:
             for endpoint in address.direct:
                 target = self._internet.at(endpoint)
                 if target is not None and self._answers(target):
                     return target
-            rest = deadline - now()
+            rest, pause = deadline - now(), backoff.next_s()
             await self.state.sleep(self._paths.clock, min(pause, rest))
             if pause >= rest:
                 raise UnreachableError(f"no answer for {self._internet.dial_timeout_s:g} s", peer=address.peer_id)
-            pause = min(2 * pause, LONGEST_RETRY_S)
 
     def _answers(self, target: VirtualNetwork) -> bool:
         paths, here, there = self._paths, self.state, target.state

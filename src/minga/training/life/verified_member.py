@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from minga.core.aio.backoff import Backoff
 from minga.core.aio.observers import Observers
 from minga.core.errors import ConfigurationError, RemoteError, RunFinishedError
 from minga.core.events.training import (
@@ -102,7 +103,7 @@ class VerifiedMember:
         self._founders = self._known
         self._is_vouched_for = True
         """Whether the members that this peer observes, or is one of, are known to be the true ones."""
-        self._pause_s = SHORTEST_PAUSE_S
+        self._backoff = Backoff(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
         self._attempts = 0
         """How often in a row this peer failed to adopt the members' state."""
         self._divergences = 0
@@ -206,17 +207,12 @@ class VerifiedMember:
             is_normal = isinstance(error, OvertakenError) and self._attempts < PATIENT_ATTEMPTS
             told = SyncOvertaken if is_normal else SyncFailed
             self._node.events.emit(told(step=self.step, why=error.message))
-            await self._pause()
+            await asyncio.sleep(self._backoff.next_s())
             return
         self._is_vouched_for = newcomer.is_vouched_for
         seconds = asyncio.get_running_loop().time() - began_s
         self._node.events.emit(SyncFinished(step=self.step, seconds=seconds))
         self._take_part()
-
-    async def _pause(self) -> None:
-        """Before another attempt: the longer, the longer no step has succeeded."""
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
     def _take_part(self) -> None:
         self._publisher.set_status("training")
@@ -246,9 +242,10 @@ class VerifiedMember:
             if self._attempts >= PATIENT_ATTEMPTS:
                 why = f"{self._attempts} times in a row the members had gone on when it was here; {error.message}"
                 self._node.events.emit(SyncFailed(step=self.step, why=why))
-            await self._pause()
+            await asyncio.sleep(self._backoff.next_s())
             return
-        self._pause_s, self._attempts, self._divergences = SHORTEST_PAUSE_S, 0, 0
+        self._attempts, self._divergences = 0, 0
+        self._backoff.overcome()
         if self._is_vouched_for:
             self._known = (self._founders | {*secure.membership.members}) - secure.membership.bans.keys()
         self.founding.step = self.step

@@ -1,35 +1,97 @@
-"""A secure run in virtual time: founders that know one another from the start, and peers that join later or come back;
-some of them hostile.
+"""Members that only take secure steps, in virtual time: no session, board, port or model around the protocol.
+
+Founders know one another from the start; other peers join later or come back; some of them are hostile. Whole peers
+take the same steps in `minga.simulation.swarm.swarm`. Here a state is small enough for one message.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from minga.core.errors import ConfigurationError
+import msgspec
+
+from minga.core.errors import ConfigurationError, RejectedError, RemoteError, StateMismatchError
 from minga.core.events.bus import Event, EventBus
 from minga.identity.keys.keys import Identity
 from minga.network.interface import Address, PeerId
+from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.security.messaging.voting import OutvotedError
 from minga.security.protocol.behaviour import Behaviour, MakeBehaviour, TrainingBackend
 from minga.security.protocol.protocol_state import ProtocolState
 from minga.security.protocol.settings import SecureSettings
+from minga.security.protocol.statements import Step
 from minga.security.step.joiner import Joiner
 from minga.security.step.member import BannedError, ExcludedError, MemberSetup, SecureMember
 from minga.simulation.attacks.joining_attacks import PoisonedDonor
-from minga.simulation.swarm.toy_backend import DonatedBackend
 
 RUN_ID = "5ec0" * 16
 LATENCY_S = 0.02
 MAX_ENTRANCES = 8
 """So often a peer that cannot follow begins anew."""
+DONATE = "lab.donate"
+MAX_STATE_BYTES = 1 << 19
 
-"""From the ids of all who are hostile."""
+
+class StateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Ask for the state before a step."""
+
+    step: Step
+
+
+class Donation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A state."""
+
+    data: Annotated[bytes, msgspec.Meta(max_length=MAX_STATE_BYTES)]
+
+
+class DonatedBackend(abc.ABC):
+    """The part of `TrainingBackend` that deals with newcomers."""
+
+    _node: Node
+
+    def attach(self, node: Node, gives: Callable[[bytes], bytes]) -> None:
+        """Hand on states by a node, after `gives` has had its way with them."""
+        self._node = node
+
+        async def serve(_: PeerId, stream: MessageStream) -> None:
+            wanted = await stream.receive(StateRequest)
+            data = self.dump(wanted.step)
+            if data is None:
+                raise RejectedError("that state is not kept here", code="absent")
+            await stream.send(Donation(gives(data)))
+
+        node.serve(DONATE, serve)
+
+    async def adopt(self, step: int, digest: bytes, donors: Sequence[PeerId]) -> None:
+        """Take the state from the first donor who gives the right one."""
+        for peer in donors:
+            try:
+                donation = await self._node.call(peer, DONATE, StateRequest(step), Donation)
+                self.load(step, donation.data)
+            except (RemoteError, ValueError):
+                continue
+            if await self.digest() == digest:
+                return
+        raise StateMismatchError("nobody gives this peer the state that most members have", round=step)
+
+    @abc.abstractmethod
+    async def digest(self) -> bytes:
+        """See `TrainingBackend`."""
+
+    @abc.abstractmethod
+    def dump(self, step: int) -> bytes | None:
+        """The state before a step, if it is kept."""
+
+    @abc.abstractmethod
+    def load(self, step: int, data: bytes) -> None:
+        """Undo `dump`. Raises `ValueError` for what is no state."""
 
 
 @dataclass
