@@ -9,7 +9,7 @@ endif
 STAMP := $(VENV)/.installed
 MINUTES ?= 3
 SEEDS ?= 2000
-FIRST_SEED ?= 16
+FIRST_SEED ?= 4
 WORKERS ?= 4
 
 # Each process that a test starts would compile the package again.
