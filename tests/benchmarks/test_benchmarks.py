@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,6 +17,7 @@ from benchmarks._albert_swarm import Extent, run
 from benchmarks._processes import WorkerError, Workers
 from benchmarks.albert_setups import percentages
 from benchmarks.btard_cost import formula_bytes
+from tests.worlds import forked
 from tests.worlds.seeds import soaked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,13 +27,9 @@ pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the ben
 
 def summary(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Run a benchmark; its exit status and its summary."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", "--json", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-    )
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    words = ("-m", f"benchmarks.{name}", "--json", *arguments)
+    done = forked.run(*words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert lines, done.stderr
     assert [line.get("summary", False) for line in lines] == [False] * (len(lines) - 1) + [True]
