@@ -3,8 +3,9 @@
 After the collection of tests, `open_server` forks off a process that has imported whatever the tests have, and that has
 one thread. `start` lets this server fork once more for each program that a test wants to run. What comes of it is a
 real process with a process id, arguments, an environment, standard streams and an exit status of its own. It gets
-signals, and it shares no object with the test. It differs from a fresh interpreter in what it has imported already.
-Where imports are the subject, and on systems other than Linux, tests start an interpreter.
+signals, and it shares no object with the test. It differs from a fresh interpreter in what it has imported already, and
+its strings hash like those of the other forked processes. Where one of these is the subject, and on systems other than
+Linux, tests start an interpreter.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import types
 import warnings
@@ -88,15 +90,20 @@ class _Forked(subprocess.Popen[str]):
         cwd, env = others[4:6]
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = others[9:15]
         given = [own if own != -1 else number for number, own in enumerate((p2cread, c2pwrite, errwrite))]
-        request = {"words": args, "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
+        request = {
+            "words": args,
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "new_session": others[20],
+        }
         libc = ctypes.CDLL(None)
         libc.prctl(SET_SUBREAPER, 1)  # the process is an orphan when its id arrives, and so has become our child
         socket.send_fds(_servers[0], [json.dumps(request).encode()], given)
         self.pid = int(_servers[0].recv(MOST_BYTES))
         libc.prctl(SET_SUBREAPER, 0)
         self._child_created = True
-        ends = {p2cread: p2cwrite, c2pwrite: c2pread, errwrite: errread}
-        for end in {end for end in ends if end != -1 and (ends[end] != -1 or end == getattr(self, "_devnull", None))}:
+        pairs = ((p2cread, p2cwrite), (c2pwrite, c2pread), (errwrite, errread))
+        for end in {its for its, ours in pairs if -1 not in (its, ours)} | {getattr(self, "_devnull", -1)} - {-1}:
             os.close(end)
 
 
@@ -116,11 +123,14 @@ def _serve(requests: socket.socket) -> None:
         importlib.import_module(HEAVIEST)
         told, tell = os.pipe()
         if not (between := os.fork()):
+            between = os.getpid()
             if process := os.fork():
                 os.write(tell, str(process).encode())
                 os._exit(0)
             for end in (told, tell, requests.fileno()):
                 os.dup2(nothing, end, inheritable=False)
+            while os.getppid() == between:  # the end of a parent has consequences for what asked to be told of it
+                time.sleep(0.001)
             _become(streams, **json.loads(data))
         os.waitpid(between, 0)
         requests.send(os.read(told, 100))
@@ -128,11 +138,13 @@ def _serve(requests: socket.socket) -> None:
             os.close(end)
 
 
-def _become(streams: list[int], words: list[str], cwd: str, env: dict[str, str]) -> NoReturn:
+def _become(streams: list[int], words: list[str], cwd: str, env: dict[str, str], new_session: bool) -> NoReturn:
     """Be the process that runs this program, and end with its exit status."""
     code = 1
     try:
         _forget_the_tests()
+        if new_session:
+            os.setsid()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)

@@ -74,11 +74,15 @@ if role == "host":
 
 
 def start(folder: Path, role: str, kind: str, rank: int = 0) -> subprocess.Popen[str]:
+    """One process. Who joins is a fresh interpreter, which hashes in another way than those it has to agree with."""
     environment = {**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     words = ("-c", SCRIPT, str(folder), role, kind)
-    return forked.start(*words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    if role == "join":
+        return subprocess.Popen([sys.executable, *words], env=environment, stdout=pipe, stderr=pipe, text=True)
+    return forked.start(*words, env=environment, stdout=pipe, stderr=pipe)
 
 
 def finish(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
