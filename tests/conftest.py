@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from minga.testing import guard_threads
+from tests.worlds import forked
 
 REFUSED = guard_threads()
 torch.set_num_threads(1)  # small tensors, and several test processes on one machine
 
-FAULT_SEEDS = "0:16"
+FAULT_SEEDS = "0:4"
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,15 @@ def _nothing_of_a_loop_is_used_on_another_thread() -> Iterator[None]:
     REFUSED.clear()
     yield
     assert REFUSED == []
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.items and not session.config.option.collectonly:
+        forked.open_server()
+
+
+def pytest_unconfigure() -> None:
+    forked.close_server()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

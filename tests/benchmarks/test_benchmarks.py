@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks import _machine, _report
+from benchmarks import _machine, _processes, _report
 from benchmarks._albert_model import MATCHMAKING_S, PAPER_TIME_VARYING_PERCENT, SETUPS, Setup, Strategy
 from benchmarks._albert_swarm import Extent, run
 from benchmarks._processes import WorkerError, Workers
 from benchmarks.albert_setups import percentages
 from benchmarks.btard_cost import formula_bytes
+from tests.worlds import forked
 from tests.worlds.seeds import soaked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,19 +31,34 @@ pytestmark = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the ben
 
 def summary(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     """Run a benchmark; its exit status and its summary."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", "--json", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    assert lines, done.stderr
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    words = ("-m", f"benchmarks.{name}", "--json", *arguments)
+    done = forked.run(*words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
+    return checked(name, done.returncode, done.stdout, done.stderr)
+
+
+def summary_here(name: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """The same in this process, where the processes that the benchmark starts can be forked."""
+
+    def start(words: list[str], *, text: bool, **options: Any) -> subprocess.Popen[str]:
+        assert text
+        return forked.start(*words[1:], **options)
+
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
+        patch.setattr(_processes, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
+        patch.setattr("sys.argv", [name, "--json", *arguments])
+        code = importlib.import_module(f"benchmarks.{name}").main()
+    return checked(name, code, output.getvalue(), "")
+
+
+def checked(name: str, code: int, output: str, errors: str) -> tuple[int, dict[str, Any]]:
+    """The exit status, and the summary, after a look at both."""
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert lines, errors
     assert [line.get("summary", False) for line in lines] == [False] * (len(lines) - 1) + [True]
     assert lines[-1]["benchmark"] == name
-    assert done.returncode == (0 if lines[-1]["ok"] else 1)
-    return done.returncode, lines[-1]
+    assert code == (0 if lines[-1]["ok"] else 1)
+    return code, lines[-1]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("[!_]*.py")), ids=lambda path: path.stem)
@@ -67,7 +85,9 @@ def test_the_formula_of_btard_cost_gives_the_table_of_btard_section_7() -> None:
 
 
 def test_btard_cost_counts_bytes_and_times_steps() -> None:
-    _, figures = summary("btard_cost", "--members", "4", "--steps", "1", "--peers", "2", "--mib", "1", "--rounds", "1")
+    _, figures = summary_here(
+        "btard_cost", "--members", "4", "--steps", "1", "--peers", "2", "--mib", "1", "--rounds", "1"
+    )
     (found,) = figures["control_bytes"].values()
     assert found["measured"] == pytest.approx(found["formula"], rel=0.2)
     assert found["measured"] < found["with_calls"] < found["with_paths"]
@@ -78,7 +98,7 @@ def test_btard_cost_counts_bytes_and_times_steps() -> None:
 
 @pytest.mark.parametrize("codec", [soaked("float32"), "int8"])
 def test_allreduce_is_correct(codec: str) -> None:
-    _, figures = summary(
+    _, figures = summary_here(
         "allreduce", "--peers", "2", "--mib", "1", "--rounds", "1", "--codec", codec, "--quiet-wait", "0"
     )
     assert figures["rounds_correct"] == figures["rounds"] == 1
@@ -87,7 +107,7 @@ def test_allreduce_is_correct(codec: str) -> None:
 
 
 def test_recovery_survives_one_case() -> None:
-    _, figures = summary("recovery", "--cases", "kill-leader-during", "--millions", "0.2", "--micro-batch", "0.02")
+    _, figures = summary_here("recovery", "--cases", "kill-leader-during", "--millions", "0.2", "--micro-batch", "0.02")
     assert figures["cases"] == 1
     assert "worst_gap_s" in figures
 

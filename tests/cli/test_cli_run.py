@@ -28,10 +28,11 @@ def spec(tmp_path: Path) -> str:
 
 
 def test_host_join_status(spec: str, tmp_path: Path) -> None:
-    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host"), fresh=True) as host:
         link = host.wait_for("link")
         assert any(event["event"] == "evaluation" for event in host.events), "the first figures come before the link"
-        with Running("join", link["link"], *ALONE, "--directory", str(tmp_path / "join"), "--evaluate") as trainer:
+        joining = ("join", link["link"], *ALONE, "--directory", str(tmp_path / "join"), "--evaluate")
+        with Running(*joining, fresh=True) as trainer:
             assert trainer.wait_for("ready")["micro_batch"] == 16
             assert trainer.wait_for("evaluation")["heldout_mlm_loss"] > 0.0, "it has figures of its own while it trains"
             step = trainer.wait_for("step.applied")["step"]
@@ -127,7 +128,7 @@ def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
 @pytest.mark.parametrize("moment", ["start", "running"])
 def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None:
-    with Running("host", spec, *ALONE, "--directory", str(tmp_path)) as host:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path), fresh=moment == "start") as host:
         if moment == "running":
             host.wait_for("link")
         else:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import minga.cli
+from tests.worlds import forked
 
 GUARDED_MINGA = str(Path(__file__).with_name("guarded_minga.py"))
 """`python -m minga` with the check that what belongs to an event loop is used on its own thread."""
@@ -108,14 +109,16 @@ def last_json(output: str) -> dict[str, Any]:
 class Running:
     """A command with `--json` that runs beside the test; use it as a context manager."""
 
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, GUARDED_MINGA, *arguments, "--json", "--leash"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
+    def __init__(self, *arguments: str, fresh: bool = False) -> None:
+        """A `fresh` interpreter runs it if the imports matter; else see `forked`."""
+        words = (GUARDED_MINGA, *arguments, "--json", "--leash")
+        pipe = subprocess.PIPE
+        self.process = (
+            subprocess.Popen(
+                [sys.executable, *words], stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8"
+            )
+            if fresh
+            else forked.start(*words, stdin=pipe, stdout=pipe, stderr=pipe)
         )
         self.events: list[dict[str, Any]] = []
         self._inbox: queue.Queue[dict[str, Any] | None] = queue.Queue()

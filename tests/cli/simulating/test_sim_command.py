@@ -14,6 +14,7 @@ import pytest
 import minga.cli
 from minga.cli.simulating.sim_view import BAR_CHARACTERS, bar
 from minga.cli.terminal.output import Output
+from tests.worlds import forked
 from tests.worlds.cli_run import GUARDED_MINGA, last_json
 
 SMALL = """
@@ -211,12 +212,8 @@ def test_several_mistakes_are_told_each_on_its_own_line(small: str, capsys: pyte
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are different there")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_being_told_to_end_gives_a_summary_of_what_ran(small: str, number: int, code: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, GUARDED_MINGA, "sim", small, "--set", "stop.steps=100000", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = (GUARDED_MINGA, "sim", small, "--set", "stop.steps=100000", "--json")
+    process = forked.start(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     lines = []
     for line in process.stdout:

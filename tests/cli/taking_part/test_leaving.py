@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +12,7 @@ from minga.cli.taking_part.graceful_leave import ASKED, GracefulLeave
 from minga.cli.terminal.context import Context
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
+from tests.worlds import forked
 
 TWICE = """
 import os, signal, sys, time
@@ -37,7 +37,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize(("answer", "interrupted_by"), [(True, 2), (False, 1)])
 def test_the_first_interrupt_may_only_ask(answer: bool, interrupted_by: int) -> None:
     script = TWICE.replace("ANSWER", str(answer))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=40)
+    done = forked.run("-c", script, timeout_s=40)
     assert done.stdout.split() == [str(interrupted_by), "1"], done.stderr
 
 

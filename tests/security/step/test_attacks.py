@@ -90,7 +90,7 @@ def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
 
     @virtually
     async def run() -> None:
-        swarm = await fight(attack, 7, HOSTILE, 40)
+        swarm = await fight(attack, 7, HOSTILE, 30)
         assert swarm.bans(swarm.honest[0]) == dict.fromkeys(HOSTILE, "WRONG_GRADIENT")
 
     run()
@@ -98,7 +98,7 @@ def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
 
 @virtually
 async def test_an_aggregator_whose_ally_covers_its_shift_falls_with_it() -> None:
-    swarm = await fight("covered-aggregate", 8, HOSTILE, 25)
+    swarm = await fight("covered-aggregate", 8, HOSTILE, 12)
     bans = swarm.bans(swarm.honest[0])
     assert len(bans) >= 2  # the last one has nobody left to cover it
     assert "FALSE_CLAIMS" in bans.values()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import minga
 from minga.training.replica.process_group import ProcessGroup
+from tests.worlds import forked
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
 
@@ -73,11 +74,15 @@ if role == "host":
 
 
 def start(folder: Path, role: str, kind: str, rank: int = 0) -> subprocess.Popen[str]:
+    """One process. Who joins is a fresh interpreter, which hashes in another way than those it has to agree with."""
     environment = {**os.environ, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-    command = [sys.executable, "-c", SCRIPT, str(folder), role, kind]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = ("-c", SCRIPT, str(folder), role, kind)
+    pipe = subprocess.PIPE
+    if role == "join":
+        return subprocess.Popen([sys.executable, *words], env=environment, stdout=pipe, stderr=pipe, text=True)
+    return forked.start(*words, env=environment, stdout=pipe, stderr=pipe)
 
 
 def finish(processes: list[subprocess.Popen[str]]) -> list[dict[str, Any]]:
@@ -148,10 +153,7 @@ except minga.ConfigurationError as error:
     print(error)
 """
     environment = {**os.environ, **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", script, str(rank)], env=environment, stdout=subprocess.PIPE, text=True)
-        for rank in (0, 1)
-    ]
+    processes = [forked.start("-c", script, str(rank), env=environment, stdout=subprocess.PIPE) for rank in (0, 1)]
     for process in processes:
         assert "rank 0 joins the run, the others pass peer=None" in process.communicate(timeout=45)[0]
 

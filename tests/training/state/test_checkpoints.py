@@ -7,7 +7,6 @@ import json
 import logging
 import multiprocessing
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -25,6 +24,7 @@ from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.manifest import build_manifest
 from minga.training.state.snapshot import DTYPES, StateSnapshot, TensorEntry, layout_bytes
 from minga.training.state.state_dict import TrainingState
+from tests.worlds import forked
 
 
 def make_snapshot(step: int, seed: int = 0) -> StateSnapshot:
@@ -246,7 +246,8 @@ def test_a_disk_that_really_refuses(tmp_path: Path) -> None:
             print("refused", error)
     """
     code = textwrap.dedent(script).format(tests=str(Path(__file__).parent), folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    done = forked.run("-c", code)
+    assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused no checkpoint of step 1")
     assert names(tmp_path) == []
 

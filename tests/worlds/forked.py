@@ -1,0 +1,204 @@
+"""Processes for tests without another import of torch and transformers, which is most of the work of a short one.
+
+After the collection of tests, `open_server` forks off a process that has imported whatever the tests have, and that has
+one thread. `start` lets this server fork once more for each program that a test wants to run. What comes of it is a
+real process with a process id, arguments, an environment, standard streams and an exit status of its own. It gets
+signals, and it shares no object with the test. It differs from a fresh interpreter in what it has imported already, and
+its strings hash like those of the other forked processes. Where one of these is the subject, and on systems other than
+Linux, tests start an interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import json
+import logging
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+SET_SUBREAPER = 36
+"""The number of PR_SET_CHILD_SUBREAPER: orphans among the descendants become children of this process."""
+MOST_BYTES = 2**20
+HEAVIEST = "minga.recipes.albert.recipe"
+"""What most programs need, if no test has imported it: the server waits with this for the first request."""
+
+_servers: list[socket.socket] = []
+
+
+def start(*words: str, **options: Any) -> subprocess.Popen[str]:
+    """Run `python WORDS` (a script, `-c CODE` or `-m MODULE` with arguments); the options are those of Popen."""
+    if _servers:
+        return _Forked(words, text=True, encoding="utf-8", **options)
+    return subprocess.Popen([sys.executable, *words], text=True, encoding="utf-8", **options)
+
+
+def run(*words: str, timeout_s: float = 50.0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS` to its end, and keep what it says."""
+    pipe = subprocess.PIPE
+    with start(*words, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+        return subprocess.CompletedProcess(words, process.returncode, output, errors)
+
+
+def close_server() -> None:
+    """Let the server end."""
+    while _servers:
+        _servers.pop().close()
+
+
+def open_server() -> None:
+    """Fork off the server; to be called once, while this process has imported everything and not begun anything."""
+    if sys.platform != "linux":
+        return
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with warnings.catch_warnings(action="ignore"):  # this process has other threads, of which the server needs nothing
+        if os.fork():
+            its.close()
+            _servers.append(ours)
+            return
+    try:
+        _serve(its)
+    finally:
+        os._exit(1)
+
+
+class _Forked(subprocess.Popen[str]):
+    """A process that the server forks, as a child of this process."""
+
+    def _execute_child(self, args: Any, *others: Any) -> None:
+        cwd, env = others[4:6]
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = others[9:15]
+        given = [own if own != -1 else number for number, own in enumerate((p2cread, c2pwrite, errwrite))]
+        request = {
+            "words": args,
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "new_session": others[20],
+        }
+        libc = ctypes.CDLL(None)
+        libc.prctl(SET_SUBREAPER, 1)  # the process is an orphan when its id arrives, and so has become our child
+        socket.send_fds(_servers[0], [json.dumps(request).encode()], given)
+        self.pid = int(_servers[0].recv(MOST_BYTES))
+        libc.prctl(SET_SUBREAPER, 0)
+        self._child_created = True
+        pairs = ((p2cread, p2cwrite), (c2pwrite, c2pread), (errwrite, errread))
+        for end in {its for its, ours in pairs if -1 not in (its, ours)} | {getattr(self, "_devnull", -1)} - {-1}:
+            os.close(end)
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork a process for each request, until the tests are over."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        # Replaced, not closed: some object that is collected later may close its number once more.
+        if int(name) not in (nothing, requests.fileno()):
+            with contextlib.suppress(OSError):  # the folder itself, which was listed
+                os.fstat(int(name))
+                os.dup2(nothing, int(name), inheritable=False)
+    while True:
+        data, streams, *_ = socket.recv_fds(requests, MOST_BYTES, 3)
+        if not data:
+            os._exit(0)
+        importlib.import_module(HEAVIEST)
+        told, tell = os.pipe()
+        if not (between := os.fork()):
+            between = os.getpid()
+            if process := os.fork():
+                os.write(tell, str(process).encode())
+                os._exit(0)
+            for end in (told, tell, requests.fileno()):
+                os.dup2(nothing, end, inheritable=False)
+            while os.getppid() == between:  # the end of a parent has consequences for what asked to be told of it
+                time.sleep(0.001)
+            _become(streams, **json.loads(data))
+        os.waitpid(between, 0)
+        requests.send(os.read(told, 100))
+        for end in (told, tell, *streams):
+            os.close(end)
+
+
+def _become(streams: list[int], words: list[str], cwd: str, env: dict[str, str], new_session: bool) -> NoReturn:
+    """Be the process that runs this program, and end with its exit status."""
+    code = 1
+    try:
+        _forget_the_tests()
+        if new_session:
+            os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)  # type: ignore[misc]
+        sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)  # type: ignore[misc]
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(env)
+        _run(words)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for file in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                file.flush()
+        os._exit(code)
+
+
+def _forget_the_tests() -> None:
+    """Undo what pytest and its workers have changed in the interpreter."""
+    atexit._clear()
+    faulthandler.disable()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.unraisablehook, threading.excepthook = sys.__unraisablehook__, threading.__excepthook__
+    logging.root.handlers.clear()
+    logging.root.setLevel(logging.WARNING)
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
+    np.random.seed()
+
+
+def _run(words: list[str]) -> None:
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if words[0] == "-c":
+        source, sys.argv = words[1], ["-c", *words[2:]]
+        sys.path.insert(0, "")
+    else:
+        source, sys.argv = Path(words[0]).read_text("utf-8"), words
+        main.__file__ = words[0]
+        sys.path.insert(0, str(Path(words[0]).parent))
+    exec(compile(source, sys.argv[0], "exec"), vars(main))
