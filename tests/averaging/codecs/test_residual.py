@@ -14,10 +14,13 @@ from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.residual import MOST_STEPS_KEPT, Fate, Residual
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import ConfigurationError
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
 from minga.testing import check_codec
 from tests.worlds.loudest_codec import ENTRY, LoudestCodec
 from tests.worlds.reduce_world import World
-from tests.worlds.swarm_tools import later, virtually
+from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, pull, vector_replica, virtually
 
 NUMEL = 403
 
@@ -163,3 +166,29 @@ def descend(layout: VectorLayout, residuals: list[Residual] | None) -> float:
 def test_with_the_residual_training_converges_and_without_it_does_not(layout: VectorLayout) -> None:
     assert descend(layout, None) > 0.5
     assert descend(layout, [Residual(NUMEL), Residual(NUMEL)]) < 0.15
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
+def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLayout) -> None:
+    """Uploads by one codec, means by another; all peers hold one state, and the state gets to where it should."""
+
+    @virtually
+    async def main() -> None:
+        averaging = {"codec": "loudest", "download_codec": "float16"}
+        spec = make_spec(6, averaging=averaging, training={"strategy": strategy})
+        swarm = Swarm(spec, make_replica=vector_replica(64), gradient=pull, seed=3)
+        for _ in range(3):
+            swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
+        try:
+            await swarm.run_until_step(40, limit_s=300)
+            await assert_equal_states(swarm)
+            assert not swarm.log.of("round.aborted")
+            for peer in swarm.peers.values():
+                residual = peer.session.member._residual  # type: ignore[union-attr]
+                assert residual is not None
+                assert residual.step >= 38
+                assert residual.mass.any()
+        finally:
+            await swarm.close()
+
+    main()
