@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 
@@ -17,7 +15,8 @@ from minga.core.errors import ConfigurationError
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
-from minga.testing import check_codec
+from minga.testing import CodecViolation, check_codec
+from minga.testing.codec_suite import check_residual
 from tests.worlds.loudest_codec import ENTRY, LoudestCodec
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, pull, vector_replica, virtually
@@ -41,28 +40,13 @@ def test_a_mean_cannot_travel_by_a_codec_that_needs_a_residual() -> None:
             VectorLayout((NUMEL,), *choices)
 
 
-def test_mass_is_conserved_whatever_becomes_of_a_contribution(layout: VectorLayout) -> None:
-    chance, generator = random.Random(5), torch.Generator().manual_seed(5)
-    residual, chunks = Residual(NUMEL), layout.chunks(0, NUMEL, 50)
-    brought, applied = torch.zeros(2, NUMEL, dtype=torch.float64)
-    for step in range(200):
-        mean, weight = torch.randn(NUMEL, generator=generator), chance.choice([1, 7, 1000])
-        sealed = residual.seal(mean, weight, step)
-        sent = [sealed._sent(chunk).double() for chunk in chunks]
-        if chance.random() < 0.2:
-            before = residual.mass.clone()
-            sealed.take_back()
-            assert torch.equal(residual.mass, before)
-            continue
-        fates = [chance.choice(list(Fate)) for _ in chunks]
-        for chunk, fate, decoded in zip(chunks, fates, sent, strict=True):
-            whole = sealed.values(chunk).double()
-            taken = {Fate.COUNTED: decoded, Fate.WHOLE: whole, Fate.LEFT_OUT: torch.zeros_like(whole)}[fate]
-            applied[chunk.start : chunk.stop] += weight * taken
-        brought += weight * mean.double()
-        sealed.commit(zip(chunks, fates, strict=True))
-    difference = (brought - applied - residual.mass.double()).norm() / brought.norm()
-    assert difference < 1e-5
+def test_the_suite_finds_a_codec_that_leaves_out_more_than_there_is() -> None:
+    class TooLoud(LoudestCodec):
+        def _decode_add(self, raw: torch.Tensor, accumulator: torch.Tensor, weight: float) -> None:
+            super()._decode_add(raw, accumulator, 3.0 * weight)
+
+    with pytest.raises(CodecViolation, match="it left out more than there was"):
+        check_residual(TooLoud())
 
 
 def test_a_contribution_gives_the_same_bytes_again(layout: VectorLayout) -> None:
@@ -150,7 +134,7 @@ def descend(layout: VectorLayout, residuals: list[Residual] | None) -> float:
     targets[0][::16] = 40.0  # the loudest in its block on one peer, for as long as it has any gradient there
     targets[1][::16] = -40.0
     model, wanted = torch.zeros(NUMEL), sum(targets) / 2
-    for step in range(1500):
+    for step in range(600):
         mean = torch.zeros(NUMEL)
         for peer, target in enumerate(targets):
             residual = residuals[peer] if residuals else Residual(NUMEL)
@@ -159,13 +143,13 @@ def descend(layout: VectorLayout, residuals: list[Residual] | None) -> float:
             for chunk in chunks:
                 mean[chunk.start : chunk.stop] += sealed._sent(chunk) / 2
             sealed.commit((chunk, Fate.COUNTED) for chunk in chunks)
-        model -= 0.01 * mean
+        model -= 0.02 * mean
     return float((model - wanted).norm() / wanted.norm())
 
 
 def test_with_the_residual_training_converges_and_without_it_does_not(layout: VectorLayout) -> None:
     assert descend(layout, None) > 0.5
-    assert descend(layout, [Residual(NUMEL), Residual(NUMEL)]) < 0.15
+    assert descend(layout, [Residual(NUMEL), Residual(NUMEL)]) < 0.3
 
 
 @pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
