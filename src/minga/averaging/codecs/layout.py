@@ -79,7 +79,7 @@ class VectorLayout:
         if _needs_residual(self.download_choice or self.codec_choice):
             raise ConfigurationError(
                 f'the codec "{self.download_choice or self.codec_choice}" leaves out what it has to make up for later, '
-                "and means are not made up for: name another codec for the download"
+                "and means are not made up for: set averaging.download_codec to another one"
             )
 
     @cached_property
