@@ -110,3 +110,9 @@ def test_a_signed_spec_carries_the_packages(tmp_path: Path, monkeypatch: pytest.
     signed = SignedRunSpec.sign(with_origins(spec()).published({}), organiser)
     read = SignedRunSpec.decode(signed.encode()).verify(signed.run_id, organiser.peer_id)
     assert read.plugins[KEY].version == "2.0"
+
+
+def test_each_codec_that_a_run_names_has_to_be_there() -> None:
+    for averaging in ({"codec": "elsewhere"}, {"codec": "int8", "download_codec": "elsewhere"}):
+        with pytest.raises(minga.ConfigurationError, match="codec: 'elsewhere' is none of"):
+            check_plugins(minga.RunSpec.from_mapping({"name": "guard", "averaging": averaging}))

@@ -12,6 +12,7 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce
 from minga.averaging.apportionment import allocate
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Residual
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.averaging.planning.signed_plan import PlanNeeds, make_plan
 from minga.averaging.solver.division import Division
@@ -72,11 +73,11 @@ class World:
                 parts.append(Part(stop, index))
         return Plan(round_id, step, members, tuple(parts), chunk_bytes)
 
-    def divide(self, layout: VectorLayout, division: Division, *, chunk_bytes: int = 16384) -> Plan:
+    def divide(self, layout: VectorLayout, division: Division, *, chunk_bytes: int = 16384, step: int = 0) -> Plan:
         """The plan of a division of the parties."""
         members = tuple(GroupMember(p.network.address, p.network.address.dialable) for p in self.parties)
-        needs = PlanNeeds(0, layout.total, layout.encoded_bytes(0, layout.total))
-        plan = make_plan("a round", needs, members, division)
+        needs = PlanNeeds(step, layout.total, layout.encoded_bytes(0, layout.total))
+        plan = make_plan(f"a round {step}", needs, members, division)
         return msgspec.structs.replace(plan, chunk_bytes=chunk_bytes)
 
     async def reduce(
@@ -87,13 +88,18 @@ class World:
         weights: Sequence[int],
         *,
         who: Sequence[int] | None = None,
+        residuals: Sequence[Residual] = (),
     ) -> tuple[list[torch.Tensor], list[RoundOutcome | BaseException]]:
         """Let the parties (or those of `who`) reduce; exceptions are returned in the place of outcomes."""
         chosen = [self.parties[i] for i in (range(len(self.parties)) if who is None else who)]
         picked = list(range(len(self.parties))) if who is None else list(who)
         results = [torch.full((layout.total,), torch.nan) for _ in chosen]
         tasks = [
-            party.network.process.run(party.all_reduce.reduce(plan, layout, vectors[i], weights[i], result))
+            party.network.process.run(
+                party.all_reduce.reduce(
+                    plan, layout, vectors[i], weights[i], result, residuals[i] if residuals else None
+                )
+            )
             for i, party, result in zip(picked, chosen, results, strict=True)
         ]
         return results, await asyncio.gather(*tasks, return_exceptions=True)

@@ -179,6 +179,14 @@ class ChunkWeight(msgspec.Struct, frozen=True, array_like=True):
     weight: Samples
 
 
+class CountedMembers(msgspec.Struct, frozen=True, array_like=True):
+    """Before each chunk of a mean, of a root's or a relay's, in rounds whose uploads leave something out: the members
+    whose chunks are in it, one bit for each member of the plan, lowest bit first.
+    """
+
+    members: Annotated[bytes, msgspec.Meta(max_length=-(-MAX_MEMBERS // 8))]
+
+
 class Lost(msgspec.Struct, frozen=True):
     """Member to coordinator: nothing more comes from the `lost` (indices into the plan), and others should take over
     what the `slow` have left. `by`: it was member `by` who said so, and who does not reach the coordinator.

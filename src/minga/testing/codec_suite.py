@@ -9,15 +9,30 @@ Each check raises `CodecViolation` with the case that failed. All data come from
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import torch
 
-from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, Codec, InvalidEncodingError
+from minga.averaging.codecs.dense import CastCodec
+from minga.averaging.codecs.interface import (
+    CONTRIBUTION_LIMIT,
+    FLOAT32_MAX,
+    WEIGHT_LIMIT,
+    Codec,
+    CodecPair,
+    InvalidEncodingError,
+)
+from minga.averaging.codecs.layout import Chunk
+from minga.averaging.codecs.residual import Fate, Residual
 from minga.averaging.codecs.tensor_bytes import bytes_of, store
 from minga.core.errors import NonFiniteError
 from minga.core.spec.plugins import NAME_PATTERN
@@ -36,17 +51,17 @@ def _require(holds: bool, codec: Codec, what: str) -> None:
 
 def sample_vectors() -> Iterator[tuple[str, torch.Tensor]]:
     """Named finite float32 vectors that are hard on codecs: sizes, magnitudes, outliers, constants, subnormals."""
-    random = torch.Generator().manual_seed(20_240_229)
+    chance = torch.Generator().manual_seed(20_240_229)
     for size in _SIZES:
-        yield f"{size} normal values", torch.randn(size, generator=random)
-    normal = torch.randn(1000, generator=random)
+        yield f"{size} normal values", torch.randn(size, generator=chance)
+    normal = torch.randn(1000, generator=chance)
     for exponent in (-149, -140, -126, -100, -24, -14, 15, 16, 64, 100, 126):
         scaled = (normal.double() * 2.0**exponent).clamp(-FLOAT32_MAX, FLOAT32_MAX).float()
         yield f"normal values times 2**{exponent}", scaled
-    yield "magnitudes over 60 decades", torch.pow(10.0, torch.rand(5000, generator=random) * 60 - 30)
+    yield "magnitudes over 60 decades", torch.pow(10.0, torch.rand(5000, generator=chance) * 60 - 30)
     for value in (0.0, -0.0, 1.0, -1.0, 0.1, 65_504.0, 65_520.0, -1e30, FLOAT32_MAX, -FLOAT32_MAX, 1e-45, -(2.0**-126)):
         yield f"constant {value:g}", torch.full((300,), value)
-    outlier = torch.randn(2048, generator=random)
+    outlier = torch.randn(2048, generator=chance)
     outlier[777] = 1000.0
     yield "one value a thousand standard deviations out", outlier
     extremes = torch.zeros(600)
@@ -104,11 +119,11 @@ def check_repeatable(codec: Codec) -> None:
 
 def check_decode_add(codec: Codec) -> None:
     """`decode_add` is decoding, then adding with the weight, up to float32 rounding; exactly so for weight 1."""
-    random = torch.Generator().manual_seed(7)
+    chance = torch.Generator().manual_seed(7)
     for name, source in sample_vectors():
         encoded = _encoded(codec, source)
         decoded = _decoded(codec, encoded, source.numel())
-        start = torch.randn(source.numel(), generator=random)
+        start = torch.randn(source.numel(), generator=chance)
         for weight in (0.0, 1.0, 3.0, 17.25, -0.5):
             if abs(weight) > 1 and source.numel() and float(decoded.abs().max()) > CONTRIBUTION_LIMIT:
                 continue  # the sum itself would overflow
@@ -251,15 +266,15 @@ def check_limit_is_consistent(codec: Codec) -> None:
 
 def check_hostile_bytes(codec: Codec) -> None:
     """Whatever bytes come, decoding raises `InvalidEncodingError` with nothing written, or yields finite values."""
-    random = torch.Generator().manual_seed(13)
+    chance = torch.Generator().manual_seed(13)
     size = 600
     count = codec.max_encoded_bytes(size)
     cases = [bytes([fill]) * count for fill in range(256)]
-    cases += [bytes(torch.randint(0, 256, (count,), generator=random).tolist()) for _ in range(100)]
-    valid = _encoded(codec, torch.randn(size, generator=random))
+    cases += [bytes(torch.randint(0, 256, (count,), generator=chance).tolist()) for _ in range(100)]
+    valid = _encoded(codec, torch.randn(size, generator=chance))
     cases += [bytes(valid[:stop]) for stop in range(0, len(valid), 3)]
     for _ in range(1000):
-        flipped, bit = bytearray(valid), int(torch.randint(0, 8 * len(valid), (), generator=random))
+        flipped, bit = bytearray(valid), int(torch.randint(0, 8 * len(valid), (), generator=chance))
         flipped[bit // 8] ^= 1 << bit % 8
         cases.append(bytes(flipped))
     for position in range(0, len(valid), 7):
@@ -304,6 +319,77 @@ def check_threads(codec: Codec) -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda source: _encoded(codec, source), sources))
     _require(together == wanted, codec, "encoding several vectors at the same time gave other bytes")
+
+
+def check_processes(codec: Codec) -> None:
+    """Another process, with one thread and another seed of hashes, makes the same bytes.
+
+    Of a codec that no other process can import, because a function made it, nothing is checked.
+    """
+    kind = type(codec)
+    if "<locals>" in kind.__qualname__ or kind.__module__ == "__main__":
+        return
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-c", _ELSEWHERE, kind.__module__, kind.__qualname__, codec.name]
+    ran = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    _require(ran.returncode == 0, codec, f"it does not work in another process: {ran.stderr[-300:]}")
+    _require(ran.stdout.strip() == digest_of_samples(codec), codec, "another process made other bytes")
+
+
+def digest_of_samples(codec: Codec) -> str:
+    """A digest of what the codec makes of all `sample_vectors`."""
+    digest = hashlib.blake2b()
+    for _, source in sample_vectors():
+        digest.update(_encoded(codec, source))
+    return digest.hexdigest()
+
+
+_ELSEWHERE: Final = """
+import sys
+from importlib import import_module
+from minga.averaging.codecs.dense import codec
+from minga.testing.codec_suite import digest_of_samples
+kind = getattr(import_module(sys.argv[1]), sys.argv[2])
+try:
+    made = kind()
+except TypeError:  # it takes arguments, which its entry point knows
+    made = codec(sys.argv[3])
+print(digest_of_samples(made))
+"""
+
+
+def check_residual(codec: Codec) -> None:
+    """What a codec that needs a residual leaves out is never more than it was given, and all of it comes in the end:
+    whatever becomes of a contribution, what was applied and what is left is what was brought.
+    """
+    if not codec.needs_residual:
+        return
+    for name, source in sample_vectors():
+        left = source.double() - _decoded(codec, _encoded(codec, source), source.numel()).double()
+        _require(bool(left.norm() <= source.double().norm()), codec, f"{name}: it left out more than there was")
+    numel, chance = 3 * codec.block_elements + 2, random.Random(17)
+    generator = torch.Generator().manual_seed(17)
+    plain = CastCodec("float32", torch.float32)
+    size = codec.max_encoded_bytes(numel)
+    chunk = Chunk(0, 0, numel, CodecPair(codec, plain), size, plain.max_encoded_bytes(numel))
+    residual = Residual(numel)
+    brought, applied = torch.zeros(2, numel, dtype=torch.float64)
+    for step in range(200):
+        mean, weight = torch.randn(numel, generator=generator), chance.choice([1, 7, 1000])
+        sealed = residual.seal(mean, weight, step)
+        room = memoryview(bytearray(size))
+        sent = _decoded(codec, bytes(sealed.encode(chunk, room)), numel)
+        if chance.random() < 0.2:
+            sealed.take_back()
+            continue
+        fate = chance.choice(list(Fate))
+        taken = {Fate.COUNTED: sent, Fate.WHOLE: sealed.values(chunk), Fate.LEFT_OUT: torch.zeros(numel)}[fate]
+        applied += weight * taken.double()
+        brought += weight * mean.double()
+        sealed.commit([(chunk, fate)])
+    lost = float((brought - applied - residual.mass.double()).norm() / brought.norm())
+    _require(lost < 1e-5, codec, f"{lost:.1e} of what was brought was neither applied nor kept")
 
 
 def check_facts(codec: Codec) -> None:
@@ -351,6 +437,8 @@ CODEC_CHECKS: Final[tuple[Callable[[Codec], None], ...]] = (
     check_weights,
     check_cuts,
     check_threads,
+    check_processes,
+    check_residual,
     check_facts,
 )
 """All checks, each taking the codec and raising `CodecViolation` if it fails."""

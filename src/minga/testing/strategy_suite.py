@@ -94,6 +94,77 @@ def check_take_back(kind: type[Strategy]) -> None:
     _contribution(kind, strategy, 7.0, 8, "after take_back and more micro-batches")
 
 
+def check_repeated_calls(kind: type[Strategy]) -> None:
+    """A contribution gives the same bytes again, and taking it back twice takes it back once."""
+    strategy = _begin(kind, unit=8)
+    _feed(strategy, (0.3, 3), (0.7, 4))
+    strategy.close()
+    first, samples = strategy.contribution()
+    before = None if first is None else first.clone()
+    again, samples_again = strategy.contribution()
+    same = before is not None and again is not None and torch.equal(before, again) and samples == samples_again
+    _require(same, kind, "a second contribution of the same samples differs")
+    strategy.take_back()
+    once = strategy.samples, strategy.contribution()[0].clone()  # type: ignore[union-attr]
+    strategy.take_back()
+    strategy.take_back()
+    twice = strategy.samples, strategy.contribution()[0]
+    good = once[0] == twice[0] == 7 and twice[1] is not None and torch.allclose(once[1], twice[1], rtol=1e-6)
+    _require(good, kind, "taking back twice is not taking back once")
+
+
+def check_late_micro_batches(kind: type[Strategy]) -> None:
+    """Micro-batches after a contribution was closed, however many, all count after it is taken back."""
+    if not kind.facts.keeps_late_micro_batches:
+        return
+    for late in (1, 2, 5):
+        strategy = _begin(kind)
+        _feed(strategy, (4.0, 2))
+        strategy.close()
+        strategy.contribution()
+        _feed(strategy, *[(8.0, 2)] * late)
+        strategy.take_back()
+        if strategy.has_leftover:
+            strategy.merge()
+        strategy.close()
+        _contribution(kind, strategy, (8.0 + 16.0 * late) / (2 + 2 * late), 2 + 2 * late, f"{late} late micro-batches")
+
+
+def check_alone(kind: type[Strategy]) -> None:
+    """One peer, whose mean is its own contribution, descends exactly as a hand-written loop does: sign and scale."""
+    by_hand = through = torch.full((_NUMEL,), 8.0)
+    strategy = _begin(kind)
+    for _ in range(20):
+        micro_batches = [(1.0, 1), (2.0, 3)]  # targets, samples
+        gradient = sum((by_hand - target) * samples for target, samples in micro_batches) / 4
+        by_hand = by_hand - 0.5 * gradient
+        _feed(strategy, *[(float(through[0] - target), samples) for target, samples in micro_batches])
+        strategy.close()
+        mean, samples = strategy.contribution()
+        if mean is None or samples != 4:
+            raise StrategyViolation(f"{kind.__name__}: alone it contributed {mean} of {samples} samples")
+        through = through - 0.5 * mean
+        strategy.absorb(everything=False)
+    _require(torch.allclose(by_hand, through, rtol=1e-6), kind, f"alone it came to {through}, by hand to {by_hand}")
+
+
+def check_unequal_speeds(kind: type[Strategy]) -> None:
+    """Peers with 1, 4 and 16 times the samples contribute with these weights: the mean is over samples, not peers."""
+    total, weights = torch.zeros(_NUMEL), 0
+    for value, speed in ((32.0, 1), (16.0, 4), (2.0, 16)):
+        strategy = _begin(kind)
+        _feed(strategy, *[(value, 1)] * speed)
+        strategy.close()
+        mean, weight = strategy.contribution()
+        _require(mean is not None and weight == speed, kind, f"it counted {weight} samples, not {speed}")
+        if mean is not None:
+            total += mean * weight
+            weights += weight
+    wanted = (32.0 + 64.0 + 32.0) / 21
+    good = weights == 21 and torch.allclose(total / weights, torch.full((_NUMEL,), wanted), rtol=1e-6)
+    _require(good, kind, f"the mean over samples is {total / weights}, not {wanted}")
+
+
 def check_absorb(kind: type[Strategy]) -> None:
     """`absorb` forgets what was complete and nothing that came after it, unless it is to forget everything."""
     strategy = _begin(kind)
@@ -166,6 +237,10 @@ STRATEGY_CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = (
     check_facts,
     check_mean,
     check_take_back,
+    check_repeated_calls,
+    check_late_micro_batches,
+    check_alone,
+    check_unequal_speeds,
     check_absorb,
     check_nothing,
     check_not_finite,

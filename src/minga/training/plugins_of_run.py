@@ -17,8 +17,8 @@ from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
 def uses(spec: RunSpec) -> list[Use]:
     """The seams and names that peers of this run need; without the recipe."""
     found: list[Use] = [(STRATEGIES, spec.training.strategy)]
-    if spec.averaging.codec != ADAPTIVE:
-        found.append((CODECS, spec.averaging.codec))
+    codecs = {spec.averaging.codec: None, spec.averaging.download_codec: None}
+    found += [(CODECS, name) for name in codecs if name not in (None, ADAPTIVE)]
     if spec.security.mode == "byzantine":
         found.append((AGGREGATORS, spec.security.aggregator))
     return found

@@ -19,6 +19,7 @@ from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome, chunk_table, unpack_bitmap
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Encoder
 from minga.averaging.messages import MAX_TERM, ChunkMap, Done, Freeze, Lost, Part, Repair
 from minga.core.errors import RemoteError
 from tests.worlds.reduce_world import ROUND, Party, World
@@ -181,7 +182,7 @@ def test_a_member_that_stalls_in_mid_round_takes_nobody_else_with_it(
     monkeypatch.setattr(waiting, "STALL_S", 3.0)
     send_own = sender._send_own
 
-    async def stall(round: Round, own: tuple[torch.Tensor, ...], index: int, *arguments: Any) -> None:
+    async def stall(round: Round, own: Encoder, index: int, *arguments: Any) -> None:
         if round.me == stalled and round.turns._parts[(0, 0)].sent >= 1:
             await asyncio.sleep(1e6)
         await send_own(round, own, index, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import struct
 import sys
 from collections.abc import Callable
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from minga.averaging.codecs import tensor_bytes
-from minga.averaging.codecs.dense import FLOAT32_MAX, Codec, InvalidEncodingError, codec, is_finite
+from minga.averaging.codecs.dense import FLOAT32_MAX, CastCodec, Codec, InvalidEncodingError, codec, is_finite
 from minga.averaging.codecs.registry import CODECS
 from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS, CodecViolation
-from minga.testing.codec_suite import check_error_bound
+from minga.testing.codec_suite import check_error_bound, check_processes
 from tests.worlds.nonzero_codec import ENTRY, NonzeroCodec
 
 ALL = pytest.mark.parametrize("name", CODECS.names())
@@ -45,7 +46,9 @@ def test_conformance(check: Callable[[Codec], None], name: str) -> None:
 
 
 @ALL
-@pytest.mark.parametrize("check", CODEC_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(  # another process would have to reorder them, too
+    "check", [check for check in CODEC_CHECKS if check is not check_processes], ids=lambda check: check.__name__
+)
 def test_conformance_on_a_machine_that_must_reorder_bytes(
     check: Callable[[Codec], None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,3 +226,18 @@ def test_inference_mode_leaves_nothing_behind() -> None:
 
 def test_codecs_say_their_name() -> None:
     assert [repr(codec(name)) for name in CODECS.names()] == [f"<codec {name}>" for name in CODECS.names()]
+
+
+def test_the_suite_finds_a_codec_that_is_another_in_each_process() -> None:
+    with pytest.raises(CodecViolation, match="another process made other bytes"):
+        check_processes(HomeSick())
+
+
+class HomeSick(CastCodec):
+    """Turns the vector by what only this process knows."""
+
+    def __init__(self) -> None:
+        super().__init__("homesick", torch.float32)
+
+    def _encode(self, source: torch.Tensor, raw: torch.Tensor, limit: float) -> int:
+        return super()._encode(source.roll(os.getpid() % 997), raw, limit)

@@ -123,6 +123,19 @@ def test_attributes() -> None:
         example.training.target_batch_size = 5  # type: ignore[misc]
 
 
+def test_means_may_travel_by_a_codec_of_their_own_and_old_specs_are_what_they_were() -> None:
+    plain, apart = spec(), spec(averaging={"codec": "int8", "download_codec": "float16"})
+    assert b"download_codec" not in plain.canonical_bytes()
+    assert RunSpec.from_canonical(plain.canonical_bytes()).averaging.download_codec is None
+    assert RunSpec.from_toml(apart.to_toml()) == RunSpec.from_canonical(apart.canonical_bytes()) == apart
+    assert apart.run_id != spec(averaging={"codec": "int8"}).run_id
+
+
+def test_a_byzantine_run_has_one_codec_for_both_directions() -> None:
+    with pytest.raises(ConfigurationError, match=r"leave averaging\.download_codec out"):
+        spec(averaging={"download_codec": "float16"}, security={"mode": "byzantine"})
+
+
 def test_the_run_id_depends_on_the_content_only() -> None:
     plain = RunSpec.from_toml('name = "test"')
     spelled_out = RunSpec.from_toml(
@@ -267,6 +280,7 @@ BAD = [
     ("training.stop_after_steps", 0, "from 1"),
     ("training.buffers", "sum", '"average"'),
     ("averaging.codec", "uint 8", '"int8"'),
+    ("averaging.download_codec", "uint 8", '"int8"'),
     ("averaging.average_parameters_every", -1, "0 is never"),
     ("state.digest_every", 0, "from 1"),
     ("checkpoints.every_steps", -1, "after the run's last step"),

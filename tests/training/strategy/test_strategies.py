@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of
 from minga.core.errors import ConfigurationError
@@ -14,7 +15,13 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.testing import STRATEGY_CHECKS, StrategyViolation
-from minga.testing.strategy_suite import check_facts, check_take_back
+from minga.testing.strategy_suite import (
+    check_alone,
+    check_facts,
+    check_repeated_calls,
+    check_take_back,
+    check_unequal_speeds,
+)
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.delayed import Delayed
 from minga.training.strategy.interface import Strategy
@@ -41,6 +48,35 @@ def test_the_suite_finds_a_strategy_that_loses_what_came_back() -> None:
 
     with pytest.raises(StrategyViolation, match="after take_back"):
         check_take_back(Forgetful)
+
+
+def test_the_suite_finds_a_strategy_that_takes_back_what_it_has_taken_back() -> None:
+    class Repeating(Synchronous):
+        def take_back(self) -> None:
+            self._is_contributed = True
+            super().take_back()
+
+    with pytest.raises(StrategyViolation, match="taking back twice"):
+        check_repeated_calls(Repeating)
+
+
+def test_the_suite_finds_a_strategy_that_averages_peers_instead_of_samples() -> None:
+    class Equal(Synchronous):
+        def contribution(self) -> tuple[torch.Tensor | None, int]:
+            return super().contribution()[0], 1
+
+    with pytest.raises(StrategyViolation, match="counted 1 samples, not 4"):
+        check_unequal_speeds(Equal)
+
+
+def test_the_suite_finds_a_strategy_that_goes_uphill() -> None:
+    class Uphill(Synchronous):
+        def contribution(self) -> tuple[torch.Tensor | None, int]:
+            mean, samples = super().contribution()
+            return None if mean is None else -mean, samples
+
+    with pytest.raises(StrategyViolation, match="alone it came to"):
+        check_alone(Uphill)
 
 
 def test_the_suite_finds_a_strategy_that_takes_more_memory_than_it_says() -> None:

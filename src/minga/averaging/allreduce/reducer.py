@@ -19,9 +19,11 @@ import asyncio
 import torch
 
 from minga.averaging.allreduce.round import Round
+from minga.averaging.allreduce.sender import Reduced, receive_counted, send_reduced
 from minga.averaging.allreduce.waiting import WaitDeadlines
-from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, is_finite
+from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT_LIMIT, Codec, is_finite
 from minga.averaging.codecs.encoded_chunks import receive_encoded
+from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.election import has_quorum
 from minga.averaging.messages import Assignment, ChunkWeight, PartHello
@@ -52,8 +54,9 @@ class Reducer:
         self._streams: dict[int, MessageStream] = {}
         self._pending = {index: set(self._absent) for index in assignment.chunks}
         self._weights: dict[int, float] = {}
-        self._contributions: dict[int, tuple[int, Buffer]] = {}
-        self._encoded: dict[int, Buffer] = {}
+        self._counted: dict[int, frozenset[int]] = {}  # whose chunks are in a sum
+        self._contributions: dict[int, tuple[int, Reduced]] = {}
+        self._encoded: dict[int, Reduced] = {}
         self._cut_off_s: float | None = None  # since when too few are heard
         self._taken = {round.me}  # who has all results of this assignment
         self._left: dict[int, float] = {}  # relays that ended their streams, and when
@@ -103,15 +106,15 @@ class Reducer:
 
     # ---- for the exchange of a relay with the root
 
-    async def contribution(self, index: int) -> tuple[int, Buffer]:
+    async def contribution(self, index: int) -> tuple[int, Reduced]:
         """See `SiteReducer`."""
         while index not in self._contributions:
             await self._ready.wait()
         return self._contributions.pop(index)
 
-    def pass_on(self, index: int, body: Buffer) -> None:
+    def pass_on(self, index: int, result: Reduced) -> None:
         """See `SiteReducer`."""
-        self._encoded[index] = body
+        self._encoded[index] = result
         self._pending[index].clear()  # the root went on without us: nothing more is added to what is the result now
         self._ready.fire()
 
@@ -148,15 +151,17 @@ class Reducer:
     async def _receive(self, child: int, weight: int | None, stream: MessageStream) -> None:
         """Take the child's chunks; one without a weight of its own is a relay and tells it with each chunk."""
         round = self._round
-        buffer = round.buffer(max(round.chunks[index].upload_bytes for index in self._assignment.chunks))
-        for index in self._assignment.chunks:
-            chunk = round.chunks[index]
+        pairs = [(round.chunks[index], _codec_from(round.chunks[index], weight)) for index in self._assignment.chunks]
+        buffer = round.buffer(max(codec.max_encoded_bytes(chunk.numel) for chunk, codec in pairs))
+        for index, (chunk, codec) in zip(self._assignment.chunks, pairs, strict=True):
             samples = weight if weight is not None else (await stream.receive(ChunkWeight)).weight
             self._check_weight(samples, stream)
-            upload = chunk.codecs.upload
-            body = buffer[: chunk.upload_bytes]
+            body, members = buffer[: codec.max_encoded_bytes(chunk.numel)], frozenset({child})
             if samples:
-                body = await receive_encoded(stream, upload, body)
+                if weight is None:
+                    behind = self._round.routes.behind(self._assignment, child)
+                    members = await receive_counted(round, index, stream) & behind
+                body = await receive_encoded(stream, codec, body)
                 round.bytes_received += len(body)
             if round.aborted:
                 return
@@ -164,10 +169,11 @@ class Reducer:
                 continue  # given up, but it gets the result; or others reduce it now, perhaps in the same memory
             if samples:
                 try:
-                    upload.decode_add(body, self._open(index), float(samples))
+                    codec.decode_add(body, self._open(index), float(samples))
                 except ValueError as error:
                     raise ProtocolError(f"chunk refused: {error}", peer=stream.peer, phase="reduce") from error
                 self._weights[index] += samples
+                self._counted[index] |= members
             self._pending[index].discard(child)
             self._finish_if_ready(index)
 
@@ -182,10 +188,10 @@ class Reducer:
         if index not in self._weights:
             if round.own is None:
                 accumulator.zero_()
-                self._weights[index] = 0.0
+                self._weights[index], self._counted[index] = 0.0, frozenset()
             else:
-                torch.mul(round.own[index], float(round.weight), out=accumulator)
-                self._weights[index] = float(round.weight)
+                torch.mul(round.own.values(round.chunks[index]), float(round.weight), out=accumulator)
+                self._weights[index], self._counted[index] = float(round.weight), frozenset({round.me})
         return accumulator
 
     # ---- finishing
@@ -199,18 +205,19 @@ class Reducer:
             round.abort("nobody's samples reached this aggregator")
             return
         if round.own is not None and self._weights[index] == round.weight:
-            values.copy_(round.own[index])  # alone: else it would be rounded twice
+            values.copy_(round.own.values(round.chunks[index]))  # alone: else it would be rounded twice
         elif self._weights[index]:
             values.div_(self._weights[index])
         try:
-            body = self._encode(index, values)
+            mean = Reduced(self._encode(index, values), self._counted[index])
         except NonFiniteError:  # no other member's numbers can do that, see `CONTRIBUTION_LIMIT`
             round.abort("the own vector holds NaN, infinity or numbers that are too large")
             return
         if self._is_relay:
-            self._contributions[index] = (int(self._weights[index]), body)
+            self._contributions[index] = (int(self._weights[index]), mean)
         else:
-            self._encoded[index] = body
+            self._encoded[index] = mean
+            round.note_fate(index, mean.members, encoded=False)
             round.got(index)
         self._ready.fire()
 
@@ -221,7 +228,7 @@ class Reducer:
     def _encode(self, index: int, values: torch.Tensor) -> Buffer:
         """The bytes to send; a root takes over what they decode to, as all others will."""
         chunk, limit = self._round.chunks[index], CONTRIBUTION_LIMIT if self._is_relay else FLOAT32_MAX
-        codec = chunk.codecs.upload if self._is_relay else chunk.codecs.download
+        codec = chunk.codecs.relay if self._is_relay else chunk.codecs.download
         if codec.is_identity:
             if not is_finite(values, limit):
                 raise NonFiniteError("the chunk cannot be sent")
@@ -272,8 +279,7 @@ class Reducer:
                 if round.aborted:
                     return
                 await self._ready.wait()
-            await stream.send_bulk(self._encoded[index])
-            round.bytes_sent += memoryview(self._encoded[index]).nbytes
+            await send_reduced(round, index, self._encoded[index], stream)
 
     # ---- waiting
 
@@ -302,3 +308,8 @@ class Reducer:
             return {}  # a relay waits for the root
         waited_for = self._streams.keys() - self._taken - self._away if owing is None else owing
         return {child: self._streams[child] for child in waited_for if child in self._streams}
+
+
+def _codec_from(chunk: Chunk, weight: int | None) -> Codec:
+    """How a chunk comes from a child, which is a relay if it has no weight of its own."""
+    return chunk.codecs.relay if weight is None else chunk.codecs.upload

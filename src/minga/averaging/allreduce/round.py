@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Collection, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ import torch
 from minga.averaging.allreduce.routes import Routes
 from minga.averaging.allreduce.send_order import SendOrder
 from minga.averaging.codecs.layout import Chunk, VectorLayout
+from minga.averaging.codecs.residual import Encoder, Fate, Residual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.messages import Assignment, Plan
 from minga.averaging.planning.signed_plan import chunk_bytes_of
@@ -82,6 +83,7 @@ class Round:
         local: torch.Tensor | None,
         weight: int,
         result: torch.Tensor,
+        residual: Residual | None = None,
     ) -> None:
         self.node, self.plan = node, plan
         self.weight, self.result = weight, result
@@ -91,8 +93,10 @@ class Round:
         self.assignments: dict[tuple[int, int], Assignment] = {a.key: a for a in assignments}
         self.routes = Routes(plan.sites)
         sizes = [chunk.numel for chunk in self.chunks]
-        self.own = torch.split(local, sizes) if local is not None and weight > 0 else None
-        """This member's contribution, chunk by chunk; None if it has none."""
+        self.own = self._seal(local, residual)
+        """This member's contribution; None if it has none."""
+        self.fates = [Fate.COUNTED] * len(self.chunks)
+        """What became of each chunk of it, as far as this member was told."""
         self.reduced = torch.split(result, sizes)
         """The chunks of `result`, in which roots and relays also accumulate."""
         self.term = 0
@@ -131,6 +135,30 @@ class Round:
     def is_complete(self) -> bool:
         """Whether this member has the whole reduced vector."""
         return self.missing == 0
+
+    def _seal(self, local: torch.Tensor | None, residual: Residual | None) -> Encoder | None:
+        if local is None or self.weight == 0:
+            return None
+        if residual is None:
+            return Encoder(local, self.weight)
+        return residual.seal(local, self.weight, self.plan.step)
+
+    def commit(self) -> None:
+        """The result is complete: keep what it left out of this member's contribution. Blocks; on any thread."""
+        if self.own is not None:
+            self.own.commit(zip(self.chunks, self.fates, strict=True))
+
+    def take_back(self) -> None:
+        """The round came to nothing: nothing of this member's contribution counts."""
+        if self.own is not None:
+            self.own.take_back()
+
+    def note_fate(self, index: int, counted: Collection[int], *, encoded: bool) -> None:
+        """The result of a chunk has the chunks of the members `counted` in it; this member's own was `encoded`, or
+        not.
+        """
+        taken = Fate.COUNTED if encoded else Fate.WHOLE
+        self.fates[index] = taken if self.me in counted else Fate.LEFT_OUT
 
     def got(self, index: int) -> None:
         """Note that the reduced values of a chunk stand in `result`."""
@@ -222,7 +250,7 @@ class Round:
 
     def bitmap(self) -> bytes:
         """Which chunks this member has, one bit each, lowest bit first."""
-        return np.packbits(self.have, bitorder="little").tobytes()
+        return pack_bitmap(self.have)
 
     def retire(self) -> None:
         """End everything that still works for this round; its result buffer is about to be reused."""
@@ -258,8 +286,13 @@ def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[Ass
     return chunks, assignments
 
 
+def pack_bitmap(flags: Iterable[bool]) -> bytes:
+    """One bit for each flag, lowest bit first."""
+    return np.packbits(list(flags), bitorder="little").tobytes()
+
+
 def unpack_bitmap(bitmap: bytes, count: int) -> list[bool]:
-    """Undo `Round.bitmap`; surplus bits are ignored, missing ones are False."""
+    """Undo `pack_bitmap`; surplus bits are ignored, missing ones are False."""
     padded = bitmap.ljust(-(-count // 8), b"\0")
     bits = np.unpackbits(np.frombuffer(padded, np.uint8), count=count, bitorder="little")
     return [bool(bit) for bit in bits]

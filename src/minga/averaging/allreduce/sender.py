@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from minga.averaging.allreduce.round import Round
-from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, Codec, is_finite
+from minga.averaging.allreduce.round import Round, pack_bitmap, unpack_bitmap
+from minga.averaging.codecs.dense import Codec, is_finite
 from minga.averaging.codecs.encoded_chunks import receive_encoded
+from minga.averaging.codecs.residual import Encoder
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.averaging.messages import Assignment, ChunkWeight, FetchChunks, PartHello
+from minga.averaging.messages import Assignment, ChunkWeight, CountedMembers, FetchChunks, PartHello
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.network.interface import Buffer
 from minga.network.rpc.framing import MessageStream
@@ -21,13 +22,20 @@ LAST_WORDS_S = 1.0
 """Seconds that a send may still take to return when the result of what it sent has already come."""
 
 
+class Reduced(NamedTuple):
+    """An encoded mean of one chunk, and the members (by their numbers) whose chunks it is made of."""
+
+    body: Buffer
+    members: frozenset[int]
+
+
 class SiteReducer(Protocol):
     """What a relay's own reducer does for the relay's exchange with the root."""
 
-    async def contribution(self, index: int) -> tuple[int, Buffer]:
+    async def contribution(self, index: int) -> tuple[int, Reduced]:
         """The samples behind a chunk of the own site, and their encoded mean (nothing if there are none)."""
 
-    def pass_on(self, index: int, body: Buffer) -> None:
+    def pass_on(self, index: int, result: Reduced) -> None:
         """Send the encoded result of a chunk to the own site. The bytes must not change any more."""
 
 
@@ -131,41 +139,50 @@ async def serve_fetch(round: Round, stream: MessageStream, request: FetchChunks)
 
 
 async def _send_local(round: Round, assignment: Assignment, stream: MessageStream) -> None:
-    if (own := round.own) is None:
+    if round.own is None:
         return
     chunks = [round.chunks[i] for i in assignment.chunks]
     sizes = (chunk.upload_bytes for chunk in chunks if not chunk.codecs.upload.is_identity)
     buffer = round.buffer(max(sizes, default=0))  # for one encoded chunk after the other
     for index in assignment.chunks:
         await round.turns.wait(assignment.key)
-        await _send_own(round, own, index, buffer, stream)
+        await _send_own(round, round.own, index, buffer, stream)
         round.turns.sent(assignment.key)
     round.turns.end(assignment.key)
 
 
-async def _send_own(
-    round: Round, own: tuple[torch.Tensor, ...], index: int, buffer: memoryview, stream: MessageStream
-) -> None:
-    chunk, source = round.chunks[index], own[index]
-    codec = chunk.codecs.upload
-    if codec.is_identity:
-        body = as_bytes(source)
-    else:
-        body = buffer[: codec.encode(source, buffer[: chunk.upload_bytes], limit=CONTRIBUTION_LIMIT)]
+async def _send_own(round: Round, own: Encoder, index: int, buffer: memoryview, stream: MessageStream) -> None:
+    body = own.encode(round.chunks[index], buffer)
     await stream.send_bulk(body)
     round.bytes_sent += body.nbytes
 
 
 async def _send_site(round: Round, assignment: Assignment, stream: MessageStream, relay: SiteReducer) -> None:
     for index in assignment.chunks:
-        weight, body = await relay.contribution(index)
+        weight, mean = await relay.contribution(index)
         await stream.send(ChunkWeight(weight))
         if weight:
-            await stream.send_bulk(body)
-            round.bytes_sent += memoryview(body).nbytes
+            await send_reduced(round, index, mean, stream)
+
+
+async def send_reduced(round: Round, index: int, mean: Reduced, stream: MessageStream) -> None:
+    """Send a mean, and before it whose it is, if that matters to those who get it."""
+    if round.chunks[index].codecs.upload.needs_residual:
+        counted = (member in mean.members for member in range(len(round.members)))
+        await stream.send(CountedMembers(pack_bitmap(counted)))
+    await stream.send_bulk(mean.body)
+    round.bytes_sent += memoryview(mean.body).nbytes
 
 
 # ---- receiving
+
+
+async def receive_counted(round: Round, index: int, stream: MessageStream) -> frozenset[int]:
+    """The members whose chunks are in the mean that comes next; nobody is named where it does not matter."""
+    if not round.chunks[index].codecs.upload.needs_residual:
+        return frozenset()
+    bits = (await stream.receive(CountedMembers)).members
+    return frozenset(member for member, bit in enumerate(unpack_bitmap(bits, len(round.members))) if bit)
 
 
 async def _receive_reduced(
@@ -176,6 +193,7 @@ async def _receive_reduced(
     buffer = round.buffer(max(sizes, default=0))  # for one encoded chunk after the other
     for index, chunk in zip(assignment.chunks, chunks, strict=True):
         target, codec = round.reduced[index], chunk.codecs.download
+        counted = await receive_counted(round, index, stream)
         if codec.is_identity:
             body = as_bytes(target)
             await stream.receive_bulk_into(body)
@@ -186,7 +204,8 @@ async def _receive_reduced(
             _decode(codec, body, target, stream)
         round.bytes_received += body.nbytes
         if relay is not None:
-            relay.pass_on(index, body)
+            relay.pass_on(index, Reduced(body, counted))
+        round.note_fate(index, counted, encoded=relay is None)
         round.got(index)
         round.turns.returned(assignment.key)
 

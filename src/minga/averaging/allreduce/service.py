@@ -12,6 +12,7 @@ from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Residual
 from minga.averaging.messages import Alive, Done, FetchChunks, Freeze, Lost, PartHello, Plan, Repair
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
@@ -49,17 +50,24 @@ class AllReduce:
         node.serve(REPAIR, self._serve_repair)
 
     async def reduce(
-        self, plan: Plan, layout: VectorLayout, local: torch.Tensor | None, weight: int, result: torch.Tensor
+        self,
+        plan: Plan,
+        layout: VectorLayout,
+        local: torch.Tensor | None,
+        weight: int,
+        result: torch.Tensor,
+        residual: Residual | None = None,
     ) -> RoundOutcome:
         """Run one round over a vector of the given layout.
 
         `local` (flat float32, CPU; None to only aggregate and receive) counts with `weight` samples and must not
         change until this returns. `result` (same shape) receives the weighted mean over all members, bitwise the same
         for all; it is served to others until a round uses the same tensor again, and must not be changed by the caller.
+        Where the layout needs one, the `residual` takes part in `local` and has taken up what the result lacks of it.
         Raises `RoundAbortedError` if too many members were lost.
         """
         self.retire(result)
-        round = Round(self._node, plan, layout, local, weight, result)
+        round = Round(self._node, plan, layout, local, weight, result, residual)
         repairer = Repairer(round)
         self._rounds[plan.round_id] = (round, repairer)
         repairer.start()
@@ -68,10 +76,14 @@ class AllReduce:
             await repairer.run()
         except BaseException:  # cancelled, or a bug: nothing may go on writing to the caller's tensors
             round.retire()
+            round.take_back()
             raise
         if not repairer.is_done:
             round.retire()
+            round.take_back()
             raise RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
+        if residual is not None:
+            await asyncio.get_running_loop().run_in_executor(None, round.commit)
         return round.outcome()
 
     def give_up(self, plan: Plan, why: str) -> None:

@@ -4,8 +4,9 @@
                                               └─ dense: float32, float16, int8 …
 
 Read: interface (the codec seam), dense (the codecs that come with minga, their bytes and error bounds), layout
-(which codec each element takes, and the chunks), registry (codecs by name, upload and download apart), encoded_chunks
-(frames of a bounded length), tensor_bytes (bytes as tensors without copies).
+(which codec each element takes, and the chunks), residual (what lossy uploads leave out, kept for the next round),
+registry (codecs by name, upload and download apart), encoded_chunks (frames of a bounded length), tensor_bytes (bytes
+as tensors without copies).
 
 Called by allreduce, security/parts and training/replica. Bytes of others are checked before an element is written.
 """

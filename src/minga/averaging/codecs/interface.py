@@ -61,6 +61,9 @@ class Codec(ABC):
     """Whether all slices of one length take exactly `max_encoded_bytes`."""
     recomputable: bool = True
     """Whether anybody who has the values can make the same bytes again, as runs with checks need."""
+    needs_residual: bool = False
+    """Whether what it leaves out has to be kept for the next round, since it would leave out the same again and again.
+    Such a codec is for uploads only: what reduces has no residual. `max_error` may then be as large as the element."""
 
     @abstractmethod
     def max_encoded_bytes(self, numel: int) -> int:
@@ -142,10 +145,15 @@ class Codec(ABC):
 
 @dataclass(frozen=True, slots=True)
 class CodecPair:
-    """How elements travel to whoever reduces them, and how their mean travels back."""
+    """How elements travel to the member that reduces them, and how their mean travels back."""
 
     upload: Codec
     download: Codec
+
+    @property
+    def relay(self) -> Codec:
+        """How the mean of a site travels on to the root: a relay has no residual that it could keep."""
+        return self.download if self.upload.needs_residual else self.upload
 
 
 def _require_vector(tensor: torch.Tensor) -> None:

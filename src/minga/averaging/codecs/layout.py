@@ -76,11 +76,21 @@ class VectorLayout:
             raise ConfigurationError("the sizes of a vector's tensors must be integers and not negative")
         if not any(self.numels):
             raise ConfigurationError("the vector is empty: there is nothing to average")
+        if _needs_residual(self.download_choice or self.codec_choice):
+            raise ConfigurationError(
+                f'the codec "{self.download_choice or self.codec_choice}" leaves out what it has to make up for later, '
+                "and means are not made up for: set averaging.download_codec to another one"
+            )
 
     @cached_property
     def total(self) -> int:
         """Elements of the flat vector."""
         return sum(self.numels)
+
+    @property
+    def needs_residual(self) -> bool:
+        """Whether members have to keep what their uploads left out; see `residual.py`."""
+        return _needs_residual(self.codec_choice)
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
@@ -164,6 +174,10 @@ def _codec_of(choice: str, numel: int) -> Codec:
     if choice != ADAPTIVE:
         return codec(choice)
     return codec("int8" if numel >= ADAPTIVE_INT8_MIN_ELEMENTS else "float16")
+
+
+def _needs_residual(choice: str) -> bool:
+    return choice != ADAPTIVE and codec(choice).needs_residual
 
 
 def _identity(choice: str) -> str:

@@ -110,6 +110,8 @@ class RunSpec(Section):
             raise ValueError(prefix + 'training.strategy = "synchronous"')
         if self.averaging.average_parameters_every:
             raise ValueError(prefix + "averaging.average_parameters_every = 0")
+        if self.averaging.download_codec is not None:
+            raise ValueError(prefix + "one codec for both directions: leave averaging.download_codec out")
         return self
 
     @property
@@ -194,6 +196,8 @@ class RunSpec(Section):
             values["security"] = security
         if not self.plugins:  # and so do runs that need nothing but minga
             del values["plugins"]
+        if self.averaging.download_codec is None:  # and those whose means travel as all the rest
+            del values["averaging"]["download_codec"]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = text.encode("ascii")
         if len(data) > MAX_SPEC_BYTES:

@@ -132,6 +132,7 @@ class AveragingSection(Section):
     """How vectors travel."""
 
     codec: PluginName = described("adaptive", "wire format; adaptive chooses by the size of a tensor", _A_CODEC)
+    download_codec: PluginName | None = described(None, "wire format of the means, if it is another one", _A_CODEC)
     average_parameters_every: int = whole(
         0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is never"
     )

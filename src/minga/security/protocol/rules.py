@@ -70,7 +70,7 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
     def of(cls, layout: VectorLayout, settings: SecureSettings) -> Rules:
         """The rules of a run. Raises `ConfigurationError` for codecs whose bytes others cannot make again."""
         for codec in (segment.codecs.upload for segment in layout.segments):
-            if not (codec.recomputable and codec.has_fixed_size):
+            if codec.needs_residual or not (codec.recomputable and codec.has_fixed_size):
                 raise ConfigurationError(
                     f'security.mode = "byzantine" needs a codec of fixed size whose bytes others can make again, not '
                     f'"{codec.name}": use "float16" or "int8"'

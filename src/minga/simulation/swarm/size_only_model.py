@@ -91,8 +91,8 @@ class SizeOnlyLayout(VectorLayout):
 class SizeOnlyVector:
     """The averaged vector of a ghost."""
 
-    def __init__(self, model: SizeOnlyModel, codec: str) -> None:
-        self.layout: VectorLayout = SizeOnlyLayout(model.numels, codec)
+    def __init__(self, model: SizeOnlyModel, codec: str, download_codec: str | None = None) -> None:
+        self.layout: VectorLayout = SizeOnlyLayout(model.numels, codec, download_codec)
         self.numel = self.layout.total
 
     def new(self) -> torch.Tensor:
@@ -112,7 +112,7 @@ class SizeOnlyReplica:
         self.model, self.step = model, 0
         self.history = _hash(f"minga ghost {spec.training.seed}")
         """64 hexadecimal digits that stand for all rounds applied so far."""
-        self._vector = SizeOnlyVector(model, spec.averaging.codec)
+        self._vector = SizeOnlyVector(model, spec.averaging.codec, spec.averaging.download_codec)
         self._mean = ""
 
     @property

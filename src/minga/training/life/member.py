@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
+from minga.averaging.codecs.residual import Residual
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
@@ -112,6 +113,7 @@ class Member:
         vector = replica.vector
         self._result = vector.new()
         layout = vector.layout
+        self._residual = Residual(vector.numel, device=self._result.device) if layout.needs_residual else None
         group = GroupSettings(
             settings.target_batch_sizes[0],
             layout.fingerprint,
@@ -222,7 +224,8 @@ class Member:
         )
         watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
         try:
-            outcome = await self._all_reduce.reduce(plan, self._replica.vector.layout, vector, weight, self._result)
+            layout = self._replica.vector.layout
+            outcome = await self._all_reduce.reduce(plan, layout, vector, weight, self._result, self._residual)
         except RoundAbortedError as error:
             self._node.events.emit(RoundAborted(step=self.step, why=error.message))
             self.on_step_ended.tell()

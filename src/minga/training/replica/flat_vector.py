@@ -32,7 +32,9 @@ class ParameterVector:
 
     quick = False
 
-    def __init__(self, optimizer: torch.optim.Optimizer, buffers: SharedBuffers, codec: str) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, buffers: SharedBuffers, codec: str, download_codec: str | None = None
+    ) -> None:
         parameters: dict[int, torch.Tensor] = {}
         for group in optimizer.param_groups:
             parameters.update({id(p): p for p in group["params"] if p.requires_grad})
@@ -44,7 +46,9 @@ class ParameterVector:
         self._parameters = [p for p in tensors if p.numel()]
         self._buffers = buffers
         self._staging: torch.Tensor | None = None
-        self.layout = VectorLayout(tuple(t.numel() for t in [*self._parameters, *buffers.averaged]), codec)
+        self.layout = VectorLayout(
+            tuple(t.numel() for t in [*self._parameters, *buffers.averaged]), codec, download_codec
+        )
         self.numel = self.layout.total
 
     def new(self) -> torch.Tensor:

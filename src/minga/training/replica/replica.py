@@ -44,7 +44,7 @@ class Replica:
         """Global steps that this state has seen."""
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
-        self.vector = ParameterVector(optimizer, self._buffers, spec.averaging.codec)
+        self.vector = ParameterVector(optimizer, self._buffers, spec.averaging.codec, spec.averaging.download_codec)
         self._state = TrainingState(optimizer, model=model, scheduler=scheduler, include_buffers=averaged)
         self._schedule_at = self._epoch()
         self.vector.quick = True

@@ -66,7 +66,5 @@ class Delayed(Strategy):
     def _complete(self) -> torch.Tensor:
         return self._aside
 
-    def _forget_complete(self) -> None:
-        self._aside.zero_()
-        with self._condition:
-            self._aside_samples = 0
+    def _forget_count(self) -> None:
+        self._aside_samples = 0

@@ -37,6 +37,7 @@ class Strategy(ABC):
         self._condition, self._unit = condition, unit
         self._vector = new_vector()
         self._samples = 0
+        self._is_contributed = False  # what is complete is a mean at present, no sum
 
     # ---- under the condition: nothing here touches a number in a buffer
 
@@ -86,21 +87,26 @@ class Strategy(ABC):
     def contribution(self) -> tuple[torch.Tensor | None, int]:
         """The mean of what is complete, and its samples; None and 0 if it is empty. It must not be changed.
 
+        Until `absorb` or `take_back` it is the same however often it is asked for.
         Raises `NonFiniteError`, with the sum forgotten, if it holds NaN, infinity or numbers too large to be sent.
         """
         vector, samples = self._complete(), self.complete_samples
         if not samples:
             return None, 0
-        vector.div_(samples / self._unit)
-        if not is_finite(vector, CONTRIBUTION_LIMIT):
-            self._forget_complete()
-            raise NonFiniteError(f"the sum of the gradients of {samples} samples is not finite")
+        if not self._is_contributed:
+            try:
+                self._to_mean(vector, samples)
+            except NonFiniteError:
+                self._forget_complete()
+                raise
+            self._is_contributed = True
         return vector, samples
 
     def take_back(self) -> None:
-        """The round came to nothing: undo `contribution`."""
-        if self.complete_samples:
-            self._complete().mul_(self.complete_samples / self._unit)
+        """The round came to nothing: undo `contribution`, unless that is done already."""
+        if self._is_contributed:
+            self._is_contributed = False
+            self._to_sum(self._complete(), self.complete_samples)
 
     @abstractmethod
     def absorb(self, *, everything: bool) -> None:
@@ -109,5 +115,22 @@ class Strategy(ABC):
     @abstractmethod
     def _complete(self) -> torch.Tensor: ...
 
+    def _forget_complete(self) -> None:
+        self._is_contributed = False
+        self._complete().zero_()
+        with self._condition:
+            self._forget_count()
+
     @abstractmethod
-    def _forget_complete(self) -> None: ...
+    def _forget_count(self) -> None:
+        """Under the condition: there are no complete samples."""
+
+    def _to_mean(self, vector: torch.Tensor, samples: int) -> None:
+        """Make the sum over `samples` samples what is contributed, in place. Raises `NonFiniteError`."""
+        vector.div_(samples / self._unit)
+        if not is_finite(vector, CONTRIBUTION_LIMIT):
+            raise NonFiniteError(f"the sum of the gradients of {samples} samples is not finite")
+
+    def _to_sum(self, vector: torch.Tensor, samples: int) -> None:
+        """Undo `_to_mean`."""
+        vector.mul_(samples / self._unit)

@@ -45,7 +45,5 @@ class Synchronous(Strategy):
     def _complete(self) -> torch.Tensor:
         return self._vector
 
-    def _forget_complete(self) -> None:
-        self._vector.zero_()
-        with self._condition:
-            self._samples = 0
+    def _forget_count(self) -> None:
+        self._samples = 0

@@ -6,11 +6,10 @@ LONGEST = 100.0
 
 
 class Capped(Synchronous):
-    def contribution(self):
-        mean, samples = super().contribution()
-        self.factor = 1.0 if mean is None else min(1.0, LONGEST / max(float(mean.norm()), 1e-30))
-        return mean if mean is None else mean.mul_(self.factor), samples
+    def _to_mean(self, vector, samples):
+        super()._to_mean(vector, samples)
+        self.factor = min(1.0, LONGEST / max(float(vector.norm()), 1e-30))
+        vector.mul_(self.factor)
 
-    def take_back(self):
-        self._complete().div_(self.factor)
-        super().take_back()
+    def _to_sum(self, vector, samples):
+        super()._to_sum(vector.div_(self.factor), samples)

@@ -1,0 +1,178 @@
+"""The residual of lossy uploads: nothing is lost, whatever becomes of a round; and training gets where it should."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.allreduce.service import RoundAbortedError
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.registry import CODECS
+from minga.averaging.codecs.residual import MOST_STEPS_KEPT, Fate, Residual
+from minga.averaging.solver.division import Division, PartShare
+from minga.core.errors import ConfigurationError
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from minga.testing import CodecViolation, check_codec
+from minga.testing.codec_suite import check_residual
+from tests.worlds.loudest_codec import ENTRY, LoudestCodec
+from tests.worlds.reduce_world import World
+from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, pull, vector_replica, virtually
+
+NUMEL = 403
+
+
+@pytest.fixture(autouse=True)
+def layout(monkeypatch: pytest.MonkeyPatch) -> VectorLayout:
+    monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
+    return VectorLayout((NUMEL,), "loudest", "float32")
+
+
+def test_the_codec_of_these_tests_keeps_what_codecs_promise() -> None:
+    check_codec(LoudestCodec())
+
+
+def test_a_mean_cannot_travel_by_a_codec_that_needs_a_residual() -> None:
+    for choices in (("loudest",), ("float32", "loudest")):
+        with pytest.raises(ConfigurationError, match="means are not made up for"):
+            VectorLayout((NUMEL,), *choices)
+
+
+def test_the_suite_finds_a_codec_that_leaves_out_more_than_there_is() -> None:
+    class TooLoud(LoudestCodec):
+        def _decode_add(self, raw: torch.Tensor, accumulator: torch.Tensor, weight: float) -> None:
+            super()._decode_add(raw, accumulator, 3.0 * weight)
+
+    with pytest.raises(CodecViolation, match="it left out more than there was"):
+        check_residual(TooLoud())
+
+
+def test_a_contribution_gives_the_same_bytes_again(layout: VectorLayout) -> None:
+    residual, (chunk, *_) = Residual(NUMEL), layout.chunks(0, NUMEL, 50)
+    residual.mass.copy_(torch.arange(NUMEL))
+    sealed = residual.seal(torch.ones(NUMEL), 3, 0)
+    first, again = (bytes(sealed.encode(chunk, memoryview(bytearray(chunk.upload_bytes)))) for _ in range(2))
+    assert first == again
+    sealed.take_back()
+    again = bytes(residual.seal(torch.ones(NUMEL), 3, 0).encode(chunk, memoryview(bytearray(chunk.upload_bytes))))
+    assert first == again
+
+
+def test_only_one_contribution_at_a_time() -> None:
+    residual = Residual(NUMEL)
+    residual.seal(torch.ones(NUMEL), 1, 0)
+    with pytest.raises(RuntimeError, match="neither committed nor taken back"):
+        residual.seal(torch.ones(NUMEL), 1, 1)
+
+
+@pytest.mark.parametrize(("missed", "kept"), [(MOST_STEPS_KEPT, True), (MOST_STEPS_KEPT + 1, False), (-1, False)])
+def test_a_residual_of_long_ago_is_forgotten(missed: int, kept: bool) -> None:
+    residual = Residual(NUMEL)
+    residual.mass.fill_(1.0)
+    residual.step = 5
+    residual.seal(torch.ones(NUMEL), 1, 5 + missed)
+    assert bool(residual.mass.any()) is kept
+
+
+FLAT = Division(tuple(PartShare(0.25, root, ()) for root in range(4)), ())
+SITES = Division((PartShare(0.5, 0, (0, 2)), PartShare(0.5, 3, (1, 3))), ((0, 1), (2, 3)))
+
+
+@pytest.mark.parametrize("division", [FLAT, SITES], ids=["flat", "sites"])
+def test_rounds_conserve_mass(division: Division, layout: VectorLayout) -> None:
+    """Four members, one of which comes to nothing but receiving: what is applied and what is left is what came in."""
+
+    @virtually
+    async def main() -> None:
+        world, weights = World(4), [3, 0, 5, 2]
+        await world.start()
+        generator = torch.Generator().manual_seed(1)
+        residuals = [Residual(NUMEL) for _ in weights]
+        brought, applied = torch.zeros(2, NUMEL, dtype=torch.float64)
+        for step in range(12):
+            vectors = [torch.randn(NUMEL, generator=generator) for _ in weights]
+            plan = world.divide(layout, division, chunk_bytes=1024, step=step)
+            results, outcomes = await world.reduce(plan, layout, vectors, weights, residuals=residuals)
+            assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes), outcomes
+            assert all(torch.equal(result, results[0]) for result in results)
+            applied += sum(weights) * results[0].double()
+            brought += sum(weight * vector.double() for weight, vector in zip(weights, vectors, strict=True))
+        left = sum(residual.mass.double() for residual in residuals)
+        assert (brought - applied - left).norm() / brought.norm() < 1e-5
+        assert not residuals[1].mass.any()
+        assert residuals[2].mass.any()
+        await world.close()
+
+    main()
+
+
+def test_a_round_that_comes_to_nothing_leaves_the_residual_as_it_was(layout: VectorLayout) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(3)
+        await world.start()
+        residuals = [Residual(NUMEL) for _ in range(3)]
+        for residual in residuals:
+            residual.mass.fill_(0.5)
+        for cut_off in world.parties[1:]:
+            later(0.0, cut_off.network.process.kill)
+        vectors = [torch.ones(NUMEL)] * 3
+        _, (outcome,) = await world.reduce(world.plan(layout), layout, vectors, [1] * 3, who=[0], residuals=residuals)
+        assert isinstance(outcome, RoundAbortedError)
+        assert torch.equal(residuals[0].mass, torch.full((NUMEL,), 0.5))
+        residuals[0].seal(vectors[0], 1, 0).take_back()
+        await world.close()
+
+    main()
+
+
+def descend(layout: VectorLayout, residuals: list[Residual] | None) -> float:
+    """The distance from the minimum of a quadratic after many steps of two peers whose gradients differ a lot."""
+    targets = [torch.full((NUMEL,), 1.0), torch.linspace(-3, 3, NUMEL)]
+    targets[0][::16] = 40.0  # the loudest in its block on one peer, for as long as it has any gradient there
+    targets[1][::16] = -40.0
+    model, wanted = torch.zeros(NUMEL), sum(targets) / 2
+    for step in range(600):
+        mean = torch.zeros(NUMEL)
+        for peer, target in enumerate(targets):
+            residual = residuals[peer] if residuals else Residual(NUMEL)
+            sealed = residual.seal(model - target, 1, step)
+            chunks = layout.chunks(0, NUMEL, 1000)
+            for chunk in chunks:
+                mean[chunk.start : chunk.stop] += sealed._sent(chunk) / 2
+            sealed.commit((chunk, Fate.COUNTED) for chunk in chunks)
+        model -= 0.02 * mean
+    return float((model - wanted).norm() / wanted.norm())
+
+
+def test_with_the_residual_training_converges_and_without_it_does_not(layout: VectorLayout) -> None:
+    assert descend(layout, None) > 0.5
+    assert descend(layout, [Residual(NUMEL), Residual(NUMEL)]) < 0.3
+
+
+@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
+def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLayout) -> None:
+    """Uploads by one codec, means by another; all peers hold one state, and the state gets to where it should."""
+
+    @virtually
+    async def main() -> None:
+        averaging = {"codec": "loudest", "download_codec": "float16"}
+        spec = make_spec(6, averaging=averaging, training={"strategy": strategy})
+        swarm = Swarm(spec, make_replica=vector_replica(64), gradient=pull, seed=3)
+        for _ in range(3):
+            swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
+        try:
+            await swarm.run_until_step(40, limit_s=300)
+            await assert_equal_states(swarm)
+            assert not swarm.log.of("round.aborted")
+            for peer in swarm.peers.values():
+                residual = peer.session.member._residual  # type: ignore[union-attr]
+                assert residual is not None
+                assert residual.step >= 38
+                assert residual.mass.any()
+        finally:
+            await swarm.close()
+
+    main()
