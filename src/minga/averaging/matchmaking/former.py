@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -32,11 +32,12 @@ from minga.averaging.clocking.standby import Standby
 from minga.averaging.contracts import Contributor
 from minga.averaging.election import has_quorum
 from minga.averaging.group import GroupSettings, SwarmView
+from minga.averaging.matchmaking.acceptor import Acceptor
 from minga.averaging.matchmaking.follower import JOIN, PROBE, ask_around, follow
-from minga.averaging.matchmaking.leader import GroupLeader, OutOfSyncError, Surroundings
-from minga.averaging.matchmaking.quorum import QuorumRule
+from minga.averaging.matchmaking.leader import CLOSE_CHECK_S, GroupLeader, OutOfSyncError, Surroundings
+from minga.averaging.matchmaking.quorum import QuorumRule, check_electorate, with_electorate
 from minga.averaging.matchmaking.view import MembershipView
-from minga.averaging.messages import Join, Plan, Redirect, Report
+from minga.averaging.messages import Accepted, AskView, Join, Plan, Redirect, Report, View
 from minga.averaging.planning.plan_maker import UNFAIR, Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
@@ -49,6 +50,7 @@ from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 
+VIEW = "group.view"
 AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""
 STAND_BY_S = 0.25
@@ -79,15 +81,18 @@ class GroupFormation:
         self._surveyor, self._contributor = surveyor, contributor
         self._step = -1
         self._gathering: GroupLeader | None = None
+        self._viewless = set[PeerId]()  # members with a vote that could not tell who took part in the last round
         self._following: PeerId | None = None
         self._company = MembershipView(node, settings, surveyor)
         self._changed = Signal()
         self._merge_into: Address | None = None
         self._resting = Standby(node, contributor)
         self._desk = PlanMaker(node, settings, surveyor, divide)
-        self._permission = QuorumRule(node, surveyor, wait_in_minority=settings.wait_in_minority)
+        self._permission = QuorumRule(node, surveyor, settings)
+        self._acceptor = Acceptor(node.peer_id)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
+        node.serve(VIEW, self._serve_view)
 
     @property
     def view(self) -> tuple[PeerId, ...]:
@@ -104,6 +109,17 @@ class GroupFormation:
         self.previous = ""
         self.batch.forget()
 
+    def commit(self, plan: Plan) -> None:
+        """The round of this plan is committed."""
+        self._company.commit(plan)
+        self._acceptor.commit()
+
+    def give_up(self, plan: Plan, term: int, fingerprint: str) -> None:
+        """The round of this plan was given up after this peer held its result, in `term`, which may be committed."""
+        leader = plan.members[0].peer_id
+        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint)
+        self._acceptor.hold(held, plan.succession)
+
     async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
         """Find the group of `step` and return its plan; `avoid` went silent in the last round and is not asked first.
 
@@ -112,6 +128,7 @@ class GroupFormation:
         """
         self._step = step
         self._company.begin_step(step, avoid)
+        self._acceptor.begin_step(step)
         self._permission.begin_step(self._company.everyone)
         self._resting.begin_step(step)
         self._desk.expect(self.batch.present)
@@ -119,7 +136,7 @@ class GroupFormation:
         invited, tries = None, Counter[PeerId]()
         try:
             if not self.view:
-                invited = await ask_around(self._node, self._company.guides(), self._join_message(seats=-1))
+                invited = await ask_around(self._node, self._company.guides(), self._join_message(members=-1))
             while True:
                 if self._company.is_behind():
                     raise OutOfSyncError("the swarm went on without us", code="behind", round=step)
@@ -175,19 +192,22 @@ class GroupFormation:
     async def _follow(self, leader: Address) -> Plan | Address:
         self._following = leader.peer_id
         try:
-            join, numel = self._join_message(), self._settings.numel
-            outcome = await follow(self._node, self._contributor, leader, join, numel, self._is_due)
+            join, numel = self._join_message(leader.peer_id), self._settings.numel
+            outcome = await follow(self._node, self._contributor, self._acceptor, leader, join, numel, self._is_due)
         finally:
             self._following = None
         if isinstance(outcome, Plan):
             self.batch.check(outcome)
             self._desk.check(outcome)
+            check_electorate(outcome, self.view, self._acceptor)
+            self._acceptor.enter(outcome)
         elif outcome.peer_id in (*self._company.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code="stand_by", peer=leader.peer_id)
         return outcome
 
-    def _join_message(self, seats: int = 0) -> Join:
+    def _join_message(self, leader: PeerId | None = None, members: int = 0) -> Join:
+        """A join of `leader`, which is a promise to it, or only a question."""
         rates = self._surveyor.rates()
         return Join(
             step=self._step,
@@ -201,21 +221,23 @@ class GroupFormation:
             upload_shown=rates.upload_shown,
             download_shown=rates.download_shown,
             suspects=tuple(sorted(self._company.suspects.now()))[:64],
-            seats=seats,
+            seats=members,
             previous=self.previous,
             batch=self.batch.told,
+            ballot=self._acceptor.promise(leader) if leader is not None else 0,
+            accepted=self._acceptor.accepted,
         )
 
     # ---- leading
 
     async def _lead(self) -> Plan | Address:
         me = self._node.peer_id
-        own = Registration(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
-        step, view = self._step, self._company.everyone
+        own = Registration(self._join_message(me), self._contributor.report(), asyncio.get_running_loop().time())
         around = Surroundings(
             self._company.expected,
             self._surveyor.syncing,
-            lambda group: self._permission.may_close(step, view, group),
+            self._may_close,
+            lambda ballot: self._acceptor.raise_to(me, ballot),
             self._abdicate,
             self._company.at_work,
         )
@@ -224,15 +246,21 @@ class GroupFormation:
         self._changed.fire()
         loop = asyncio.get_running_loop()
         aside = [loop.create_task(self._probe_other_leaders(gathering)), loop.create_task(self._prepare(gathering))]
+        aside.append(loop.create_task(self._learn_view(gathering)))
         try:
             leader = await gathering.run()
             if leader is not None:
                 return leader
-            self._company.gave_up_waiting(gathering.everyone())
-            plan = await self._desk.plan(self._step, gathering.everyone())
-            next_batch = self.batch.next(gathering.everyone().values())
+            seats, ballot = gathering.everyone(), gathering.ballot
+            electorate = self._permission.electorate(self.view)
+            self._company.gave_up_waiting(seats)
+            plan = await self._desk.plan(self._step, seats)
+            next_batch = self.batch.next(seats.values())
             limits = gathering.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
+            plan = with_electorate(plan, electorate, {peer: seat.ballot for peer, seat in seats.items()}, ballot)
+            plan = await self._adopting(plan, electorate, seats)
+            self._acceptor.enter(plan)
             await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
         except BaseException:
@@ -243,6 +271,53 @@ class GroupFormation:
                 task.cancel()
             self._gathering = None
             self._changed.fire()
+
+    def _may_close(self, voters: Collection[PeerId], group: Collection[PeerId]) -> bool:
+        if self.view:
+            return self._permission.may_close(self._step, self.view, voters, group)
+        if set(voters) - self._viewless - {self._node.peer_id}:
+            return False  # they know who decides, and are being asked
+        return self._permission.may_found(self._step, self._company.everyone, group)
+
+    async def _learn_view(self, gathering: GroupLeader) -> None:
+        """Where this leader fetched its state, and so missed the last round: ask the members who took part in that."""
+        self._viewless = set[PeerId]()
+        while not self.view:
+            for peer in sorted(gathering.voters() - self._viewless - {self._node.peer_id}):
+                try:
+                    self._company.learn((await self._ask_view(peer)).members)
+                    break
+                except RemoteError:
+                    self._viewless.add(peer)
+            gathering.changed.fire()
+            await gathering.changed.wait(CLOSE_CHECK_S)
+
+    async def _ask_view(self, peer: PeerId, round_id: str = "") -> View:
+        return await self._node.call(peer, VIEW, AskView(self._step, round_id), View)
+
+    async def _adopting(self, plan: Plan, electorate: Collection[PeerId], seats: Mapping[PeerId, Registration]) -> Plan:
+        """The plan; if a member with a vote held the result of an earlier attempt, one that adopts the latest of them.
+
+        Raises `RejectedError` if it cannot be found out whose result that was.
+        """
+        deciding = electorate or seats
+        held = {peer: seat.join.accepted for peer, seat in seats.items() if seat.join.accepted is not None}
+        newest = max((held[peer] for peer in held if peer in deciding), key=lambda one: one.order, default=None)
+        if newest is None:
+            return plan
+        holders = [i for i, m in enumerate(plan.members) if _is_same(held.get(m.peer_id), newest)]
+        succession: tuple[str, ...] = ()
+        if _is_same(self._acceptor.accepted, newest):
+            succession = self._acceptor.succession
+        for holder in holders:
+            if not succession:
+                with contextlib.suppress(RemoteError):
+                    succession = (await self._ask_view(plan.members[holder].peer_id, newest.round_id)).members
+        if not succession:
+            raise RejectedError("no holder tells whose result it has", code="stand_by")
+        return msgspec.structs.replace(
+            plan, adopts=newest.round_id, holders=tuple(holders), view=succession, predicted_s=None
+        )
 
     async def _prepare(self, gathering: GroupLeader) -> None:
         """While the step is under way: have a division at hand for those who are there."""
@@ -267,10 +342,14 @@ class GroupFormation:
             await asyncio.sleep(PROBE_PERIOD_S)
             for peer in self._company.strangers(gathering.everyone())[:3]:
                 with contextlib.suppress(RemoteError):
-                    found = await self._node.call(peer, PROBE, self._join_message(len(gathering.seats)), Redirect)
+                    found = await self._node.call(
+                        peer, PROBE, self._join_message(members=len(gathering.seats)), Redirect
+                    )
                     if found.leader.peer_id not in (peer, self._node.peer_id):
                         leader = found.leader.peer_id
-                        found = await self._node.call(leader, PROBE, self._join_message(len(gathering.seats)), Redirect)
+                        found = await self._node.call(
+                            leader, PROBE, self._join_message(members=len(gathering.seats)), Redirect
+                        )
                     if found.leader.peer_id != self._node.peer_id:
                         self._merge_into = found.leader
                         gathering.changed.fire()
@@ -310,6 +389,17 @@ class GroupFormation:
         await stream.finish()
         await stream.drain()  # it may have sent updates meanwhile
 
+    async def _serve_view(self, _peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(AskView)
+        await self._reach(request.step)
+        acceptor, members = self._acceptor, self.view
+        if request.round_id:
+            is_held = acceptor.accepted is not None and acceptor.accepted.round_id == request.round_id
+            members = acceptor.succession if is_held else ()
+        if not members:
+            raise RejectedError("this peer does not know who took part in that round", code="stand_by")
+        await stream.send(View(tuple(members)))
+
     def _check_join(self, peer: PeerId, join: Join) -> None:
         if join.layout != self._settings.layout:
             raise RejectedError("its parameters have other shapes or another codec than this run's", code="layout")
@@ -326,3 +416,7 @@ class GroupFormation:
             await self._changed.wait(left)
         if step < self._step:
             raise RejectedError(f"step {step} is over, this is step {self._step}", code="behind")
+
+
+def _is_same(one: Accepted | None, other: Accepted) -> bool:
+    return one is not None and one.fingerprint == other.fingerprint
