@@ -198,7 +198,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     predicted_s: Seconds | None = None
     limits: Annotated[tuple[Samples, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     next_batch: Samples = 0
-    ballot: Ballot = 0
+    ballot: Annotated[int, msgspec.Meta(ge=1, le=MAX_BALLOT)] = 1
     voters: Members = ()
     electorate: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)] = 0
     tie_breaker: Index | None = None
@@ -260,6 +260,13 @@ class Alive(msgspec.Struct, frozen=True):
     """Coordinator to member: are you still in this round? Who was restarted meanwhile lives, but is not."""
 
     round_id: RoundId
+
+
+class RoundState(msgspec.Struct, frozen=True):
+    """Member to coordinator: the term whose result it holds and the one that it knows to be committed, None if none."""
+
+    held: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)] | None = None
+    committed: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)] | None = None
 
 
 class Assignment(msgspec.Struct, frozen=True):

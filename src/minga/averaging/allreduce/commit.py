@@ -46,7 +46,7 @@ from collections import defaultdict
 
 from minga.averaging.allreduce.coordinator import ALIVE
 from minga.averaging.allreduce.round import Round
-from minga.averaging.messages import Alive, Committed, Done, Hold
+from minga.averaging.messages import Alive, Committed, Hold, RoundState
 from minga.core.aio.hedging import racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
@@ -55,7 +55,7 @@ from minga.network.rpc.framing import MessageStream
 HOLD = "round.hold"
 LOOK_S, LOOK_SHARE = 1.0, 0.05
 """Seconds, or the share of the round if that is longer, after which a coordinator that still waits for a quorum asks
-the members that hold nothing yet whether they live."""
+the members of which it does not know that they hold it."""
 
 
 @loop_bound
@@ -172,7 +172,12 @@ class Commit:
     async def _look_after(self, member: int) -> None:
         round = self._round
         try:
-            await round.node.call(round.members[member], ALIVE, Alive(round.plan.round_id), Done)
+            state = await round.node.call(round.members[member], ALIVE, Alive(round.plan.round_id), RoundState)
         except RemoteError as error:
             if not round.decided.is_set():
                 round.bury(member, error.message)
+        else:
+            if state.committed is not None:  # another member coordinated
+                self._judge(state.committed)
+            elif state.held is not None:
+                self._note(state.held, {member})

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from minga.averaging.allreduce.round import Round, unpack_bitmap
 from minga.averaging.allreduce.sender import fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
-from minga.averaging.messages import MAX_TERM, Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair
+from minga.averaging.messages import MAX_TERM, Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair, RoundState
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.events.averaging import RoundRepaired
 from minga.core.thread_guard import loop_bound
@@ -120,7 +120,7 @@ class Coordinator:
         async def answers(member: int) -> bool:
             try:
                 async with asyncio.timeout(ALIVE_PATIENCE_S):
-                    await round.node.call(round.members[member], ALIVE, question, Done)
+                    await round.node.call(round.members[member], ALIVE, question, RoundState)
             except (RemoteError, TimeoutError):
                 return False
             return True

@@ -90,7 +90,7 @@ class Repairer:
                 round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
             useless = self._useless()
             if useless or self._orphans():
-                async with racing([self._report(tuple(sorted(useless))), round.decided.wait()]) as ends:
+                async with racing([self._report(tuple(sorted(useless))), round.over.wait()]) as ends:
                     await next(ends)
                 if self._orphans():  # nobody can help at present
                     await round.changed.wait(REPORT_PAUSE_S)

@@ -116,8 +116,8 @@ class Round:
         self.committed_term: int | None = None
         """The term whose result a quorum held, as soon as this member knows of one."""
         self.aborted: str | None = None
-        self.decided = asyncio.Event()
-        """Set when the result is committed, or the round given up."""
+        self.over, self.decided = asyncio.Event(), asyncio.Event()
+        """Set when the round is given up; and when it is, or its result is committed."""
         self.fetching: set[int] = set()
         self.came, self.changed = Signal(), Signal()
         """Fire with each chunk, and with anything else that tasks may wait for."""
@@ -207,6 +207,7 @@ class Round:
     def abort(self, why: str) -> None:
         """Give the round up, unless it already is."""
         self.aborted = self.aborted or why
+        self.over.set()
         self.decided.set()
         for signal in self._signals:
             signal.fire()

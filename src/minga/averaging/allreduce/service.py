@@ -13,7 +13,19 @@ from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.messages import Alive, Committed, Done, FetchChunks, Freeze, Hold, Lost, PartHello, Plan, Repair
+from minga.averaging.messages import (
+    Alive,
+    Committed,
+    Done,
+    FetchChunks,
+    Freeze,
+    Hold,
+    Lost,
+    PartHello,
+    Plan,
+    Repair,
+    RoundState,
+)
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
@@ -162,8 +174,11 @@ class AllReduce:
 
     async def _serve_alive(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Alive)
-        await self._expect(peer, request.round_id)
-        await stream.send(Done())
+        if (term := self._past.get(request.round_id)) is not None:
+            await stream.send(RoundState(term, term))
+            return
+        round, _, _ = await self._expect(peer, request.round_id)
+        await stream.send(RoundState(round.held_term, round.committed_term))
 
     async def _serve_freeze(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Freeze)

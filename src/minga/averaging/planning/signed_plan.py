@@ -162,8 +162,6 @@ def _flaws_of_the_decision(plan: Plan) -> Iterator[str]:
         yield "it counts a vote twice"
     if not electorate.is_quorum(known):
         yield "too few of its members have a vote"
-    if plan.ballot < 1:
-        yield "it is of no attempt"
     if bool(plan.adopts) != bool(plan.holders) or bool(plan.adopts) != bool(plan.view):
         yield "it adopts a result without holders, or without those who made it"
 
