@@ -66,8 +66,12 @@ class Reducer:
 
     @property
     def _is_taken_over(self) -> bool:
-        """Whether enough members have what is made here to commit it; a relay makes nothing of its own."""
-        return self._is_relay or self._round.electorate.is_quorum(self._taken)
+        """Whether enough members have what is made here to commit it, or others make it; a relay makes nothing."""
+        round = self._round
+        replaced = round.given_up | round.revoked
+        if self._is_relay or not replaced.isdisjoint(round.routes.hops(self._assignment)):
+            return True
+        return round.electorate.is_quorum(self._taken)
 
     @property
     def is_stuck(self) -> bool:
