@@ -88,7 +88,12 @@ class Scene:
         self.closable = True
         self.other: Address | None = None
         surroundings = Surroundings(
-            lambda: self.expected, lambda: self.syncing, self._may_close, lambda ballot: 0, lambda: self.other
+            lambda: self.expected,
+            lambda: self.syncing,
+            self._may_close,
+            lambda ballot: 0,
+            lambda seats: False,
+            lambda: self.other,
         )
         seat = Registration(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
         self.gathering = GroupLeader(

@@ -14,7 +14,7 @@ instance for each step, and these parts:
 
     acceptors   the members of the last committed round, without those who said goodbye: the *electorate*
     ballot      (number of the attempt, its leader, term of its last repair), compared in this order
-    promise     to join a leader (`matchmaking/acceptor.py`); within a round, to answer a `Freeze` of a term
+    promise     to join a leader (`averaging/matchmaking/acceptor.py`); within a round, to answer a `Freeze` of a term
     accept      to hold a result, said by `Hold`
     value       the vector, and with it the members of the round that made it: the next step's electorate
 
@@ -59,7 +59,7 @@ the members of which it does not know that they hold it."""
 
 
 @loop_bound
-class Commit:
+class QuorumCommit:
     """One member's part in the commit of a round, and the coordinator's if it falls to this member."""
 
     def __init__(self, round: Round) -> None:

@@ -25,7 +25,7 @@ import asyncio
 from collections.abc import Iterable
 from weakref import WeakMethod
 
-from minga.averaging.allreduce.commit import Commit
+from minga.averaging.allreduce.commit import QuorumCommit
 from minga.averaging.allreduce.coordinator import LOST, Coordinator, exist, is_valid, responsible
 from minga.averaging.allreduce.reducer import Reducer
 from minga.averaging.allreduce.round import Round
@@ -60,7 +60,7 @@ class Repairer:
         self._frozen = 0, 0.0  # a promised term, and since when this member waits for its repair
         self._slowness = StragglerDetector(round)
         self.coordinator = Coordinator(round, self._slowness, WeakMethod(self.apply))
-        self.commit = Commit(round)
+        self.commit = QuorumCommit(round)
 
     def start(self) -> None:
         """Begin with the plan's own parts, or with the result that it adopts."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import msgspec
 
@@ -34,10 +34,11 @@ from minga.averaging.election import has_quorum
 from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.acceptor import Acceptor
 from minga.averaging.matchmaking.follower import JOIN, PROBE, ask_around, follow
-from minga.averaging.matchmaking.leader import CLOSE_CHECK_S, GroupLeader, OutOfSyncError, Surroundings
-from minga.averaging.matchmaking.quorum import QuorumRule, check_electorate, with_electorate
+from minga.averaging.matchmaking.leader import GroupLeader, OutOfSyncError, Surroundings
+from minga.averaging.matchmaking.quorum import QuorumRule
+from minga.averaging.matchmaking.succession import Succession
 from minga.averaging.matchmaking.view import MembershipView
-from minga.averaging.messages import Accepted, AskView, Join, Plan, Redirect, Report, View
+from minga.averaging.messages import Accepted, Join, Plan, Redirect, Report
 from minga.averaging.planning.plan_maker import UNFAIR, Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
@@ -50,7 +51,6 @@ from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 
-VIEW = "group.view"
 AHEAD_PATIENCE_S = 5.0
 """Seconds that a join for a later step waits for this peer to get there before it is refused."""
 STAND_BY_S = 0.25
@@ -81,18 +81,16 @@ class GroupFormation:
         self._surveyor, self._contributor = surveyor, contributor
         self._step = -1
         self._gathering: GroupLeader | None = None
-        self._viewless = set[PeerId]()  # members with a vote that could not tell who took part in the last round
         self._following: PeerId | None = None
         self._company = MembershipView(node, settings, surveyor)
         self._changed = Signal()
         self._merge_into: Address | None = None
         self._resting = Standby(node, contributor)
         self._desk = PlanMaker(node, settings, surveyor, divide)
-        self._permission = QuorumRule(node, surveyor, settings)
         self._acceptor = Acceptor(node.peer_id)
+        self._succession = Succession(node, self._company, QuorumRule(node, surveyor, settings), self._acceptor)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
-        node.serve(VIEW, self._serve_view)
 
     @property
     def view(self) -> tuple[PeerId, ...]:
@@ -128,8 +126,7 @@ class GroupFormation:
         """
         self._step = step
         self._company.begin_step(step, avoid)
-        self._acceptor.begin_step(step)
-        self._permission.begin_step(self._company.everyone)
+        self._succession.begin_step(step)
         self._resting.begin_step(step)
         self._desk.expect(self.batch.present)
         self._changed.fire()
@@ -199,8 +196,7 @@ class GroupFormation:
         if isinstance(outcome, Plan):
             self.batch.check(outcome)
             self._desk.check(outcome)
-            check_electorate(outcome, self.view, self._acceptor)
-            self._acceptor.enter(outcome)
+            self._succession.enter(outcome)
         elif outcome.peer_id in (*self._company.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code="stand_by", peer=leader.peer_id)
@@ -236,8 +232,9 @@ class GroupFormation:
         around = Surroundings(
             self._company.expected,
             self._surveyor.syncing,
-            self._may_close,
+            self._succession.may_close,
             lambda ballot: self._acceptor.raise_to(me, ballot),
+            lambda seats: self._succession.newest_held(seats) is not None,
             self._abdicate,
             self._company.at_work,
         )
@@ -246,21 +243,19 @@ class GroupFormation:
         self._changed.fire()
         loop = asyncio.get_running_loop()
         aside = [loop.create_task(self._probe_other_leaders(gathering)), loop.create_task(self._prepare(gathering))]
-        aside.append(loop.create_task(self._learn_view(gathering)))
+        aside.append(loop.create_task(self._succession.learn_view(gathering)))
         try:
             leader = await gathering.run()
             if leader is not None:
                 return leader
             seats, ballot = gathering.everyone(), gathering.ballot
-            electorate = self._permission.electorate(self.view)
             self._company.gave_up_waiting(seats)
             plan = await self._desk.plan(self._step, seats)
             next_batch = self.batch.next(seats.values())
             limits = gathering.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
-            plan = with_electorate(plan, electorate, {peer: seat.ballot for peer, seat in seats.items()}, ballot)
-            plan = await self._adopting(plan, electorate, seats)
-            self._acceptor.enter(plan)
+            plan = await self._succession.decide(plan, seats, ballot)
+            self._succession.enter(plan)
             await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
         except BaseException:
@@ -271,53 +266,6 @@ class GroupFormation:
                 task.cancel()
             self._gathering = None
             self._changed.fire()
-
-    def _may_close(self, voters: Collection[PeerId], group: Collection[PeerId]) -> bool:
-        if self.view:
-            return self._permission.may_close(self._step, self.view, voters, group)
-        if set(voters) - self._viewless - {self._node.peer_id}:
-            return False  # they know who decides, and are being asked
-        return self._permission.may_found(self._step, self._company.everyone, group)
-
-    async def _learn_view(self, gathering: GroupLeader) -> None:
-        """Where this leader fetched its state, and so missed the last round: ask the members who took part in that."""
-        self._viewless = set[PeerId]()
-        while not self.view:
-            for peer in sorted(gathering.voters() - self._viewless - {self._node.peer_id}):
-                try:
-                    self._company.learn((await self._ask_view(peer)).members)
-                    break
-                except RemoteError:
-                    self._viewless.add(peer)
-            gathering.changed.fire()
-            await gathering.changed.wait(CLOSE_CHECK_S)
-
-    async def _ask_view(self, peer: PeerId, round_id: str = "") -> View:
-        return await self._node.call(peer, VIEW, AskView(self._step, round_id), View)
-
-    async def _adopting(self, plan: Plan, electorate: Collection[PeerId], seats: Mapping[PeerId, Registration]) -> Plan:
-        """The plan; if a member with a vote held the result of an earlier attempt, one that adopts the latest of them.
-
-        Raises `RejectedError` if it cannot be found out whose result that was.
-        """
-        deciding = electorate or seats
-        held = {peer: seat.join.accepted for peer, seat in seats.items() if seat.join.accepted is not None}
-        newest = max((held[peer] for peer in held if peer in deciding), key=lambda one: one.order, default=None)
-        if newest is None:
-            return plan
-        holders = [i for i, m in enumerate(plan.members) if _is_same(held.get(m.peer_id), newest)]
-        succession: tuple[str, ...] = ()
-        if _is_same(self._acceptor.accepted, newest):
-            succession = self._acceptor.succession
-        for holder in holders:
-            if not succession:
-                with contextlib.suppress(RemoteError):
-                    succession = (await self._ask_view(plan.members[holder].peer_id, newest.round_id)).members
-        if not succession:
-            raise RejectedError("no holder tells whose result it has", code="stand_by")
-        return msgspec.structs.replace(
-            plan, adopts=newest.round_id, holders=tuple(holders), view=succession, predicted_s=None
-        )
 
     async def _prepare(self, gathering: GroupLeader) -> None:
         """While the step is under way: have a division at hand for those who are there."""
@@ -389,17 +337,6 @@ class GroupFormation:
         await stream.finish()
         await stream.drain()  # it may have sent updates meanwhile
 
-    async def _serve_view(self, _peer: PeerId, stream: MessageStream) -> None:
-        request = await stream.receive(AskView)
-        await self._reach(request.step)
-        acceptor, members = self._acceptor, self.view
-        if request.round_id:
-            is_held = acceptor.accepted is not None and acceptor.accepted.round_id == request.round_id
-            members = acceptor.succession if is_held else ()
-        if not members:
-            raise RejectedError("this peer does not know who took part in that round", code="stand_by")
-        await stream.send(View(tuple(members)))
-
     def _check_join(self, peer: PeerId, join: Join) -> None:
         if join.layout != self._settings.layout:
             raise RejectedError("its parameters have other shapes or another codec than this run's", code="layout")
@@ -416,7 +353,3 @@ class GroupFormation:
             await self._changed.wait(left)
         if step < self._step:
             raise RejectedError(f"step {step} is over, this is step {self._step}", code="behind")
-
-
-def _is_same(one: Accepted | None, other: Accepted) -> bool:
-    return one is not None and one.fingerprint == other.fingerprint

@@ -72,6 +72,8 @@ class Surroundings:
     """Whether a group may take the step: given those of it who promised this attempt's number, and all of it."""
     promise: Callable[[int], int]
     """The leader itself promises a number, and says what it promised by now (0: it has no vote)."""
+    is_in_doubt: Callable[[Mapping[PeerId, Registration]], bool]
+    """Whether a member with a vote holds a result of the step already."""
     abdicate: Callable[[], Address | None]
     """Somebody else who leads this step after all, or None."""
     at_work: Callable[[], Collection[PeerId]] = tuple
@@ -189,8 +191,7 @@ class GroupLeader:
     def _is_full(self) -> bool:
         """Whether there are samples enough; none are needed for a result that one of the members holds already."""
         self._refresh()
-        is_in_doubt = any(seat.join.accepted is not None for seat in self.everyone().values())
-        return is_in_doubt or self._samples() >= self.batch.present
+        return self.around.is_in_doubt(self.everyone()) or self._samples() >= self.batch.present
 
     async def _direct(self) -> None:
         """Tell the members where to stop, if that is not what they know and makes the step shorter."""

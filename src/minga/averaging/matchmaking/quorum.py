@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
-
-from msgspec.structs import replace
+from collections.abc import Collection, Sequence
 
 from minga.averaging.election import by_tie_breaker, has_quorum, is_majority
 from minga.averaging.group import GroupSettings, SwarmView
-from minga.averaging.matchmaking.acceptor import Acceptor
-from minga.averaging.messages import Plan
-from minga.core.errors import MinorityError, ProtocolError
+from minga.core.errors import MinorityError
 from minga.core.events.averaging import GroupMinority
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.changes import Change, Presence
@@ -93,27 +89,3 @@ class QuorumRule:
                 f"only {group_size} of the {view_size} members of the last round can be seen from here; "
                 "the rest may be training on without us. Check this machine's network and join again."
             )
-
-
-def with_electorate(plan: Plan, electorate: Sequence[PeerId], ballots: Mapping[PeerId, int], ballot: int) -> Plan:
-    """The plan of attempt `ballot`: decided by the `electorate`, whose first breaks ties; a first group's is empty."""
-    if not electorate:
-        return replace(plan, ballot=max(1, ballot))
-    places = {member.peer_id: index for index, member in enumerate(plan.members)}
-    voters = [places[peer] for peer in electorate if ballots.get(peer) == ballot]
-    return replace(
-        plan,
-        ballot=ballot,
-        voters=tuple(sorted(voters)),
-        electorate=len(electorate),
-        tie_breaker=places.get(electorate[0]),
-    )
-
-
-def check_electorate(plan: Plan, view: Collection[PeerId], acceptor: Acceptor) -> None:
-    """Raise `ProtocolError` if a plan is decided by others than the members of the last round, `view` if known."""
-    leader, members = plan.members[0].peer_id, [member.peer_id for member in plan.members]
-    if view and not plan.electorate and acceptor.has_vote:
-        raise ProtocolError("it begins anew although there was a last round", peer=leader, phase="group")
-    if view and (plan.electorate > len(view) or any(members[voter] not in view for voter in plan.voters)):
-        raise ProtocolError("it lets others decide than the last round's members", peer=leader, phase="group")
