@@ -61,18 +61,17 @@ class Acceptor:
     def enter(self, plan: Plan) -> None:
         """This peer takes part in the round of a plan.
 
-        Raises `ProtocolError` if it has a vote and promised another number than the plan's, or if the plan takes it for
+        Raises `ProtocolError` if it has a vote and promised a higher number, or if the plan takes it for
         a holder of what it does not hold.
         """
         leader, me = plan.members[0].peer_id, [member.peer_id for member in plan.members].index(self._me)
         held = self.accepted.round_id if self.accepted is not None else ""
         if me in plan.holders and held != plan.adopts:
             raise ProtocolError("the plan counts on a result that this peer does not hold", peer=leader, phase="group")
-        if self.has_vote and plan.electorate and (plan.ballot, leader) != (self._promised, self._leader):
-            raise ProtocolError("the plan has another number than its leader was promised", peer=leader, phase="group")
-        self._is_used = True
-        if not plan.electorate:  # a first group: its members decide, from now on
-            self.has_vote, self._promised, self._leader = True, max(self._promised, plan.ballot), leader
+        if self.has_vote and plan.electorate and (leader != self._leader or plan.ballot < self._promised):
+            raise ProtocolError("the plan has a lower number than its leader was promised", peer=leader, phase="group")
+        self._promised, self._leader, self._is_used = max(self._promised, plan.ballot), leader, True
+        self.has_vote = self.has_vote or not plan.electorate  # the members of a first group decide, from now on
 
     def hold(self, accepted: Accepted, succession: tuple[PeerId, ...]) -> None:
         """The round was given up after this peer held its result."""
