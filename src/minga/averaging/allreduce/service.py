@@ -168,8 +168,10 @@ class AllReduce:
 
     async def _serve_lost(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Lost)
-        _, repairer, sender = await self._expect(peer, request.round_id)
+        round, repairer, sender = await self._expect(peer, request.round_id)
+        _require_going_on(round)
         await repairer.coordinator.hear(sender, request)
+        _require_going_on(round)
         await stream.send(Done())
 
     async def _serve_alive(self, peer: PeerId, stream: MessageStream) -> None:
@@ -178,11 +180,13 @@ class AllReduce:
             await stream.send(RoundState(term, term))
             return
         round, _, _ = await self._expect(peer, request.round_id)
+        _require_going_on(round)
         await stream.send(RoundState(round.held_term, round.committed_term))
 
     async def _serve_freeze(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Freeze)
-        _, repairer, sender = await self._expect(peer, request.round_id)
+        round, repairer, sender = await self._expect(peer, request.round_id)
+        _require_going_on(round)
         await stream.send(repairer.freeze(sender, request))
 
     async def _serve_repair(self, peer: PeerId, stream: MessageStream) -> None:
@@ -198,3 +202,9 @@ class AllReduce:
             return
         _, repairer, sender = await self._expect(peer, request.round_id)
         await repairer.commit.serve(sender, stream, request)
+
+
+def _require_going_on(round: Round) -> None:
+    """Who gave a round up takes no part in it any more: it may have promised another attempt by now."""
+    if round.aborted and round.committed_term is None:
+        raise RejectedError(round.aborted, code="aborted")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from minga.averaging.election import by_tie_breaker, has_quorum, is_majority
 from minga.averaging.group import GroupSettings, SwarmView
+from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.core.errors import MinorityError
 from minga.core.events.averaging import GroupMinority
 from minga.core.thread_guard import loop_bound
@@ -16,6 +17,9 @@ from minga.network.rpc.node import Node
 
 UNANIMOUS_S = 10.0
 """Seconds for which a group of peers without a common past waits for everybody in sight, before most of them do."""
+
+OVERTAKEN_S = 1.0
+"""Seconds for which a member of the last round has to be past a step that finds no quorum, before the step is over."""
 
 
 @loop_bound
@@ -33,12 +37,13 @@ class QuorumRule:
         self._departed: set[PeerId] = set()
         self._in_minority = False
         self._apart_since_s: float | None = None
+        self._overtaken_since_s: float | None = None
         surveyor.observe(self._note_departures)
 
     def begin_step(self, view: Collection[PeerId]) -> None:
         """Forget for how long the group of the last step was in doubt, and who left before the members of `view`."""
         self._departed.intersection_update(view)
-        self._in_minority, self._apart_since_s = False, None
+        self._in_minority, self._apart_since_s, self._overtaken_since_s = False, None, None
 
     def electorate(self, view: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """The members of the last round that have not said goodbye, the tie-breaker first."""
@@ -49,16 +54,18 @@ class QuorumRule:
     ) -> bool:
         """Whether a group with these `voters` may take `step`, `view` being the members of the last round.
 
-        `seen` are all of the group. Raises `MinorityError` if the view's majority is out of sight and the run spec says
-        to stop then.
+        `seen` are all of the group. Raises `OutOfSyncError` if the step is over already, and `MinorityError` if the
+        view's majority is out of sight and the run spec says to stop then.
         """
         if self._surveyor.is_behind(step):  # the others took it meanwhile, so none of them is at it any more
             return False
         electorate = self.electorate(view)
+        if has_quorum(voters, electorate):
+            return True
+        self._look_whether_over(step, electorate)
         if not has_quorum({*seen, *self._surveyor.alive()}, electorate):
             self._report_minority(step, len(seen), len(view))
-            return False
-        return has_quorum(voters, electorate)
+        return False
 
     def may_found(self, step: int, origin: Sequence[PeerId], group: Collection[PeerId]) -> bool:
         """Whether `group`, none of whom knows of a last round, may be the first one; `origin` are those from whom this
@@ -73,6 +80,18 @@ class QuorumRule:
             if now - self._apart_since_s < UNANIMOUS_S:
                 return False
         return not self._surveyor.is_behind(step) and is_majority(group, rivals)
+
+    def _look_whether_over(self, step: int, electorate: Collection[PeerId]) -> None:
+        """One member of the last round that is past the step is enough: it applied a committed result. Too few others
+        may be left to find that out by a new attempt. They get it with its state.
+        """
+        now = asyncio.get_running_loop().time()
+        if set(electorate).isdisjoint(self._surveyor.ahead(step)):
+            self._overtaken_since_s = None
+            return
+        self._overtaken_since_s = self._overtaken_since_s or now
+        if now - self._overtaken_since_s > OVERTAKEN_S:
+            raise OutOfSyncError("a member of the last round took this step already", code="behind", round=step)
 
     def _note_departures(self, peer: PeerId, change: Change) -> None:
         if change is Presence.LEFT:
