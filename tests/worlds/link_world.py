@@ -32,9 +32,9 @@ class Peer:
         self.log: list[Event] = []
         events = EventBus(clock)
         events.subscribe(self.log.append)
-        lines = AccessLink(clock, network.wall_time, up, down)
+        access_link = AccessLink(clock, network.wall_time, up, down)
         role = "trainer" if network.settings.dialable else "client"
-        self.node = Node(network, run_id="run", role=role, lookup=book.get, events=events, lines=lines)  # type: ignore[arg-type]
+        self.node = Node(network, run_id="run", role=role, lookup=book.get, events=events, access_link=access_link)  # type: ignore[arg-type]
         self.prober = Prober(self.node, lambda: [peer for peer in book if peer != self.peer_id])
         self.received = 0
         self.node.serve("test.take", self._take)
@@ -47,7 +47,7 @@ class Peer:
             await sending
 
     def rates(self) -> AccessRates:
-        return self.node.lines.rates()
+        return self.node.access_link.rates()
 
     async def _send(self, stream: MessageStream, size: int) -> None:
         frame = bytes(FRAME_BYTES)

@@ -11,11 +11,11 @@ under the name of the person, until a date that is hours away (`minga.identity.a
 organiser's key lies on a web server, members verify everything offline, and a stolen invitation can admit at most
 as many peers as it is for, until the organisers bar it.
 
-A request is signed by the peer's key and holds the run's id and a nonce that counts once and for a minute. So only
-the owner of the key gets its token, and a recorded request is worth nothing. Nobody's clock matters for that. The
-list of people, and how many peers each may have, is a file (server/allow_list); who got what is kept in another
-(server/roster). Before a token expires its peer gets the next one by its key alone, without another login, as long
-as its person is on the list, and for some weeks at most.
+A request is signed by the peer's key and holds the run's id and a nonce that counts once and for a minute. So only the
+owner of the key gets its token, and a recorded request is worth nothing. No clock matters for that. The list of people,
+and how many peers each may have, is a file (server/allow_list); another file (server/roster) keeps the tokens of each
+person. Before a token expires its peer gets the next one by its key alone, without another login, as long as its person
+is on the list, and for some weeks at most.
 
 `join` is `minga.join` for links that name an authority; `minga join` uses it, and programs with their own loop can.
 

@@ -1,4 +1,4 @@
-"""What the authority and its clients say to each other, as JSON over HTTP."""
+"""The messages between the authority and its clients, as JSON over HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NONCE_BYTES = 16
 OFFER_PATH, DEVICE_PATH, TOKEN_PATH = "/v1/offer", "/v1/device", "/v1/token"
 
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*\Z"
-"""What others sent is shown on terminals, which obey control characters."""
+"""Terminals show these texts of others, and obey control characters."""
 
 Text = Annotated[str, Meta(min_length=1, max_length=200, pattern=_PRINTABLE)]
 Secret = Annotated[str, Meta(min_length=1, max_length=1000)]
@@ -94,7 +94,7 @@ class SignedRequest(Message, frozen=True):
 
 
 class LoginOffer(Message, frozen=True):
-    """What a client has to know to ask: the run, the provider's name, the ways to log in, and a nonce."""
+    """The facts that a client needs for a request: the run, the provider's name, the ways to log in, and a nonce."""
 
     run: Key
     provider: Text
@@ -121,7 +121,7 @@ class Issued(Message, frozen=True, tag="issued", tag_field="kind"):
 
 
 class Pending(Message, frozen=True, tag="pending", tag_field="kind"):
-    """The browser has to be waited for; ask again after so many seconds."""
+    """The person has not finished in the browser; ask again after this many seconds."""
 
     interval_s: Seconds
 

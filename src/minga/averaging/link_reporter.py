@@ -25,8 +25,8 @@ CHANGE = 0.1
 
 def links_of(node: Node) -> Links:
     """What a node knows of its line and its paths at present: the paths that were used last."""
-    rates = node.lines.rates()
-    up, down = dict(node.lines.meter.up.paths()), dict(node.lines.meter.down.paths())
+    rates = node.access_link.rates()
+    up, down = dict(node.access_link.meter.up.paths()), dict(node.access_link.meter.down.paths())
     peers = list(dict.fromkeys(peer for pair in zip([*up, *down], [*down, *up], strict=True) for peer in pair))
     return Links(
         _whole(rates.upload),
@@ -57,7 +57,7 @@ class LinkReporter:
             await asyncio.sleep(period_s / 2.0)
 
     def _publish_if_due(self, now: float, period_s: float) -> None:
-        meter = self._node.lines.meter
+        meter = self._node.access_link.meter
         meter.up.settle()
         meter.down.settle()
         changes = meter.up.changes + meter.down.changes
@@ -70,7 +70,7 @@ class LinkReporter:
         if news or (now - self._published_s >= longer_s and has_moved(links, self._published)):
             self._published, self._published_s = links, now
             self._board.put(links)
-            rates = self._node.lines.rates()
+            rates = self._node.access_link.rates()
             self._node.events.emit(
                 LinksMeasured(
                     upload=rates.upload,

@@ -41,7 +41,7 @@ Upload = Annotated[
 ]
 Download = Annotated[str | None, typer.Option("--max-download", help="Receive no faster than this; as above.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, and the link stays valid. 0: any.")]
-LeashFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
+ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
 
 
 @app.callback(invoke_without_command=True)
@@ -89,7 +89,7 @@ def host(
     ephemeral: Ephemeral = False,
     qr: Annotated[bool, typer.Option(help="Show the link as a QR code, too.")] = True,
     example: Annotated[bool, typer.Option("--example", help="Print a commented run spec and exit.")] = False,
-    leash: LeashFlag = False,
+    parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
     """Start a run, or go on with it: prints ONE link, and stays as monitor, seed and auxiliary."""
@@ -101,7 +101,7 @@ def host(
         return
     if spec is None:
         raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
-    ready = make_context(json_output=json_output, leash=leash, slow_imports=True)
+    ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
     from minga.cli.taking_part.host import run_host
     from minga.cli.terminal.peer_options import WorkOptions, peer_options
 
@@ -145,11 +145,11 @@ def join(
     secret: Annotated[
         Path | None, typer.Option(help="File with the code or access token to log in with (default: ask).")
     ] = None,
-    leash: LeashFlag = False,
+    parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
     """Take part in a run with this machine; everything else comes with the link. Ctrl-C leaves at any time."""
-    ready = make_context(json_output=json_output, leash=leash, slow_imports=True)
+    ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
     from minga.cli.taking_part.join import JoinOptions, run_join
     from minga.cli.taking_part.login import LoginOptions
     from minga.cli.terminal.peer_options import WorkOptions, peer_options

@@ -3,8 +3,8 @@
 Fresh memory is not free: the system hands it out page by page as it is first written to, which takes longer than the
 writing itself. So what was used once is used again.
 
-A room is free when nobody refers to it any more: no view of it, no slice, no tensor over it. That is seen by a weak
-reference to the array which all of these keep alive; the bytes below it go back to where they came from.
+A piece is free when no object refers to it any more: no view of it, no slice, no tensor over it. A weak reference to
+the array that all of these keep alive shows that; then the bytes return to the pool.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Piece = npt.NDArray[np.uint8]
 
 
 class BufferPool:
-    """Pieces of memory that are used again; `take` may be called in any thread, `trim` while nobody else does."""
+    """Pieces of memory that are used again. Any thread may call `take`, and one at a time `trim`."""
 
     def __init__(self) -> None:
         self._returned: SimpleQueue[Piece] = SimpleQueue()  # whose `put` is safe wherever a finalizer may run
         self._free: dict[int, list[Piece]] = {}
         self._idle: dict[int, list[Piece]] = {}
-        """By size, the pieces that nobody uses; the second ones since before the last trim."""
+        """By size, the unused pieces; the second list has those unused since before the last trim."""
 
     def take(self, size_bytes: int) -> memoryview:
-        """Writable memory of so many bytes, in which anything may stand."""
+        """Writable memory of `size_bytes` bytes, with arbitrary contents."""
         self._collect()
         memory = _pop(self._free, size_bytes)
         if memory is None:
@@ -44,7 +44,7 @@ class BufferPool:
         return memoryview(owner)  # type: ignore[arg-type]  # numpy arrays are buffers at run time
 
     def trim(self) -> None:
-        """Give back to the system what nobody took since the last time."""
+        """Give pieces that were not taken since the last call back to the system."""
         self._collect()
         self._idle, self._free = self._free, {}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, body: bytes) -> None:
-    """Write `body` to `path`, whose folder is made if it is missing; what was there before stays until all is written.
+    """Write `body` to `path`, whose folder is made if it is missing; the old file stays until all is written.
 
     Raises `OSError` if the disk refuses; nothing is left behind then.
     """

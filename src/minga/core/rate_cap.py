@@ -1,12 +1,12 @@
-"""Limits that people set on their own line, which may depend on the time of day.
+"""Caps that people set on their own access link, which may depend on the time of day.
 
     10Mbit                                     always
     10Mbit, 50Mbit 23:00-07:00                 more at night
     unlimited, 5Mbit 08:00-12:00, 20Mbit 12:00-18:00
 
 One entry has no times and holds whenever no other does. Times are local; a window may pass midnight, and two windows
-may not overlap. There is no rate of 0: a peer that takes part in rounds but sends nothing would only hold the others
-up, so whoever wants to pause leaves the run, which costs nobody anything.
+may not overlap. There is no rate of 0: a peer that takes part in rounds but sends nothing would only delay the others.
+A user who wants to pause leaves the run, which costs the others nothing.
 """
 
 from __future__ import annotations

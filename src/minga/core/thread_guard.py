@@ -10,7 +10,7 @@ and where `guard_threads` was called, every method of such a class raises `Wrong
 object's own. An object belongs to the thread where it was made if a loop ran there, else to the first that calls one of
 its methods. Methods that are made for other threads, too, are marked `any_thread`.
 
-The decorator only remembers the class: where nobody calls `guard_threads` no call is any slower. A simulation has one
+The decorator only remembers the class: without a call of `guard_threads` no method is any slower. A simulation has one
 thread for everything, so only tests with real peers can find a fault with this.
 """
 
@@ -66,7 +66,7 @@ def any_thread(method: F) -> F:
 def guard_threads() -> list[str]:
     """Check from now on, in the whole process, that loop-bound objects are used on their own threads; for tests.
 
-    Returns the list to which every refused call is added: what was raised may have been logged only.
+    Returns the list to which every refused call is added, because its exception may have been logged only.
     """
     if not _guard.is_on:
         _guard.is_on = True

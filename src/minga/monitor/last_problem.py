@@ -1,4 +1,4 @@
-"""What went wrong at this peer lately, for displays: failures that do not end it, which nobody would see otherwise."""
+"""The last problem of this peer, for displays: failures that do not end it and would stay unseen otherwise."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Trouble:
 
     @property
     def text(self) -> str:
-        """What happened and why, in one line."""
+        """The problem and its reason, in one line."""
         return f"{MEANINGS[self.kind]}: {self.reason}"
 
 
 class LastTrouble:
-    """Remembers the newest trouble among the events that it is told."""
+    """Remembers the newest problem among the events that it receives."""
 
     def __init__(self) -> None:
         self._number = 0

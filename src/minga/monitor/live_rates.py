@@ -19,7 +19,7 @@ from minga.training.record_kinds import Progress
 class LiveRates:
     """The peers that take part in rounds, and their rates in the same order.
 
-    `vector_bytes` is the size of the vector as encoded that they tell, 0 if nobody does.
+    `vector_bytes` is the size of the encoded vector that peers report, 0 if none does.
     """
 
     peers: tuple[PeerId, ...]
@@ -28,7 +28,7 @@ class LiveRates:
 
 
 def live_rates(board: Board) -> LiveRates:
-    """What the board says at this moment; no peers if nobody is in sync yet. On the event loop's thread only."""
+    """The rates on the board at this moment; no peers if none is in sync yet. On the event loop's thread only."""
     links = {item.owner: item.payload for item in board.items(Links)}
     order: list[PeerId] = []
     claims: list[RateClaim] = []
@@ -43,7 +43,7 @@ def live_rates(board: Board) -> LiveRates:
 
 
 def _agreed(sizes: Iterable[int]) -> int:
-    """The median, which fewer than half of those who tell a size cannot shift: all honest ones tell the same."""
+    """The median, which a minority of the reporting peers cannot shift: all honest peers report the same size."""
     told = [size for size in sizes if size]
     return median_low(told) if told else 0
 

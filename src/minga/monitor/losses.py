@@ -21,7 +21,7 @@ MEMORY = 0.8
 
 @dataclass(frozen=True)
 class LossSample:
-    """What happened since the sample before: mean loss over `samples` samples, up to global step `step`."""
+    """The loss since the sample before: its mean over `samples` samples, up to global step `step`."""
 
     step: int
     loss: float
@@ -53,7 +53,7 @@ class LossMeter:
         for peer, now in records.items():
             before = self._last.get(peer, Metrics(0, 0.0, 0, 0) if self._from_start else now)
             if now.samples < before.samples or now.mini_steps < before.mini_steps:
-                self._gone_samples += before.samples  # the peer began anew
+                self._gone_samples += before.samples  # the peer started again
                 before = Metrics(0, 0.0, 0, 0)
             self._last[peer] = now
             batches, added = now.mini_steps - before.mini_steps, now.samples - before.samples

@@ -1,4 +1,4 @@
-"""The plan of a live run in short, for displays: who reduces how much, and which link rounds wait for."""
+"""The plan of a live run in short, for displays: which peer reduces how much, and which link rounds wait for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERIOD_S = 5.0
 
 @dataclass(frozen=True)
 class PlanStatus:
-    """What the next leader would plan by what the board says. `reduces` are fractions of the vector, by peer id.
+    """The plan that the next leader would make from the board. `reduces` are fractions of the vector, by peer id.
 
     `binding` names the link that rounds wait for ("upload", "download" or "path", the peer, the other end of a path);
     `round_s` is how long rounds take by that. Both are None while no rate is known.
@@ -28,7 +28,7 @@ class PlanStatus:
 
 
 class PlanWatch:
-    """Plans anew every few seconds; plans may take a while, so call it on no event loop's thread."""
+    """Plans again every few seconds; plans may take a while, so never call it on an event loop's thread."""
 
     def __init__(self) -> None:
         self._status: PlanStatus | None = None

@@ -1,4 +1,4 @@
-"""What the board says about a run, as plain values for displays."""
+"""The state of a run on the board, as plain values for displays."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class PeerStatus:
 class RunStatus:
     """A run as one peer sees it. `loss` is None until two reports of one trainer were compared.
 
-    `members` take part in rounds (trainers, clients and auxiliaries that are in sync); `averages` says whether at
-    least two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of
-    the same step. `trouble` is what went wrong last at the peer that looks. `plan` is None while fewer than two take
-    part. `resting`: the peer that looks was asked not to compute for now. `mode` is that of the run spec's section
-    security; where that is "byzantine" all compute and reduce the same, so there is no plan and nobody counts samples
-    towards a step, and `founders` says how many are ready and wanted while the run waits for its founders.
+    `members` take part in rounds (trainers, clients and auxiliaries that are in sync); `averages` says whether at least
+    two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of the same
+    step. `trouble` is the last problem of the peer that looks. `plan` is None while fewer than two take part.
+    `resting`: the peer that looks is on standby. `mode` is that of the run spec's section security; where that is
+    "byzantine" all members compute and reduce the same, so there is no plan and no count of samples towards a step.
+    `founders` says how many are ready and wanted while the run waits for its founders.
     """
 
     name: str
@@ -108,7 +108,7 @@ def read_status(board: Board, node: Node, spec: RunSpec, losses: LossMeter) -> R
 
 
 def target_batch_size(board: Board, spec: RunSpec) -> int:
-    """That of the newest step: what most peers at it say, within what the run spec allows."""
+    """The value of most peers at the newest step, within the bounds of the run spec."""
     least, most = spec.training.batch_range
     known = [item.payload for item in board.items(Progress)]
     step = max((progress.step for progress in known), default=0)

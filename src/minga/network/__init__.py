@@ -1,13 +1,12 @@
 """How peers reach and know each other: three transports, typed calls, bandwidth, and the board.
 
     iroh/ (real, bulk over tcp/) ┐                    ┌─▶ gossip/   what peers say of themselves, everywhere
-    virtual/ (simulated)         ┴─▶ interface ─▶ rpc/┼─▶ probing/  what a line can carry
+    virtual/ (simulated)         ┴─▶ interface ─▶ rpc/┼─▶ probing/  what a link can carry
                                       bandwidth/ ─────┘
 
-Read: interface (the seam: what the rest may know of the outside world), authorizer (which peers are let in),
+Read: interface (the seam: all that the rest may know of the outside world), authorizer (which peers are admitted),
 bounded_dict (a dictionary that strangers cannot make grow), meta_bytes (a length without content, for simulations),
-interrupt (what breaks off waiting calls). Then rpc, gossip, bandwidth, probing, and of the transports virtual
-first.
+interrupt (ends waiting calls). Then rpc, gossip, bandwidth, probing, and of the transports virtual first.
 
 Called by averaging, security and training. It knows nothing of vectors, steps or models.
 """

@@ -1,8 +1,8 @@
-"""The gate: who is let in, as far as this room has to know.
+"""Authorizers: which peers a node admits, as far as this package has to know.
 
-A node asks it at the hellos of each connection, in both directions, and a board for the owner of each record. What
-stands in a *credential*, and who may say so, is the business of whoever made the gate. `OpenAuthorizer` lets
-everybody in.
+A node asks its authorizer in the handshake of each connection, in both directions, and a board asks it for the owner of
+each record. The program that made the authorizer defines what a *credential* contains and which keys may sign it.
+`OpenAuthorizer` admits every peer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ class Authorizer(Protocol):
     """Decides who takes part."""
 
     def credential(self) -> bytes:
-        """What this peer shows to others."""
+        """The credential that this peer shows to others."""
 
     def meet(self, peer: PeerId, credential: bytes) -> None:
-        """Somebody wants to be connected, and shows this. Raises `RejectedError` if it is not let in."""
+        """Check the credential of a peer that connects. Raises `RejectedError` if the peer is not admitted."""
 
     def learn(self, peer: PeerId, credential: bytes) -> bool:
-        """Somebody told what `peer` shows; whether its records may be kept and passed on from now on."""
+        """Take a credential of `peer` that another peer passed on. Returns whether the records of `peer` may be kept
+        and passed on from now on.
+        """
 
     def admits(self, peer: PeerId, record_name: str) -> bool:
         """Whether records of `peer` with this name may be kept and passed on. Asked for every record that comes."""
@@ -34,14 +36,14 @@ class Authorizer(Protocol):
 
 
 class OpenAuthorizer:
-    """The gate of a run that is open to everybody."""
+    """The authorizer of a run that is open to every peer."""
 
     def credential(self) -> bytes:
         """Nothing."""
         return b""
 
     def meet(self, peer: PeerId, credential: bytes) -> None:
-        """Everybody is let in."""
+        """Every peer is admitted."""
 
     def learn(self, peer: PeerId, credential: bytes) -> bool:  # noqa: ARG002
         """Everybody's records are kept."""

@@ -1,4 +1,4 @@
-"""The network seam: what the rest of minga may know about the outside world.
+"""The network seam: all that the rest of minga may know about the outside world.
 
 Two implementations exist, iroh (real) and virtual (simulated); `minga.testing` has the suite that each must pass.
 Code above this line is plain `asyncio`: it takes the time from the running loop, the date from `Network.wall_time`,
@@ -41,8 +41,8 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class LinkFacts(msgspec.Struct, frozen=True):
-    """What is known about one connection: smoothed round-trip time (seconds; None if unknown), the kind of path, and
-    the bytes that crossed it so far.
+    """Facts about one connection: smoothed round-trip time (seconds; None if unknown), the kind of path, and the bytes
+    that crossed it so far.
     """
 
     round_trip_s: float | None
@@ -73,10 +73,11 @@ class Stream(ABC):
 
     @abstractmethod
     async def read_into(self, target: memoryview, progress: Callable[[int], None] | None = None) -> None:
-        """Fill `target` (a writable view of bytes) completely; `progress` is told how many bytes came.
+        """Fill `target` (a writable view of bytes) completely; `progress` is called with the number of bytes that
+        arrived.
 
-        It is told as they come, although some may not be decrypted yet, and of each byte once.
-        Raises `ProtocolError` if the stream ends first.
+        It is called as bytes arrive, although some may not be decrypted yet, and counts each byte once. Raises
+        `ProtocolError` if the stream ends first.
         """
 
     @abstractmethod
@@ -110,7 +111,7 @@ class Connection(ABC):
 
     @abstractmethod
     def facts(self) -> LinkFacts:
-        """What is known about the connection right now."""
+        """The present facts about the connection."""
 
     @property
     @abstractmethod
@@ -119,7 +120,7 @@ class Connection(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connection and all its streams; the other side is told; never raises, may be called twice."""
+        """Close the connection and all its streams, and notify the other side; never raises, may be called twice."""
 
 
 class Network(ABC):
@@ -143,12 +144,13 @@ class Network(ABC):
     async def connect(self, address: Address) -> Connection:
         """Dial a peer and make sure that the key at the other end is `address.peer_id`.
 
-        Raises `UnreachableError` if nobody with that key answers.
+        Raises `UnreachableError` if no peer with that key answers.
         """
 
     @abstractmethod
     async def can_dial(self, address: Address) -> bool:
-        """Whether somebody whom that peer never contacted can reach it directly: dials as a stranger and hangs up.
+        """Whether a peer to which that peer never connected can reach it directly: dials it with a new identity and
+        hangs up.
 
         Takes at most a few seconds and never raises `RemoteError`.
         """

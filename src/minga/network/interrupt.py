@@ -12,8 +12,8 @@ T = TypeVar("T")
 class Interrupt:
     """Breaks off the waiting calls of one stream or connection, and all later ones, with an error.
 
-    The error is made where it is raised: a future would keep it, with the frames that it went through, and these the
-    future, so that all that is large in them would wait for the garbage collector.
+    The error is made where it is raised. A future would keep the error with its frames, and the frames would keep the
+    future, so large objects in them would wait for the garbage collector.
     """
 
     def __init__(self) -> None:

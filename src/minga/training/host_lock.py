@@ -1,7 +1,7 @@
 """That a run is hosted once from its folder on this machine.
 
-Who hosts locks a file there, and leaves its link in it for whoever comes second: that would be another organiser, with
-another key and link, who writes into the same folder.
+The host locks a file there, and leaves its link in it for a second process: that would be another organiser, with
+another key and link, which writes into the same folder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HostLock:
 
     @classmethod
     def take(cls, directory: Path) -> HostLock:
-        """Raises `ConfigurationError`, with the link of the other one, if somebody hosts from there already."""
+        """Raises `ConfigurationError`, with the link of the other host, if another process hosts from there already."""
         path = directory / FILE
         try:
             path.touch()
@@ -35,7 +35,7 @@ class HostLock:
         try:
             lock = FileLock.try_acquire(path)
         except OSError:
-            return cls(path, None)  # no locks on this file system: nobody knows whether another one lives
+            return cls(path, None)  # no locks on this file system: whether another host lives is unknown
         if lock is None:
             link = _read(path)
             way = f"`minga join {link}`" if link else "the link that it printed"

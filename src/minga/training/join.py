@@ -38,7 +38,7 @@ from minga.training.transfer.run_files_fetch import fetch_files
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """What the owner of a machine may decide about its peer; everything else comes with the run.
+    """The settings of a peer that the owner of its machine may choose; everything else comes with the run.
 
     role: "trainer" (default), "client" (never dialled, never aggregates), "auxiliary" (no gradients) or "monitor".
     identity: a key file; None takes the one in the user's data folder. `ephemeral` makes a key for this time only.
@@ -96,11 +96,11 @@ def join(
 ) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
 
-    Who only looks on can do without the files that ship with the run (`with_files`). In a run for members `obtain` gets
-    the access token for this peer's key; without it the link admits, or what was shown before.
-    A trainer that has a checkpoint of the run goes on alone if nobody answers any more.
-    Raises `LinkError` for a damaged link, `RemoteError` if nobody in it answers or lets this peer in, and
-    `ConfigurationError` if this version of minga cannot follow the run spec, or lacks a package that it names.
+    A peer that only watches can do without the files that ship with the run (`with_files`). In a run for members
+    `obtain` gets the access token for this peer's key. Without it the link admits the peer, or the token that it showed
+    before. A trainer that has a checkpoint of the run goes on alone if no peer answers any more. Raises `LinkError` for
+    a damaged link, and `RemoteError` if no peer in it answers or admits this one. Raises `ConfigurationError` if this
+    version of minga cannot follow the run spec, or lacks a package that it names.
     """
     link = Link.parse(link) if isinstance(link, str) else link
     options = options or PeerOptions()
@@ -187,7 +187,7 @@ def _stored(path: Path | None) -> list[Identity]:
     except IdentityError:
         if path is not None:
             raise
-        return []  # nobody asked for it: most runs are open
+        return []  # no program asked for it: most runs are open
 
 
 Publish = Callable[[Session], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
@@ -212,8 +212,8 @@ def _enter(
     """
     key = options.open_identity()
     identity = held.enter_context(key).identity if isinstance(key, HeldIdentity) else key
-    way_back = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
-    places = KnownAddresses() if way_back is None else way_back.places()
+    rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
+    places = KnownAddresses() if rejoin_file is None else rejoin_file.places()
     thread = LoopThread("minga")
     session: Session | None = None
 
@@ -239,10 +239,10 @@ def _enter(
         started = thread.call(start())
         signed, spec, files = thread.call(publish(started))
         peer = Peer(thread, started, signed, spec, files, directory)
-        if way_back is not None:
-            way_back.keep_spec(signed)
+        if rejoin_file is not None:
+            rejoin_file.keep_spec(signed)
             access.keep_token(started)
-            keeping = way_back.keep_places(lambda: _places_of(started))
+            keeping = rejoin_file.keep_places(lambda: _places_of(started))
             thread.ask(lambda: started.node.spawn(keeping))
         return peer
     except BaseException:

@@ -32,7 +32,7 @@ class Optimizer(torch.optim.Optimizer):
     """Wraps a torch optimizer so that it steps once per `target_batch_size` samples of all peers together.
 
     Call `backward()` on the mean loss of each micro-batch, then `step(samples=...)` with the number of samples in it,
-    then `zero_grad()`. A call returns at once, except where the swarm's step is complete: there it takes part in the
+    then `zero_grad()`. A call returns at once, except where the swarm's step is complete. There it takes part in the
     averaging (or, with the delayed strategy, collects the result) and applies the same update as every other peer.
 
     optimizer: any `torch.optim.Optimizer`; its parameters are averaged as gradients in float32. A parameter that had no
@@ -120,10 +120,10 @@ class Optimizer(torch.optim.Optimizer):
     def batches(self) -> Iterator[PublicBatch]:
         """The micro-batches to compute in a run with `security.mode = "byzantine"`, until the run is over.
 
-        There nobody chooses its data: others compute the same again to see whether it is right. For each, call
-        `backward()` on the mean loss of the samples `batch.indices(len(dataset))`, then `step(samples=batch.size)` and
-        `zero_grad()`. All chance (masks, crops) has to come from `batch.number`; torch's own generator is seeded by it.
-        The parameters may be those of some steps ago meanwhile. Raises `ConfigurationError` in other runs.
+        There no peer chooses its data: validators compute the same again to verify it. For each, call `backward()` on
+        the mean loss of the samples `batch.indices(len(dataset))`, then `step(samples=batch.size)` and `zero_grad()`.
+        All chance (masks, crops) has to come from `batch.number`; torch's own generator is seeded by it. The parameters
+        may be those of some steps ago meanwhile. Raises `ConfigurationError` in other runs.
         """
         port = self._port
         if not isinstance(port, AssignedPort):
@@ -144,7 +144,7 @@ class Optimizer(torch.optim.Optimizer):
     def follow(self, seconds: float | None = None) -> None:
         """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state.
 
-        Raises `ConfigurationError` in a run with `security.mode = "byzantine"`, where everybody owes gradients.
+        Raises `ConfigurationError` in a run with `security.mode = "byzantine"`, where every member owes gradients.
         """
         if isinstance(self._port, AssignedPort):
             raise ConfigurationError(

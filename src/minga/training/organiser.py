@@ -1,7 +1,8 @@
-"""What an organiser of a run for members does: invite, admit, bar, hand the role over, see who is in.
+"""The actions of an organiser of a run for members: invite, admit, revoke, hand the role over, list the peers in the
+run.
 
 The desk needs the organiser's key file, which a running peer of the same machine may hold: it signs with the key, but
-enters the run as a monitor that the key vouches for. What it signs is verified by every member for itself.
+enters the run as a monitor that the key vouches for. Every member verifies its orders for itself.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from minga.training.peer import Peer
 from minga.training.rejoin import RejoinFile
 
 GOSSIP_S = 3.0
-"""Seconds in which a board that was just made equal with others' hears of everybody who is there."""
+"""Seconds in which a board that was just synchronised learns of all peers that are alive."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class MemberView:
 
 
 class Organiser:
-    """Signs for one organiser. `peer` is the connection to the run, None where nobody answers."""
+    """Signs for one organiser. `peer` is the connection to the run, None where no peer answers."""
 
     def __init__(self, link: Link, ledger: AccessLedger, key: Identity, files: AccessFiles, peer: Peer | None) -> None:
         self.ledger, self.is_connected = ledger, peer is not None
@@ -53,7 +54,7 @@ class Organiser:
     # ---- admitting
 
     def invite(self, uses: int, valid_s: float) -> Link:
-        """A link that admits the first `uses` peers who come with it in the next `valid_s` seconds."""
+        """A link that admits the first `uses` peers that join with it in the next `valid_s` seconds."""
         key = Identity.generate()
         return self._with(LinkAccess(self._grant(key.peer_id, uses, valid_s), key.seed))
 
@@ -114,10 +115,10 @@ class Organiser:
             self._issue(order)
         return order, in_force
 
-    # ---- who is in
+    # ---- peers in the run
 
     def members(self) -> list[MemberView]:
-        """Everybody who is in the run at present, as far as this peer hears of them."""
+        """All peers that are in the run at present, as far as this peer knows."""
         if self._peer is None:
             return []
         session, organisers = self._peer.session, self.ledger.organisers.keys
@@ -151,7 +152,7 @@ class Organiser:
         return replace(self._link, entries=entries or self._link.entries, access=access)
 
     def _issue(self, order: Transfer | Revocation) -> None:
-        """Enter an order here, keep it, and bring it to everybody who is connected."""
+        """Enter an order here, keep it, and send it to all connected peers."""
         peer = self._peer
         if peer is None:
             self.ledger.take(order)
@@ -168,12 +169,12 @@ def organiser_desk(
 ) -> Iterator[Organiser]:
     """The desk of whichever organiser's key lies in the file `identity` or beside it.
 
-    `on_peer` is given the peer by which the desk enters the run. If nobody answers, the desk works with what this
-    machine remembers of the run. Raises `ConfigurationError` for a run that is open, and `IdentityError` if no
-    organiser's key is here.
+    `on_peer` is given the peer by which the desk enters the run. If no peer answers, the desk works with this machine's
+    files of the run. Raises `ConfigurationError` for a run that is open, and `IdentityError` if no organiser's key is
+    here.
     """
     options = replace(options, role="monitor", ephemeral=True, identity=None, voucher=identity)
-    link = replace(link, access=None, authority=None)  # it may lack signatures, and is for somebody else
+    link = replace(link, access=None, authority=None)  # it may lack signatures, and is for another peer
     directory = options.run_directory(link.run_id)
     files = AccessFiles(directory)
     with contextlib.ExitStack() as stack:
@@ -197,7 +198,7 @@ def organiser_desk(
 
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:
-    """Enter what this machine remembers, such as orders from a time when nobody was there to take them."""
+    """Enter the orders that this machine remembers, such as those from a time when no peer was there to take them."""
     if peer is not None:
         session = peer.session
         peer.on_loop(lambda: session.admission.take(files.orders()))

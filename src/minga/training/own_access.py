@@ -1,7 +1,7 @@
 """How a peer that enters a run learns who may take part in it, and what it shows itself.
 
-A run's spec says whether it is open or for members. Who hosted it, or was in it before, knows the spec; a newcomer asks
-the first peer that it meets, and recognises the spec by the link.
+A run's spec says whether it is open or for members. A peer that hosted the run, or was in it before, knows the spec. A
+newcomer asks the first peer that it meets, and verifies the spec against the link.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Obtain = Callable[[Identity, Token | None], Token | None]
 
 
 class RunAccess:
-    """What one peer knows when it enters: the `link` (None for who hosts), perhaps the spec, and what lies in `files`.
+    """What one peer knows when it enters: the `link` (None for the host), perhaps the spec, and the contents of
+    `files`.
 
     Without `keeps` nothing is left in the files. `vouchers` are keys that may let this peer look on for them; `obtain`
     gets a token from elsewhere.
@@ -51,7 +52,7 @@ class RunAccess:
         self._obtained: Token | None = None
 
     def spec(self) -> tuple[SignedRunSpec, RunSpec]:
-        """The signed run spec, and what it says. Raises `UnreachableError` if nobody was there to send it."""
+        """The signed run spec, and its contents. Raises `UnreachableError` if no peer could send it."""
         if self.known is None:
             raise UnreachableError("nobody was there to send the run spec", phase="run spec")
         return self.known
@@ -62,8 +63,8 @@ class RunAccess:
             self._obtained = self._obtain(identity, self._files.token(identity.peer_id))
 
     def token(self, peer_id: str, now_s: float) -> Token | None:
-        """What this peer shows: what the link gives it, or what it showed before, whichever was issued later; or else
-        the word of one of the vouchers. `now_s` is in Unix seconds.
+        """The credential of this peer: that of the link or the one that it showed before, whichever was issued later;
+        otherwise a statement of one of the vouchers. `now_s` is in Unix seconds.
 
         Raises `LinkError` if the link admits another peer.
         """
@@ -72,8 +73,8 @@ class RunAccess:
     def _vouched(self, peer_id: str, now_s: float) -> Token | None:
         """The word of a key that is known to be admitted, or is an organiser's, that this peer may look on.
 
-        Where neither is known, as on a machine that never was in the run, and the link admits nobody, the first key
-        vouches: it may be that of an organiser whom the spec names.
+        Neither may be known, as on a machine that never was in the run. If the link admits no peer either, the first
+        key vouches: it may be that of an organiser named in the spec.
         """
         if self._link is None or not self._vouchers:
             return None

@@ -242,7 +242,7 @@ class Peer:
         self._soon(publish)
 
     def _soon(self, function: Callable[[], None]) -> None:
-        with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # closed meanwhile: no program listens any more
             self._thread.loop.call_soon_threadsafe(function)
 
     def _save(self, snapshot: StateSnapshot) -> None:

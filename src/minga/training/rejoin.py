@@ -1,9 +1,9 @@
-"""What a peer keeps of a run so that it finds back when nobody whom the link names is there any more.
+"""The files by which a peer can rejoin a run when none of the peers in the link answers any more.
 
-The signed run spec lies in the run's folder, and so do, for each key, the UDP port that it had (so that others find
-the peer where it was) and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
-that finds nobody goes on alone from its checkpoint. So a run outlives the death of all its peers, whoever comes back
-first.
+The run's folder holds the signed run spec. For each key it also holds the peer's last UDP port, so that others find the
+peer where it was, and the last known addresses of others. A peer that restarts looks for all of them, and a trainer
+that finds no peer goes on alone from its checkpoint. So a run outlives the death of all its peers, whichever of them
+restarts first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KnownAddresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RejoinFile:
-    """The files of one run's folder that lead back into the run. What is missing or damaged counts as not known."""
+    """The files of one run's folder that lead back into the run. A missing or damaged one counts as unknown."""
 
     def __init__(self, directory: Path, peer: PeerId) -> None:
         self._directory, self._places_file = directory, f"places-{peer[:16]}.msgpack"
@@ -57,7 +57,7 @@ class RejoinFile:
 
     @staticmethod
     def check_organiser(directory: Path, run_id: str, identity: Identity) -> None:
-        """Raise `ConfigurationError` if somebody else than `identity` is the organiser of the run in `directory`."""
+        """Raise `ConfigurationError` if the organiser of the run in `directory` is not `identity`."""
         path = directory / SPEC_FILE
         try:
             signed = SignedRunSpec.decode(path.read_bytes()[: MAX_SIGNED_SPEC_BYTES + 1])
@@ -77,7 +77,7 @@ class RejoinFile:
         self._write(SPEC_FILE, signed.encode())
 
     def places(self) -> KnownAddresses:
-        """What was known last."""
+        """The addresses that were known last."""
         try:
             with (self._directory / self._places_file).open("rb") as file:
                 return msgspec.msgpack.decode(file.read(MAX_PLACES_BYTES), type=KnownAddresses)
@@ -85,9 +85,10 @@ class RejoinFile:
             return KnownAddresses()
 
     def now(self, seen: KnownAddresses) -> KnownAddresses:
-        """What is to be remembered if this is seen at present.
+        """The addresses to remember if these are seen at present.
 
-        Who is no longer seen is kept until others take its place: when all are gone, it is they who may come back.
+        A peer that is not seen any more is kept until others take its place: when all are gone, it may be the one that
+        comes back.
         """
         known = self.places() if self._kept is None else self._kept
         others = {address.peer_id: address for address in known.others}
@@ -96,7 +97,7 @@ class RejoinFile:
         return self._kept
 
     async def keep_places(self, look: Callable[[], KnownAddresses]) -> None:
-        """Remember where everybody is, every few seconds if it changed, until cancelled."""
+        """Remember the addresses of all peers, every few seconds if they changed, until cancelled."""
         while True:
             before = self._kept
             if (places := self.now(look())) != before:

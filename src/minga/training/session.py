@@ -68,11 +68,11 @@ logger = logging.getLogger("minga")
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What this peer itself decides about taking part.
+    """The settings that this peer itself chooses.
 
-    `max_upload` and `max_download` are kept to by everything that it sends and receives, and told to the plan; verified
-    chunks of an unfinished state download are kept in `cache`. With `may_be_alone` it goes on where nobody answers.
-    `divide` says who reduces what in the groups that it leads, `kinds` which records it can read and write.
+    All traffic keeps to `max_upload` and `max_download`, and the plan knows them. Verified chunks of an unfinished
+    state download are kept in `cache`. With `may_be_alone` the peer goes on where no other answers. `divide` makes the
+    plans of the groups that it leads, and `kinds` are the records that it can read and write.
     """
 
     role: Role = "trainer"
@@ -85,15 +85,15 @@ class SessionSettings:
 
 
 Meeting = Callable[["Session", PeerId], Awaitable[None]]
-"""What a newcomer does with the first peer that it meets, before it believes anything else."""
+"""A newcomer's call to the first peer that it meets, before it believes anything else."""
 
 
 @loop_bound
 class Session:
     """One peer in one run. `entries` are addresses at which the run can be found; none for its very first peer.
 
-    `admission` says who may take part (default: everybody). Where it is not decided yet what kind of run this is,
-    `on_meeting` has to find that out from a peer, and call `open_to_all` or `Session.for_members`.
+    `admission` says which peers may take part (default: all). Where the kind of the run is not known yet, `on_meeting`
+    has to find it out from a peer, and call `open_to_all` or `Session.for_members`.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class Session:
             role=settings.role,
             lookup=self._lookup,
             events=self.events,
-            lines=AccessLink(loop.time, network.wall_time, settings.max_upload, settings.max_download),
-            gate=self.admission,
+            access_link=AccessLink(loop.time, network.wall_time, settings.max_upload, settings.max_download),
+            authorizer=self.admission,
         )
         self.board = Board(
             identity,
@@ -127,7 +127,7 @@ class Session:
             wall_time=network.wall_time,
             clock=loop.time,
             events=self.events,
-            gate=self.admission,
+            authorizer=self.admission,
             kinds=settings.kinds,
         )
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
@@ -135,13 +135,13 @@ class Session:
         self.state_server = StateServer(self.node)
         self.member: Member | VerifiedMember | None = None
         self.conduct = Behaviour()
-        """What this peer does of its own accord in a secure run; only tests of the others' defence change it."""
+        """The behaviour of this peer in a secure run; only tests of the others' defence change it."""
         self.founding: Founding | None = None
         """How a secure run begins, as this peer sees it."""
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
         self._life: asyncio.Task[None] | None = None
-        self._doorkeeper: AccessWatch | None = None
+        self._access_watch: AccessWatch | None = None
         self._started = False
 
     @property
@@ -153,12 +153,12 @@ class Session:
     async def start(self) -> None:
         """Appear in the run: accept connections, find the others through the entries, publish the own address.
 
-        Raises the error of the last entry tried if none of them lets this peer in.
+        Raises the error of the last entry tried if none of them admits this peer.
         """
         self.node.start()
         self._started = True
-        if self._doorkeeper is not None:
-            self.node.spawn(self._doorkeeper.run())
+        if self._access_watch is not None:
+            self.node.spawn(self._access_watch.run())
         self.gossip.start()
         await self._enter()
         if self.settings.role in ("trainer", "auxiliary") and await self._reachability.check() is False:
@@ -168,8 +168,8 @@ class Session:
         self.publish_address()
 
     def rates(self) -> AccessRates:
-        """What this peer's line carries at present, as far as it is known, and its caps."""
-        return self.node.lines.rates()
+        """The present rates of this peer's link, as far as they are known, and its caps."""
+        return self.node.access_link.rates()
 
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""
@@ -181,16 +181,18 @@ class Session:
         self.board.put(AddressInfo(self.settings.role, address.direct, address.relay))
 
     def show_token(self, token: Token) -> None:
-        """Show a newer access token from now on: in hellos, and by gossip to those who are connected already."""
+        """Show a newer access token from now on: in handshakes, and by gossip to peers that are connected already."""
         self.admission.show(token)
-        if self._doorkeeper is not None:
-            self._doorkeeper.keep_token(token)
+        if self._access_watch is not None:
+            self._access_watch.keep_token(token)
             self._publish_token()
 
     def for_members(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
-        """Only those whom the orders in `ledger` admit may take part; what is learned about that is kept in `files`."""
+        """Only peers that the orders in `ledger` admit may take part; what this peer learns about that is kept in
+        `files`.
+        """
         refused = self.admission.enforce(ledger)
-        self._doorkeeper = AccessWatch(
+        self._access_watch = AccessWatch(
             self.node,
             self.board,
             self.admission,
@@ -200,14 +202,14 @@ class Session:
             on_own_end=self._lose_access,
         )
         if self._started:
-            self.node.spawn(self._doorkeeper.run())
+            self.node.spawn(self._access_watch.run())
         for peer in refused:
             self.node.spawn(self.node.disconnect(peer))
 
     async def spread_orders(self) -> None:
         """Bring the organisers' orders to all neighbours, and wait until each has them or is gone."""
-        if self._doorkeeper is not None:
-            exchange = self._doorkeeper.exchange.exchange
+        if self._access_watch is not None:
+            exchange = self._access_watch.exchange.exchange
             await asyncio.gather(*map(exchange, self.node.connected()), return_exceptions=True)
 
     def attach(
@@ -241,9 +243,9 @@ class Session:
         *,
         entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> VerifiedMember:
-        """The same in a run whose members check each other; `organiser` is whose key signed the run spec, in
-        `directory` is kept what has to be known about the run, and from `entropy` come this peer's secrets. Raises
-        `ConfigurationError` for other roles than trainer.
+        """The same in a Byzantine-tolerant run. `organiser` is the peer whose key signed the run spec, `directory`
+        holds the files of the run, and `entropy` gives this peer's secrets. Raises `ConfigurationError` for other roles
+        than trainer.
         """
         if self.settings.role != "trainer":
             raise ConfigurationError(
@@ -311,9 +313,9 @@ class Session:
         return next((entry for entry in self.entries if entry.peer_id == peer), known)
 
     async def _enter(self) -> None:
-        """Find the run by any entry; all are asked at once, because an address where nobody is takes long to find out.
+        """Find the run by any entry; all are asked at once, because a dead address takes long to find out.
 
-        Raises `RejectedError` if those who answer let this peer not in, and `UnreachableError` if nobody answers.
+        Raises `RejectedError` if the peers that answer refuse this one, and `UnreachableError` if none answers.
         """
         error: RemoteError | None = None
         attempts = 1 if self.settings.may_be_alone else ENTRY_ATTEMPTS  # one lasts as long as a dial, about 10 s
@@ -342,13 +344,13 @@ class Session:
         await self.node.dial(entry)
         if self._on_meeting is not None and not self.admission.is_decided:
             await self._on_meeting(self, entry.peer_id)
-        if self._doorkeeper is not None:
-            await self._doorkeeper.exchange.exchange(entry.peer_id)
+        if self._access_watch is not None:
+            await self._access_watch.exchange.exchange(entry.peer_id)
         await self.gossip.synchronise(entry.peer_id)
 
     def _end_step(self) -> None:
-        if self._doorkeeper is not None:
-            self._doorkeeper.end_step()
+        if self._access_watch is not None:
+            self._access_watch.end_step()
 
     def _lose_access(self, why: str) -> None:
         """This peer may not take part any more: let the trainer go."""
@@ -364,7 +366,7 @@ class Session:
             await member.run(step)
         except MingaError as error:
             self.events.emit(MemberFailed(why=str(error)))
-        except Exception as error:  # a mistake in the program: nobody else would say where it was
+        except Exception as error:  # a mistake in the program: no other text would say where it was
             logger.exception("this peer's member of the run failed")
             self.events.emit(MemberFailed(why=traceback.format_exception_only(error)[-1].strip()))
 

@@ -14,7 +14,7 @@ from minga.authority.client.login import LogIn
 from minga.authority.messages import ByAccessToken, ByCode, ByDevice, ByKey, DeviceCode
 from minga.authority.server.allow_list import AllowFile
 from minga.authority.server.oauth import OAuthProvider
-from minga.authority.server.providers import Somebody as Known
+from minga.authority.server.providers import Person as Known
 from minga.core.errors import RejectedError, UnreachableError
 from tests.worlds.authority_tools import OTHER, PEER, Place, StandIn, asynchronously, raw
 
@@ -35,7 +35,7 @@ def place_with(folder: Path, hub: StandIn, allow: str) -> Place:
     return place
 
 
-class Somebody:
+class Visitor:
     """A person with an access token, or with a browser."""
 
     def __init__(self, secret: str | None = None) -> None:
@@ -64,7 +64,7 @@ class Somebody:
         self.welcomed.append(name)
 
 
-async def log_in(place: Place, person: Somebody, peer: Any = PEER) -> Any:
+async def log_in(place: Place, person: Visitor, peer: Any = PEER) -> Any:
     client = place.client()
     try:
         return await LogIn(client, person, place.sleep).obtain(peer, None)
@@ -76,10 +76,10 @@ async def log_in(place: Place, person: Somebody, peer: Any = PEER) -> Any:
 async def test_a_hub_token_of_somebody_on_the_list(tmp_path: Path) -> None:
     hub = StandIn()
     hub.add_user("hf_alice", "alice")
-    place, person = place_with(tmp_path, hub, HUB + "[people.alice]\npeers = 1\n"), Somebody("hf_alice")
+    place, person = place_with(tmp_path, hub, HUB + "[people.alice]\npeers = 1\n"), Visitor("hf_alice")
     token = await log_in(place, person)
     assert (token.login.name, person.welcomed) == ("alice", ["alice"])
-    assert (await log_in(place, Somebody(), PEER)).login.name == "alice", "the second time the key is enough"
+    assert (await log_in(place, Visitor(), PEER)).login.name == "alice", "the second time the key is enough"
     assert [path for path, _ in hub.asked] == ["/api/whoami-v2"]
     with pytest.raises(RejectedError, match="1 peer at a time"):
         await log_in(place, person, OTHER)
@@ -93,9 +93,9 @@ async def test_members_of_the_organisation_are_admitted_until_they_are_listed_ot
     hub.add_user("hf_eve", "eve", orgs=("elsewhere",))
     allow = HUB + 'organisation = "minga-run"\n'
     place = place_with(tmp_path, hub, allow)
-    assert (await log_in(place, Somebody("hf_bob"))).login.name == "bob"
+    assert (await log_in(place, Visitor("hf_bob"))).login.name == "bob"
     with pytest.raises(RejectedError, match="eve is not on the list"):
-        await log_in(place, Somebody("hf_eve"), OTHER)
+        await log_in(place, Visitor("hf_eve"), OTHER)
     assert place.issuer.overdue() == []
     place.write(allow + "[people.bob]\npeers = 0\n")
     with pytest.raises(RejectedError, match="bob is not on the list"):
@@ -120,7 +120,7 @@ async def test_hub_tokens_that_are_none(tmp_path: Path, secret: str, cause: str)
     hub.add_user("hf_odd", "a b\n")
     place = place_with(tmp_path, hub, HUB + "[people.alice]\n")
     with pytest.raises(RejectedError, match=cause):
-        await log_in(place, Somebody(secret))
+        await log_in(place, Visitor(secret))
     assert place.pauses == []
 
 
@@ -130,7 +130,7 @@ async def test_the_browser_is_waited_for_at_the_providers_pace(tmp_path: Path) -
     hub.add_user("hf_oauth_alice", "alice")
     hub.approved["device-1"] = "hf_oauth_alice"
     hub.errors = ["authorization_pending", "slow_down", "authorization_pending"]
-    place, person = place_with(tmp_path, hub, HUB + BROWSER + "[people.alice]\n"), Somebody()
+    place, person = place_with(tmp_path, hub, HUB + BROWSER + "[people.alice]\n"), Visitor()
     token = await log_in(place, person)
     assert token.login.name == "alice"
     assert [(shown.url, shown.code) for shown in person.shown] == [("https://hub.test/oauth/device", "ABCD-EFGH")]
@@ -158,7 +158,7 @@ async def test_a_browser_that_says_no(tmp_path: Path, error: str, cause: str) ->
     hub.errors = [error]
     place = place_with(tmp_path, hub, HUB + BROWSER)
     with pytest.raises(RejectedError, match=cause):
-        await log_in(place, Somebody())
+        await log_in(place, Visitor())
 
 
 @asynchronously
@@ -169,7 +169,7 @@ async def test_device_logins_end_and_cannot_be_invented(tmp_path: Path) -> None:
         await place.client().token(PEER, ByDevice("guess"))
     hub.errors = ["authorization_pending"] * 1000
     with pytest.raises(RejectedError, match=r"in time|is over"):
-        await log_in(place, Somebody())
+        await log_in(place, Visitor())
 
 
 @asynchronously
@@ -190,11 +190,11 @@ async def test_another_provider(tmp_path: Path) -> None:
     hub.users["oauth-1"]["login"] = "carol-login"
     hub.approved["device-1"] = "oauth-1"
     place = place_with(tmp_path, hub, OAUTH + "[people.carol-login]\n")
-    assert (await log_in(place, Somebody())).login.name == "carol-login"
+    assert (await log_in(place, Visitor())).login.name == "carol-login"
     with pytest.raises(RejectedError, match="it offers: device"):
         await place.client().token(OTHER, ByAccessToken("oauth-1"))
     with pytest.raises(RejectedError, match="in the browser only"):
-        await log_in(place, Somebody("oauth-1"), OTHER)
+        await log_in(place, Visitor("oauth-1"), OTHER)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ async def test_the_organisation_may_change_at_any_time(tmp_path: Path) -> None:
     hub.add_user("hf_bob", "bob", orgs=("friends",))
     place = place_with(tmp_path, hub, HUB + 'organisation = "minga-run"\n')
     place.write(HUB + 'organisation = "friends"\n')
-    assert (await log_in(place, Somebody("hf_bob"))).login.name == "bob"
+    assert (await log_in(place, Visitor("hf_bob"))).login.name == "bob"
     place.write(HUB + 'organisation = "elsewhere"\n')
     assert place.issuer.overdue() == [(PEER.peer_id, "bob")]
 
@@ -250,7 +250,7 @@ async def test_a_provider_that_is_down_is_named_and_asked_again(tmp_path: Path, 
         failing(hub, how)
     place = place_with(tmp_path, hub, HUB + "[people.alice]\n")
     with pytest.raises(UnreachableError, match="Hugging Face"):
-        await log_in(place, Somebody("hf_alice"))
+        await log_in(place, Visitor("hf_alice"))
     assert len(place.pauses) == 5
     assert "hf_alice" not in repr(place.told)
 
@@ -270,7 +270,7 @@ async def test_a_login_outlives_a_hiccup_of_the_provider(tmp_path: Path) -> None
 
     hub.transport = httpx2.MockTransport(handle)
     place = place_with(tmp_path, hub, HUB + BROWSER + "[people.alice]\n")
-    assert (await log_in(place, Somebody())).login.name == "alice"
+    assert (await log_in(place, Visitor())).login.name == "alice"
 
 
 @asynchronously

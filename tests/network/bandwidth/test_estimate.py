@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.network.bandwidth.estimate import LOW_SLOTS, ROOM, SLOTS, Estimate
+from minga.network.bandwidth.estimate import BUCKETS, LOW_BUCKETS, ROOM, Estimate
 
 
 def fed(*rates: float, loaded: bool = True) -> Estimate:
@@ -21,14 +21,14 @@ def fed(*rates: float, loaded: bool = True) -> Estimate:
 
 def test_the_mean_of_even_noise() -> None:
     rng = random.Random(1)
-    value = fed(*(rng.gauss(100.0, 10.0) for _ in range(SLOTS))).value
+    value = fed(*(rng.gauss(100.0, 10.0) for _ in range(BUCKETS))).value
     assert value == pytest.approx(103.0, rel=0.03)
 
 
 @pytest.mark.parametrize("outlier", [1e-9, 1.0, 1e4, 1e15])
 @pytest.mark.parametrize("loaded", [True, False])
 def test_outliers_do_not_move_it(outlier: float, loaded: bool) -> None:
-    estimate = fed(*[100.0] * SLOTS)
+    estimate = fed(*[100.0] * BUCKETS)
     for _ in range(4):
         estimate.add(outlier, 0.0, loaded=loaded)
     assert estimate.value == 100.0
@@ -45,8 +45,8 @@ def test_absurd_rates_are_cut() -> None:
 
 
 def test_loaded_samples_lower_it_and_others_do_not() -> None:
-    low, high = fed(*[100.0] * SLOTS), fed(*[100.0] * SLOTS)
-    for _ in range(SLOTS):
+    low, high = fed(*[100.0] * BUCKETS), fed(*[100.0] * BUCKETS)
+    for _ in range(BUCKETS):
         low.add(10.0, 0.0, loaded=True)
         high.add(10.0, 0.0, loaded=False)
     assert (low.value, high.value) == (10.0, 100.0)
@@ -55,15 +55,15 @@ def test_loaded_samples_lower_it_and_others_do_not() -> None:
 
 def test_samples_of_either_kind_raise_it() -> None:
     for loaded in (True, False):
-        estimate = fed(*[100.0] * SLOTS)
-        for _ in range(SLOTS):
+        estimate = fed(*[100.0] * BUCKETS)
+        for _ in range(BUCKETS):
             estimate.add(1000.0, 0.0, loaded=loaded)
         assert estimate.value == 1000.0
 
 
 def test_what_is_never_reached_any_more_is_doubted() -> None:
-    estimate = fed(*[100.0] * SLOTS)
-    for _ in range(LOW_SLOTS):
+    estimate = fed(*[100.0] * BUCKETS)
+    for _ in range(LOW_BUCKETS):
         estimate.add(10.0, 50.0, loaded=False)
     assert estimate.value == ROOM * 10.0
     assert estimate.doubtful
@@ -71,7 +71,7 @@ def test_what_is_never_reached_any_more_is_doubted() -> None:
     assert not estimate.doubtful
 
 
-def test_an_exercise_outweighs_what_was_before() -> None:
+def test_a_busy_period_outweighs_what_was_before() -> None:
     estimate = fed(*[100.0] * 20)
     estimate.keep_since(1000.0)
     assert estimate.value == 100.0  # nothing newer is known

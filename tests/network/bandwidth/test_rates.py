@@ -15,7 +15,7 @@ from minga.core.errors import ProtocolError
 from minga.network.bandwidth import delivery_reports
 from minga.network.bandwidth.delivery_reports import BulkUse, DeliveryReports, Span
 from minga.network.bandwidth.meter import SETTLE_S, DirectionMeter
-from minga.network.bandwidth.time_buckets import SLOT_S
+from minga.network.bandwidth.time_buckets import BUCKET_S
 from minga.network.interface import PeerId
 from minga.training.record_kinds import RUN_KINDS
 from tests.worlds.link_world import MB, LinkWorld
@@ -196,7 +196,7 @@ def test_means_cannot_be_made_higher_by_serving_one_after_the_other() -> None:
     assert bench.path(A)[0] == pytest.approx(3e6, rel=0.01)
 
 
-def test_an_exercise_that_never_ends_is_evaluated_all_the_same() -> None:
+def test_a_busy_period_that_never_ends_is_evaluated_all_the_same() -> None:
     bench = Bench()
     bench.move({A: 1e6}, 100.0)
     assert bench.path(A)[2] == pytest.approx(1e6, rel=0.02)
@@ -239,8 +239,8 @@ def test_memory_is_bounded_whatever_comes() -> None:
         bench.meter.add(PeerId(f"{index:064x}"), Span(10_000, -1e12, bench.now), BulkUse.WORK)
     bench.now += 10.0
     assert len(bench.meter.paths()) == 256
-    assert bench.meter._slots == {}
-    assert len(bench.meter._slots) * SLOT_S <= SETTLE_S + 1
+    assert bench.meter._buckets == {}
+    assert len(bench.meter._buckets) * BUCKET_S <= SETTLE_S + 1
 
 
 # ---- on the virtual network

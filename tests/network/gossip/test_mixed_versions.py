@@ -67,7 +67,7 @@ def add_fields_to_messages(monkeypatch: pytest.MonkeyPatch, later: list[Simulate
     sent: list[str] = []
 
     async def send_more(self: MessageStream, message: msgspec.Struct) -> None:
-        is_later = any(self._lines is peer.session.node.lines for peer in later)
+        is_later = any(self._access_link is peer.session.node.access_link for peer in later)
         if not is_later or message.__struct_config__.forbid_unknown_fields:
             await send(self, message)
             return

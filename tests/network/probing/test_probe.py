@@ -339,7 +339,7 @@ async def reserved(world: LinkWorld, method: str, act: Callable[[MessageStream],
         await reservation.send(Reserve())
         await reservation.receive(Ready)
         async with prober.node.open(partner.peer_id, method, bulk=True) as stream:
-            stream.tally.use = BulkUse.PROBE
+            stream.counter.use = BulkUse.PROBE
             with contextlib.suppress(RemoteError):
                 await act(stream)
     await asyncio.sleep(1.0)
@@ -409,7 +409,7 @@ async def test_doubts_lead_to_another_probe_less_and_less_often_if_groundless() 
 
     def doubt() -> None:
         if now() < 900.0:
-            doubting.node.lines.doubt()
+            doubting.node.access_link.doubt()
             asyncio.get_running_loop().call_later(5.0, doubt)
 
     doubt()
@@ -430,7 +430,7 @@ async def test_a_changed_line_is_found_by_a_probe_after_doubts() -> None:
     await asyncio.sleep(60.0)
     world.internet.set_rate(world.peers[0].network, 2 * MB, 8 * MB)
     for _ in range(prober_module.DOUBTS):
-        world.peers[0].node.lines.doubt()
+        world.peers[0].node.access_link.doubt()
     await asyncio.sleep(20.0)
     assert world.peers[0].rates().upload == pytest.approx(2 * MB, rel=0.1)
     assert world.peers[0].rates().download == pytest.approx(8 * MB, rel=0.1)
@@ -486,7 +486,7 @@ async def test_what_a_probe_showed_before_it_was_broken_off_counts() -> None:
     world = LinkWorld([(2.0, 10.0), *[(50.0, 50.0)] * 3])
     await world.start()
     peer = world.peers[0]
-    meter = peer.node.lines.meter
+    meter = peer.node.access_link.meter
     for ends_after_s, fills in ((0.5, False), (1.3, True)):
         probing = asyncio.get_running_loop().create_task(probe(world, 0))
         await asyncio.sleep(ends_after_s)
@@ -508,9 +508,9 @@ def test_constants_fit_together() -> None:
 
 
 @virtually
-async def test_new_peers_queue_up_at_the_doorkeeper() -> None:
+async def test_new_peers_queue_up_at_the_coordinator() -> None:
     world = LinkWorld([(2.0, 2.0)] * 17)
-    doorkeepers = sorted(peer.peer_id for peer in world.peers)[:2]
+    coordinators = sorted(peer.peer_id for peer in world.peers)[:2]
     asked = {peer.peer_id: 0 for peer in world.peers}
     for peer in world.peers:
 
@@ -523,12 +523,12 @@ async def test_new_peers_queue_up_at_the_doorkeeper() -> None:
         peer.node.serve(RESERVE, count)
     await world.start(probing=True)
     await until(lambda: all(probed(peer) for peer in world.peers), 120.0)
-    assert max(n for peer_id, n in asked.items() if peer_id not in doorkeepers) < 3 * 17
+    assert max(n for peer_id, n in asked.items() if peer_id not in coordinators) < 3 * 17
     await world.close()
 
 
 @virtually
-async def test_a_doorkeeper_that_always_refuses_is_passed_by() -> None:
+async def test_a_coordinator_that_always_refuses_is_passed_by() -> None:
     world = LinkWorld([(2.0, 2.0)] * 8)
     await world.start(probing=True)
     min(world.peers, key=lambda peer: peer.peer_id).prober._engaged_with = world.peers[-1].peer_id
@@ -538,7 +538,7 @@ async def test_a_doorkeeper_that_always_refuses_is_passed_by() -> None:
 
 
 @virtually
-async def test_a_doorkeeper_that_admits_and_then_breaks_off_is_done_without() -> None:
+async def test_a_coordinator_that_admits_and_then_breaks_off_is_done_without() -> None:
     world = LinkWorld([(5.0, 5.0)] * 5)
     await world.start()
     liar, *others = sorted(world.peers, key=lambda peer: peer.peer_id)

@@ -292,12 +292,12 @@ def test_strangers_that_never_say_hello_are_few_and_do_not_stay(monkeypatch: pyt
         for stranger in strangers:
             made.append(await stranger.connect(second.network.address))
             await asyncio.sleep(0.1)
-            assert len(second.node._reception.waiting) <= 4
+            assert len(second.node._accept_loop.waiting) <= 4
         assert [connection.is_closed for connection in made] == [True] * 6 + [False] * 4
         assert await first.node.call(second.peer_id, "double", Number(1), Number) == Number(2)
         await asyncio.sleep(accept_loop.HELLO_TIMEOUT_S)
         assert all(connection.is_closed for connection in made)
-        assert not second.node._reception.waiting
+        assert not second.node._accept_loop.waiting
         assert second.node.connected() == [first.peer_id]
         await world.close()
 
@@ -328,7 +328,7 @@ async def test_nothing_grows_with_the_number_of_strangers() -> None:
     for number in range(misbehaviour.MAX_OFFENDERS + 100):
         second.node.offend(PeerId(f"{number:064x}"), "nonsense")
         second.node.clock_offsets_s[PeerId(f"{number:064x}")] = 0.0
-    assert len(second.node._offences) == misbehaviour.MAX_OFFENDERS
+    assert len(second.node._misbehaviour) == misbehaviour.MAX_OFFENDERS
     assert len(second.node.clock_offsets_s) == connections.MAX_PEERS
     for _ in range(MAX_OFFENCES):
         second.node.offend(first.peer_id, "nonsense")
@@ -348,7 +348,7 @@ async def test_guests_leave_no_trace_but_their_clocks() -> None:
     await asyncio.sleep(1.0)
     assert len(second.node._connections) == 0
     assert second.node._server.open_streams == {}
-    assert not second.node._reception.waiting
+    assert not second.node._accept_loop.waiting
     await world.close()
 
 

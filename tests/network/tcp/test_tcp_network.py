@@ -326,7 +326,7 @@ def test_what_does_not_match_is_refused_and_iroh_goes_on(
             near, far = await exchange(pair.outgoing, pair.incoming, over_tcp=by_word)
             await end(near, far)
             if not by_word:
-                assert lane(pair.outgoing)._setback.is_on
+                assert lane(pair.outgoing)._backoff.is_on
                 bulk_lane.PATIENCE_S = 1e9
                 await exchange(pair.outgoing, pair.incoming, over_tcp=False)
 

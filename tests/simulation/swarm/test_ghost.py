@@ -15,7 +15,7 @@ from minga.averaging.codecs.registry import CODECS
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.run_spec import RunSpec
-from minga.network.meta_bytes import byte_view, fill, hollow, is_hollow
+from minga.network.meta_bytes import byte_view, fill, is_meta, meta_buffer
 from minga.network.virtual.internet import HostSettings, VirtualInternet
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica, no_gradient
@@ -65,10 +65,10 @@ def test_it_takes_the_time_and_the_bytes_of_a_real_model(name: str) -> None:
     spec = make_spec(64, codec=name)
     run = virtually(steps_of)
     events, numbers = run(lambda: Swarm(spec, seed=3, make_replica=vector_replica(SMALL), gradient=pull))
-    hollow_events, hollow_numbers = run(lambda: ghost_swarm(spec, SMALL, seed=3))
-    assert hollow_events == events
+    meta_events, meta_numbers = run(lambda: ghost_swarm(spec, SMALL, seed=3))
+    assert meta_events == events
     # The manifests of the states that newcomers fetch list other tensors: some ten bytes more or less.
-    assert hollow_numbers == pytest.approx(numbers, rel=3e-4, abs=1e-4)
+    assert meta_numbers == pytest.approx(numbers, rel=3e-4, abs=1e-4)
 
 
 def test_large_ghosts_take_steps_and_agree() -> None:
@@ -156,8 +156,8 @@ def test_chunks_of_different_states_are_different() -> None:
     manifest, own = build_manifest(one.capture()), build_manifest(other.capture())
     assert manifest.diff(own) == list(range(manifest.chunk_count))
     assert manifest.diff(manifest) == []
-    assert manifest.verify_chunk(1, hollow(manifest.chunk_size(1)))
-    assert not own.verify_chunk(1, hollow(own.chunk_size(1) - 1))
+    assert manifest.verify_chunk(1, meta_buffer(manifest.chunk_size(1)))
+    assert not own.verify_chunk(1, meta_buffer(own.chunk_size(1) - 1))
     assert not manifest.verify_chunk(1, memoryview(bytes(manifest.chunk_size(1))))
 
 
@@ -215,32 +215,32 @@ def test_a_swarm_of_ghosts_needs_its_own_gradient() -> None:
 def test_codecs_check_sizes_and_leave_out_the_numbers(name: str) -> None:
     chosen, vector = codec(name), torch.empty(1000, device="meta")
     size = chosen.max_encoded_bytes(1000)
-    chosen.encode(vector, hollow(size))
-    chosen.decode(hollow(size), vector)
-    chosen.decode_add(hollow(size), vector, 2.0)
+    chosen.encode(vector, meta_buffer(size))
+    chosen.decode(meta_buffer(size), vector)
+    chosen.decode_add(meta_buffer(size), vector, 2.0)
     with pytest.raises(ValueError, match="bytes"):
-        chosen.encode(vector, hollow(size - 1))
+        chosen.encode(vector, meta_buffer(size - 1))
     with pytest.raises(InvalidEncodingError, match="without"):
         chosen.decode(bytes(size), vector)
     with pytest.raises(InvalidEncodingError, match="without"):
-        chosen.decode_add(hollow(size), torch.zeros(1000), 1.0)
+        chosen.decode_add(meta_buffer(size), torch.zeros(1000), 1.0)
 
 
-def test_hollow_bytes_have_a_length_and_nothing_else() -> None:
-    piece = hollow(1 << 40)[10:-10]
-    assert is_hollow(piece)
-    assert is_hollow(byte_view(piece))
+def test_meta_bytes_have_a_length_and_nothing_else() -> None:
+    piece = meta_buffer(1 << 40)[10:-10]
+    assert is_meta(piece)
+    assert is_meta(byte_view(piece))
     assert piece.nbytes == (1 << 40) - 20
-    assert not any(map(is_hollow, (b"", bytearray(3), memoryview(b"ab"))))
+    assert not any(map(is_meta, (b"", bytearray(3), memoryview(b"ab"))))
     assert as_bytes(torch.empty(7, device="meta")).nbytes == 28
-    with pytest.raises(ValueError, match="hollow"):
-        hollow(-1)
-    fill(hollow(3), memoryview(b"abc"))
+    with pytest.raises(ValueError, match="meta"):
+        meta_buffer(-1)
+    fill(meta_buffer(3), memoryview(b"abc"))
     with pytest.raises(ValueError, match="content"):
-        fill(memoryview(bytearray(3)), hollow(3))
+        fill(memoryview(bytearray(3)), meta_buffer(3))
 
 
-def test_they_cross_the_virtual_network_into_hollow_buffers_only() -> None:
+def test_they_cross_the_virtual_network_into_meta_buffers_only() -> None:
     async def main() -> None:
         internet = VirtualInternet()
         one, other = internet.host(HostSettings(up_bytes_per_s=1e6)), internet.host()
@@ -248,9 +248,9 @@ def test_they_cross_the_virtual_network_into_hollow_buffers_only() -> None:
         stream = await connection.open_stream()
         clock = asyncio.get_running_loop().time
         begun_s = clock()
-        writing = asyncio.ensure_future(stream.write(hollow(10_000_000)))
+        writing = asyncio.ensure_future(stream.write(meta_buffer(10_000_000)))
         far = await (await other.accept()).accept_stream()
-        await far.read_into(hollow(9_000_000))
+        await far.read_into(meta_buffer(9_000_000))
         assert clock() - begun_s == pytest.approx(9.0, rel=0.02)
         assert await far.read(5) == bytes(5)
         with pytest.raises(ProtocolError, match="without their content"):

@@ -347,11 +347,11 @@ def test_a_round_tells_its_plan_and_doubts_the_rates_if_it_is_late() -> None:
             assert begun["predicted_s"] == pytest.approx(1.75, rel=0.3)
             told = {item.owner: item.payload.vector_bytes for item in peers[0].session.board.items(Progress)}
             assert told == {peer.network.peer_id: 1_000_000 for peer in peers}
-            before = max(peer.session.node.lines.doubts for peer in peers)
+            before = max(peer.session.node.access_link.doubts for peer in peers)
             assert before == 0
             swarm.script("slow_link peer-1 to 4Mbit at 0s")
             await swarm.run_until_step(9, limit_s=300)
-            assert max(peer.session.node.lines.doubts for peer in peers) > 0
+            assert max(peer.session.node.access_link.doubts for peer in peers) > 0
         finally:
             await swarm.close()
 

@@ -56,7 +56,7 @@ async def make_life(
     board, port = SimpleNamespace(put=lambda _: None), SimpleNamespace(unit=1)
     options = VerifiedOptions(node.peer_id, Behaviour())
     life = VerifiedMember(node, identity_of(node), board, make_spec(8), options, replica, port)  # type: ignore[arg-type]
-    life._announcer = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
+    life._publisher = SimpleNamespace(set_status=lambda _: None)  # type: ignore[assignment]
     life._known = life._founders = frozenset(KNOWN)
     return life
 

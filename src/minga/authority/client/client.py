@@ -49,7 +49,8 @@ class LoginNeeded(RejectedError):
 class AuthorityClient:
     """Speaks to the authority at `url` for the run `run_id`.
 
-    It makes so many `attempts`; `sleep` waits between them, and `on_pause` hears first why, and for how many seconds.
+    It makes up to `attempts` attempts; `sleep` waits between them. Before each wait `on_pause` is called with the
+    reason and the seconds.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class AuthorityClient:
         """A token for the key of `peer`, or that the browser has to be waited for.
 
         Raises `RejectedError` at once if the answer is no, `LoginNeeded` if another way of login is needed, and
-        `UnreachableError` if nobody answers after several attempts.
+        `UnreachableError` if there is no answer after several attempts.
         """
         return await self._patiently(lambda: self._token(peer, login))
 

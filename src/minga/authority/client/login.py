@@ -19,7 +19,7 @@ MOST_POLL_S = 60.0
 
 
 class LoginUser(Protocol):
-    """Whoever sits at the machine, as far as a login needs them. Each may raise `ConfigurationError`."""
+    """The person at the machine, as far as a login needs them. Each method may raise `ConfigurationError`."""
 
     def has_secret(self) -> bool:
         """Whether a code or an access token was given beforehand."""
@@ -42,9 +42,9 @@ class LoginUser(Protocol):
 
 @dataclass(frozen=True)
 class Credentials:
-    """A `LoginUser` who is not there: a name, and a code or an access token, as far as they are known beforehand.
+    """A `LoginUser` without a person at the machine: a name, and a code or an access token, as far as they are given.
 
-    Without them the peer's key has to be enough, as it is on a machine where somebody has logged in before.
+    Without them the peer's key has to be enough, as it is on a machine where a person has logged in before.
     """
 
     login: str = ""
@@ -69,7 +69,7 @@ class Credentials:
     def open_browser(self, device: DeviceCode) -> None:
         """See `LoginUser`."""
         raise ConfigurationError(
-            f"somebody has to log in at {device.url} in the browser; run `minga join LINK` once with this key file"
+            f"a person has to log in at {device.url} in the browser; run `minga join LINK` once with this key file"
         )
 
     def wait(self, why: str, seconds: float) -> None:

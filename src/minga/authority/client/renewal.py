@@ -1,7 +1,7 @@
 """Renews a peer's token while it takes part, so that its access does not end in the middle of a run.
 
-The next token is asked for when a third of the present one's life is left, so an authority may be away for long without
-anybody noticing. Members hear of the new token by gossip, and newcomers see it in hellos.
+The peer asks for the next token when a third of the present one's life is left, so an authority may be down for long
+without any effect. Members learn of the new token by gossip, and newcomers see it in handshakes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The list of those whom an authority admits: one TOML file, read again whenever it changes.
+"""The list of people that an authority admits: one TOML file, read again whenever it changes.
 
-Who knows the people does not change with it: names of one provider are other people's at the next, so a list with
-another one takes effect when the authority is started again. Only the organisation may change in that section.
+The provider does not change with the file: names of one provider belong to other people at the next. So a list with
+another provider takes effect when the authority is started again. Only the organisation may change in that section.
 
 peers = 2                  # how many peers each person may have at a time
 token = "6h"               # how long a token lasts; peers renew it before it ends
@@ -9,7 +9,7 @@ login = "30d"              # after how long people have to log in again
 
 [provider]
 kind = "huggingface"       # or "oauth"; without this section people log in with codes from this file
-organisation = "my-org"    # all its members are admitted; without it only those who are named below
+organisation = "my-org"    # all its members are admitted; without it only the people named below
 
 [people.alice]
 peers = 3
@@ -55,7 +55,7 @@ class AllowListSection(BaseModel):
 
 
 class Provider(AllowListSection):
-    """Who knows the people.
+    """The identity provider.
 
     kind: "file" (codes in this file), "huggingface", or "oauth" (RFC 8628: `device_url`, `token_url`, and `user_url`,
     whose answer has the name in `name_field`). endpoint: of the Hugging Face Hub. client_id: of the OAuth application,
@@ -95,14 +95,14 @@ class Provider(AllowListSection):
 
     @property
     def source(self) -> str:
-        """Where its names come from; the same name from another source may be somebody else's."""
+        """Where its names come from; the same name from another source may belong to another person."""
         if self.kind == "file":
             return "file"
         where = self.endpoint if self.kind == "huggingface" else f"{self.user_url} {self.name_field}"
         return f"{self.kind} {where}"
 
     def is_as_before(self, before: Provider) -> bool:
-        """Whether at most the organisation has changed, which says who may take part and not who somebody is."""
+        """Whether at most the organisation has changed: that decides who may take part, and identifies nobody."""
         return self == before.model_copy(update={"organisation": self.organisation})
 
 
@@ -126,7 +126,7 @@ class ListedPerson(AllowListSection):
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one person may have: peers at a time, until when (Unix seconds; None: no end)."""
+    """The allowance of one person: peers at a time, until when (Unix seconds; None: no end)."""
 
     peers: int
     until_s: float | None
@@ -164,13 +164,13 @@ class AllowList(AllowListSection):
         return parse_duration(self.login, "login")
 
     def allowance(self, name: str, organisation: str | None, now_s: float) -> Allowance | None:
-        """What somebody may have who logged in as `name`, as a member of `organisation` if of one; None: nothing."""
+        """The places of a person who logged in as `name`, as a member of `organisation` if of one; None: no place."""
         allowance = self._listed(name, organisation)
         has_ended = allowance is not None and allowance.until_s is not None and allowance.until_s <= now_s
         return None if has_ended else allowance
 
     def is_listed(self, name: str, organisation: str | None) -> bool:
-        """Whether somebody has a place on the list, be it that its time is over."""
+        """Whether a person is on the list, even if their time is over."""
         return self._listed(name, organisation) is not None
 
     def _listed(self, name: str, organisation: str | None) -> Allowance | None:
@@ -196,7 +196,7 @@ class AllowList(AllowListSection):
 class AllowFile:
     """The list as it stands in its file now.
 
-    A file that has become wrong, or names another provider, is told in the log, and changes nothing.
+    A file that has become invalid, or names another provider, is logged, and changes nothing.
     """
 
     def __init__(self, path: Path) -> None:

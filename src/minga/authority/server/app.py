@@ -31,9 +31,9 @@ GOODBYE_S = 1
 class AuthoritySettings:
     """What an authority needs.
 
-    link: an invitation for many peers. allow: the file of those who may come. roster: the file in which it keeps who
-    has which peers. host, port: where to listen; port 0 is any. url: where clients reach it, if not there (behind a
-    proxy). certificate, key: PEM files for TLS.
+    link: an invitation for many peers. allow: the file of the people that may take part. roster: the file that keeps
+    the peers of each person. host, port: where to listen; port 0 is any. url: where clients reach it, if not there
+    (behind a proxy). certificate, key: PEM files for TLS.
     """
 
     link: Link
@@ -71,7 +71,7 @@ class AuthorityServer:
 
     @property
     def link(self) -> Link:
-        """What may be published: whoever has it may try to log in."""
+        """The link to publish: every person that has it may try to log in."""
         return replace(self._settings.link, access=None, authority=self.url)
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class AuthorityServer:
             server_header=False,
             lifespan="off",
             ws="none",
-            # Behind a proxy on this machine the proxy knows whom it speaks for; nobody else is believed.
+            # A proxy on this machine knows the client's address; no other source of it is believed.
             proxy_headers=True,
             forwarded_allow_ips="127.0.0.1,::1",
             limit_concurrency=MAX_CONNECTIONS,

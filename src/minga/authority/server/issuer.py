@@ -1,4 +1,4 @@
-"""Decides who gets a token, and signs it."""
+"""Decides which peers get a token, and signs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from minga.authority.messages import Issued
 from minga.authority.server.allow_list import AllowFile, AllowList
-from minga.authority.server.providers import Somebody
+from minga.authority.server.providers import Person
 from minga.authority.server.refusals import login_needed, not_allowed
 from minga.authority.server.roster import IssuedToken, RosterFile
 from minga.core.errors import ConfigurationError
@@ -50,14 +50,14 @@ class Issuer:
         """Its key."""
         return self._key.peer_id
 
-    def issue(self, peer: str, somebody: Somebody) -> Issued:
-        """A token for a peer of somebody who has just logged in. Raises `Refused` and `StorageError`."""
+    def issue(self, peer: str, person: Person) -> Issued:
+        """A token for a peer of a person who has just logged in. Raises `Refused` and `StorageError`."""
         allowed = self._allowed.current()
         organisation = allowed.provider.organisation
-        if organisation not in somebody.organisations:
+        if organisation not in person.organisations:
             organisation = None
         now_s = self._wall_time()
-        seat = IssuedToken(somebody.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
+        seat = IssuedToken(person.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
         return self._sign(peer, seat, allowed)
 
     def renew(self, peer: str) -> Issued:
@@ -73,7 +73,7 @@ class Issuer:
         now_s = self._wall_time()
         allowance = allowed.allowance(seat.name, seat.organisation, now_s)
         if allowance is None:
-            raise not_allowed(f"{seat.name} is not on the list of those who may take part; ask the organiser")
+            raise not_allowed(f"{seat.name} is not on the list of people that may take part; ask the organiser")
         before = self._roster.seat(peer)
         if before is not None and before.barred:
             raise not_allowed("the organisers barred this peer's key; ask them")

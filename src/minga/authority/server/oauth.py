@@ -1,11 +1,11 @@
 """Logins by OAuth 2.0: in the browser, by the device authorization grant (RFC 8628), or with an access token.
 
 The authority itself asks the provider for a device code, in the name of its own OAuth application, and shows the person
-only where to go. So the access token that comes of it never reaches the person's machine, is worth no more than what
-the application asked for (the name), and is forgotten here as soon as the name is known.
+only where to go. So the resulting access token never reaches the person's machine. It gives no more than the
+application asked for (the name), and is forgotten here as soon as the name is known.
 
-An access token that a person hands over is worth more than that, and a server that got it for another purpose could
-use it here. Only Hugging Face logins take one, for machines where nobody can open a browser.
+An access token that a person hands over is worth more than that, and a server that got it for another purpose could use
+it here. Only Hugging Face logins take one, for machines without a browser.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 from minga.authority.http import HttpAnswer, NoAnswer, ask, make_client
 from minga.authority.messages import ByAccessToken, ByDevice, DeviceCode, LoginWay, Pending, Way
 from minga.authority.server.allow_list import AllowFile, Provider
-from minga.authority.server.providers import FileProvider, IdentityProvider, Somebody, refused_way
+from minga.authority.server.providers import FileProvider, IdentityProvider, Person, refused_way
 from minga.authority.server.refusals import Refused, provider_down, wrong_login
 from minga.core.decoding import DECODING_ERRORS
 from minga.core.urls import is_safe_url
@@ -83,7 +83,7 @@ class DeviceLogin:
 
 
 class OAuthProvider:
-    """People whom an OAuth provider knows. `clock` is in seconds, from any beginning."""
+    """People who log in at an OAuth provider. `clock` is in seconds, from any beginning."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class OAuthProvider:
         """See `IdentityProvider`."""
         await self._http.aclose()
 
-    async def identify(self, login: LoginWay) -> Somebody | Pending:
+    async def identify(self, login: LoginWay) -> Person | Pending:
         """See `IdentityProvider`."""
         if isinstance(login, ByAccessToken) and "token" in self.ways:
             return await self._whose(login.token)
@@ -116,9 +116,9 @@ class OAuthProvider:
             found = await self._poll(login.device)
             if isinstance(found, Pending):
                 return found
-            somebody = await self._whose(found)
+            person = await self._whose(found)
             self._devices.pop(login.device, None)
-            return somebody
+            return person
         raise refused_way(login, self.ways)
 
     # ---- in the browser
@@ -171,7 +171,7 @@ class OAuthProvider:
 
     # ---- whose token it is
 
-    async def _whose(self, access_token: str) -> Somebody:
+    async def _whose(self, access_token: str) -> Person:
         url = f"{self._settings.endpoint}/api/whoami-v2" if self._is_hub else str(self._settings.user_url)
         if not access_token.isascii() or not access_token.isprintable():
             raise wrong_login(f"this is no access token of {self.label}")
@@ -181,11 +181,11 @@ class OAuthProvider:
         if answer.status != 200:
             raise provider_down(f"{self.label} does not say who it is (HTTP status {answer.status}); try again later")
         if not self._is_hub:
-            return Somebody(self._checked(self._read(answer, dict[str, Any]).get(self._settings.name_field)))
+            return Person(self._checked(self._read(answer, dict[str, Any]).get(self._settings.name_field)))
         who = self._read(answer, WhoAmI)
         if who.type != "user":
             raise wrong_login(f"this access token belongs to an {who.type[:20]!r}, not to a person")
-        return Somebody(self._checked(who.name), frozenset(organisation.name for organisation in who.orgs))
+        return Person(self._checked(who.name), frozenset(organisation.name for organisation in who.orgs))
 
     def _checked(self, name: object) -> str:
         if not isinstance(name, str) or not _NAME.match(name):

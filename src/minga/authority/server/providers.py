@@ -1,4 +1,4 @@
-"""Who knows the people that log in."""
+"""Identity providers: they identify the people that log in."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ WRONG_CODE = "the name or the code is wrong"
 
 
 @dataclass(frozen=True)
-class Somebody:
-    """A person whom a provider knows, with the organisations to which they belong."""
+class Person:
+    """A person that a provider identified, with the organisations to which they belong."""
 
     name: str
     organisations: frozenset[str] = frozenset()
 
 
 class IdentityProvider(Protocol):
-    """Finds out who somebody is; whether they may take part is not its business."""
+    """Identifies a person; the list decides whether they may take part."""
 
     label: str
     """Its name for people."""
@@ -32,8 +32,8 @@ class IdentityProvider(Protocol):
     def ways(self) -> tuple[Way, ...]:
         """The ways to log in, the best first."""
 
-    async def identify(self, login: LoginWay) -> Somebody | Pending:
-        """Who it is, or that the browser has to be waited for. Raises `Refused`."""
+    async def identify(self, login: LoginWay) -> Person | Pending:
+        """The person, or `Pending` while the browser is waited for. Raises `Refused`."""
 
     async def begin_device(self) -> DeviceCode:
         """Begin a login in the browser. Raises `Refused`."""
@@ -43,7 +43,7 @@ class IdentityProvider(Protocol):
 
 
 class FileProvider:
-    """People with secret codes, whose hashes stand in the allow-list; needs nobody else."""
+    """People with secret codes, whose hashes stand in the allow-list; needs no other service."""
 
     label = "codes from the organiser"
     ways: tuple[Way, ...] = ("code",)
@@ -53,7 +53,7 @@ class FileProvider:
         self._at_a_time = asyncio.Semaphore(2)
         self._nobodys = codes.hashed(codes.new_code())
 
-    async def identify(self, login: LoginWay) -> Somebody:
+    async def identify(self, login: LoginWay) -> Person:
         """See `IdentityProvider`. An unknown name takes as long as a wrong code."""
         if not isinstance(login, ByCode):
             raise refused_way(login, self.ways)
@@ -63,7 +63,7 @@ class FileProvider:
             fits = await asyncio.to_thread(codes.fits, login.code, stored)
         if not fits:
             raise wrong_login(WRONG_CODE)
-        return Somebody(login.name)
+        return Person(login.name)
 
     async def begin_device(self) -> DeviceCode:
         """See `IdentityProvider`."""
@@ -74,6 +74,6 @@ class FileProvider:
 
 
 def refused_way(login: LoginWay, ways: tuple[Way, ...]) -> Exception:
-    """Somebody tries to log in as nobody can here."""
+    """The refusal of a way to log in that this authority does not offer."""
     tried = "key" if isinstance(login, ByKey) else type(login).__struct_config__.tag
     return wrong_login(f"this authority does not know the way {tried!r}; it offers: {', '.join(ways)}")

@@ -16,7 +16,7 @@ class Refused(Exception):
 
 
 def wrong_login(message: str) -> Refused:
-    """Whoever asks is not who they say they are."""
+    """The identity of the client is not proven."""
     return Refused(401, "login", message)
 
 
@@ -31,5 +31,5 @@ def not_allowed(message: str) -> Refused:
 
 
 def provider_down(message: str) -> Refused:
-    """Nobody can say who it is at present."""
+    """The person cannot be identified at present."""
     return Refused(503, "provider", message)

@@ -1,4 +1,4 @@
-"""What happens to the tokens of those who were taken off the list.
+"""Revokes the tokens of people who were taken off the list.
 
 Without an organiser's key nothing can be taken back: their tokens are not renewed, and end within hours. With one, the
 peers are barred by an organiser's order, like `minga ban`, and go at the end of the step.
@@ -42,7 +42,7 @@ def barring(link: Link, options: PeerOptions, identity: Path) -> Bar:
 
 
 async def watch_list(issuer: Issuer, roster: RosterFile, bar: Bar | None, tell: Tell) -> None:
-    """Look every second whether somebody was taken off the list, until cancelled."""
+    """Check every second whether a person was taken off the list, until cancelled."""
     told: set[str] = set()
     pause_s = FIRST_PAUSE_S
     while True:

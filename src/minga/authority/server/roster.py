@@ -1,6 +1,7 @@
-"""Who has which peers: what the authority remembers, on disk before any token leaves.
+"""The peers of each person: what the authority remembers, on disk before any token leaves.
 
-One JSON file, `name` by the peer's key, so that an operator can read in it who is who. One process at a time owns it.
+One JSON file, `name` by the peer's key, so that an operator can read in it which peers belong to a person. One process
+at a time owns it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ KeyText = Annotated[str, msgspec.Meta(pattern=_KEY)]
 
 
 class IssuedToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One peer's place: whose it is (`name` at that `Provider.source`), since which login, until when (Unix seconds).
+    """One peer's place: its person (`name` at that `Provider.source`), the time of the login, and the end (Unix
+    seconds).
 
-    With an `organisation` it is for being a member of that. `invitation` is the key that signed its last token; who is
-    `barred` does not get another.
+    With an `organisation` it depends on membership of that. `invitation` is the key that signed its last token; a
+    `barred` peer gets no further one.
     """
 
     name: str

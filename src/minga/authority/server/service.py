@@ -42,7 +42,7 @@ BODY_S = 10.0
 """Longest time, in seconds, that the body of a request may take to arrive."""
 
 BURST, PER_SECOND = 60, 1.0
-"""What one address may ask: so many requests at once, and so many a second after that."""
+"""The requests that one address may make: a burst, and a rate per second after that."""
 
 Tell = Callable[..., None]
 Handler = Callable[[Request], Awaitable[Message]]
@@ -87,8 +87,8 @@ class Authority:
         if isinstance(asked.login, ByKey):
             issued = self._issuer.renew(peer)
         else:
-            somebody = await self._provider.identify(asked.login)
-            issued = somebody if isinstance(somebody, Pending) else self._issuer.issue(peer, somebody)
+            person = await self._provider.identify(asked.login)
+            issued = person if isinstance(person, Pending) else self._issuer.issue(peer, person)
         if isinstance(issued, Issued):
             self._tell("authority.issued", peer=peer, name=issued.name, renewed=isinstance(asked.login, ByKey))
         return TokenAnswer(issued)

@@ -168,7 +168,7 @@ class Round:
                 self.changed.fire()
 
     def buffer(self, size: int) -> memoryview:
-        """New memory for `size` encoded bytes; hollow where the vectors have no numbers."""
+        """New memory for `size` encoded bytes; meta where the vectors have no numbers."""
         return as_bytes(torch.empty(size, dtype=torch.uint8, device=self.result.device))
 
     def bury(self, member: int, why: str) -> None:

@@ -47,7 +47,7 @@ class Codec(ABC):
 
     Vectors are contiguous 1-D float32 CPU tensors; buffers are contiguous bytes, writable where they are written to
     (read-only sources are copied once), or 1-D uint8 CPU tensors. Of a vector on the device `meta`, which goes with
-    hollow bytes, only sizes are checked: it has no numbers.
+    meta bytes, only sizes are checked: it has no numbers.
     """
 
     name: str

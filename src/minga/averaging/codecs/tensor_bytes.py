@@ -1,6 +1,6 @@
 """Bytes as tensors and back, without copies where the machine allows it.
 
-A tensor on the device `meta` has a size and no numbers; its bytes are hollow (see `minga.network.meta_bytes`), and the
+A tensor on the device `meta` has a size and no numbers; its bytes are meta (see `minga.network.meta_bytes`), and the
 other way round. That is how a simulated model takes part of which only the size is known.
 
 Wire order is little-endian. On a little-endian machine an aligned buffer is used in place; otherwise the bytes are
@@ -15,7 +15,7 @@ from typing import Final
 
 import torch
 
-from minga.network.meta_bytes import hollow, is_hollow
+from minga.network.meta_bytes import is_meta, meta_buffer
 
 Buffer = bytes | bytearray | memoryview | torch.Tensor
 
@@ -53,7 +53,7 @@ def bytes_of(buffer: Buffer, *, writable: bool) -> torch.Tensor:
             raise ValueError("a tensor used as a buffer must be in CPU memory")
         return buffer
     view = memoryview(buffer)
-    if is_hollow(view):
+    if is_meta(view):
         return torch.empty(view.nbytes, dtype=torch.uint8, device="meta")
     if not view.c_contiguous:
         raise ValueError("the buffer is not contiguous")
@@ -67,9 +67,9 @@ def bytes_of(buffer: Buffer, *, writable: bool) -> torch.Tensor:
 
 
 def as_bytes(values: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor as a writable view of bytes, without a copy; hollow bytes for `meta`."""
+    """The memory of a contiguous CPU tensor as a writable view of bytes, without a copy; meta bytes for `meta`."""
     if values.is_meta:
-        return hollow(values.nbytes)
+        return meta_buffer(values.nbytes)
     view = memoryview(values.numpy())  # type: ignore[arg-type]  # numpy arrays are buffers at run time
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 

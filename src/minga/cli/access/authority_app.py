@@ -46,13 +46,13 @@ def authority(
     new_code: Annotated[
         str | None, typer.Option(metavar="NAME", help="Instead: make a code for a person of the list, and exit.")
     ] = None,
-    leash: Annotated[bool, typer.Option("--leash", hidden=True)] = False,
+    parent_watch: Annotated[bool, typer.Option("--leash", hidden=True)] = False,
     json_output: Json = False,
 ) -> None:
     """For organisers: give people who log in access to a run for members, each for some hours at a time."""
     if new_code is None and (link is None or allow is None):
         raise typer.BadParameter("name an INVITATION and a file with --allow, or a person with --new-code")
-    ready = make_context(json_output=json_output, leash=leash)
+    ready = make_context(json_output=json_output, parent_watch=parent_watch)
     from minga.cli.access.authority import AuthorityOptions, run_authority, run_new_code
     from minga.cli.terminal.peer_options import peer_options
 

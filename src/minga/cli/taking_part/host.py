@@ -54,7 +54,13 @@ class _Hosting:
         from minga.monitor.history import FILE_NAME, History
         from minga.monitor.watcher import Watcher
 
-        self.peer, self.work, self.show_qr, self.output, self.leash = peer, work, show_qr, context.output, context.leash
+        self.peer, self.work, self.show_qr, self.output, self.parent_watch = (
+            peer,
+            work,
+            show_qr,
+            context.output,
+            context.parent_watch,
+        )
         self._leaving = GracefulLeave(peer, context)
         self.history = History(peer.directory / FILE_NAME)
         self.watcher = Watcher(peer, self.history, from_start=True)
@@ -104,12 +110,12 @@ class _Hosting:
                     f"The run is complete after {run.step} steps. Its state stays available until Ctrl-C, which is "
                     "safe now."
                 )
-                while not (self.leash and self.leash.end_step < math.inf):
+                while not (self.parent_watch and self.parent_watch.end_step < math.inf):
                     ticker.check()
                     time.sleep(0.2)
 
     def _is_over(self, step: int) -> bool:
-        return self._leaving.is_over(step) or (self.leash is not None and self.leash.is_over(step))
+        return self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step))
 
     def _summarise(self, run: Any, held_out: HeldOut) -> None:
         self.output.summary(

@@ -69,7 +69,7 @@ class _Joining:
         from minga.monitor.history import History
         from minga.monitor.watcher import Watcher
 
-        self.peer, self.work, self.output, self.leash = peer, work, context.output, context.leash
+        self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
         self.evaluate = evaluate
         self._leaving = GracefulLeave(peer, context)
         self.held_out: HeldOut | None = None
@@ -105,7 +105,7 @@ class _Joining:
         with Ticker(self.output, self._look, volunteer_view, self._lines) as ticker:
             if self.peer.role == "monitor":
                 collect_again()
-                while not (self.leash and self.leash.is_over(self.watcher.look().step)):
+                while not (self.parent_watch and self.parent_watch.is_over(self.watcher.look().step)):
                     ticker.check()
                     time.sleep(0.5)
                 return
@@ -126,7 +126,7 @@ class _Joining:
 
         def is_over(step: int) -> bool:
             ticker.check()
-            return self._leaving.is_over(step) or (self.leash is not None and self.leash.is_over(step))
+            return self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step))
 
         def between() -> None:
             if held_out is not None:

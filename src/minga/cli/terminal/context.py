@@ -1,4 +1,4 @@
-"""Where a command writes, how it is interrupted, and who holds its leash; made before anything heavy is imported."""
+"""The output, interruption and parent watch of a command, created before any heavy import."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from minga.cli.terminal.parent_watch import ParentWatch
 
 @dataclass(frozen=True)
 class Context:
-    """What every command is given. `leash` is None unless a parent process started the command with one."""
+    """The context of every command. `parent_watch` is None unless a parent process passed `--leash`."""
 
     output: Output
     interruption: Interruption
-    leash: ParentWatch | None = None
+    parent_watch: ParentWatch | None = None
 
 
-def make_context(*, json_output: bool, leash: bool = False, slow_imports: bool = False) -> Context:
+def make_context(*, json_output: bool, parent_watch: bool = False, slow_imports: bool = False) -> Context:
     """The context of this process; with `slow_imports` garbage waits for `collect_again`.
 
     The garbage collector costs a fifth of the time of importing what training needs.
@@ -27,7 +27,9 @@ def make_context(*, json_output: bool, leash: bool = False, slow_imports: bool =
     if slow_imports:
         gc.disable()
     interruption = Interruption()
-    return Context(Output(json_output=json_output), interruption, ParentWatch(interruption.trigger) if leash else None)
+    return Context(
+        Output(json_output=json_output), interruption, ParentWatch(interruption.trigger) if parent_watch else None
+    )
 
 
 def collect_again() -> None:

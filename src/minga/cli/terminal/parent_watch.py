@@ -1,4 +1,4 @@
-"""The leash: how a parent process holds a peer that it started.
+"""A peer that a parent process started ends when that process ends or says so.
 
 The child reads its standard input. The end of input, which also comes when the parent is killed, ends the child at
 once; a line `end N` lets it finish in order once the global step is at least N.
@@ -21,7 +21,7 @@ class ParentWatch:
     def __init__(self, on_end_of_input: Callable[[], None]) -> None:
         self.end_step: float = math.inf
         self._on_end_of_input = on_end_of_input
-        threading.Thread(target=self._listen, name="minga-leash", daemon=True).start()
+        threading.Thread(target=self._listen, name="minga-parent-watch", daemon=True).start()
 
     def is_over(self, step: int) -> bool:
         """Whether to finish after global step `step`."""

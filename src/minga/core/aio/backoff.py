@@ -18,7 +18,7 @@ class Backoff:
         return asyncio.get_running_loop().time() < self._until_s
 
     def suffer(self) -> None:
-        """It failed; what fails while a setback lasts is the same failure."""
+        """Note a failure; further failures while the backoff lasts count as the same one."""
         if not self.is_on:
             self._until_s = asyncio.get_running_loop().time() + self._next_s
             self._next_s = min(2 * self._next_s, self._longest_s)

@@ -17,8 +17,8 @@ T = TypeVar("T")
 async def first_in_turn(asks: Iterable[Callable[[], Coroutine[Any, Any, T]]]) -> T | None:
     """The first answer; None if all failed with `RemoteError` or a timeout.
 
-    One is asked after the other, the next one when the last failed or takes long. The pauses double: whoever never
-    answers costs little time, and on a slow line only few send the same.
+    The sources are asked one after the other, the next one when the last failed or takes long. The pauses double: a
+    source that never answers costs little time, and over a slow link only few sources send the same bytes.
     """
     loop, left, pause_s = asyncio.get_running_loop(), deque(asks), FIRST_PAUSE_S
     asked = set[asyncio.Task[T]]()

@@ -27,6 +27,6 @@ class Observers(Generic[P]):
         return lambda: self._observers.remove(observer)
 
     def tell(self, *arguments: P.args, **named: P.kwargs) -> None:
-        """Call all observers. What one of them raises is raised here, and ends the telling."""
+        """Call all observers. An exception of one of them is raised here, and the rest are not called."""
         for observer in list(self._observers):
             observer(*arguments, **named)

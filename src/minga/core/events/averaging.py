@@ -8,14 +8,14 @@ from minga.core.events.bus import EventData
 
 
 class GroupMinority(EventData, kind="group.minority"):
-    """Too few members of the last round can be seen, so no step may be taken; `view` is how many it had."""
+    """This peer sees too few members of the last round, so no step may be taken; `view` is how many it had."""
 
     step: int
     view: int
 
 
 class GroupLeaderLost(EventData, kind="group.leader_lost"):
-    """A leader fell silent or refused; the next in rank is asked."""
+    """A leader fell silent or refused; this peer asks the next in the ranking."""
 
     peer: str
     step: int
@@ -23,7 +23,7 @@ class GroupLeaderLost(EventData, kind="group.leader_lost"):
 
 
 class PlanRefused(EventData, kind="plan.refused"):
-    """This peer refused the plan of the leader `peer`, which is unfair by all that it knows."""
+    """This peer refused the plan of the leader `peer`, which is unfair by the rates that this peer knows."""
 
     peer: str
     step: int
@@ -31,14 +31,14 @@ class PlanRefused(EventData, kind="plan.refused"):
 
 
 class PlanResting(EventData, kind="plan.resting"):
-    """This peer was asked to compute nothing for now (`resting`), or to compute again."""
+    """The plan put this peer on standby (`resting`), or ended its standby."""
 
     step: int
     resting: bool
 
 
 class PlanRestedInVain(EventData, kind="plan.rested_in_vain"):
-    """Steps took longer while this peer rested, so it computes again."""
+    """Steps took longer while this peer was on standby, so it computes again."""
 
     step: int
     why: str
@@ -77,14 +77,14 @@ class RoundReduced(EventData, kind="round.reduced"):
 
 
 class RoundAborted(EventData, kind="round.aborted"):
-    """A round was given up. The step is done again, with the same samples."""
+    """A round was aborted. The step is done again, with the same samples."""
 
     step: int
     why: str
 
 
 class RoundMemberLost(EventData, kind="round.member_lost"):
-    """A member was given up in the middle of a round."""
+    """The others gave up a member in the middle of a round."""
 
     step: int
     peer: str
@@ -93,7 +93,7 @@ class RoundMemberLost(EventData, kind="round.member_lost"):
 
 
 class RoundWorkTakenOver(EventData, kind="round.work_taken_over"):
-    """Others do what a member, perhaps this one, has not finished."""
+    """Other members do the work that a member, perhaps this one, has not finished."""
 
     step: int
     peer: str
@@ -101,7 +101,7 @@ class RoundWorkTakenOver(EventData, kind="round.work_taken_over"):
 
 
 class RoundRepaired(EventData, kind="round.repaired"):
-    """The leader divided anew what `lost` members had to do; `term` counts the repairs of this round."""
+    """The leader divided the work of `lost` members again; `term` counts the repairs of this round."""
 
     step: int
     term: int
@@ -109,7 +109,7 @@ class RoundRepaired(EventData, kind="round.repaired"):
 
 
 class RoundSenderDropped(EventData, kind="round.sender_dropped"):
-    """A member's part came too late or not at all; the step goes on without the rest of it."""
+    """A member's part arrived too late or not at all; the step goes on without the missing chunks."""
 
     step: int
     peer: str

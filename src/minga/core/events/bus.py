@@ -1,4 +1,4 @@
-"""Events: what a peer did, as data for people and logs.
+"""Events: the actions of a peer, as data for people and logs.
 
 One stream of events per peer feeds the terminal displays, the logs, the fault scripts of tests and benchmarks, and
 the comparison of two simulated runs. Nothing in a peer acts on events (see `minga.core.aio.observers`), and nothing
@@ -33,7 +33,7 @@ class EventData:
 class Event(NamedTuple):
     """One thing that happened: `time` (seconds of the loop), `kind` such as `round.reduced`, plain `fields`.
 
-    `data` has the same as an object of the catalogue, with typed fields; None for what a program told of its own.
+    `data` is the same as an object of the catalogue, with typed fields; None for a program's own events.
     """
 
     time: float

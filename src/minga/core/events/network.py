@@ -1,4 +1,4 @@
-"""Events of connections, lines and the board."""
+"""Events of connections, access links and the board."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PeerDisconnected(EventData, kind="peer.disconnected"):
 
 
 class PeerTurnedAway(EventData, kind="peer.turned_away"):
-    """A peer that dialled was not let in: it is of another run or version, or not admitted."""
+    """A connection from a peer was refused: the peer is of another run or version, or not admitted."""
 
     peer: str
     reason: str
 
 
 class PeerOffence(EventData, kind="peer.offence"):
-    """A peer sent what the protocol does not allow; `what` says what."""
+    """A peer sent a message that the protocol does not allow; `what` says what."""
 
     peer: str
     what: str
@@ -46,14 +46,14 @@ class PeerNotDialable(EventData, kind="peer.not_dialable"):
 
 
 class LinksProbed(EventData, kind="links.probed"):
-    """This peer filled its line for less than a second, to see what it carries."""
+    """This peer filled its access link for less than a second, to measure its rate."""
 
     upload: float | None
     download: float | None
 
 
 class LinksMeasured(EventData, kind="links.measured"):
-    """This peer published anew what it has measured of its line and of `paths` links to other peers.
+    """This peer published the measured rates of its access link and of `paths` links to other peers.
 
     `limited_by` names what limits each direction: "cap", "line" or "unknown".
     """
@@ -68,7 +68,7 @@ class LinksMeasured(EventData, kind="links.measured"):
 
 
 class MemberJoined(EventData, kind="member.joined"):
-    """A peer is there: its first record came, or it is heard again."""
+    """A peer is alive: its first record arrived, or it answers again."""
 
     peer: str
 
@@ -94,7 +94,7 @@ class BoardStalled(EventData, kind="board.stalled"):
 class RecordIgnored(EventData, kind="record.ignored"):
     """A record of `peer`, passed on by `sender`, was not taken in.
 
-    Told for the 1st, 2nd, 4th, 8th, … such record; `count` is how many there were for this reason.
+    Emitted for the 1st, 2nd, 4th, 8th, … such record; `count` is how many there were for this reason.
     """
 
     peer: str

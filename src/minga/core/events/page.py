@@ -28,9 +28,9 @@ HEAD: Final = """\
 <!-- Made by `make docs` from `minga.core.events.catalogue`. -->
 
 What a peer did, as data. `minga … --json` prints each event as a line with `t` (Unix time in seconds) and `event` (its
-kind), `peer.subscribe` hears it as a `minga.Event`, fault scripts wait for it by its kind and fields, and the log of a
-simulation holds many of them. Events are for people and logs: nothing in a peer acts on them. What to do about one is
-on the page on [troubleshooting](troubleshooting.md).
+kind). `peer.subscribe` delivers it as a `minga.Event`, fault scripts wait for it by its kind and fields, and the log of
+a simulation holds many of them. Events are for people and logs: nothing in a peer acts on them. The page on
+[troubleshooting](troubleshooting.md) says what to do about them.
 
 Ids of peers, rounds and invitations are texts. A program may add events of its own with `peer.emit`, of kinds that are
 not on this page.

@@ -1,4 +1,4 @@
-"""Events of runs with strangers, whose members check each other."""
+"""Events of Byzantine-tolerant runs, whose members verify each other's work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from minga.core.events.bus import EventData
 
 
 class SecureWaiting(EventData, kind="secure.waiting"):
-    """The run waits for its founders: `ready` of the `wanted` are here."""
+    """The run waits for its founders: `ready` of the `wanted` have joined."""
 
     ready: int
     wanted: int
@@ -19,7 +19,7 @@ class SecureFounded(EventData, kind="secure.founded"):
 
 
 class SecureStepTaken(EventData, kind="secure.step"):
-    """This peer took a step as a member. `attempt` counts from 0: how often it was done again."""
+    """This peer took a step as a member. `attempt` says how often the step was done again."""
 
     step: int
     attempt: int
@@ -34,7 +34,7 @@ class SecureStepFollowed(EventData, kind="secure.followed"):
 
 
 class SecureMemberAway(EventData, kind="secure.member_away"):
-    """A member was away for too long and left the list, without blame."""
+    """A member was away for too long and was removed, without blame."""
 
     step: int
     peer: str

@@ -52,7 +52,7 @@ class MemberOutOfSync(EventData, kind="member.out_of_sync"):
 
 
 class MemberDiverged(EventData, kind="member.diverged"):
-    """The state of this peer is another than that of most. It fetches what differs."""
+    """The state of this peer differs from that of most peers. It fetches what differs."""
 
     step: int
 
@@ -76,7 +76,7 @@ class RunNobodyAnswers(EventData, kind="run.nobody_answers"):
 
 
 class RunFileFailed(EventData, kind="run.file_failed"):
-    """A file of the run could not be had from one peer."""
+    """A file of the run could not be fetched from one peer."""
 
     peer: str
     file: str
@@ -87,7 +87,7 @@ class RunFileFailed(EventData, kind="run.file_failed"):
 
 
 class SyncAdvanced(EventData, kind="sync.progress"):
-    """So much of a state is here."""
+    """A part of a state has arrived."""
 
     step: int
     done_bytes: int
@@ -102,14 +102,14 @@ class SyncFinished(EventData, kind="sync.finished"):
 
 
 class SyncOvertaken(EventData, kind="sync.overtaken"):
-    """The swarm took a step before its state was here. It is fetched anew."""
+    """The swarm took a step before the state had arrived. This peer fetches it again."""
 
     step: int
     why: str
 
 
 class SyncFailed(EventData, kind="sync.failed"):
-    """The state could not be fetched. It is tried again."""
+    """The state could not be fetched. This peer tries again."""
 
     step: int
     why: str
@@ -123,7 +123,7 @@ class StatePublished(EventData, kind="state.published"):
 
 
 class StateDownloaded(EventData, kind="state.downloaded"):
-    """A state was downloaded and verified: `received_bytes` of it came from `donors`, the rest was here."""
+    """A state was downloaded and verified: `received_bytes` of it came from `donors`, the rest was already here."""
 
     step: int
     digest: str
@@ -133,7 +133,7 @@ class StateDownloaded(EventData, kind="state.downloaded"):
 
 
 class StateDonorDropped(EventData, kind="state.donor_dropped"):
-    """A donor of state is asked no more; `lied` says that it served what does not match its hash."""
+    """This peer stops using a state source; `lied` says that the source served bytes that do not match their hash."""
 
     peer: str
     reason: str
@@ -141,7 +141,7 @@ class StateDonorDropped(EventData, kind="state.donor_dropped"):
 
 
 class StateCacheFailed(EventData, kind="state.cache_failed"):
-    """What was downloaded of a state is not kept on the disk."""
+    """The downloaded part of a state is not kept on the disk."""
 
     reason: str
 
@@ -164,14 +164,14 @@ class CheckpointFailed(EventData, kind="checkpoint.failed"):
 
 
 class AccessOrders(EventData, kind="access.orders"):
-    """New orders of the organisers came: `barred` keys are barred, `term` is the present organiser's."""
+    """New orders of the organisers arrived: `barred` keys are revoked, `term` is the present organiser's."""
 
     barred: int
     term: int
 
 
 class AccessInvalidOrder(EventData, kind="access.invalid_order"):
-    """A peer sent `count` orders that do not hold; `why` is about the first."""
+    """A peer sent `count` invalid orders; `why` is about the first."""
 
     peer: str
     why: str
@@ -192,7 +192,7 @@ class AccessLost(EventData, kind="access.lost"):
 
 
 class AccessOverused(EventData, kind="access.overused"):
-    """More peers came with one invitation than its `uses`: `used` so far, `peer` being the last."""
+    """More peers joined by one invitation than its `uses`: `used` so far, `peer` being the last."""
 
     invitation: str
     peer: str

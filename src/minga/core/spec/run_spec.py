@@ -1,8 +1,8 @@
 """The run spec: everything that all peers of a run must agree on, in one file.
 
 An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no blanks, every field present (of the
-section `security` those of its mode, none if that is "open") and every float in Python's shortest exact spelling, so
-equal specs have equal bytes on every machine; the run id is the BLAKE3 digest of those bytes in key derivation mode.
+section `security` those of its mode, none if that is "open") and every float in Python's shortest exact spelling. So
+equal specs have equal bytes on every machine. The run id is the BLAKE3 digest of those bytes in key derivation mode.
 
 The settings of the recipe, `[recipe.NAME]`, are hashed as they stand and understood by the recipe alone
 (`minga.recipes`). Specs of version 2 had them elsewhere and are read, hashed and written as they were.
@@ -119,7 +119,7 @@ class RunSpec(Section):
 
     @property
     def recipe_settings(self) -> dict[str, Any]:
-        """What the spec says to its recipe, as `[recipe.NAME]`; what it leaves out the recipe knows."""
+        """The spec's settings for its recipe, as `[recipe.NAME]`; the recipe has defaults for the others."""
         return self.recipe.get(self.model.recipe, {})
 
     @property

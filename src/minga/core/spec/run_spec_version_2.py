@@ -1,9 +1,9 @@
 """Run specs of version 2 and before, in which `[model]` and `[data]` held the settings of the recipe.
 
 Such a spec keeps its canonical bytes, and so its run id, for good. In memory its settings stand where those of today's
-recipes stand, as `[recipe.NAME]` with the table `data` inside, in the old names; a recipe that is older than version 3
-says what they mean today (`Recipe.from_version_2`). Every spec had all of these settings, whatever its recipe, and a
-file need not spell out the usual ones; so `run_spec_version_2.json` keeps them, as they were then.
+recipes stand, as `[recipe.NAME]` with the table `data` inside, in the old names. A recipe that is older than version 3
+translates them (`Recipe.from_version_2`). Every spec had all of these settings, whatever its recipe, and a file need
+not spell out the usual ones; so `run_spec_version_2.json` keeps them, as they were then.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def to_present(values: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def to_past(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of an old spec where they stood: what is hashed, signed and written."""
+    """The tables of an old spec in their places, as they are hashed, signed and written."""
     past = dict(values)
     recipe = past["model"]["recipe"]
     settings = dict(past.pop("recipe")[recipe])

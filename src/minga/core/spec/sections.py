@@ -24,7 +24,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9][A-Za-z0-9
 
 
 class ModelSection(Section):
-    """What is trained."""
+    """The model to train."""
 
     recipe: str = described(
         "albert",
@@ -70,7 +70,7 @@ class OptimizerSection(Section):
 
 
 PluginName = Annotated[str, Field(pattern=NAME_PATTERN)]
-"""What a registry can be asked for. Whether it is installed is asked where it is used."""
+"""A name in a registry. The code that uses it checks whether it is installed."""
 
 
 class TrainingSection(Section):
@@ -109,7 +109,7 @@ class TrainingSection(Section):
     @property
     def batch_range(self) -> tuple[int, int]:
         """The smallest and the largest target batch size that a step of this run may have; a run begins with the
-        smallest, and falls back to it where nobody knows what it was.
+        smallest, and falls back to it where no peer knows the last one.
         """
         if self.target_batch_size == "auto":
             return self.target_batch_size_min, self.target_batch_size_max
@@ -144,7 +144,7 @@ class StateSection(Section):
 
 
 class CheckpointsSection(Section):
-    """What is kept on disk."""
+    """The files that are kept on disk."""
 
     every_steps: int = whole(
         100, 0, 1_000_000, "steps between two checkpoints", special="; 0 is only after the run's last step"
@@ -176,12 +176,12 @@ class NetworkSection(Section):
 
 
 class SecuritySection(Section):
-    """Who may take part, and what keeps those in check who do."""
+    """Which peers may take part, and how their work is verified."""
 
     mode: Literal["open", "members", "byzantine"] = choice(
         "open",
-        "open: whoever has the link; members: whom the organisers admitted; byzantine: whoever computes, and everybody "
-        "is checked",
+        "open: every peer that has the link; members: peers that the organisers admitted; byzantine: every peer, and "
+        "members verify each other's work",
         "open",
         "members",
         "byzantine",
@@ -190,7 +190,7 @@ class SecuritySection(Section):
         tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...], Field(strict=False, max_length=MAX_ORGANISERS)
     ] = described(
         (),
-        "(members) keys of those who admit and ban; none named: whoever hosts the run",
+        "(members) keys that may admit and ban; none named: the key that hosts the run",
         f"a list of at most {MAX_ORGANISERS} keys of 64 lower-case hexadecimal digits",
     )
     organisers_needed: int = whole(1, 1, MAX_ORGANISERS, "(members) how many of them have to sign for that")

@@ -2,21 +2,21 @@
 
 Rules.
 
-* The organisers of the present term, and whoever signed the run spec, need no token.
-* Each organiser bars for itself. A key is barred once as many organisers as have to sign did so, up to the highest
-  version on which so many agree.
+* The organisers of the present term, and the key that signed the run spec, need no token.
+* Each organiser revokes for itself. A key is revoked once as many organisers as have to sign did so, up to the
+  highest version on which so many agree.
 * A grant counts if enough organisers of its term signed it. It stays good after a transfer, until it expires.
 * Between a revocation and an admission the *version* decides, not the date: a grant is void if a revocation of the
   peer's key, or of the invitation's, has the same version or a higher one. Grants and revocations are issued with a
   version above all that their issuer knows. So when two organisers disagree at the same moment the revocation wins
-  everywhere, in whatever order the two arrive, and who is to come back gets a new grant, which is above it.
-* Who bars an organiser's key takes all its signatures of grants and transfers away, those of earlier days included: a
-  thief could date them as he likes. Revocations that it signed stay. Where one organiser is enough to sign, each can
-  so put out any other; that is what `organisers_needed` is for.
-* Revocations end with the term of those who signed them; the transfer lists who stays barred. So a retired
-  organiser's key bars nobody any more. Of two transfers of one term the first that came stays.
+  everywhere, in whatever order the two arrive. A new grant, which has a higher version, restores access.
+* Revoking an organiser's key voids all its signatures of grants and transfers, earlier ones included: a thief could
+  backdate them. Revocations that it signed stay. Where one organiser is enough to sign, each can so remove any other;
+  `organisers_needed` prevents that.
+* Revocations end with the term of the organisers that signed them; the transfer lists the keys that stay revoked. So
+  a retired organiser's key revokes nothing any more. Of two transfers of one term the one that arrived first stays.
 
-Clocks may be `CLOCK_SKEW_S` wrong: for so long a grant counts before its date and after its end.
+Clocks may be `CLOCK_SKEW_S` wrong: a grant counts for that long before its date and after its end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_WATCH_S = 86_400
 
 
 class NoAccessError(Exception):
-    """Why somebody may not take part, in words for that peer."""
+    """Why a peer may not take part, in words for that peer."""
 
 
 class InvalidOrderError(Exception):
@@ -57,9 +57,9 @@ class Organisers:
 
 @dataclass(frozen=True)
 class Access:
-    """What lets a peer take part: until when (Unix seconds; None: for good), and by which invitation, if by one.
+    """The access of a peer: until when (Unix seconds; None: for good), and by which invitation, if by one.
 
-    `name` is that under which somebody logged in at an authority. One that `only_watches` may look on for a member.
+    `name` is the name of the person who logged in at an authority. A peer that `only_watches` may watch for a member.
     """
 
     expires: int | None = None
@@ -122,7 +122,7 @@ class AccessLedger:
         return self._take_transfer(order) if isinstance(order, Transfer) else self._take_revocation(order)
 
     def check(self, token: Token | None, peer: str, now_s: float) -> Access:
-        """What lets `peer`, who shows `token`, take part. Raises `NoAccessError`; `now_s` is in Unix seconds."""
+        """The access of `peer`, which shows `token`. Raises `NoAccessError`; `now_s` is in Unix seconds."""
         if token is not None and token.watch is not None:
             return self._check_watch(token, token.watch, peer, now_s)
         if peer in self.organisers.keys or peer == self.publisher:
@@ -188,7 +188,7 @@ class AccessLedger:
         return True
 
     def _count(self, subject: str) -> None:
-        """Up to which version so many organisers bar a key as have to."""
+        """The highest version at which the needed number of organisers revoke a key."""
         versions = sorted((order.version for order in self._revocations[subject].values()), reverse=True)
         if len(versions) >= self.organisers.needed:
             self._barred[subject] = max(versions[self.organisers.needed - 1], self._carried.get(subject, 0))

@@ -1,11 +1,12 @@
-"""What the organisers of a run of members sign: whom they admit, whom they bar, who follows them in their role.
+"""The orders that the organisers of a run for members sign: which peers they admit, which they revoke, and which
+organisers succeed them.
 
 An order is valid if enough of the organisers of its *term* signed it. Term 0 has the organisers that the run spec names
-(or, if it names none, whoever signed the spec); each `Transfer` begins the next term. The signatures cover everything
-else in the order, the run's id included, and each kind of order has a context of its own, so that nothing signed for
-one purpose or run is worth anything in another.
+(or, if it names none, the key that signed the spec); each `Transfer` begins the next term. The signatures cover
+everything else in the order, the run's id included, and each kind of order has a context of its own. So a signature for
+one purpose or run is worth nothing in another.
 
-Orders are public: no secret is in them, and whoever has one may pass it on.
+Orders are public: no secret is in them, and every peer may pass them on.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Barred(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class Transfer(Order, frozen=True):
     """Hands the role over: from term `term` + 1 on `organisers`, of whom `needed` have to sign, give the orders.
 
-    It is signed by those of `term`, and names everybody who is barred: their single revocations end with their term.
+    The organisers of `term` sign it. It names all revoked keys, because single revocations end with their term.
     """
 
     CONTEXT: ClassVar[bytes] = b"access-transfer"

@@ -1,4 +1,4 @@
-"""Access tokens: what a peer shows to take part in a run of members.
+"""Access tokens: the credentials of peers in a run for members.
 
 A token is bound to its peer's key, in one of two ways:
 
@@ -10,12 +10,12 @@ A token is bound to its peer's key, in one of two ways:
 and either of these may be followed by a member's word that another key may look on for it (`WatchToken`): so `minga
 status` works beside a peer that runs with the admitted key.
 
-So an invitation link admits whoever holds it, without a server and without the organisers being there, and what comes
-of it is a token that everybody can verify offline and nobody else can use: connections prove their peer's key. The
+So an invitation link admits every peer that holds it, without a server and without the organisers being online. The
+result is a token that every peer can verify offline and no other peer can use: connections prove their peer's key. The
 secret itself never leaves the joining machine. An authority keeps the secret of an invitation to itself, and signs for
 people who log in: under which name, and until when, which may be long before the invitation ends.
 
-How often an invitation was used no signature can tell. Peers count whom they know, see
+No signature can tell how often an invitation was used. Peers count the ones that they know, see
 `minga.training.access.admission`.
 """
 
@@ -39,14 +39,16 @@ LOGIN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z"
 
 
 class Login(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an authority says of the person behind a peer: the name, and until when (Unix seconds) the token is good."""
+    """An authority's statement about the person behind a peer: the name, and until when (Unix seconds) the token is
+    good.
+    """
 
     name: Annotated[str, msgspec.Meta(pattern=LOGIN_NAME)]
     expires: UnixSeconds
 
 
 class WatchToken(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The word of `member` that whoever shows this may look on, but take part in nothing, until `expires`."""
+    """A statement of `member`: the peer that shows it may watch until `expires`, but take part in nothing."""
 
     member: Key
     expires: UnixSeconds

@@ -1,8 +1,8 @@
 """An exclusive lock on a file that ends with its process.
 
-Theory of operation. The operating system keeps the lock and drops it when the process dies, however it dies, so no
-stale lock can stay behind and no lock file is needed: the lock lies on the file that it protects. Windows locks
-ranges of bytes and forbids others to read them, so there the lock lies on one byte far behind the end of the file.
+Theory of operation. The operating system keeps the lock and drops it when the process dies, in whatever way. So no
+stale lock can stay behind. No lock file is needed: the lock lies on the file that it protects. Windows locks ranges of
+bytes and forbids others to read them, so there the lock lies on one byte far behind the end of the file.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Identity:
 
     @property
     def seed(self) -> bytes:
-        """The 32 secret bytes; whoever has them is this peer."""
+        """The 32 secret bytes; a program that has them can act as this peer."""
         return self._seed
 
     def sign(self, message: bytes, *, context: bytes = b"") -> bytes:

@@ -1,7 +1,7 @@
 """What a link carries for a run of members: a grant, and, if it is an invitation, the secret of its key.
 
-Who has an invitation's secret can take part, as long as the invitation lasts: such a link is for those who are meant,
-and for no public page. A link with a grant to a peer's own key is of no use to anybody else.
+A person who has an invitation's secret can take part, as long as the invitation lasts: give such a link to the intended
+people only, and put it on no public page. A link with a grant to a peer's own key is of no use to another peer.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     minga1 <base32 of body and checksum>
 
 The word has only lower-case letters and digits, so chat programs neither format nor shorten it and a double click
-selects all of it; in capitals it fits the dense alphanumeric mode of QR codes. The digit is the format version.
-The body is described in `encoding.py`; behind it stands its CRC-32, which never misses damage confined to 32
-neighbouring bits: no mistyped character and no two swapped neighbours. Other damage passes once in four billion times.
+selects all of it. In capitals it fits the dense alphanumeric mode of QR codes. The digit is the format version. The
+body is described in `encoding.py`; behind it stands its CRC-32, which never misses damage confined to 32 neighbouring
+bits: no mistyped character and no two swapped neighbours. Other damage passes once in four billion times.
 
 Case, blanks, line breaks and quotation marks around a link carry no information and are repaired in silence, and so is
 the command `minga join` before it.
@@ -44,8 +44,8 @@ _HEAD = re.compile(rf"{PREFIX}([0-9])", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way into a run: its id, the organiser's public key (both 64 hexadecimal digits) and where to enter; for a run
-    of members it may also have what admits its reader, or the URL of the authority at which to log in.
+    """The way into a run: its id, the organiser's public key (both 64 hexadecimal digits) and entry addresses. For a
+    run for members it may also hold a grant that admits its reader, or the URL of the authority at which to log in.
 
     `LinkError` is raised for values that no link can carry: no entry or more than 8, two entries for one peer,
     malformed ids, an authority without https, or more than 2,000 bytes in all.

@@ -73,6 +73,6 @@ class SignedRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _refuse_local_paths(spec: RunSpec) -> None:
-    # Whoever joins would otherwise open files on the own disk by a stranger's choice.
+    # A joining peer would otherwise open files on its own disk by a stranger's choice.
     if spec.names_local_files:
         raise ConfigurationError("a published run spec must not name files (data.files) on anyone's machine")

@@ -1,4 +1,4 @@
-"""A peer's line as its streams see it: what they report to the meter, and what holds them back."""
+"""A peer's access link as its streams use it: they report to its meter, and its pacers limit them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from minga.network.bandwidth.token_bucket import TokenBucket
 class AccessRates:
     """A peer's own present rates and caps in bytes per second, None where unknown or without limit.
 
-    No rate exceeds its cap. A rate that is not `shown` was only asked for: the line was never full, and may carry more.
+    No rate exceeds its cap. A rate that is not `shown` is only what traffic asked for: the link was never full, and may
+    carry more.
     """
 
     upload: float | None = None
@@ -28,7 +29,7 @@ class AccessRates:
 
     @property
     def limits(self) -> tuple[float | None, float | None]:
-        """What the line carries each way, up first, as far as that was shown."""
+        """The rate of the link in each direction, up first; None where traffic has not shown it."""
         return self.upload if self.upload_shown else None, self.download if self.download_shown else None
 
     @property
@@ -50,18 +51,20 @@ class AccessLink:
     ) -> None:
         self.clock = clock
         self.doubts = 0
-        """How often something took much longer than the rates let expect, since they were probed."""
+        """How many transfers took much longer than the rates predict, since the last probe."""
         self.meter = LinkMeter(clock)
         self.received_bytes = 0
-        """Bulk bytes that came so far, from anybody."""
+        """Bulk bytes that arrived so far, from all peers."""
         self.upload, self.download = TokenBucket(upload_cap, wall_time), TokenBucket(download_cap, wall_time)
 
     def doubt(self) -> None:
-        """Something took much longer than the rates let expect; after a few times this peer probes its line anew."""
+        """Note that a transfer took much longer than the rates predict; after a few of these this peer probes its link
+        again.
+        """
         self.doubts += 1
 
     def has_room(self, received_bytes: int, seconds: float) -> bool:
-        """Whether the download is known to carry clearly more than so many bytes in this time."""
+        """Whether the download is known to carry clearly more than `received_bytes` in this time."""
         known = self.meter.down.total.value
         return known is not None and received_bytes < IDLE_SHARE * known * seconds
 
@@ -76,7 +79,7 @@ class AccessLink:
 
 
 def _under(seen: Estimate, cap: float | None) -> tuple[float | None, bool]:
-    """The rate that was seen, or its cap if that is less, and whether there is no more to it."""
+    """The observed rate, or the cap if that is lower, and whether the link carries no more than that."""
     if seen.value is None or cap is None or seen.value < cap:
         return seen.value, seen.is_shown
     return cap, True

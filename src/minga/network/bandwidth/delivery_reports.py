@@ -1,16 +1,17 @@
-"""Receipts: a receiver of bulk bytes tells the sender what has really come.
+"""Delivery reports: the receiver of bulk bytes tells the sender which bytes have arrived, and when.
 
-Theory of operation. How fast bytes go into a stream says little: they may end in buffers of megabytes. So whoever
-receives bulk bytes reports a few times a second (of a slow transfer twice, of a very fast one more often) how many
-bytes came in which time by its own clock, and both sides count the same *span*. The sender places it on its own clock
-by when it sent the first frame, since receipts may be held up for seconds behind other bytes, and it knows whether more
-was waiting to be sent all the while: at both ends of the span the next frame was there, or the transport did not take
-the last, and there was no gap of `GAP_S` between two frames lately. Only then does the span say what the link can
-carry, and not only what was asked of it. The receiver adds whether its own line had room for more: only then may the
-path be what was slow.
+Theory of operation. How fast bytes go into a stream says little: they may end in buffers of megabytes. So the receiver
+of bulk bytes reports how many bytes arrived in which time by its own clock, and both sides count the same *span*. It
+reports a few times a second: twice for a slow transfer, more often for a very fast one. The sender places the span on
+its own clock by the time at which it sent the first frame, since reports may be held up for seconds behind other bytes.
+The sender also knows whether more was waiting all the while. That is so if at both ends of the span the next frame was
+there, or the transport did not take the last one, and no gap of `GAP_S` between two frames occurred lately. Only then
+does the span show what the link can carry, and not only what was asked of it. The receiver adds whether its own link
+had room for more. Only then may the path be the limit.
 
 A span that nothing interrupted for `PAUSE_S` includes the short gaps between frames; longer pauses begin a new one.
-Over a slow line spans end with frames where they can, lest most bytes come just before a pause, and are in none.
+Over a slow link spans end with frames where they can. Otherwise most bytes would arrive just before a pause, and be in
+no span.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ SHORTEST_S = 0.05
 
 SMALLEST_BYTES = 2 << 10
 USUAL_BYTES = 8 << 10
-"""Fewer make a span only at the end of a frame, and fewer than `SMALLEST_BYTES` none: receipts take bytes, too, and
-which of two streams got one more packet through says little about which is faster.
+"""Fewer bytes make a span only at the end of a frame, and fewer than `SMALLEST_BYTES` none. Reports take bytes, too,
+and one more packet on one of two streams says little about which stream is faster.
 """
 
 FRAMES = 256
-"""Of so many frames that were sent last it is known when."""
+"""The sending times of this many last frames are kept."""
 
 PAUSE_S = 0.5
 GAP_S = 0.05
@@ -46,9 +47,9 @@ RECEIPT_BYTES = _RECEIPT.size
 
 
 class BulkUse(enum.Enum):
-    """What the bulk bytes of a stream are for: the peer's WORK, its own PROBE, or somebody else's (PROBED).
+    """The purpose of a stream's bulk bytes: the peer's WORK, its own PROBE, or the probe of another peer (PROBED).
 
-    The last says something about the path only, not about what this peer's line can carry in all.
+    PROBED bytes measure the path only, and not the capacity of this peer's link.
     """
 
     WORK = "work"
@@ -59,7 +60,7 @@ class BulkUse(enum.Enum):
 class Span(NamedTuple):
     """`size` bytes came from loop time `begin_s` to `end_s`.
 
-    `loaded`: more was waiting all the while; `room`: the receiver's line could have taken more.
+    `loaded`: more was waiting all the while; `room`: the receiver's link could have taken more.
     """
 
     size: int
@@ -147,7 +148,7 @@ class DeliveryReports:
 
     @property
     def rest(self) -> Span | None:
-        """What came since the last report, if it can be reported."""
+        """The bytes since the last report, if they can be reported."""
         if self._span_bytes < SMALLEST_BYTES or self._last_s - self._begin_s < SHORTEST_S:
             return None
         return Span(self._span_bytes, self._begin_s, self._last_s)

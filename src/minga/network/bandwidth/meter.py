@@ -1,22 +1,22 @@
-"""What a peer's line carries, learnt from the bulk traffic that flows anyway.
+"""The rates of a peer's access link, measured from the bulk traffic that flows anyway.
 
-Theory of operation. Every transfer tells its spans (`minga.network.bandwidth.delivery_reports`): so many bytes in
-such a time, as the receiver saw them. They are laid into slots of `SLOT_S` seconds, for each direction and each other
-peer; a slot is evaluated once `SETTLE_S` have passed, when all receipts that concern it are there. A slot that a
-transfer fills gives a sample of that path (`minga.network.bandwidth.estimate`), and all bytes of some slots in a row,
-a *stretch*, one of the direction.
+Theory of operation. Every transfer reports its spans (`minga.network.bandwidth.delivery_reports`): so many bytes in
+such a time, as the receiver saw them. They are laid into buckets of `BUCKET_S` seconds, for each direction and each
+other peer. A bucket is evaluated once `SETTLE_S` have passed, when all delivery reports that concern it have arrived. A
+bucket that a transfer fills gives a sample of that path (`minga.network.bandwidth.estimate`). All bytes of some buckets
+in a row, a *window*, give a sample of the direction.
 
-A slot is *loaded* as a whole if more bytes waited for two peers whose own lines had room (for one if there never was
-more than one, or if it gets about what the line is known to carry): one slow receiver alone does not show what the
-line can do.
+A bucket is *loaded* as a whole if more bytes waited for two peers whose own links had room. One such peer is enough if
+there never was more than one, or if it gets about the known rate of the link. Otherwise one slow receiver alone does
+not show what the link can carry.
 
-A path is the limit of what goes over it, and *slow*, if bytes waited for it while the lines at both its ends had room
-(`share`). While one of them is full nothing is learnt about the path: the connections that compete for a line get very
-different parts of it, for as long as they last.
+A path is the limit of its traffic, and *slow*, if bytes waited for it while the links at both its ends had room
+(`share`). While one of them is full nothing is learnt about the path: connections that compete for a link get very
+different shares of it, for as long as they last.
 
-Slots in a row make an *exercise*, such as a round. What a path moved in one, divided by the time that the whole
-exercise took, is no peak: it cannot be made higher by serving one peer after the other. Others judge by it what this
-peer says about itself, and this peer what they say (`minga.averaging.planning.believed_rates`).
+Buckets in a row make a *busy period*, such as a round. The bytes of a path in a busy period, divided by its whole
+duration, are no peak: serving one peer after the other cannot raise this mean. Other peers check this peer's claims by
+it, and this peer checks theirs (`minga.averaging.planning.believed_rates`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from minga.network.bandwidth.delivery_reports import BulkUse, Span
 from minga.network.bandwidth.estimate import NEAR, Estimate
 from minga.network.bandwidth.time_buckets import (
+    BUCKET_S,
     BUSY_S,
     MEMORY_BYTES,
-    SLOT_S,
     BucketRun,
     BusyPeriod,
     Flow,
@@ -43,29 +43,29 @@ from minga.network.bounded_dict import BoundedDict
 from minga.network.interface import PeerId
 
 SETTLE_S = 6.0
-"""Receipts queue behind what their sender has in its buffers: over a slow line that takes seconds."""
+"""Delivery reports queue behind the buffers of their sender: over a slow link that takes seconds."""
 
 LONGEST_SPAN_S = 30.0
-"""Of a longer span only the end counts: the slots before are settled."""
+"""Of a longer span only the end counts: earlier buckets are already evaluated."""
 
 SHORTEST_S = 1e-3
-"""Bytes that came at once, out of a buffer, are taken to have come in this time."""
+"""Bytes that arrive at once, out of a buffer, count as if they had taken this time."""
 
 BREADTH_MEMORY_S = 600.0
-EXERCISES = 4
-"""Of so many exercises the one in which a path moved most counts."""
+BUSY_PERIODS = 4
+"""The busy period with the highest mean counts, among this many last ones."""
 
 SLOW_SHARE = 0.5
-"""A path that gets less than this share of what a line could have moved is itself the limit of what goes over it."""
+"""A path that gets less than this share of what the link could have moved is itself the limit."""
 
 FEWEST_SHARES = 10
-"""A second in all: what a transfer ends with may be reported late, or never, so that the line seems to have room."""
+"""A second in all. The end of a transfer may be reported late, or never, so that the link seems to have room."""
 
 SURPASSED = 2.0
-"""What showed that a path is slow is void once it carries so many times as much."""
+"""The samples that showed a slow path are void once it carries so many times as much."""
 
 IDLE_SHARE = 0.5
-"""A line that moves less than this share of what it can has room."""
+"""A link that moves less than this share of its rate has room."""
 
 MAX_PATHS = 256
 
@@ -74,17 +74,17 @@ MAX_PATHS = 256
 class Path:
     """One direction of the way to one peer.
 
-    `rate` is what it can carry, `shares` that rate in proportion to what the line could have moved at that time if the
-    path had let it, and `means` the bytes per second that it moved in whole exercises.
+    `rate` is what it can carry. `shares` relate that rate to what the link could have moved at that time if the path
+    had let it. `means` are the bytes per second that it moved in whole busy periods.
     """
 
     rate: Estimate = field(default_factory=Estimate)
     shares: Estimate = field(default_factory=Estimate)
-    means: deque[float] = field(default_factory=lambda: deque(maxlen=EXERCISES))
+    means: deque[float] = field(default_factory=lambda: deque(maxlen=BUSY_PERIODS))
 
     @property
     def share(self) -> float | None:
-        """The share as far as enough has shown it; None before."""
+        """The share, once there are enough samples; None before."""
         return self.shares.value if self.shares.samples >= FEWEST_SHARES else None
 
     @property
@@ -94,55 +94,55 @@ class Path:
 
 
 class DirectionMeter:
-    """One direction of a peer's line."""
+    """One direction of a peer's access link."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.total = Estimate(MEMORY_BYTES / SLOT_S)
+        self.total = Estimate(MEMORY_BYTES / BUCKET_S)
         self.changes = 0
-        """How many slots were evaluated."""
+        """How many buckets were evaluated."""
         self._clock = clock
         self._paths: BoundedDict[PeerId, Path] = BoundedDict(MAX_PATHS)
-        self._slots: dict[int, TimeBucket] = {}
-        self._exercise: BusyPeriod | None = None
+        self._buckets: dict[int, TimeBucket] = {}
+        self._busy_period: BusyPeriod | None = None
         self._settled = self._horizon = -math.inf
         self._breadth, self._broad_s = 0, -math.inf
         self._run = BucketRun()
 
     def add_total(self, span: Span, use: BulkUse) -> None:
-        """Count what was moved to or from anybody, by spans that may be shorter than those given to `add`."""
+        """Count bytes moved to or from all peers, by spans that may be shorter than those given to `add`."""
         for number, seconds in self._cover(span) if use is not BulkUse.PROBED else ():
-            self._slot(number).total += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
+            self._bucket(number).total += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
 
     def add(self, peer: PeerId, span: Span, use: BulkUse) -> None:
-        """Count what was moved to or from `peer`; does not count for the total."""
+        """Count bytes moved to or from `peer`; they do not count for the total."""
         for number, seconds in self._cover(span):
-            flow = self._slot(number).setdefault((peer, use), Flow())
+            flow = self._bucket(number).setdefault((peer, use), Flow())
             flow.size += span.size * seconds / max(span.end_s - span.begin_s, SHORTEST_S)
             flow.moving_s += seconds
             flow.open_s += seconds if span.loaded and span.room else 0.0
 
     def note(self, peer: PeerId, size: int) -> None:
         """Count bytes that were moved lately, too few to tell how fast."""
-        number = math.floor(self._clock() / SLOT_S)
+        number = math.floor(self._clock() / BUCKET_S)
         if size and number > self._settled:
-            self._slot(number).setdefault((peer, BulkUse.WORK), Flow()).untimed += size
+            self._bucket(number).setdefault((peer, BulkUse.WORK), Flow()).untimed += size
 
     def settle(self, *, all_of_them: bool = False) -> None:
-        """Evaluate the slots that are complete, or (after an exercise) all that there are."""
-        horizon = math.floor((self._clock() - SETTLE_S) / SLOT_S)
+        """Evaluate the buckets that are complete, or (after a busy period) all that there are."""
+        horizon = math.floor((self._clock() - SETTLE_S) / BUCKET_S)
         if horizon == self._horizon and not all_of_them:
             return
         self._horizon = horizon
-        while self._slots and ((number := min(self._slots)) < horizon or all_of_them):
-            slot = self._slots.pop(number)
-            self._evaluate(slot, number)
-            self._note_exercise(number, slot)
+        while self._buckets and ((number := min(self._buckets)) < horizon or all_of_them):
+            bucket = self._buckets.pop(number)
+            self._evaluate(bucket, number)
+            self._note_busy_period(number, bucket)
             self._settled = number
             self.changes += 1
         if all_of_them:
             self._end_run()
-        if self._exercise is not None and self._exercise.is_over(horizon):
-            self._end_exercise(self._exercise)
+        if self._busy_period is not None and self._busy_period.is_over(horizon):
+            self._end_busy_period(self._busy_period)
 
     def paths(self) -> list[tuple[PeerId, Path]]:
         """The paths that are known, those that were used last first."""
@@ -164,63 +164,63 @@ class DirectionMeter:
     def _estimates(self) -> list[Estimate]:
         return [self.total, *(e for path in self._paths.values() for e in (path.rate, path.shares))]
 
-    def _slot(self, number: int) -> TimeBucket:
-        return self._slots.setdefault(number, TimeBucket())
+    def _bucket(self, number: int) -> TimeBucket:
+        return self._buckets.setdefault(number, TimeBucket())
 
     def _cover(self, span: Span) -> list[tuple[int, float]]:
-        """The open slots that a span touches, and for how many seconds; none for one that cannot be."""
+        """The open buckets that a span touches, and for how many seconds; none for one that cannot be."""
         self.settle()
         begin_s, end_s = span.begin_s, span.end_s
-        if not (math.isfinite(begin_s) and begin_s <= end_s <= self._clock() + SLOT_S):
+        if not (math.isfinite(begin_s) and begin_s <= end_s <= self._clock() + BUCKET_S):
             return []
         begin_s = max(min(begin_s, end_s - SHORTEST_S), end_s - LONGEST_SPAN_S)
-        slots = range(math.floor(begin_s / SLOT_S), math.floor(end_s / SLOT_S) + 1)
-        cover = [(n, min(end_s, (n + 1) * SLOT_S) - max(begin_s, n * SLOT_S)) for n in slots if n > self._settled]
+        buckets = range(math.floor(begin_s / BUCKET_S), math.floor(end_s / BUCKET_S) + 1)
+        cover = [(n, min(end_s, (n + 1) * BUCKET_S) - max(begin_s, n * BUCKET_S)) for n in buckets if n > self._settled]
         return [(number, seconds) for number, seconds in cover if seconds > 0.0]
 
-    def _evaluate(self, slot: TimeBucket, number: int) -> None:
-        when = (number + 1) * SLOT_S
-        spare = self._evaluate_total(slot, number, when)
-        for (peer, use), flow in slot.items():
+    def _evaluate(self, bucket: TimeBucket, number: int) -> None:
+        when = (number + 1) * BUCKET_S
+        spare = self._evaluate_total(bucket, number, when)
+        for (peer, use), flow in bucket.items():
             if flow.fills:
                 self._evaluate_path(peer, flow, spare if use is BulkUse.WORK else 0.0, when)
 
-    def _evaluate_total(self, slot: TimeBucket, number: int, when: float) -> float:
+    def _evaluate_total(self, bucket: TimeBucket, number: int, when: float) -> float:
         """Take in what all moved together; returns the bytes that could have been moved besides, 0 if unknown."""
-        own = {key: flow for key, flow in slot.items() if key[1] is not BulkUse.PROBED and flow.fills}
+        own = {key: flow for key, flow in bucket.items() if key[1] is not BulkUse.PROBED and flow.fills}
         moving = len(own)
         if not moving:
             return 0.0
         if moving >= self._breadth or when - self._broad_s > BREADTH_MEMORY_S:
             self._breadth, self._broad_s = moving, when
-        rate, known = slot.total / SLOT_S, self.total.value
+        rate, known = bucket.total / BUCKET_S, self.total.value
         if known is not None and moving < self._breadth and rate < IDLE_SHARE * known:
-            return (known - rate) * SLOT_S
+            return (known - rate) * BUCKET_S
         waiting = sum(flow.is_open and not self._is_slow(peer) for (peer, _), flow in own.items())
         if waiting:
             use = Use.SEVERAL_WAIT if waiting >= min(2, self._breadth) else Use.ONE_WAITS
         else:
             use = Use.BROAD if 2 * moving >= self._breadth else Use.LITTLE
-        for stretch in self._run.add(number, slot.total, use):
-            self._take_in(stretch)
+        for window in self._run.add(number, bucket.total, use):
+            self._take_in(window)
         return 0.0
 
     def _end_run(self) -> None:
-        for stretch in self._run.end():
-            self._take_in(stretch)
+        for window in self._run.end():
+            self._take_in(window)
 
-    def _take_in(self, stretch: TimeWindow) -> None:
+    def _take_in(self, window: TimeWindow) -> None:
         known = self.total.value
-        loaded = stretch.use is Use.SEVERAL_WAIT
-        if known is not None and stretch.use is Use.ONE_WAITS:  # rather the line than a path that is as fast
-            loaded = stretch.rate >= NEAR * known
-        if loaded or stretch.use is Use.BROAD or known is None or stretch.rate > known:
-            shows = stretch.use >= Use.BROAD
-            self.total.add(stretch.rate, stretch.end_s, loaded=loaded, count=stretch.slots, shows=shows)
+        loaded = window.use is Use.SEVERAL_WAIT
+        if known is not None and window.use is Use.ONE_WAITS:  # rather the link than a path that is as fast
+            loaded = window.rate >= NEAR * known
+        if loaded or window.use is Use.BROAD or known is None or window.rate > known:
+            shows = window.use >= Use.BROAD
+            self.total.add(window.rate, window.end_s, loaded=loaded, count=window.buckets, shows=shows)
 
     def _evaluate_path(self, peer: PeerId, flow: Flow, spare: float, when: float) -> None:
-        """`spare`: bytes that the line could have moved besides in this slot."""
-        path, rate = self._path(peer), flow.size / SLOT_S
+        """`spare`: further bytes that the link could have moved in this bucket."""
+        path, rate = self._path(peer), flow.size / BUCKET_S
         share = flow.size / (flow.size + spare)
         shows = spare > 0.0 and flow.is_open
         path.rate.add(rate, when, loaded=shows and share < SLOW_SHARE)
@@ -230,7 +230,7 @@ class DirectionMeter:
             path.shares = Estimate()
 
     def _is_slow(self, peer: PeerId) -> bool:
-        """Whether the path is itself the limit of what goes over it, so that it shows nothing about the line."""
+        """Whether the path is itself the limit of what goes over it, so that it shows nothing about the link."""
         share = self._paths[peer].share if peer in self._paths else None
         return share is not None and share < SLOW_SHARE
 
@@ -239,23 +239,23 @@ class DirectionMeter:
         self._paths[peer] = path  # used last: to the end
         return path
 
-    def _note_exercise(self, number: int, slot: TimeBucket) -> None:
-        if not any(use is BulkUse.WORK for _, use in slot):
+    def _note_busy_period(self, number: int, bucket: TimeBucket) -> None:
+        if not any(use is BulkUse.WORK for _, use in bucket):
             return
-        if self._exercise is not None and self._exercise.is_over(number):
-            self._end_exercise(self._exercise)
-        self._exercise = self._exercise or BusyPeriod(number)
-        self._exercise.add(number, slot)
+        if self._busy_period is not None and self._busy_period.is_over(number):
+            self._end_busy_period(self._busy_period)
+        self._busy_period = self._busy_period or BusyPeriod(number)
+        self._busy_period.add(number, bucket)
 
-    def _end_exercise(self, exercise: BusyPeriod) -> None:
-        self._exercise = None
+    def _end_busy_period(self, busy_period: BusyPeriod) -> None:
+        self._busy_period = None
         self._end_run()
-        for peer, mean in exercise.means().items():
+        for peer, mean in busy_period.means().items():
             self._path(peer).means.append(mean)
 
 
 class LinkMeter:
-    """Both directions of a peer's line; `clock` is the loop's."""
+    """Both directions of a peer's link; `clock` is the loop's."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.up, self.down = DirectionMeter(clock), DirectionMeter(clock)

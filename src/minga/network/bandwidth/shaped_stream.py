@@ -1,4 +1,4 @@
-"""A stream that keeps to the caps of its node's line."""
+"""A stream that keeps to the caps of its node's link."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from minga.network.meta_bytes import byte_view
 
 
 class ShapedStream:
-    """Writes to and reads from `stream` as the caps of `lines` allow."""
+    """Writes to and reads from `stream` as the caps of `access_link` allow."""
 
-    def __init__(self, stream: Stream, lines: AccessLink) -> None:
+    def __init__(self, stream: Stream, access_link: AccessLink) -> None:
         self.is_held = False
         """Whether nothing is read because of this side's own cap, so that the other side's silence means nothing."""
-        self._stream, self._lines = stream, lines
+        self._stream, self._access_link = stream, access_link
 
     async def write(self, data: Buffer, *, urgent: bool) -> None:
-        """Send all of `data`; what is urgent goes before what is not, on all streams of the node."""
-        pacer = self._lines.upload
+        """Send all of `data`; urgent bytes go before others, on all streams of the node."""
+        pacer = self._access_link.upload
         if pacer.rate is None:
             await self._stream.write(data)
             return
@@ -31,8 +31,8 @@ class ShapedStream:
             view = view[piece.nbytes :]
 
     async def read_into(self, target: memoryview, came: Callable[[int], None]) -> None:
-        """Fill `target` with bulk bytes; `came` is told how many of them came, again and again."""
-        pacer = self._lines.download
+        """Fill `target` with bulk bytes; `came` is called repeatedly with the number of bytes that arrived."""
+        pacer = self._access_link.download
         while pacer.rate is not None and target.nbytes:
             piece = target[: pacer.piece_bytes]
             self.is_held = True

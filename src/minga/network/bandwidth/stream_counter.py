@@ -16,81 +16,81 @@ MAX_UNREPORTED_BYTES = REPORT_BYTES
 class StreamCounter:
     """What was sent to and received from `peer` over one stream.
 
-    `rarity` says how many times as rare as usual receipts should be: with many streams they would fill the line.
+    `rarity` is the factor by which delivery reports are rarer than usual: with many streams they would fill the link.
     """
 
-    def __init__(self, peer: PeerId, lines: AccessLink, rarity: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(self, peer: PeerId, access_link: AccessLink, rarity: Callable[[], float] = lambda: 1.0) -> None:
         self.use = BulkUse.WORK
         """What the bulk frames of this stream are for; set it before the first."""
         self._closed, self._begun_s = False, 0.0
         self._line_bytes = 0
-        self._peer, self._lines, self._receipts = peer, lines, DeliveryReports()
+        self._peer, self._access_link, self._delivery_reports = peer, access_link, DeliveryReports()
         self._rarity = rarity
 
     @property
     def arriving(self) -> Arriving | None:
         """The bulk frame that is coming; None if there is none."""
-        return self._receipts.arriving
+        return self._delivery_reports.arriving
 
     def sending(self, size: int) -> None:
         """A bulk frame waits to be sent."""
-        self._receipts.hand_over(size, self._lines.clock())
+        self._delivery_reports.hand_over(size, self._access_link.clock())
         self._note_work()
 
     def sent(self) -> None:
         """The bulk frame is on its way."""
-        self._receipts.handed_over(self._lines.clock())
+        self._delivery_reports.handed_over(self._access_link.clock())
 
     def expect(self, size: int) -> bytes | None:
-        """A bulk frame of so many bytes begins to arrive; returns a receipt for what came before, as `came` does."""
+        """A bulk frame of `size` bytes begins to arrive. Returns a report for earlier bytes, as `came` does."""
         self._note_work()
-        self._begun_s, receipts = self._lines.clock(), self._receipts
+        self._begun_s, reports = self._access_link.clock(), self._delivery_reports
         receipt = None
-        if receipts.is_paused(self._begun_s):
-            receipt = self._report(receipts.rest)
-            self._line_bytes = self._lines.received_bytes
-        receipts.rarity = self._rarity()
-        receipts.expect(size, self._begun_s)
+        if reports.is_paused(self._begun_s):
+            receipt = self._report(reports.rest)
+            self._line_bytes = self._access_link.received_bytes
+        reports.rarity = self._rarity()
+        reports.expect(size, self._begun_s)
         return receipt
 
     def came(self, size: int) -> bytes | None:
-        """Bytes of a bulk frame came; returns the body of a receipt if it is time for one."""
-        now = self._lines.clock()
+        """Bytes of a bulk frame arrived. Returns the body of a delivery report if one is due."""
+        now = self._access_link.clock()
         if self.use is BulkUse.PROBE:  # it is over before a report is due
-            self._lines.meter.down.add_total(Span(size, self._begun_s, now), self.use)
+            self._access_link.meter.down.add_total(Span(size, self._begun_s, now), self.use)
             self._begun_s = now
-        self._lines.received_bytes += size
-        self._receipts.came(size, now)
-        return self._report(self._receipts.due)
+        self._access_link.received_bytes += size
+        self._delivery_reports.came(size, now)
+        return self._report(self._delivery_reports.due)
 
     def _report(self, span: Span | None) -> bytes | None:
         if span is None:
             return None
-        lines, down = self._lines, self._lines.meter.down
-        line_bytes, self._line_bytes = lines.received_bytes - self._line_bytes, lines.received_bytes
-        span = span._replace(room=lines.has_room(line_bytes, span.end_s - span.begin_s))
+        access_link, down = self._access_link, self._access_link.meter.down
+        line_bytes, self._line_bytes = access_link.received_bytes - self._line_bytes, access_link.received_bytes
+        span = span._replace(room=access_link.has_room(line_bytes, span.end_s - span.begin_s))
         down.add(self._peer, span, self.use)
         if self.use is not BulkUse.PROBE:
             down.add_total(span, self.use)
-        return self._receipts.report(span)
+        return self._delivery_reports.report(span)
 
     def acknowledge(self, receipt: bytes | bytearray) -> None:
         """The other side tells what came. Raises `ProtocolError` if that cannot be true."""
         try:
-            span = self._receipts.acknowledge(receipt, self._lines.clock())
+            span = self._delivery_reports.acknowledge(receipt, self._access_link.clock())
         except ValueError as error:
             raise ProtocolError(str(error), peer=self._peer) from error
-        self._lines.meter.up.add(self._peer, span, self.use)
-        self._lines.meter.up.add_total(span, self.use)
+        self._access_link.meter.up.add(self._peer, span, self.use)
+        self._access_link.meter.up.add_total(span, self.use)
 
     def close(self) -> None:
         """The stream is over: count what no span tells of, too short as it was for a rate. May be called twice."""
         if self.use is BulkUse.WORK and not self._closed:
             self._closed = True
-            sent, received = self._receipts.unreported
-            self._lines.meter.up.note(self._peer, min(sent, MAX_UNREPORTED_BYTES))
-            self._lines.meter.down.note(self._peer, received)
+            sent, received = self._delivery_reports.unreported
+            self._access_link.meter.up.note(self._peer, min(sent, MAX_UNREPORTED_BYTES))
+            self._access_link.meter.down.note(self._peer, received)
 
     def _note_work(self) -> None:
         if self.use is BulkUse.WORK:
-            self._lines.meter.note_work()
+            self._access_link.meter.note_work()

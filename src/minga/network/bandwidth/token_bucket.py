@@ -1,10 +1,10 @@
 """Keeps what a peer sends, or takes, below a cap that its owner set.
 
-Theory of operation. A token bucket that may go into debt by one piece: a piece is let through as soon as nothing is
-owed, and then owes its size divided by the rate; what was not used is kept for `BURST_S` seconds only. So over t
-seconds at most `rate * (t + BURST_S)` bytes and one piece pass. Messages and pulses go before bulk bytes, which wait
-in line piece by piece; the pieces get smaller the more streams wait, so that each of them moves several times a second
-and none looks dead to the other side.
+Theory of operation. A token bucket that may go into debt by one piece: a piece passes as soon as nothing is owed, and
+then owes its size divided by the rate. Unused time is kept for `BURST_S` seconds only. So over t seconds at most `rate
+* (t + BURST_S)` bytes and one piece pass. Messages and pulses go before bulk bytes, which wait in line piece by piece.
+The more streams wait, the smaller the pieces, so that each stream moves several times a second and none looks dead to
+the other side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EARLY_S = 1e-9
 
 
 class TokenBucket:
-    """One direction of a line. `cap` is None without a limit; `wall_time` tells the Unix time for its schedule."""
+    """One direction of an access link. `cap` is None without a limit; `wall_time` gives Unix time for its schedule."""
 
     def __init__(self, cap: RateCap | None, wall_time: Callable[[], float]) -> None:
         self._cap, self._wall_time = cap, wall_time
@@ -86,7 +86,7 @@ class TokenBucket:
         now = asyncio.get_running_loop().time()
         while (queue := self._urgent or self._bulk) and self._free_s <= now + _EARLY_S:
             turn, size = queue.popleft()
-            if not turn.done():  # who was cancelled meanwhile sends nothing
+            if not turn.done():  # a sender that was cancelled meanwhile sends nothing
                 if (rate := self.rate) is not None:
                     self._charge(size, rate)
                 turn.set_result(None)

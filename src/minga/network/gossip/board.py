@@ -1,8 +1,8 @@
 """The board: everything that the peers of a run say about themselves, held by each of them and read without a lookup.
 
 The board does no input or output: `minga.network.gossip.gossip` carries records to and from others and drives `watch`,
-`beat` and `sweep`. What is let in is decided in `minga.network.gossip.record_store`, who is alive in
-`minga.network.gossip.failure_detector`. Use a board on the thread of its event loop only.
+`beat` and `sweep`. `minga.network.gossip.record_store` decides which records are kept, and
+`minga.network.gossip.failure_detector` which peers are alive. Use a board on the thread of its event loop only.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Item(NamedTuple, Generic[P]):
 class Board(ChangeCounter):
     """All records of one run as one peer knows them, and what this peer itself publishes.
 
-    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `gate` says whose records
-    are kept (default: everybody's). `kinds` are those that this peer can read and write; others are passed on unread.
+    `wall_time` gives Unix seconds (`Network.wall_time`), `clock` the loop's time in seconds. `authorizer` says which
+    peers' records are kept (default: all). `kinds` are those that this peer can read and write; others are passed on
+    unread.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Board(ChangeCounter):
         wall_time: Callable[[], float],
         clock: Callable[[], float],
         events: EventBus,
-        gate: Authorizer | None = None,
+        authorizer: Authorizer | None = None,
         kinds: RecordKinds = NETWORK_KINDS,
     ) -> None:
         super().__init__()
@@ -78,11 +79,11 @@ class Board(ChangeCounter):
         self.run_id, self.events = run_id, events
         self.now = AwakeClock(clock, keepalive.PULSE_S)  # the gossip looks at it with each tick
         self.on_signed = Observers[[Record]]()
-        """Told of every record that this peer signs."""
+        """Called with every record that this peer signs."""
         self.verdicts: Counter[Verdict] = Counter()
-        """What became of all records received so far."""
-        self._gate = gate or OpenAuthorizer()
-        self.store = RecordStore(self.peer_id, run_id, self.now(), self._gate, kinds)
+        """The verdicts on all records received so far."""
+        self._authorizer = authorizer or OpenAuthorizer()
+        self.store = RecordStore(self.peer_id, run_id, self.now(), self._authorizer, kinds)
         self._signer, self._wall_time = signer, wall_time
         self._detector = FailureDetector()
         self._former: dict[PeerId, Address] = {}
@@ -95,7 +96,7 @@ class Board(ChangeCounter):
     # ---- reading
 
     def get(self, owner: PeerId, payload_type: type[P]) -> P | None:
-        """What `owner`, who may be dead by now, says in its record of this type, or None."""
+        """The payload of `owner`'s record of this type, or None; the owner may be dead by now."""
         known = self.store.owners.get(owner)
         entry = known.entries.get(self.kinds.of(payload_type).code) if known else None
         return cast(P, entry.payload) if entry and entry.payload is not None else None
@@ -115,7 +116,7 @@ class Board(ChangeCounter):
         ]
 
     def payloads(self, payload_type: type[P]) -> Mapping[PeerId, P]:
-        """What all living peers say in their records of this type, in order of their ids.
+        """The payloads of all living peers' records of this type, in order of their ids.
 
         It is kept and brought up to date with each change, so that asking costs nothing; copy it to keep it.
         """
@@ -169,7 +170,7 @@ class Board(ChangeCounter):
         self._sign(self.kinds.of(type(payload)).code, encoded, payload)
 
     def forget(self, peer: PeerId) -> None:
-        """Drop what is known of another peer until it writes anew; its old records do not come back."""
+        """Drop all records of another peer until it writes a new one; its old records do not come back."""
         if peer in self.store.owners and peer != self.peer_id:
             self.store.owners[peer].forget()
             self._views.clear()
@@ -260,7 +261,7 @@ class Board(ChangeCounter):
             payload, is_opaque = None, True
         if is_opaque and self.kinds.is_basic(record.code):
             return Verdict.BAD_PAYLOAD
-        if isinstance(payload, Credential) and not self._gate.learn(record.owner, payload.credential):
+        if isinstance(payload, Credential) and not self._authorizer.learn(record.owner, payload.credential):
             return Verdict.NOT_ADMITTED
         is_kept = self._accept(record, payload, sender, age_s, is_opaque=is_opaque)
         return Verdict.NEW if is_kept else Verdict.CROWDED

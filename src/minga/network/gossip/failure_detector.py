@@ -1,24 +1,24 @@
-"""Who is alive: an accrual failure detector on the heartbeats of every peer.
+"""Which peers are alive: an accrual failure detector on the heartbeats of every peer.
 
-Theory of operation. A beat is a record with a higher version than any seen before from its owner, whatever way it
-came. From the recent intervals between beats the detector knows what is usual for each owner; suspicion (phi) is
--log10 of the chance that a living owner would be silent for this long. The intervals are taken to follow a logistic
-distribution: its tail falls off exponentially, as the tail of beats that are lost independently does, where a normal
-distribution would call three lost beats in a row impossible. With mean m, standard deviation s and silence t
+Theory of operation. A beat is a record with a higher version than any seen before from its owner, whatever way it came.
+From the recent intervals between beats the detector knows what is usual for each owner; suspicion (phi) is -log10 of
+the chance that a living owner would be silent for this long. The detector assumes a logistic distribution of the
+intervals. Its tail falls off exponentially, as the tail of independently lost beats does; by a normal distribution
+three lost beats in a row would be impossible. With mean m, standard deviation s and silence t
 
     phi(t) = log10(1 + exp(pi (t - m) / (sqrt(3) s)))
 
 and phi = 10, from which a peer counts as dead, is reached at t = m + 12.7 s (Hayashibara et al., "The phi accrual
 failure detector", 2004, with their normal distribution replaced).
 
-What is remembered of an interval is by how much it exceeds the beat period that is agreed at that time, so that a
-swarm that grows, and beats more slowly, need not learn anew. m is never below the beat period: a burst of quick beats
-does not make the next pause look deadly. An interval counts with no more than what made the owner count as dead, so
-that a stall does not blunt the detector for long.
+The detector remembers by how much an interval exceeds the beat period agreed at that time, so a swarm that grows, and
+beats more slowly, need not learn again. m is never below the beat period: a burst of quick beats does not make the next
+pause look deadly. An interval counts at most as much as the silence after which the owner counted as dead, so that a
+stall does not blunt the detector for long.
 
 The last connection to a peer breaking is worth 6 units of phi until its next beat: dead within about 2.5 beats if no
-other path brings one. Only time in which this process was awake counts (`AwakeClock`), so whoever was stopped or
-starved accuses nobody when it wakes up.
+other path brings one. Only time in which this process was awake counts (`AwakeClock`), so a process that was stopped or
+starved accuses no peer when it wakes up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALIVE_BELOW_PHI = 10.0
 """Suspicion from which a peer counts as dead: a false accusation about once in 10^10 beats of the assumed kind."""
 
 LOST_CONNECTION_PHI = 6.0
-"""What the loss of the last connection adds to a peer's suspicion."""
+"""The suspicion that the loss of the last connection adds to a peer."""
 
 WINDOW_BEATS = 64
 """How many intervals are remembered: long enough for a steady estimate, short enough to follow a changing link."""
@@ -75,7 +75,7 @@ class AwakeClock:
 
 
 class _Beats:
-    """What is known about the beats of one owner; all times in seconds of the awake clock."""
+    """The heartbeats of one owner; all times in seconds of the awake clock."""
 
     __slots__ = (
         "arrived",
@@ -111,7 +111,7 @@ class _Beats:
             self.counted = self.arrived
 
     def update(self, beat_s: float) -> None:
-        """Derive mean, deviation and deadline anew."""
+        """Compute mean, deviation and deadline again."""
         mean = self.total / len(self.excesses)
         variance = max(0.0, self.squares / len(self.excesses) - mean * mean)
         self.mean = beat_s + max(mean, 0.0)
@@ -150,7 +150,7 @@ class FailureDetector:
     def __init__(self, beat_s: float = 0.5) -> None:
         self._beat_s = beat_s
         self._beats: dict[PeerId, _Beats] = {}
-        self._look_at = -math.inf  # before then nobody can count as dead who counts as alive now
+        self._look_at = -math.inf  # before then no peer that counts as alive now can count as dead
 
     @property
     def beat_s(self) -> float:

@@ -11,14 +11,14 @@ one random
 * *dialling*: a peer with fewer than `MIN_NEIGHBOURS` connections dials living peers it is not connected to; now and
   then it dials at random, also silent peers and the entry addresses of the link, so that a split heals.
 
-Every peer signs something at least once every `beat_s` = max(0.5, N / 25) seconds for N living peers, which is what
-the failure detector listens for; all own records are renewed after a third of their life.
+Every peer signs a record at least once every `beat_s` = max(0.5, N / 25) seconds for N living peers; the failure
+detector watches for these. A peer renews its own records after a third of their life.
 
 Cost. A beat takes about 125 bytes, and a peer sends every record that is new to it to at most 3 neighbours, a third of
-which nobody else told already. Below N = 12 everybody beats twice a second and traffic grows with N, by some 850 bytes
-per second each way for each peer; above, there are 25 beats per second in the whole swarm, and exchanges become rarer
-as they become larger. Measured in simulation, stream bytes sent per peer and second: 0.4 kB for N = 2, 8.2 kB for 10,
-10 kB for 25, 11.5 kB for 50. Records that come more often than beats cost as many bytes again, so peers of a large
+which have it from no other peer. Below N = 12 every peer beats twice a second and traffic grows with N, by some 850
+bytes per second each way for each peer. Above, there are 25 beats per second in the whole swarm, and exchanges become
+rarer as they become larger. Measured in simulation, stream bytes sent per peer and second: 0.4 kB for N = 2, 8.2 kB for
+10, 10 kB for 25, 11.5 kB for 50. Records that come more often than beats cost as many bytes again, so peers of a large
 swarm should not write more often than every `beat_s`. A dead peer is noticed after about two and a half beats, and two
 of the windows in which rumours are collected: see docs/scaling.md.
 
@@ -52,15 +52,16 @@ from minga.network.rpc.node import Node
 EXCHANGE_METHOD = "board.exchange"
 EXCHANGE_S = 1.0
 EXCHANGES_PER_SECOND = 30.0
-"""A peer begins an exchange every `EXCHANGE_S` seconds, and in a large swarm not so many are begun in all: an exchange
-takes as long as there are peers to tell of."""
+"""A peer begins an exchange every `EXCHANGE_S` seconds. In a large swarm peers begin fewer, because the length of an
+exchange grows with the number of peers.
+"""
 
 EXCHANGE_TIMEOUT_S = 30.0
 MAX_EXCHANGES_SERVED = 4
 """How many exchanges one peer may have under way here at once."""
 
 RUMOUR_WINDOWS = 2.0
-"""Windows of the rumours after which a record should have come to nearly everybody."""
+"""Windows of the rumours after which a record should have reached nearly all peers."""
 
 MIN_BEAT_S = 0.5
 BEATS_PER_SECOND = 25.0
@@ -71,7 +72,7 @@ SWEEP_TICKS = 20
 FIRST_RETRY_S = 2.0
 LAST_RETRY_S = 20.0
 MIN_LAST_RETRY_S = 4.0
-"""The pause between two attempts to dial a peer grows up to this, by a second for each further one in vain."""
+"""The pause between two attempts to dial a peer grows up to this, by a second for each failed attempt."""
 
 RANDOM_DIAL_CHANCE = 0.02
 """Chance, at each exchange, of dialling although there are neighbours enough."""

@@ -1,18 +1,18 @@
 """Room for records of kinds that are not known here.
 
-Theory of operation. A newer peer, or a package that others do not have, says things of kinds that this peer cannot
-read. Their signatures, owners, versions and dates are checked as those of any other record, and they are passed on
-unread, so that they come to those who can read them. As nobody here can say what they are worth, they get little room:
+Theory of operation. A newer peer, or a package that others do not have, publishes records of kinds that this peer
+cannot read. This peer checks signature, owner, version and dates as for any other record, and passes the record on
+unread, so that it reaches peers that can read it. This peer cannot judge their value, so they get little room:
 
 * of one owner the newest `MAX_UNKNOWN_KINDS` that fit into `MAX_OWNER_BYTES` are kept, the oldest version goes first;
 * when all together take more than `MAX_TOTAL_BYTES`, the owner with the most bytes loses its oldest, again and again,
   until an eighth of the room is free. So a flood from one key crowds out itself, and one from many keys the largest.
 
-What was dropped is remembered as one version for each owner (`PeerRecords.opaque_floor`). So it is not fetched again
-from those who have room for it, or can read it; the next version comes in as usual.
+Dropped records are remembered as one version for each owner (`PeerRecords.opaque_floor`). So it is not fetched again
+from peers that have room for it, or can read it; the next version is taken as usual.
 
-A record of a known kind that cannot be read (a later version's word in an old field, or more bytes) stays in the one
-place that its kind has anyway, so that it takes no more room than `MAX_PAYLOAD_BYTES` for each known kind.
+A record of a known kind may be unreadable (a later version's word in an old field, or more bytes). It stays in the one
+place that its kind has anyway, so it takes at most `MAX_PAYLOAD_BYTES` for each known kind.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ MAX_UNKNOWN_KINDS = 8
 MAX_OWNER_BYTES = 8192
 MAX_TOTAL_BYTES = 8 << 20
 RECORD_BYTES = 256
-"""What a record takes besides its payload, about."""
+"""The size of a record besides its payload, about."""
 
 
 class OpaqueRoom:
     """Keeps the records of unknown kinds on one board within bounds."""
 
     def __init__(self) -> None:
-        self._at_most = 0  # bytes in use: what came since the last count is added, what went is not taken off
+        self._at_most = 0  # bytes in use: new records since the last count are added, dropped ones are not subtracted
 
     def make_room(self, owner: PeerRecords, added_bytes: int, owners: Iterable[PeerRecords]) -> None:
-        """Drop what is too much of `owner`, to which a record with so many bytes of payload came, and of all `owners`.
+        """Make room after a new record of `owner` with so many bytes of payload: drop records of `owner`, and of all
+        `owners`, beyond their bounds.
 
         All are counted only once for each eighth of the room that came in, so that a flood costs little time.
         """

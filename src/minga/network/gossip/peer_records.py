@@ -1,4 +1,4 @@
-"""What is kept about one owner of records."""
+"""The records of one owner."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class StoredRecord:
     """The newest record of one name: as it came, its content, and when it came (awake clock, seconds).
 
     `payload` is None for a retraction and once the record was forgotten (then it is not `passed_on` any more); the
-    version still guards against replays. `is_renewal`: the version before had the same content. `is_opaque`: nobody
-    here can read it, so its payload is None, too.
+    version still guards against replays. `is_renewal`: the version before had the same content. `is_opaque`: this peer
+    cannot read it, so its payload is None, too.
     """
 
     __slots__ = ("arrived", "is_opaque", "is_renewal", "passed_on", "payload", "record")
@@ -44,7 +44,8 @@ class StoredRecord:
 
 
 class PeerRecords:
-    """One owner: its entries by code, its newest version, and the neighbour that first told of it (`introducer`).
+    """One owner: its entries by code, its newest version, and the neighbour that first sent a record of it
+    (`introducer`).
 
     `is_forgotten` while nothing of it may be read. `opaque_floor` is the newest version of a kind outside `kinds` that
     was dropped for want of room: nothing older of such kinds comes in again.

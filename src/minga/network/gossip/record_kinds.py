@@ -71,7 +71,7 @@ class Left(Payload, frozen=True):
 
 
 class Credential(Payload, frozen=True):
-    """Name "access": what the owner shows in its hellos, for those who never meet it."""
+    """Name "access": the credential that the owner shows in handshakes, for peers that never connect to it."""
 
     credential: Annotated[bytes, msgspec.Meta(max_length=MAX_CREDENTIAL_BYTES)]
 
@@ -79,8 +79,8 @@ class Credential(Payload, frozen=True):
 class Kind(NamedTuple):
     """One name a record may have: its code on the wire, the struct of its payload and the most bytes that may take.
 
-    An empty payload takes back what was said. `is_basic` kinds are read by every version: an empty or broken payload of
-    one is an offence. `is_urgent` news go out at once; what is `is_large` is told by its owner only.
+    An empty payload retracts the record. `is_basic` kinds are read by every version: an empty or broken payload of one
+    is an offence. `is_urgent` records go out at once; only the owner sends `is_large` ones.
     """
 
     name: str
@@ -130,7 +130,7 @@ class RecordKinds:
         return code in self._by_code and self._by_code[code].is_basic
 
     def name(self, code: int) -> str:
-        """What to call records with this code: the name of the kind, or the code where that is all that is known."""
+        """The name of the kind with this code, or the code itself if the kind is unknown."""
         return self._by_code[code].name if code in self._by_code else SIGNED_NAMES.get(code, f"#{code}")
 
     def encode(self, payload: Payload) -> bytes:
@@ -183,4 +183,4 @@ LEFT = Kind("left", 6, Left, 1024, is_basic=True, is_urgent=True)
 ACCESS = Kind("access", 8, Credential, MAX_CREDENTIAL_BYTES + 64, is_basic=True, is_urgent=True)
 
 NETWORK_KINDS = RecordKinds(ADDRESS, BEAT, LEFT, ACCESS)
-"""What every peer of every run can say."""
+"""The kinds that every peer of every run can write."""

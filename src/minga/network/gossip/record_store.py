@@ -1,17 +1,17 @@
-"""Where the records of all owners are kept: what is let in, what is thrown out, and when.
+"""The records of all owners: which are kept, which are evicted, and when.
 
-Theory of operation. The store holds the newest record of every owner and name, and a version up to which nothing of
-an owner is believed any more (its *floor*), so that nothing that was replaced, retracted or forgotten comes back by a
-replay. No tombstone is needed beyond a record's own expiry plus the tolerated clock skew: from then on a replay is
+Theory of operation. The store holds the newest record of every owner and name. It also holds a version of each owner up
+to which no record is accepted any more (its *floor*), so a replay brings back no record that was replaced, retracted or
+forgotten. No tombstone is needed beyond a record's own expiry plus the tolerated clock skew: from then on a replay is
 refused for its date. A record "left" voids all earlier ones of its owner.
 
-In a run that is not open to everybody (`minga.network.authorizer`) only admitted owners are kept; a record "access"
-tells what its owner shows to be one, so it is looked at first.
+In a run that is not open to every peer (`minga.network.authorizer`) only admitted owners are kept. A record "access"
+holds its owner's credential, so it is checked first.
 
 Memory is bounded: `MAX_OWNERS` owners with at most one record of bounded size per known kind, and what
-`minga.network.gossip.opaque_records` allows of others. Anybody can make up keys, so
-when the store is full, the neighbour that introduced most owners pays: its last introduction makes room for a
-newcomer, and if the newcomer is its own, that one is turned away. So a flood crowds out itself first.
+`minga.network.gossip.opaque_records` allows of others. Keys cost nothing, so a full store makes the neighbour pay that
+introduced most owners: its last introduction makes room for a new owner. If that neighbour introduces the new owner,
+too, the new owner is refused. So a flood crowds out itself first.
 
 An owner that signs two different records of the same version is not detected; whichever came first stays until the
 next version.
@@ -34,12 +34,12 @@ MAX_OWNERS = 4096
 
 
 class RecordStore:
-    """The records of everybody whom `gate` admits, and of this peer (`own_id`), who is never evicted."""
+    """The records of all peers that `authorizer` admits, and of this peer (`own_id`), which is never evicted."""
 
-    def __init__(self, own_id: PeerId, run_id: str, now: float, gate: Authorizer, kinds: RecordKinds) -> None:
+    def __init__(self, own_id: PeerId, run_id: str, now: float, authorizer: Authorizer, kinds: RecordKinds) -> None:
         self.own = PeerRecords(own_id, own_id, now, kinds)
         self.owners: dict[PeerId, PeerRecords] = {own_id: self.own}
-        self._run_id, self._gate, self._kinds = run_id, gate, kinds
+        self._run_id, self._authorizer, self._kinds = run_id, authorizer, kinds
         self._opaque = OpaqueRoom()
         self._introduced: Counter[PeerId] = Counter()
 
@@ -51,7 +51,7 @@ class RecordStore:
         owner_id = record.owner
         owner = self.owners.get(owner_id)
         name = self._kinds.name(record.code)
-        if owner is not self.own and record.code != ACCESS.code and not self._gate.admits(owner_id, name):
+        if owner is not self.own and record.code != ACCESS.code and not self._authorizer.admits(owner_id, name):
             return Verdict.NOT_ADMITTED
         if owner is not None and owner.is_stale(record):
             return Verdict.STALE
@@ -98,7 +98,7 @@ class RecordStore:
     def sweep(self, wall_time_s: float, is_long_dead: Callable[[PeerId], bool]) -> list[PeerId]:
         """Drop expired records, and from a store more than half full the owners that `is_long_dead`.
 
-        Returns the owners of whom nothing is left, which the caller then removes.
+        Returns the owners that have no record left; the caller removes them.
         """
         before_ms = (wall_time_s - CLOCK_SKEW_S) * 1000.0
         crowded = len(self.owners) > MAX_OWNERS // 2

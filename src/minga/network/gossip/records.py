@@ -1,4 +1,4 @@
-"""Records: what a peer says about itself, signed by its key.
+"""Records: statements of a peer about itself, signed by its key.
 
 A record belongs to its owner and has one of the kinds of `minga.network.gossip.record_kinds`, or one that is not
 known here; its payload is the msgpack of the struct that goes with the kind. All records of an owner share one
@@ -56,7 +56,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class Verdict(enum.Enum):
-    """What became of a record that was received: NEW ones are kept, the others dropped and counted by reason."""
+    """The verdict on a received record: NEW ones are kept, the others dropped and counted by reason."""
 
     NEW = "new"
     STALE = "stale"

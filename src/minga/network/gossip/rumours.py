@@ -1,12 +1,13 @@
-"""Rumours: every new record goes at once to a few neighbours, who do the same with what is new to them.
+"""Rumours: a peer sends every new record at once to a few neighbours, and these do the same with records that are new
+to them.
 
-Theory of operation. What became new during a short window is sent together, to `FANOUT` random neighbours what is
-urgent or this peer's own, to `ROUTINE_FANOUT` the rest, except to whom it came from; and where the swarm is so small
-that its owner tells all, nobody repeats it. What is large nobody repeats at all. With a fan-out of f a rumour
-reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 % for 6; the exchanges of
-`minga.network.gossip.gossip` bring it to the rest. At most one push is under way to each neighbour; what becomes new
-meanwhile waits, older versions making way for newer ones, so a slow neighbour costs neither memory nor the others'
-time.
+Theory of operation. The records that became new during a short window are sent together. Urgent records, and this
+peer's own, go to `FANOUT` random neighbours, the rest to `ROUTINE_FANOUT`; no record goes back to the peer that sent
+it. Where the swarm is so small that the owner tells all, no peer repeats a routine record, and no peer ever repeats a
+large one. With a fan-out of f a rumour reaches the share x = 1 - exp(-f x) of a large swarm: 94 % for 3, more than 99 %
+for 6. The exchanges of `minga.network.gossip.gossip` bring it to the rest. At most one push is under way to each
+neighbour. Records that become new meanwhile wait, and newer versions replace older ones, so a slow neighbour costs
+neither memory nor the others' time.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ URGENT_PER_PEER_S = 0.002
 PUSH_TIMEOUT_S = 10.0
 
 LARGE_BYTES = 512
-"""Records of unknown kinds with more are told by their owners only, as large known ones: each repetition costs as
-many bytes again, and the exchanges bring them some seconds later."""
+"""Only owners send records of unknown kinds with more bytes, as with large known ones. Each repetition costs as many
+bytes again, and the exchanges deliver them some seconds later.
+"""
 
 Key = tuple[PeerId, int]
 """Owner and code of a record."""
@@ -117,7 +119,7 @@ class RumourSpreader:
                 self._node.spawn(self._empty_outbox(peer))
 
     def _is_urgent(self, key: Key) -> bool:
-        """Whether others should know at once: where somebody is, or that it left, unless that was known before."""
+        """Whether others should know at once: the address of a peer, or that it left, unless that was known before."""
         owner = self._board.store.owners.get(key[0])
         entry = owner.entries.get(key[1]) if owner is not None and self._is_of_urgent_kind(key) else None
         return entry is not None and not entry.is_renewal
@@ -135,7 +137,7 @@ class RumourSpreader:
         return entry is not None and len(entry.record.payload) > LARGE_BYTES
 
     def _tells_all(self, key: Key, peer: PeerId) -> bool:
-        """Whether another owner of a routine record, from whom it came, told `peer` as well, as in a small swarm."""
+        """Whether the owner of a routine record sent it to this peer, and so to `peer` as well, as in a small swarm."""
         if key[0] == self._board.peer_id or self._is_of_urgent_kind(key) or self._board.alive_count > FANOUT + 1:
             return False
         return any((address := self._board.address_of(one)) and address.dialable for one in (key[0], peer))

@@ -1,4 +1,4 @@
-"""What has arrived from others and waits to be taken: connections of a network, streams of a connection."""
+"""A queue of arrivals that wait to be taken: connections of a network, streams of a connection."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AcceptQueue(Generic[T]):
         return self._items.popleft()
 
     def clear(self) -> None:
-        """Drop what nobody took."""
+        """Drop arrivals that were not taken."""
         self._items.clear()
 
     def _wake_next(self) -> None:

@@ -1,10 +1,10 @@
 """Connections of the iroh network: two QUIC connections each, one for each direction of data.
 
-Theory of operation. In a QUIC connection that carries data both ways, iroh's transport takes packets that hold
-nothing but acknowledgements for lost ones, since nobody acknowledges them, and slows down as if the network were
-congested: two peers that send to each other at once fall to a fifth of the speed that each has alone. A *lane* is a
-QUIC connection on which only one side sends data, where this cannot happen. The dialler dials two, tells by a preface
-on each which is which and which two belong together, and from then on whatever a peer writes leaves by its own lane.
+Theory of operation. In a QUIC connection that carries data both ways, iroh's transport counts packets that hold only
+acknowledgements as lost, since no acknowledgement comes for them, and slows down as if the network were congested. Two
+peers that send to each other at once fall to a fifth of the speed that each has alone. A *lane* is a QUIC connection on
+which only one side sends data, where this cannot happen. The dialler dials two lanes. A preface on each gives its
+number, and a token that both share. From then on all bytes that a peer writes leave by its own lane.
 
 A stream is a pair of one-way QUIC streams, one on each lane, that know each other by number; see `stream.py`.
 If either lane is lost or closed, the connection is.
@@ -41,10 +41,10 @@ MAX_STREAMS = 512
 """How many one-way streams the other side may have open at once. Each holds at most 1.25 MB that were not read."""
 
 PATH_AGE_S = 0.25
-"""How old the round-trip time and kind of path may get before they are looked up anew, which takes a while."""
+"""Greatest age in seconds of the round-trip time and kind of path; looking them up again takes a while."""
 
 ASK_PERIOD_S = 0.5
-"""Seconds between two questions whether a connection is gone; when one is lost, that is told without asking."""
+"""Seconds between two checks whether a connection is gone; the transport reports a lost one without a check."""
 
 
 class IrohConnection(Connection):
@@ -93,7 +93,7 @@ class IrohConnection(Connection):
         return await self._arrived.take()
 
     def facts(self) -> LinkFacts:
-        """What is known about both lanes together; round-trip time and path are at most `PATH_AGE_S` seconds old.
+        """Facts about both lanes together; round-trip time and path are at most `PATH_AGE_S` seconds old.
 
         iroh tells round-trip times in whole milliseconds; less than one counts as half of one.
         """
@@ -141,8 +141,8 @@ class IrohConnection(Connection):
     async def break_off(self, *ends: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         """Call the foreign `reset` or `stop` of one-way streams; that is seen through even if the caller is cancelled.
 
-        The transport ends a sender that is merely let go of in good order: the other side would take what was sent
-        until then for all that was to come.
+        The transport finishes a sender that is merely released: the other side would take the bytes sent until then for
+        the whole stream.
         """
 
         async def end_each() -> None:
@@ -237,7 +237,7 @@ class IrohConnection(Connection):
         self._lose("the connection was lost")
 
     async def _introduce(self, receiver: Any) -> None:
-        """Find out what a one-way stream from the other side is, and give it to whom it belongs."""
+        """Read which stream a one-way stream from the other side belongs to, and hand it over."""
         with contextlib.suppress(MingaError, *BINDING_ERRORS):
             kind, number = HEADER.unpack(await read_exactly(receiver, HEADER.size, self._interrupt))
             if kind == CONTROL and self._tcp is not None and number <= MAX_CONTROL_BYTES:

@@ -1,8 +1,8 @@
 """Moving bulk bytes through iroh's Python bindings at full speed.
 
-Theory of operation. The generated bindings (uniffi) move bytes correctly but slowly: outgoing `bytes` are copied into
-the foreign buffer one at a time by a Python loop (about 7 MB/s), incoming ones are first sliced into a `bytes` object,
-and every wait for the foreign side goes through a lock, a table and the event loop's self-pipe even if the answer is
+Theory of operation. The generated bindings (uniffi) move bytes correctly but slowly. A Python loop copies outgoing
+`bytes` into the foreign buffer one at a time (about 7 MB/s). Incoming bytes are first sliced into a `bytes` object.
+Every wait for the foreign side goes through a lock, a table and the event loop's self-pipe, even if the answer is
 already there. Three calls carry all bulk traffic: writing, reading into a buffer, and waiting for either. This file
 makes exactly these three with the same foreign functions that the bindings use:
 
@@ -152,7 +152,7 @@ async def write_all(stream: Any, data: Buffer, interrupt: Interrupt) -> None:
 
 
 def _foreign_copy(data: memoryview) -> Any:
-    """A new foreign buffer with the length and the bytes of `data`. Whoever it is passed to frees it."""
+    """A new foreign buffer with the length and the bytes of `data`. The function that it is passed to frees it."""
     library, total = iroh_ffi._UniffiLib, _LENGTH.size + data.nbytes
     empty = _call(library.ffi_iroh_ffi_rustbuffer_alloc, 0)
     buffer = _call(library.ffi_iroh_ffi_rustbuffer_reserve, empty, total)
@@ -189,7 +189,7 @@ async def _interruptible(call: Coroutine[Any, Any, T], interrupt: Interrupt) -> 
 
 
 class _Wait:
-    """One poll of a foreign future: its code once it is known, and whom to wake then."""
+    """One poll of a foreign future: its code once it is known, and the waiter to wake then."""
 
     __slots__ = ("code", "future", "loop")
 
@@ -217,7 +217,7 @@ def _on_progress(key: int, code: int) -> None:
         try:
             wait.loop.call_soon_threadsafe(_settle, wait.future)
         except RuntimeError:
-            return  # the loop was closed while the call was under way; nobody waits any more
+            return  # the loop was closed while the call was under way; no task waits for it any more
 
 
 async def _ready(poll: Callable[..., None], foreign: Any, interrupt: Interrupt) -> None:

@@ -1,8 +1,8 @@
 """The real network: iroh, that is QUIC with TLS 1.3 over UDP, Ed25519 keys as ids, hole punching and relays.
 
 Theory of operation. One endpoint serves all connections of one peer. A connection consists of two QUIC connections,
-*lanes*; `connection.py` says why. Whoever dials sends on each lane a preface with the lane's number and a random
-token; whoever accepts waits until both lanes with the same key and token are there. Keys are proven by TLS.
+*lanes*; `connection.py` says why. The dialling side sends on each lane a preface with the lane's number and a random
+token. The accepting side waits until both lanes with the same key and token are there. Keys are proven by TLS.
 
 Threads and loops. iroh runs on one thread of its own, shared by all endpoints of the process, and calls back into the
 event loop on which a call was made. Networks may live on several loops in several threads, one after the other or at
@@ -237,7 +237,7 @@ class IrohNetwork(Network):
                 if number in (_FORTH, _BACK) and await self._pair(peer, token, number, lane):
                     unused.clear()
         except (TimeoutError, MingaError, *BINDING_ERRORS):
-            return  # whoever dialled did not know how, or gave up
+            return  # the dialling side did not know the preface, or gave up
         finally:
             _hang_up(unused)
 

@@ -1,10 +1,10 @@
 """Streams of the iroh network: one one-way QUIC stream for each direction, see `connection.py`.
 
-Every one-way stream begins with a header: its kind and the number that its opener gave to the pair. OPEN comes from
-the side that opened the pair, ANSWER from the other one as soon as it has something to say. ABORT says that the
-answer to this number will not come, or no further: needed because a QUIC reset may overtake the header of the very
-stream that it resets, and the opener would then wait for an answer for ever. CONTROL belongs to no stream: a message
-to the TCP lane at the other end, whose length stands in the place of the number.
+Every one-way stream begins with a header: its kind and the number that its opener gave to the pair. OPEN comes from the
+side that opened the pair, ANSWER from the other one as soon as it has something to say. ABORT says that the answer to
+this number will not come, or no further. A QUIC reset may overtake the header of the stream that it resets; without
+ABORT the opener would then wait for an answer for ever. CONTROL belongs to no stream: a message to the TCP lane at the
+other end, whose length stands in the place of the number.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ HEADER = struct.Struct(">BQ")
 OPEN, ANSWER, ABORT, CONTROL = range(4)
 
 BINDING_ERRORS = (iroh_ffi.IrohError, iroh_ffi.InternalError)
-"""What the bindings raise: errors of the transport, and panics inside the foreign library."""
+"""The exceptions of the bindings: errors of the transport, and panics inside the foreign library."""
 
 
 class IrohStreamOwner(Protocol):
-    """What a stream needs of the connection that it belongs to."""
+    """The part of its connection that a stream needs."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -165,7 +165,7 @@ class IrohStream(Stream):
 
 
 def describe(error: BaseException) -> str:
-    """What the bindings say about an error, on one line of bounded length."""
+    """The bindings' text about an error, on one line of bounded length."""
     text = error.message() if isinstance(error, iroh_ffi.IrohError) else str(error)
     text = re.sub(r" \([^()]*\.rs:\d+:\d+\)", "", text)  # where in iroh's source is of no interest to the reader
     return " ".join(text.split())[:300] or type(error).__name__

@@ -1,4 +1,4 @@
-"""One probe as its partners go through it together."""
+"""One probe, whose partners begin each phase together."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from minga.network.interface import PeerId
 
 ENOUGH = 0.85
-"""The share of the partners without whom a probe shows nothing."""
+"""The share of the partners that a probe needs to show anything."""
 
 
 class Barrier:
-    """Opens once everybody has come who has not left."""
+    """Opens once all expected partners have come that have not left."""
 
     def __init__(self, expected: int) -> None:
         self.came = 0
@@ -32,7 +32,7 @@ class Barrier:
             raise
 
     def leave(self) -> None:
-        """Do without somebody."""
+        """Expect one partner less."""
         self._expected -= 1
         self._review()
 
@@ -51,13 +51,13 @@ class ProbeSession:
         self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def answer(self, *, admitted: bool) -> None:
-        """The doorkeeper said yes or no; only the first answer counts."""
+        """The coordinator answered; only its first answer counts."""
         if not self.admitted.done():
             self.admitted.set_result(admitted)
 
     @contextlib.contextmanager
     def taking_part(self) -> Iterator[None]:
-        """Whoever fails is not waited for."""
+        """A partner that fails leaves both barriers, so the others do not wait for it."""
         try:
             yield
         except BaseException:

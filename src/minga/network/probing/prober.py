@@ -1,19 +1,20 @@
-"""Probes: short exercises that show what a line can do where the traffic so far does not.
+"""Probes: short transfers that measure an access link where earlier traffic has not filled it.
 
-Theory of operation. In training a line is seldom full: a peer's partners, or its part in the plan, are the limit. So
-each peer once fills its line on purpose, first the upload, then the download, for less than a second each, with up to
-`MAX_PARTNERS` peers at once: what all of them take together is what this swarm can use of the line, and how much goes
-over each path is measured by the same bytes. It is repeated when others, or the samples, cast doubt on the result, and
-then and when nothing else has shown for long that it still holds.
+Theory of operation. In training a link is seldom full: a peer's partners, or its part in the plan, are the limit. So
+each peer once fills its link on purpose, first the upload, then the download, for less than a second each, with up to
+`MAX_PARTNERS` peers at once. Together they take what this swarm can use of the link, and the same bytes measure the
+rate of each path. The probe is repeated when other peers' reports, or the samples, cast doubt on the result. It is also
+repeated now and then when nothing else has confirmed the result for long.
 
-Nobody is in two probes at once: partners are asked first, and refuse while they are in a probe, or in the middle of
-other bulk traffic. All ask the peer with the lowest id before the others, the *doorkeeper*, so that a swarm whose
-members are all new queues up there and not at everybody; a large swarm falls into circles of some `CIRCLE` peers, each
-with a doorkeeper of its own. Whoever is turned away, or gets too few partners, lets all go
-and tries again after a random pause; after being turned away a few times it asks another doorkeeper. Other bulk traffic
-ends a probe at once, so that no round waits for one. What was seen of the upload by then counts if that was over, and
-the next probe fills the download only: where steps are short no pause is long enough for both. A partner lets each peer
-probe it once in `PEER_PERIOD_S` and all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most
+No peer is in two probes at once: a prober asks its partners first, and a partner refuses while it is in a probe, or in
+the middle of other bulk traffic. All probers ask the peer with the lowest id before the others, the *coordinator*, so a
+swarm of new members queues up there and not at every peer. A large swarm falls into circles of some `CIRCLE` peers,
+each with a coordinator of its own. A prober that is refused, or gets too few partners, releases all of them and tries
+again after a random pause. After a few refusals it asks another coordinator.
+
+Other bulk traffic ends a probe at once, so that no round waits for one. The upload phase counts if it was complete by
+then, and the next probe fills the download only: where steps are short no pause is long enough for both. A partner lets
+each peer probe it once in `PEER_PERIOD_S` and all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most
 `MAX_PHASE_BYTES` in each direction each time.
 """
 
@@ -50,13 +51,13 @@ MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
 LOOK_S, LATER_LOOK_S = 0.5, 5.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
 PATIENT_TRIES = 8
-"""Whoever is turned away so many times asks the next doorkeeper, and partners that failed so often are left out."""
+"""After this many refusals a prober asks the next coordinator, and it leaves out partners that failed this often."""
 
 BROKEN_OFF_TRIES = 4
-"""A partner that accepts and then breaks off counts for so many that refuse: it costs bytes."""
+"""A partner that accepts and then breaks off counts as this many refusals: it costs bytes."""
 
 MAX_FRUITLESS = 10
-"""How often a peer may ask within `PEER_PERIOD_S` and then not probe; each time nobody else can."""
+"""How often a peer may ask within `PEER_PERIOD_S` and then not probe; each time no other peer can."""
 
 SPOILT_BYTES = 64 << 10
 """A probe that ends early after more than this was sent is not tried again for a while."""
@@ -70,7 +71,7 @@ CONFIRMED = 0.2
 
 @loop_bound
 class Prober:
-    """Probes for one node and serves the probes of others. `partners` tells whom to measure with."""
+    """Probes for one node and serves the probes of others. `partners` gives the peers to measure with."""
 
     def __init__(self, node: Node, partners: Callable[[], Sequence[PeerId]]) -> None:
         self._node, self._partners = node, partners
@@ -94,7 +95,7 @@ class Prober:
         await asyncio.sleep(self._random.uniform(0.0, LOOK_S))
         while True:
             await asyncio.sleep(LOOK_S if self._probed_s == -math.inf else LATER_LOOK_S)
-            if self._engaged_with or self._node.lines.meter.is_busy or not self._is_due():
+            if self._engaged_with or self._node.access_link.meter.is_busy or not self._is_due():
                 continue
             if not (partners := self._chosen()):
                 continue
@@ -109,20 +110,20 @@ class Prober:
                 spoilt_s = min(2.0 * spoilt_s, MAX_AGE_S)
 
     async def probe(self, partners: Sequence[PeerId]) -> bool:
-        """Measure with all of `partners`, the doorkeeper first, at once; False if too few were free, or something came
-        in between.
+        """Measure with all of `partners` at once, the coordinator first. Returns False if too few were free, or if
+        other traffic interrupted the probe.
         """
-        before, begun = self._node.lines.rates(), asyncio.get_running_loop().time()
-        exercise, loop = (
-            ProbeSession(len(partners), fills=begun - self._filled_s > MAX_AGE_S),
+        before, begun = self._node.access_link.rates(), asyncio.get_running_loop().time()
+        loop, session = (
             asyncio.get_running_loop(),
+            ProbeSession(len(partners), fills=begun - self._filled_s > MAX_AGE_S),
         )
-        tasks = [loop.create_task(self._measure_with(partners[0], exercise))]
-        tasks[0].add_done_callback(lambda _: exercise.answer(admitted=False))
+        tasks = [loop.create_task(self._measure_with(partners[0], session))]
+        tasks[0].add_done_callback(lambda _: session.answer(admitted=False))
         self._engaged_with = self._node.peer_id
         try:
-            if admitted := await exercise.admitted:
-                tasks += [loop.create_task(self._measure_with(peer, exercise)) for peer in partners[1:]]
+            if admitted := await session.admitted:
+                tasks += [loop.create_task(self._measure_with(peer, session)) for peer in partners[1:]]
             results = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             for task in tasks:
@@ -130,100 +131,100 @@ class Prober:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._engaged_with = None
         self._turned_away = 0 if results[0] is None else self._turned_away + 1
-        self._note_unwilling(partners, results, exercise)
+        self._note_unwilling(partners, results, session)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
                 raise result
-        if sum(result is None for result in results) < exercise.enough:
+        if sum(result is None for result in results) < session.enough:
             if admitted:
-                self._keep_half(exercise, results, begun)
+                self._keep_half(session, results, begun)
             return False
         self._failures.clear()
         self._filled_s = -math.inf
-        self._node.lines.meter.down.keep_since(begun)
-        if exercise.fills:
-            self._node.lines.meter.up.keep_since(begun)
+        self._node.access_link.meter.down.keep_since(begun)
+        if session.fills:
+            self._node.access_link.meter.up.keep_since(begun)
         self._note_result(before.upload, before.download)
         return True
 
     # ---- probing
 
-    def _keep_half(self, exercise: ProbeSession, results: Sequence[BaseException | None], begun: float) -> None:
-        """A probe was broken off: what went over part of the paths would be taken for all the line can do, but the
-        upload counts if it was over and it was this peer's own traffic that came in between, no partner's no.
+    def _keep_half(self, session: ProbeSession, results: Sequence[BaseException | None], begun: float) -> None:
+        """Clean up after an aborted probe: the bytes of a part of the paths would count as the rate of the link. The
+        upload counts if it was complete and this peer's own traffic interrupted the probe, and not a partner's refusal.
         """
-        meter = self._node.lines.meter
+        meter = self._node.access_link.meter
         willing = sum(result is None or _is_own(result) for result in results)
         meter.down.forget_since(begun)
-        if exercise.fills and min(exercise.filled.came, willing) >= exercise.enough:
+        if session.fills and min(session.filled.came, willing) >= session.enough:
             meter.up.keep_since(begun)
             self._filled_s = begun
         else:
             meter.up.forget_since(begun)
 
     def _note_unwilling(
-        self, partners: Sequence[PeerId], results: Sequence[BaseException | None], exercise: ProbeSession
+        self, partners: Sequence[PeerId], results: Sequence[BaseException | None], session: ProbeSession
     ) -> None:
-        """Count who failed time and again where others did not: a probe can do without them."""
-        for peer, result in zip(partners, results, strict=False):  # after the doorkeeper's no there is one only
+        """Count the partners that failed repeatedly where others did not: a probe can do without them."""
+        for peer, result in zip(partners, results, strict=False):  # after the coordinator's refusal there is only one
             if result is not None and not _is_own(result):
-                tries = BROKEN_OFF_TRIES if peer in exercise.accepted else 1
+                tries = BROKEN_OFF_TRIES if peer in session.accepted else 1
                 self._failures[peer] = self._failures.get(peer, 0) + tries
 
     def _chosen(self) -> list[PeerId]:
-        """Partners for a probe, the doorkeeper first."""
+        """Partners for a probe, the coordinator first."""
         able = self._circle(self._partners())
         partners = [peer for peer in able if self._failures.get(peer, 0) < PATIENT_TRIES] or able
         if not partners:
             return []
         if partners is able:
             self._failures.clear()
-        doorkeeper = partners.pop(self._turned_away // PATIENT_TRIES % len(partners))
-        return [doorkeeper, *self._random.sample(partners, min(len(partners), MAX_PARTNERS - 1))]
+        coordinator = partners.pop(self._turned_away // PATIENT_TRIES % len(partners))
+        return [coordinator, *self._random.sample(partners, min(len(partners), MAX_PARTNERS - 1))]
 
     def _circle(self, peers: Sequence[PeerId]) -> list[PeerId]:
-        """Those of `peers` who queue up at the same doorkeeper as this one, in order: all, in a swarm of usual size."""
+        """The `peers` that queue up at the same coordinator as this one, in order: all, in a swarm of usual size."""
         circles = 1 << max(0, (len(peers) // CIRCLE).bit_length() - 1)
         own = int(self._node.peer_id[:8], 16) % circles
         return sorted(peer for peer in peers if int(peer[:8], 16) % circles == own)
 
     def _is_due(self) -> bool:
-        now, meter = asyncio.get_running_loop().time(), self._node.lines.meter
+        now, meter = asyncio.get_running_loop().time(), self._node.access_link.meter
         age_s = now - self._probed_s
         totals = (meter.up.total, meter.down.total)
-        if self._node.lines.doubts >= DOUBTS or any(total.doubtful for total in totals):
+        if self._node.access_link.doubts >= DOUBTS or any(total.doubtful for total in totals):
             return age_s > self._pause_s
         return age_s == math.inf or (age_s > MAX_AGE_S and any(now - t.newest_s > MAX_AGE_S for t in totals))
 
     def _note_result(self, upload: float | None, download: float | None) -> None:
         """Remember when it was, and wait longer after a doubt that was groundless."""
-        rates = self._node.lines.rates()
+        rates = self._node.access_link.rates()
         groundless = (
-            self._node.lines.doubts > 0 and _is_near(rates.upload, upload) and _is_near(rates.download, download)
+            self._node.access_link.doubts > 0 and _is_near(rates.upload, upload) and _is_near(rates.download, download)
         )
         self._pause_s = min(2.0 * self._pause_s, MAX_AGE_S) if groundless else DOUBT_PERIOD_S
-        self._probed_s, self._node.lines.doubts = asyncio.get_running_loop().time(), 0
+        self._probed_s, self._node.access_link.doubts = asyncio.get_running_loop().time(), 0
         self._node.events.emit(LinksProbed(upload=rates.upload, download=rates.download))
 
-    async def _measure_with(self, peer: PeerId, exercise: ProbeSession) -> None:
-        with exercise.taking_part():
+    async def _measure_with(self, peer: PeerId, session: ProbeSession) -> None:
+        with session.taking_part():
             async with asyncio.timeout(RESERVE_S) as limit, self._node.open(peer, RESERVE) as reservation:
                 await reservation.send(Reserve())
                 await reservation.receive(Ready)
-                exercise.answer(admitted=True)
-                exercise.accepted.add(peer)
-                await exercise.ready.wait()
+                session.answer(admitted=True)
+                session.accepted.add(peer)
+                await session.ready.wait()
                 limit.reschedule(asyncio.get_running_loop().time() + SERVE_S)
-                if exercise.ready.came < exercise.enough:
+                if session.ready.came < session.enough:
                     raise RejectedError("too few partners are free", code="busy")
-                share = MAX_PHASE_BYTES // exercise.ready.came
-                if exercise.fills:
+                share = MAX_PHASE_BYTES // session.ready.came
+                if session.fills:
                     async with self._node.open(peer, SINK, bulk=True) as stream:
-                        stream.tally.use = BulkUse.PROBE
+                        stream.counter.use = BulkUse.PROBE
                         await fill(stream, share, self._check_idle)
-                    await exercise.filled.wait()
+                    await session.filled.wait()
                 async with self._node.open(peer, SOURCE, bulk=True) as stream:
-                    stream.tally.use = BulkUse.PROBE
+                    stream.counter.use = BulkUse.PROBE
                     await stream.send(ProbeRequest(share))
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(PHASE_S + stream.round_trip_s):
@@ -232,7 +233,7 @@ class Prober:
                 await reservation.receive_end()
 
     def _check_idle(self) -> None:
-        if self._node.lines.meter.is_busy:
+        if self._node.access_link.meter.is_busy:
             raise RejectedError("other transfers go before this probe", code="busy")
 
     # ---- being probed
@@ -242,12 +243,12 @@ class Prober:
         now = asyncio.get_running_loop().time()
         while self._served and now - self._served[0] > SERVED_PERIOD_S:
             self._served.popleft()
-        if self._engaged_with is not None or self._node.lines.meter.is_busy:
+        if self._engaged_with is not None or self._node.access_link.meter.is_busy:
             raise RejectedError("this peer is in a probe or a transfer already", code="busy")
         fruitless = self._fruitless.get(peer) or deque[float](maxlen=MAX_FRUITLESS)
         self._fruitless[peer] = fruitless
         if len(fruitless) == MAX_FRUITLESS and now - fruitless[0] < PEER_PERIOD_S:
-            raise RejectedError("this peer was asked in vain often enough of late", code="often")
+            raise RejectedError("this peer was asked too often without a probe of late", code="often")
         if len(self._served) == MAX_SERVED or now - self._served_to.get(peer, -math.inf) < PEER_PERIOD_S:
             raise RejectedError("this peer was probed often enough of late", code="often")
         self._engaged_with = peer
@@ -273,14 +274,14 @@ class Prober:
     async def _serve_source(self, peer: PeerId, stream: MessageStream) -> None:
         self._begin_phase(peer, stream, SOURCE)
         wanted = await stream.receive(ProbeRequest)
-        # An end of ours that comes before the prober's own clock has run out would look like a breach of the protocol.
+        # If this side ended before the prober's own time limit, that would look like a breach of the protocol.
         await self._limited(peer, fill(stream, wanted.max_bytes, self._check_idle, linger=True))
 
     def _begin_phase(self, peer: PeerId, stream: MessageStream, phase: str) -> None:
         if self._engaged_with != peer or phase in self._phases:
             raise RejectedError("nothing is reserved for this", code="busy")
         self._phases.add(phase)
-        stream.tally.use = BulkUse.PROBED
+        stream.counter.use = BulkUse.PROBED
 
     async def _limited(self, peer: PeerId, phase: Coroutine[Any, Any, None]) -> None:
         """Serve a phase until the prober ends it by a reset, but not for ever."""

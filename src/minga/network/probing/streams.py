@@ -1,4 +1,4 @@
-"""What goes over the streams of a probe.
+"""The messages and bytes on the streams of a probe.
 
 links.probe   Reserve ──▶, ◀── Ready or a refusal ("busy"); then nothing: the partner is reserved while it is open
 links.sink    Batch and as many frames, again and again, from the prober
@@ -36,7 +36,7 @@ class Reserve(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Yes, and with nobody else until this stream ends."""
+    """The partner takes part, and in no other probe until this stream ends."""
 
 
 class ProbeRequest(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ async def _send_for_a_phase(stream: MessageStream, max_bytes: int, check: Callab
     clock = asyncio.get_running_loop().time
     end_s, sent = clock() + PHASE_S, 0
     async with asyncio.timeout(PHASE_S):
-        # Frames grow with what went through, so that slow lines report soon and fast ones do not drown in frames.
+        # Frames grow with what went through, so that slow links report soon and fast ones do not drown in frames.
         while sent + (size := _frame_size(sent)) <= max_bytes:
             check()
             await stream.send(Batch(1, size))

@@ -1,4 +1,4 @@
-"""Receiving those who dial: they are kept once they said hello.
+"""Accepting connections: a connection is kept once its handshake is complete.
 
 Until then strangers cost little: `MAX_WAITING` connections may wait for their hello, each for `HELLO_TIMEOUT_S`.
 When there are more, the one that has waited longest makes room, since an honest peer says hello within a round trip.
@@ -23,7 +23,9 @@ MAX_WAITING = 128
 
 @loop_bound
 class AcceptLoop:
-    """Accepts connections on `network`. `greet` exchanges hellos, `adopt` takes whoever passed, `spawn` runs a task."""
+    """Accepts connections on `network`. `greet` runs the handshake, `adopt` takes a connection that passed it, `spawn`
+    runs a task.
+    """
 
     def __init__(
         self,

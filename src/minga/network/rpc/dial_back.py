@@ -1,8 +1,8 @@
 """Can others dial this peer? Asked of the peers that it found, who try it as strangers.
 
-A peer behind a NAT knows addresses of its own that nobody outside can use. It would be counted on as an aggregator and
-fail every round; so it finds out before it takes part, and joins as a client if nobody gets through. Peers with a relay
-are reached through it by everybody and need not ask.
+A peer behind a NAT has addresses that no peer outside can use. As an aggregator it would fail every round. So it finds
+out before it takes part, and joins as a client if no other peer gets through. All peers can reach a peer with a relay
+through it, so such a peer need not ask.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Reachability:
         node.serve(METHOD, self._serve)
 
     async def check(self) -> bool | None:
-        """Ask connected peers whether they can dial this one: True if any can, False if none, None if nobody knows."""
+        """Ask connected peers whether they can dial this one: True if any can, False if none, None if unknown."""
         address = self._node.network.address
         if not address.dialable or address.relay is not None:
             return address.dialable

@@ -9,8 +9,8 @@ A frame is one byte of kind, four bytes of length (big-endian) and that many byt
     `minga.network.rpc.keepalive` RECEIPT   how many bulk bytes came and when, see
     `minga.network.bandwidth.delivery_reports`
 
-Nothing is allocated before the length was checked, and nothing that arrives is used before it was decoded into the
-type that the protocol expects at this point; whatever does not fit raises `ProtocolError` naming the sender.
+Memory is allocated only after the length was checked. Arriving bytes are used only after they were decoded into the
+type that the protocol expects at this point; other bytes raise a `ProtocolError` that names the sender.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class MessageStream:
-    """Frames over one `Stream`, with signs of life in both directions. `lines` is measured and held to its caps.
+    """Frames over one `Stream`, with signs of life in both directions. `access_link` is measured and held to its caps.
 
-    Nothing that a stream holds holds the stream: dozens a second end, and what they hold of the transport's memory is
-    free at once, not when the garbage collector comes by, which does not see that memory.
+    No object that a stream holds refers back to the stream. Dozens of streams end each second, and so their share of
+    the transport's memory is freed at once, and not by the garbage collector, which does not see that memory.
 
     Errors of every receiving method: `SilentError`, `UnreachableError`, `ProtocolError`, and `RejectedError` when
     the other side refused. Sending methods raise `UnreachableError` or `SilentError`.
@@ -69,11 +69,11 @@ class MessageStream:
         peer: PeerId,
         clockwork: KeepaliveTicker,
         round_trip_s: Callable[[], float | None],
-        lines: AccessLink,
+        access_link: AccessLink,
     ) -> None:
         self.peer = peer
-        self.tally = StreamCounter(peer, lines, lambda: clockwork.pause_ticks / LEAST_TICKS)
-        self._lines, self._paced = lines, ShapedStream(stream, lines)
+        self.counter = StreamCounter(peer, access_link, lambda: clockwork.pause_ticks / LEAST_TICKS)
+        self._access_link, self._paced = access_link, ShapedStream(stream, access_link)
         self._stream, self._clockwork, self._round_trip_s = stream, clockwork, round_trip_s
         self._trip_tick, self._trip_s = -1, 0.0
         self._write_lock = asyncio.Lock()
@@ -83,7 +83,7 @@ class MessageStream:
         self._waiting = self._silent = self._finished = self._ended = False
         self._pulse_task: asyncio.Task[None] | None = None
         self._reset_task: asyncio.Task[None] | None = None
-        self._receipts = ReceiptQueue()
+        self._receipt_queue = ReceiptQueue()
         clockwork.add(self)
 
     @property
@@ -95,7 +95,9 @@ class MessageStream:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since anything came, pulses too; 0 while nobody receives here, for then nothing is noticed."""
+        """Seconds since the last frame, pulses included; 0 while no task receives here, because frames go unnoticed
+        then.
+        """
         return (self._clockwork.tick - self._last_heard) * PULSE_S if self._waiting else 0.0
 
     @property
@@ -121,9 +123,9 @@ class MessageStream:
 
     async def send_bulk(self, body: Buffer) -> None:
         """Send raw bytes as one frame; waits while the other side is slow to read, or the cap is reached."""
-        self.tally.sending(memoryview(body).nbytes)
+        self.counter.sending(memoryview(body).nbytes)
         await self._send_frame(BULK, body)
-        self.tally.sent()
+        self.counter.sent()
 
     async def refuse(self, code: str, reason: str) -> None:
         """Tell the other side that its request is refused, and finish."""
@@ -184,11 +186,11 @@ class MessageStream:
     async def close(self) -> None:
         """Stop caring: abort whatever is still under way. Never raises, may be called twice.
 
-        After both sides finished nothing is aborted: what was written last may still be on its way.
+        After both sides finished nothing is aborted: the last bytes may still be on their way.
         """
         self._clockwork.remove(self)
-        self.tally.close()
-        self._receipts.close()
+        self.counter.close()
+        self._receipt_queue.close()
         if self._pulse_task is not None:
             self._pulse_task.cancel()
         if self._reset_task is not None:  # cancelled half-way it would look like an orderly end to the other side
@@ -199,7 +201,7 @@ class MessageStream:
     def release(self) -> None:
         """Stop pulsing and watching after both sides finished cleanly."""
         self._clockwork.remove(self)
-        self.tally.close()
+        self.counter.close()
 
     # ---- inner workings
 
@@ -243,11 +245,11 @@ class MessageStream:
         """Count bytes of a bulk frame, and send a receipt if it is time for one."""
         self._moved(size)
         if size:
-            self._send_receipt(self.tally.came(size))
+            self._send_receipt(self.counter.came(size))
 
     def _send_receipt(self, receipt: bytes | None) -> None:
         if receipt is not None:
-            self._receipts.add(_HEADER.pack(RECEIPT, len(receipt)) + receipt, self._write_aside)
+            self._receipt_queue.add(_HEADER.pack(RECEIPT, len(receipt)) + receipt, self._write_aside)
 
     def _moved(self, _: int) -> None:
         self._last_heard = self._last_moved = self._clockwork.tick
@@ -267,7 +269,7 @@ class MessageStream:
         return UnreachableError(error.message, peer=self.peer)
 
     async def _read_exactly(self, size: int) -> bytearray:
-        """What was announced is not believed before it comes: memory is taken piece by piece."""
+        """Announced bytes get memory piece by piece, as they arrive."""
         body = bytearray()
         while len(body) < size:
             piece = bytearray(min(PIECE_BYTES, size - len(body)))
@@ -294,7 +296,7 @@ class MessageStream:
                 if kind == PULSE and LEAST_TICKS <= length <= MOST_TICKS:
                     self._far_pause_ticks = length
                 elif kind == RECEIPT and length == RECEIPT_BYTES:
-                    self.tally.acknowledge(await self._read_exactly(length))
+                    self.counter.acknowledge(await self._read_exactly(length))
                 elif kind in (MESSAGE, BULK, REFUSAL):
                     return kind, length
                 else:
@@ -320,12 +322,12 @@ class MessageStream:
         self._waiting = True
         try:
             if kind == BULK and target is not None:
-                self._send_receipt(self.tally.expect(length))
+                self._send_receipt(self.counter.expect(length))
                 target = target[:length]
                 await self._paced.read_into(target, self._bulk_came)
                 return target
             body = await self._read_exactly(length)
-            self._lines.download.charge(length)
+            self._access_link.download.charge(length)
         except UnreachableError as error:
             raise self._explain(error) from error
         finally:

@@ -1,8 +1,8 @@
 """The first words on a connection and on a stream.
 
 A fresh connection carries one exchange of `Hello`s, the dialler's first, on a stream of its own: wire versions (a
-range; ranges without a common one part), run id, role, date and credential, so that strangers, other runs and
-incompatible versions are told so in words and sent away. Every later stream begins with a `Call` that names a method.
+range; ranges without a common one part), run id, role, date and credential. So strangers, other runs and incompatible
+versions are refused with a reason in words. Every later stream begins with a `Call` that names a method.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Version = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 
 class Hello(msgspec.Struct, frozen=True, omit_defaults=True):
     """First message of each side of a connection. `wall_time` is in Unix seconds by the sender's clock, `credential`
-    what the gate of the run asks for, see `minga.network.authorizer`.
+    the one that the run's authorizer asks for, see `minga.network.authorizer`.
     """
 
     versions: tuple[Version, Version]
@@ -72,7 +72,9 @@ async def introduce(stream: MessageStream, own: Hello, check: Callable[[Hello], 
 
 
 async def welcome(stream: MessageStream, own: Callable[[], Hello], check: Callable[[Hello], None]) -> Hello:
-    """The other side's part: the dialler's hello. It is told why if `check` raises `RejectedError`."""
+    """The other side's part: receive the dialler's hello. If `check` raises `RejectedError` the dialler gets the
+    reason.
+    """
     try:
         try:
             theirs = await stream.receive(Hello)

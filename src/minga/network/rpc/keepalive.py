@@ -1,14 +1,14 @@
-"""Signs of life on open streams.
+"""Keepalives on open streams.
 
-Theory of operation. A peer that is killed, stopped or cut off says nothing, and nothing is also what a healthy peer
-says while it computes. So every open message stream carries a *pulse* frame whenever nothing else was written for some
-ticks, and whoever waits for a frame gives up once nothing at all came for `silence_limit` ticks. Each pulse says after
-how many ticks the next one comes at the latest: `LEAST_TICKS`, or more where a peer has so many streams open, as the
-leader of a large group has, that it would do little else. The side with fewer streams follows the one with more, and
-no pause gets shorter on a stream again: the other side may not have heard of it yet when it misses a pulse.
+Theory of operation. A peer that is killed, stopped or cut off sends nothing, and neither does a healthy peer while it
+computes. So every open message stream carries a *pulse* frame whenever nothing else was written for some ticks. A
+reader that waits for a frame gives up once nothing at all arrived for `silence_limit` ticks. Each pulse says after how
+many ticks the next one comes at the latest. That is `LEAST_TICKS`, or more where a peer has very many open streams, as
+the leader of a large group has: it would do little else. The side with fewer streams follows the one with more. No
+pause gets shorter on a stream again: the other side may not know of it yet when it misses a pulse.
 
-Time is counted in ticks of this peer's own clockwork, not in seconds: if this process was stopped or starved, its
-ticks stop too, and upon waking it does not accuse everyone else of having been silent.
+Time is counted in ticks of this peer's own clockwork, not in seconds. If this process was stopped or starved, its ticks
+stop too, so upon waking it does not accuse all other peers of silence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_TICKS: Final = 20
 """Ticks from one pulse to the next."""
 
 STREAMS_PER_TICK: Final = 8
-"""A peer with more than so many streams for each tick makes longer pauses."""
+"""A peer with more streams for each tick makes longer pauses."""
 
 SILENCE_S: Final = 1.5
 """Seconds of complete silence on an idle link of no length after which a peer counts as gone."""
@@ -43,7 +43,7 @@ def silence_limit(round_trip_s: float | None, pause_ticks: int = LEAST_TICKS) ->
 
 
 class Pulsed(Protocol):
-    """What the clockwork drives: something that is told of every tick."""
+    """A receiver of the clockwork's ticks."""
 
     def on_tick(self, tick: int) -> None:
         """Send a pulse if it is due and give up on a silent peer; must not block or raise."""

@@ -1,4 +1,4 @@
-"""Who broke the protocol how often: `MAX_OFFENCES` within `OFFENCE_MEMORY_S` cut a peer off until some are older."""
+"""How often each peer broke the protocol: `MAX_OFFENCES` in `OFFENCE_MEMORY_S` cut a peer off until some are older."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from minga.network.interface import PeerId
 MAX_OFFENCES = 8
 OFFENCE_MEMORY_S = 60.0
 MAX_OFFENDERS = 4096
-"""How many peers' offences are remembered. Keys cost nothing, so whoever has more gains nothing by making us forget."""
+"""How many peers' offences are remembered. Keys cost nothing, so a peer gains nothing if its flood of keys makes us
+forget one.
+"""
 
 
 @loop_bound

@@ -1,8 +1,8 @@
 """A node: all connections of one peer, and the methods that others may call on it.
 
 Theory of operation. Connections begin with an exchange of hellos, streams with the name of a method, see
-`minga.network.rpc.handshake`; what follows is that method's own business. Either side of a connection may open
-streams, so a peer that cannot be dialled serves others once it has dialled.
+`minga.network.rpc.handshake`; that method defines the rest. Either side of a connection may open streams, so a peer
+that cannot be dialled serves others once it has dialled.
 
 Nothing here grows with the number of strangers: connections are limited in all and for each peer
 (`minga.network.rpc.connections`), and so are those without a hello (`minga.network.rpc.accept_loop`). Peers that
@@ -49,7 +49,7 @@ DIAL_TIMEOUT_S = 10.0
 """Seconds after which a dial counts as failed: hole punching over a relay takes up to a few seconds."""
 
 CALL_TIMEOUT_S = 30.0
-"""Seconds that a call waits for its answer, unless told otherwise, from a peer that gives signs of life."""
+"""Seconds for which a call waits for its answer by default, from a peer that sends keepalives."""
 
 T = TypeVar("T")
 
@@ -58,8 +58,9 @@ logger = logging.getLogger("minga.network")
 
 @loop_bound
 class Node:
-    """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown. `lines` is
-    what is known of this peer's line, and its caps. `gate` says who is let in (default: everybody).
+    """One peer's connections. `lookup` finds the address of a peer that is not connected; None if unknown.
+    `access_link` holds the measured rates and the caps of this peer's link. `authorizer` says which peers are admitted
+    (default: all).
     """
 
     def __init__(
@@ -70,21 +71,21 @@ class Node:
         role: Role,
         lookup: Callable[[PeerId], Address | None],
         events: EventBus,
-        lines: AccessLink | None = None,
-        gate: Authorizer | None = None,
+        access_link: AccessLink | None = None,
+        authorizer: Authorizer | None = None,
     ) -> None:
         self.network, self.run_id, self.role, self.events = network, run_id, role, events
         self.on_connected, self.on_disconnected = Observers[[PeerId]](), Observers[[PeerId]]()
-        """Told of each new connection, and of each peer to which the last one is gone."""
+        """Called for each new connection, and for each peer to which the last connection is gone."""
         self.clockwork = KeepaliveTicker()
-        self.lines = lines or AccessLink(asyncio.get_running_loop().time, network.wall_time)
+        self.access_link = access_link or AccessLink(asyncio.get_running_loop().time, network.wall_time)
         self.is_dialable = network.address.dialable  # as far as it knows; its address is empty otherwise
         self.clock_offsets_s: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         """Other peers' clocks minus ours, in seconds, as seen when connecting."""
-        self._lookup, self._gate = lookup, gate or OpenAuthorizer()
-        self._server = Server(self._wrap, self.spawn, self.offend, self._gate.permits)
-        self._reception = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
-        self._connections, self._offences = Connections(), MisbehaviourScore()
+        self._lookup, self._authorizer = lookup, authorizer or OpenAuthorizer()
+        self._server = Server(self._wrap, self.spawn, self.offend, self._authorizer.permits)
+        self._accept_loop = AcceptLoop(network, events, self._greet, self._adopt, self.spawn)
+        self._connections, self._misbehaviour = Connections(), MisbehaviourScore()
         self._dialling: dict[PeerId, asyncio.Task[Connection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -97,13 +98,13 @@ class Node:
 
     @property
     def address(self) -> Address:
-        """What to tell others about where this peer can be dialled."""
+        """The address at which others can dial this peer."""
         return self.network.address if self.is_dialable else Address(self.peer_id)
 
     def start(self) -> None:
         """Begin to accept connections on the running loop."""
         self.clockwork.start()
-        self.spawn(self._reception.run())
+        self.spawn(self._accept_loop.run())
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a task for as long as the node lives; its errors are logged, remote ones quietly."""
@@ -190,7 +191,7 @@ class Node:
     def _dialled(self, peer: PeerId, task: asyncio.Task[Connection]) -> None:
         self._dialling.pop(peer, None)
         if not task.cancelled():
-            task.exception()  # whoever waited for it may have gone away by now
+            task.exception()  # the caller that waited for it may have gone away by now
 
     # ---- what is known of others
 
@@ -219,9 +220,9 @@ class Node:
     def offend(self, peer: PeerId, what: str) -> None:
         """Count a breach of the protocol by `peer`; cut it off when there were too many."""
         now = asyncio.get_running_loop().time()
-        self._offences.note(peer, now)
+        self._misbehaviour.note(peer, now)
         self.events.emit(PeerOffence(peer=peer, what=what))
-        if self._offences.is_cut_off(peer, now):
+        if self._misbehaviour.is_cut_off(peer, now):
             self.events.emit(PeerCutOff(peer=peer, seconds=OFFENCE_MEMORY_S))
             self.spawn(self.disconnect(peer))
 
@@ -244,14 +245,14 @@ class Node:
     # ---- inner workings
 
     def _hello(self) -> Hello:
-        credential = self._gate.credential()
+        credential = self._authorizer.credential()
         return Hello(WIRE_VERSIONS, self.run_id, self.role, self.network.wall_time(), credential)
 
     def _check_hello(self, hello: Hello, peer: PeerId) -> None:
         handshake.check_hello(hello, self.run_id, peer)
-        if self._offences.is_cut_off(peer, asyncio.get_running_loop().time()):
+        if self._misbehaviour.is_cut_off(peer, asyncio.get_running_loop().time()):
             raise RejectedError("cut off after repeated breaches of the protocol", code="cut_off", peer=peer)
-        self._gate.meet(peer, hello.credential)
+        self._authorizer.meet(peer, hello.credential)
 
     def _check_guest(self, hello: Hello, peer: PeerId) -> None:
         self._check_hello(hello, peer)
@@ -260,7 +261,7 @@ class Node:
 
     def _wrap(self, stream: Stream, connection: Connection) -> MessageStream:
         peer = connection.peer_id
-        return MessageStream(stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.lines)
+        return MessageStream(stream, peer, self.clockwork, lambda: connection.facts().round_trip_s, self.access_link)
 
     async def _dial(self, address: Address) -> Connection:
         peer = address.peer_id

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 MAX_BYTES = 1 << 12
-"""As much may wait; what comes then is not kept."""
+"""Bytes that may wait; later reports are dropped."""
 
 
 class ReceiptQueue:

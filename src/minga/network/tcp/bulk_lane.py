@@ -1,16 +1,16 @@
 """Bulk streams of one iroh connection over TCP, where the two peers can reach each other that way.
 
-Theory of operation. With the first stream for bulk, the two sides tell each other over the iroh connection, where both
-are authenticated, the port that they listen on, a certificate and a word to dial with (`LaneOffer`). Then the one who
-wants to open a stream dials the other, at the very address at which that answers to iroh and at no other, so that
-nobody is sent to third parties; if that fails, as it does behind a NAT, it asks the other side to dial
-(`DialRequest`). Each connection is for streams that one certain side opens, told by its first byte; so nobody else
-can take it at the same moment.
+Theory of operation. With the first stream for bulk, the two sides exchange over the iroh connection, where both are
+authenticated, the port that they listen on, a certificate and a word to dial with (`LaneOffer`). Then the side that
+wants to open a stream dials the other, at the address at which that answers to iroh and at no other, so that no peer
+can be sent to third parties. If that fails, as it does behind a NAT, it asks the other side to dial (`DialRequest`).
+Each connection is for the streams of one side, which its first byte names; so the two sides never take it at the same
+moment.
 
 After a clean end a connection waits for the next stream; its opener closes it after `IDLE_S`. A stream that finds no
-connection waits for a new one, but only for some round trips: then it goes over iroh, and so do all while TCP is *off*:
-after a failure to connect, or after a stream that was given up while the other side was silent, which may be the way's
-fault. It is tried again after `OFF_S`, each time twice as long.
+connection waits for a new one, but only for some round trips; then it goes over iroh. So do all streams while TCP is
+*off*: after a failure to connect, or after a stream that was aborted while the other side was silent, because the path
+may be the cause. It is tried again after `OFF_S`, each time twice as long.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from minga.network.tcp.stream import TcpStream
 from minga.network.tcp.tls_channel import TlsChannel
 
 MAX_CHANNELS = 4
-"""How many connections each side may have for streams that it opens; what goes beyond that goes over iroh."""
+"""How many connections each side may have for streams that it opens; further streams go over iroh."""
 
 PATIENCE_S = 1.0
 """Seconds that a stream waits for a new connection, besides `PATIENCE_TRIPS` round trips. It takes four of them."""
@@ -76,7 +76,7 @@ class TcpLane:
         self._asked: deque[asyncio.Future[TlsChannel]] = deque()
         self._making = self._answering = 0
         self._late = False  # whether making a connection takes longer than streams are to wait
-        self._setback, self._cannot_answer = Backoff(OFF_S, LONGEST_OFF_S), Backoff(OFF_S, LONGEST_OFF_S)
+        self._backoff, self._cannot_answer = Backoff(OFF_S, LONGEST_OFF_S), Backoff(OFF_S, LONGEST_OFF_S)
         self._past_traffic = (0, 0)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -121,7 +121,7 @@ class TcpLane:
 
     @property
     def peer_id(self) -> PeerId:
-        """Who is at the other end."""
+        """The peer at the other end."""
         return self._host.peer_id
 
     def explain(self, what: str) -> MingaError:
@@ -133,7 +133,7 @@ class TcpLane:
         self._streams.discard(stream)
         if stalled_s > STALL_S + 4 * self._host.round_trip_s():
             self._turn_off("the other side fell silent")
-        if not clean or self._closed or self._setback.is_on:
+        if not clean or self._closed or self._backoff.is_on:
             channel.abort()
         elif channel in self._mine:
             self._provide(channel)
@@ -143,7 +143,7 @@ class TcpLane:
     # ---- connections for streams that are opened here
 
     async def _wait_for_channel(self) -> TlsChannel | None:
-        if self._closed or self._setback.is_on or len(self._mine) + self._making >= MAX_CHANNELS:
+        if self._closed or self._backoff.is_on or len(self._mine) + self._making >= MAX_CHANNELS:
             return None
         self._making += 1
         self._spawn(self._make())
@@ -165,7 +165,7 @@ class TcpLane:
     async def _make(self) -> None:
         try:
             self._provide(await self._obtain())
-            self._setback.overcome()
+            self._backoff.overcome()
         except (OSError, ValueError, MingaError) as error:
             self._turn_off(str(error) or type(error).__name__)
         finally:
@@ -202,7 +202,7 @@ class TcpLane:
         return await dial(ip, offer, self._listener.certificate.client_context(offer.certificate), role)
 
     def _provide(self, channel: TlsChannel) -> None:
-        """Give a free connection to whoever waits for one, or keep it."""
+        """Give a free connection to a stream that waits for one, or keep it."""
         self._late = False
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -301,7 +301,7 @@ class TcpLane:
 
     def _turn_off(self, why: str) -> None:
         logger.debug("no TCP to peer %s for a while: %s", self.peer_id[:10], why)
-        self._setback.suffer()
+        self._backoff.suffer()
         self._can_dial = True
         self._clear_idle()
         self._give_up_waiting()

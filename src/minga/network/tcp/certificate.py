@@ -27,7 +27,7 @@ _VALID_UNTIL = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 
 
 class Certificate:
-    """A fresh key (EC P-256) and its self-signed certificate; `der` is what others are told."""
+    """A fresh key (EC P-256) and its self-signed certificate; `der` is sent to others."""
 
     def __init__(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -40,7 +40,7 @@ class Certificate:
         self._pem = encrypted + signed.public_bytes(Encoding.PEM)
 
     def server_context(self, peer: bytes | None) -> ssl.SSLContext:
-        """A context for the side that was dialled. Without a peer it trusts nobody, see `listener.py`.
+        """A context for the side that was dialled. Without a peer it trusts no certificate, see `listener.py`.
 
         Raises `ssl.SSLError` if `peer` is no certificate in DER, `OSError` without a place for temporary files.
         """

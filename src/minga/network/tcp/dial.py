@@ -1,4 +1,4 @@
-"""What two peers tell each other over iroh about TCP, and dialling by it."""
+"""The offers that two peers exchange over iroh about TCP, and dialling by them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def decode(body: bytes, peer: PeerId) -> Control:
 async def dial(host: str, offer: LaneOffer, context: ssl.SSLContext, role: int) -> TlsChannel:
     """Connect to who made `offer`, at the IP address `host`; `context` trusts its certificate only.
 
-    Raises `OSError` (`ssl.SSLError` and `TimeoutError` are some) if there is nobody, or somebody else.
+    Raises `OSError` (`ssl.SSLError` and `TimeoutError` are some) if no peer answers there, or another one does.
     """
     channel = TlsChannel(lambda arrived, unsent: context.wrap_bio(arrived, unsent, server_hostname=offer.word))
     answer, made = bytearray(1), False

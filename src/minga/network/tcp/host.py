@@ -13,7 +13,7 @@ class LaneHost(Protocol):
 
     @property
     def peer_id(self) -> PeerId:
-        """Who is at the other end."""
+        """The peer at the other end."""
 
     def explain(self, what: str) -> MingaError:
         """The error to raise when `what` went wrong."""

@@ -1,10 +1,10 @@
-"""The TCP port of a network: lets in those who were told over iroh how to get in, and nobody else.
+"""The TCP port of a network: it admits only peers that were invited over iroh.
 
-Theory of operation. Whoever dials says in the first message of the TLS handshake (as server name) which invitation it
-follows: a random word that the two peers exchanged over iroh. Nothing is computed for a word that is not known, so
-that a stranger costs a packet; for a known one, the handshake goes on with a context that trusts the invited peer's
-certificate only. The word travels in the clear and opens nothing by itself. What is half open is bounded in time and
-number, and dropped from the oldest on.
+Theory of operation. In the first message of the TLS handshake (as server name) the dialling peer names the invitation
+that it follows: a random word that the two peers exchanged over iroh. Nothing is computed for an unknown word, so a
+stranger costs a packet. For a known one, the handshake goes on with a context that trusts the invited peer's
+certificate only. The word travels in the clear and opens nothing by itself. Connections in the handshake are bounded in
+time and number, and dropped from the oldest on.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ logger = logging.getLogger("minga.network")
 
 
 class Invitation(NamedTuple):
-    """Whom a word lets in, with which context, and who is given the connection and the first byte that came over it.
+    """One invitation: the peer that a word admits, the TLS context for it, and the callback that takes the connection
+    and the first byte.
 
     `adopt` says whether it takes it.
     """
@@ -78,7 +79,7 @@ class TcpListener:
         self._invited[word] = Invitation(certificate, self.certificate.server_context(certificate), adopt)
 
     def forget(self, word: str) -> None:
-        """Let nobody in by this word any more."""
+        """Admit no connection by this word any more."""
         self._invited.pop(word, None)
 
     async def close(self) -> None:
@@ -141,7 +142,7 @@ class TcpListener:
     def _hand_over(self, channel: TlsChannel, first: int) -> bool:
         for invitation in self._invited.values():
             if invitation.context is channel.tls.context:
-                # The context trusts whatever that certificate's key has signed; what was told is this one.
+                # The context trusts all that the certificate's key has signed; the peer announced this certificate.
                 return channel.tls.getpeercert(True) == invitation.certificate and invitation.adopt(channel, first)
         return False
 

@@ -1,9 +1,9 @@
 """How much has to come over a socket before its reader is woken.
 
-Theory of operation. Over a slow line bytes come packet by packet, and a reader that is woken for each spends more time
-on waking than on what came: with many slow connections that is most of what a round costs. So while a large frame is
-being filled the kernel is told (by `SO_RCVLOWAT`) to wait for about as much as comes in `WAKE_S` seconds, but never for
-more than is certain to come. If the line gets slower the reader is woken for whatever there is.
+Theory of operation. Over a slow link bytes arrive packet by packet. A reader that is woken for each packet spends more
+time on waking than on the bytes: with many slow connections that is most of the cost of a round. So while a large frame
+is being filled the kernel waits (by `SO_RCVLOWAT`) for about as much as arrives in `WAKE_S` seconds, but never for more
+than is certain to come. If the link gets slower the reader is woken for fewer bytes.
 
 Where the option does not exist every packet wakes the reader, and all else stays the same.
 """
@@ -21,7 +21,7 @@ LEAST_BYTES, MOST_BYTES = 4 << 10, 64 << 10
 """It is not worth while to wait for less; and more at once is not faster."""
 
 FAST_RATE = 2e6
-"""At so many bytes per second they come in large lots anyway."""
+"""At this rate in bytes per second they arrive in large lots anyway."""
 
 
 class LowWater:
@@ -74,7 +74,7 @@ class LowWater:
             self._mark = 1
 
     def _look(self) -> None:
-        """Take what there is if the line got slower."""
+        """Take what there is if the link got slower."""
         wait_s = self._woken_s + SLOWER_S - self._loop.time()
         if wait_s <= 0.0:
             wait_s = SLOWER_S

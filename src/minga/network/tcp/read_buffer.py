@@ -1,4 +1,4 @@
-"""What of the bytes that came over TLS is told before it can be decrypted."""
+"""Progress of bytes that arrived over TLS, before they can be decrypted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 
 class ReadBuffer:
-    """Memory that is being filled; `progress` is told of what came although it cannot be decrypted yet.
+    """Memory that is being filled; `progress` also counts bytes that cannot be decrypted yet.
 
-    A record of 16 KiB is decrypted when all of it is there, which over a slow line takes seconds.
+    A record of 16 KiB is decrypted when all of it is there, which over a slow link takes seconds.
     """
 
     def __init__(self, target: memoryview, progress: Callable[[int], None] | None) -> None:
@@ -17,7 +17,7 @@ class ReadBuffer:
         self._came = self._told = 0
 
     def filled(self, size: int, *, came: int = 0) -> None:
-        """So many bytes more are there, after so many encrypted ones came."""
+        """Note further decrypted bytes, and the encrypted ones that arrived."""
         self.rest = self.rest[size:]
         self._came += came
         told = max(self._size - self.rest.nbytes, min(self._came, self._size))

@@ -26,11 +26,11 @@ _END = _LENGTH.pack(0)
 
 
 class TcpStreamOwner(Protocol):
-    """What a stream needs of the pool that its connection comes from."""
+    """The part of its connection's pool that a stream needs."""
 
     @property
     def peer_id(self) -> PeerId:
-        """Who is at the other end."""
+        """The peer at the other end."""
 
     def explain(self, what: str) -> MingaError:
         """The error to raise when `what` went wrong."""
@@ -99,7 +99,7 @@ class TcpStream(Stream):
             if not await self._next_piece():
                 raise ProtocolError("the stream ended early", peer=self._owner.peer_id)
             part = view[: self._piece_bytes]
-            self._broken = True  # if this is cancelled, nobody knows how much of the piece was read
+            self._broken = True  # if this is cancelled, it is unknown how much of the piece was read
             got = await self._channel.fill(part, self.interrupt, progress)
             self._broken = False
             if got < part.nbytes:
@@ -170,7 +170,7 @@ class TcpStream(Stream):
         await self._channel.wait_readable(self.interrupt)
 
     def _is_end_here(self) -> bool:
-        """Whether the end of the other direction arrived already; what came before it is dropped."""
+        """Whether the end of the other direction arrived already; earlier bytes are dropped."""
         scrap = memoryview(bytearray(PIECE_BYTES))
         while self._take_prefix() and not self._ended:
             got = self._channel.take(scrap[: self._piece_bytes])

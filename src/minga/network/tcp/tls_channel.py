@@ -1,13 +1,13 @@
 """One TCP connection under TLS, driven by the event loop.
 
 Theory of operation. The transport of the event loop reads into and writes from buffers here, a TLS object works on
-these buffers, and decrypted bytes go straight into the memory of whoever reads. So one system call moves
-`PIECE_BYTES`, and it works on every kind of event loop; a TLS object on top of a socket makes three calls for each
-record of 16 KiB. Measured with four processes on two cores that exchange 384 MiB: 0.58 CPU seconds, as much as TLS
-sockets on the event loop and blocking ones in threads, of which about 0.2 are AES and 0.22 the kernel's.
+these buffers, and decrypted bytes go straight into the reader's memory. So one system call moves `PIECE_BYTES`, and it
+works on every kind of event loop; a TLS object on top of a socket makes three calls for each record of 16 KiB. Four
+processes on two cores that exchange 384 MiB took 0.58 CPU seconds, as much as TLS sockets on the event loop and
+blocking ones in threads. About 0.2 of these are AES and 0.22 the kernel's.
 
-Nothing here holds the loop for longer than one piece takes, some 200 µs. What arrives while nobody reads stays in the
-kernel, up to one piece; that is the back-pressure. While a channel is idle it has a buffer of a few KiB only.
+Nothing here holds the loop for longer than one piece takes, some 200 µs. Bytes that arrive while no task reads stay in
+the kernel, up to one piece; that is the back-pressure. While a channel is idle it has a buffer of a few KiB only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PIECE_BYTES = 256 << 10
 """How much is moved at once; more is not faster."""
 
 HIGH_WATER_BYTES = 64 << 10
-"""What may wait here for the kernel before a writer has to; on a slow line urgent messages stand behind it."""
+"""Bytes that may wait here for the kernel before a writer has to; over a slow link urgent messages wait behind them."""
 
 TURN_BYTES = 256 << 10
 """How much a writer that never has to wait may send before others have their turn."""
@@ -36,7 +36,7 @@ TURN_BYTES = 256 << 10
 IDLE_BUFFER_BYTES = 4096
 
 MAX_RECORD_BYTES = (16 << 10) + 256 + 5
-"""What TLS makes of 16 KiB at most."""
+"""The greatest size of 16 KiB under TLS."""
 
 MAX_UNSENT_BYTES = 4 << 20
 """Answers to the other side's TLS that may pile up while it does not read; an honest one never asks for that many."""
@@ -47,7 +47,7 @@ _ABORT_AT_ONCE = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
 class TlsChannel(asyncio.BufferedProtocol):
     """A byte channel with one reader and one writer at a time. `secure` makes the TLS object from its two buffers.
 
-    `on_readable` is called when something arrived that nobody waits for, `on_lost` once when the connection is gone.
+    `on_readable` is called when bytes arrive for which no task waits, `on_lost` once when the connection is gone.
     """
 
     def __init__(self, secure: Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]) -> None:
@@ -74,12 +74,12 @@ class TlsChannel(asyncio.BufferedProtocol):
 
     @property
     def tls(self) -> ssl.SSLObject:
-        """The TLS object, to ask it who is at the other end."""
+        """The TLS object, which knows the peer at the other end."""
         return self._tls
 
     @property
     def stalled_s(self) -> float:
-        """For how many seconds somebody has been waiting here without anything coming from the other side."""
+        """Seconds for which a reader has been waiting without a byte from the other side."""
         if self._reading is None and self._writing is None:
             return 0.0
         return self._loop.time() - max(self._heard_s, self._waiting_since_s)
@@ -101,7 +101,7 @@ class TlsChannel(asyncio.BufferedProtocol):
         """Make ready for large amounts, or free the memory that this takes."""
         self._buffer = bytearray(PIECE_BYTES) if busy else self._idle_buffer
         self._heard_s = self._loop.time()
-        if not busy:  # else nobody would notice when it is lost
+        if not busy:  # else its loss would go unnoticed
             self._resume()
 
     # ---- reading

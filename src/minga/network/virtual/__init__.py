@@ -1,4 +1,4 @@
-"""The virtual network: simulated hosts behind simulated lines, in one process, from one seed.
+"""The virtual network: simulated hosts behind simulated links, in one process, from one seed.
 
     internet ─▶ host (uplink, downlink: link) ─▶ connection ─▶ pipe ── link · paths · link ──▶ pipe ─▶ connection
                   └─▶ process: its tasks can be stopped, continued and killed

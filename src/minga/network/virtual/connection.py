@@ -1,4 +1,4 @@
-"""Connections and streams of the virtual network: what the protocol code sees of it."""
+"""Connections and streams of the virtual network, as the protocol code uses them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from minga.core.errors import ClosedError, MingaError, ProtocolError, UnreachableError
 from minga.network.interface import Buffer, Connection, LinkFacts, PeerId, Stream
-from minga.network.meta_bytes import byte_view, is_hollow
+from minga.network.meta_bytes import byte_view, is_meta
 from minga.network.virtual.paths import Host, NetworkPaths
 from minga.network.virtual.pipe import SEND_BUFFER_BYTES, Pipe
 
@@ -21,7 +21,7 @@ SWEEP_STREAMS = 8
 
 
 class Mailbox(Generic[T]):
-    """A queue whose waiting readers can be told that nothing will ever come."""
+    """A queue that can be closed, which ends its waiting readers."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
@@ -120,7 +120,7 @@ class VirtualConnection(Connection):
         return self._lost is not None
 
     async def close(self) -> None:
-        """Close the connection; the other side is told."""
+        """Close the connection, and notify the other side."""
         with contextlib.suppress(ClosedError):
             await self.host.gate()
             self.hang_up(lambda: UnreachableError("this side closed the connection", peer=self._far_peer))
@@ -132,7 +132,7 @@ class VirtualConnection(Connection):
             self.paths.signal(self.host, self.far.host, self.far.told_goodbye)
 
     def told_goodbye(self) -> None:
-        """The other side closed; what has arrived can still be read."""
+        """The other side closed; bytes that have arrived can still be read."""
         self.lose(lambda: UnreachableError("the other side closed the connection", peer=self._far_peer), drop=False)
 
     def offer(self, stream: VirtualStream) -> None:
@@ -204,7 +204,7 @@ class VirtualStream(Stream):
         if out.finished:
             raise ValueError("write after finish")
         if memoryview(data).nbytes:
-            out.put(data if isinstance(data, bytes) or is_hollow(data) else bytes(data))
+            out.put(data if isinstance(data, bytes) or is_meta(data) else bytes(data))
         while out.unsent > SEND_BUFFER_BYTES:
             await out.wait_writable()
             await self._gate()

@@ -25,8 +25,8 @@ MAX_LATENCY_S = 60.0
 @dataclass(frozen=True)
 class HostSettings:
     """A simulated host: rates in bytes per second (None: unlimited), one-way `latency_s` to the middle of the network,
-    `loss` as the chance of losing a packet, `clock_skew_s` by which its clock is fast. What lies between the middles of
-    two regions is told to `VirtualInternet.set_region_latency`.
+    `loss` as the chance of losing a packet, `clock_skew_s` by which its clock is fast.
+    `VirtualInternet.set_region_latency` sets the latency between the middles of two regions.
 
     Raises `ConfigurationError` for values that make no sense.
     """
@@ -50,13 +50,13 @@ class HostSettings:
 
 
 class Directory(Protocol):
-    """What a host needs of the internet that it is in."""
+    """The part of its internet that a host needs."""
 
     dial_timeout_s: float
 
     @property
     def paths(self) -> NetworkPaths:
-        """What lies between its hosts."""
+        """The paths between its hosts."""
 
     def at(self, endpoint: str) -> VirtualNetwork | None:
         """The host that listens at an endpoint, if there is one."""
@@ -83,7 +83,7 @@ class VirtualNetwork(Network):
 
     @property
     def process(self) -> VirtualProcess:
-        """What runs on this host; start its tasks by `process.run`, so that a stall stops and a kill ends them."""
+        """The process on this host; start its tasks by `process.run`, so that a stall stops and a kill ends them."""
         return self.state.process
 
     @property
@@ -132,7 +132,7 @@ class VirtualNetwork(Network):
         return True
 
     async def accept(self) -> VirtualConnection:
-        """Wait for somebody to dial; see `Network`."""
+        """Wait for a peer that dials; see `Network`."""
         await self.state.gate()
         connection = await self.mailbox.get()
         await self.state.gate()
@@ -149,7 +149,7 @@ class VirtualNetwork(Network):
                 end.recheck()  # if the goodbye cannot reach it, it will notice the silence
 
     def vanish(self) -> None:
-        """End everything here without telling anybody."""
+        """End everything here without telling any peer."""
         far_ends = [end.far for end in self.state.ends]
         self.state.vanish()
         self._paths.forget_signals(self.state)

@@ -1,12 +1,13 @@
-"""The virtual network: simulated hosts behind simulated lines, in one process, from one seed.
+"""The virtual network: simulated hosts behind simulated links, in one process, from one seed.
 
-Theory of operation. Every host has an uplink and a downlink whose rates its transfers share evenly, a latency to the
-middle of the network, a share of lost packets (which cost time, as they are sent again), and perhaps a NAT that lets
-nobody dial it. The path from one host to another may be narrower than both their lines. Everything happens by timers
-of the running loop, so on the loop of `minga.simulation` hours pass in seconds, and equal seeds give equal runs.
+Theory of operation. Every host has an uplink and a downlink whose rates its transfers share evenly, and a latency to
+the middle of the network. It has a share of lost packets, which cost time because they are sent again, and perhaps a
+NAT behind which no host can dial it. The path from one host to another may be narrower than both their links.
+Everything happens by timers of the running loop, so on the loop of `minga.simulation` hours pass in seconds, and equal
+seeds give equal runs.
 
-What goes wrong is told to nobody. Behind a cut, a stall or a kill the others hear only silence; a connection counts as
-lost after `idle_timeout_s` of it, as with QUIC. Meanwhile
+Faults give no notice. Behind a cut, a stall or a kill the other hosts see only silence; a connection counts as lost
+after `idle_timeout_s` of it, as with QUIC. Meanwhile
 
 * a *cut* holds back what is under way; it goes on when the cut ends before the timeout;
 * a *stalled* host (SIGSTOP) neither sends nor receives, and its operations hang; what its `process` runs stands
@@ -15,7 +16,7 @@ lost after `idle_timeout_s` of it, as with QUIC. Meanwhile
   the tasks of its `process` are cancelled;
 * a host that is *closed* says goodbye: the others know it after the latency.
 
-What is not modelled: congestion control (lines are shared evenly at once), routers in the middle, relays.
+Not modelled: congestion control (links are shared evenly at once), routers in the middle, relays.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ SIGNATURES = 1 << 15
 class VirtualInternet:
     """All simulated hosts and what lies between them; must be made on a running loop.
 
-    Hosts are named `peer-0`, `peer-1`, … unless told otherwise; every method takes a host or its name. A stream may
-    have `window_bytes` under way. The streams that share a line have a turn at least about every `turn_s` seconds: less
-    is nearer to real lines, and takes longer to simulate. `on_delivery` hears of every piece that arrives (for
+    Hosts are named `peer-0`, `peer-1`, … by default; every method takes a host or its name. A stream may have
+    `window_bytes` under way. The streams that share a link have a turn at least about every `turn_s` seconds: less is
+    nearer to real links, and takes longer to simulate. `on_delivery` is called for every piece that arrives (for
     comparing two runs).
     """
 
@@ -165,18 +166,18 @@ class VirtualInternet:
     def set_path_rate(
         self, source: VirtualNetwork | str, target: VirtualNetwork | str, bytes_per_s: float | None
     ) -> None:
-        """Limit what `source` sends to `target`, whatever their lines carry; streams that are open keep their path."""
+        """Limit the rate from `source` to `target`, whatever their links carry; open streams keep their path."""
         check_rate("bytes_per_s", bytes_per_s)
         self.paths.set_limit(self._find(source).state, self._find(target).state, bytes_per_s)
 
     # ---- for the hosts
 
     def at(self, endpoint: str) -> VirtualNetwork | None:
-        """Who can be dialled at an endpoint."""
+        """The host that can be dialled at an endpoint."""
         return self._endpoints.get(endpoint)
 
     def forget(self, endpoint: str) -> None:
-        """Nobody can be dialled there any more."""
+        """The endpoint cannot be dialled any more."""
         self._endpoints.pop(endpoint, None)
 
     def _find(self, host: VirtualNetwork | str) -> VirtualNetwork:

@@ -1,15 +1,16 @@
 """The bandwidth of a simulated host: its uplink and its downlink.
 
-Theory of operation. A link serves the pipes that have something to carry in turn, one quantum each, so that
-concurrent transfers share its rate evenly, and one that is limited elsewhere leaves its share to the others. A quantum
-is what the link carries in `QUANTUM_S`, or in less where so many pipes wait that their turns would come more rarely
-than every `turn_s`, within bounds: short enough for fairness, and long enough that the cost of a simulated second does
-not grow with the rate. On real lines turns are as short as packets, and peers that measure their lines notice the
-difference: with coarse turns bytes come in bursts, which makes slow lines that several streams share look faster by up
-to a quarter. A pipe that had nothing to carry for a whole turn comes first when it has
-(as with fq_codel), or else small messages would wait for a quantum of every transfer, where packets are much shorter.
-Work is planned up to `AHEAD_S` in advance, which saves most timers of small messages; the moments of departure and
-arrival stay exact.
+Theory of operation. A link serves the waiting pipes in turn, one quantum each. So concurrent transfers share its rate
+evenly, and a transfer that is limited elsewhere leaves its share to the others. A quantum is what the link carries in
+`QUANTUM_S`, within bounds. It is less where so many pipes wait that their turns would come more rarely than every
+`turn_s`. So it is short enough for fairness, and long enough that the cost of a simulated second does not grow with the
+rate.
+
+On real links turns are as short as packets, and peers that measure their links notice the difference. With coarse turns
+bytes come in bursts, which makes slow links that several streams share look faster by up to a quarter. A pipe that had
+nothing to carry for a whole turn comes first when it has (as with fq_codel). Otherwise small messages would wait for a
+quantum of every transfer, where packets are much shorter. Work is planned up to `AHEAD_S` in advance, which saves most
+timers of small messages; the moments of departure and arrival stay exact.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def take_pieces(queue: deque[memoryview], room: int) -> tuple[list[memoryview], 
 
 
 class Carried(Protocol):
-    """What a link serves: one direction of a stream."""
+    """One direction of a stream, served by a link."""
 
     def take(self, link: LineDirection, max_bytes: int) -> Quantum | None:
         """The next quantum for `link`, of at most `max_bytes`; None if nothing may go now."""
@@ -82,7 +83,7 @@ class Clock:
         return self.loop.time()
 
     def soon(self, callback: Callable[..., object], *args: object) -> asyncio.Handle:
-        """Call back in the next turn of the loop: what is written in this turn travels together."""
+        """Call back in the next turn of the loop: bytes written in this turn travel together."""
         return self.loop.call_soon(callback, *args, context=self._context)
 
     def at(self, when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
@@ -91,7 +92,7 @@ class Clock:
 
 
 class LineDirection:
-    """One direction of a host's access line, `rate` in bytes per second (None: without limit).
+    """One direction of a host's access link, `rate` in bytes per second (None: without limit).
 
     Each of those that share it has its turn at least about every `turn_s` seconds.
     """
@@ -115,7 +116,7 @@ class LineDirection:
             self._timer = self._clock.soon(self._serve)
 
     def settle(self) -> None:
-        """Let go what was written in this turn, as far as the line is free."""
+        """Send the bytes that were written in this turn, as far as the link is free."""
         if self._timer is not None and not isinstance(self._timer, asyncio.TimerHandle):
             self._timer.cancel()
             self._serve()

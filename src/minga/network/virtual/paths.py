@@ -155,7 +155,7 @@ class NetworkPaths:
         self._region_latencies_s[first, second] = self._region_latencies_s[second, first] = seconds
 
     def link(self, rate: float | None) -> LineDirection:
-        """One more line, or limit of a path."""
+        """One more link, or limit of a path."""
         return LineDirection(self.clock, rate, self._turn_s)
 
     def limit(self, source: Host, target: Host) -> LineDirection | None:
@@ -170,7 +170,7 @@ class NetworkPaths:
             self._limits[source, target] = self.link(rate)
 
     def loss(self, source: Host, target: Host) -> float:
-        """Chance that a packet is lost on either host's line."""
+        """Chance that a packet is lost on either host's link."""
         return 1.0 - (1.0 - source.loss) * (1.0 - target.loss)
 
     def lost(self, source: Host, target: Host) -> bool:

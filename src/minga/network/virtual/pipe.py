@@ -2,11 +2,11 @@
 
 Theory of operation. Bytes go from the writer's queue through the sending host's uplink, the path with its latency and
 losses, the receiving host's downlink and into the reader's buffer; nothing is copied before the reader takes it. The
-writer may have at most a window of bytes under way that the reader has not taken yet. What the path holds back, because
-it is cut or the receiver is stopped, goes on in order when it opens again, as resent packets would.
+writer may have at most a window of bytes under way that the reader has not taken yet. Bytes that the path holds back,
+because it is cut or the receiver is stopped, go on in order when it opens again, as resent packets would.
 
-A path that is limited comes first: what it does not let through yet waits with the sender and takes nothing of the
-uplink, as with a transport that has found out how fast it may send.
+A limited path comes first: bytes that it does not let through yet wait with the sender and take nothing of the uplink,
+as with a transport that knows how fast it may send.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 from minga.core.errors import MingaError
 from minga.network.interface import Buffer
-from minga.network.meta_bytes import fill, is_hollow
+from minga.network.meta_bytes import fill, is_meta
 from minga.network.virtual.link import LineDirection, Quantum, take_pieces
 from minga.network.virtual.paths import ConnectionEnd
 
 SEND_BUFFER_BYTES = 64 << 10
-"""What a writer may leave behind unsent."""
+"""Bytes that a writer may leave unsent."""
 
 PROMPT_S = 1e-4
 """Delays on the downlink below this are counted against its rate but not waited for."""
@@ -59,7 +59,7 @@ class Pipe:
     # ---- the writer's end
 
     def put(self, data: Buffer) -> None:
-        """Queue bytes, which nobody may change afterwards, or hollow ones."""
+        """Queue bytes, which the caller must not change afterwards, or meta ones."""
         self._queue.append(memoryview(data))
         self.unsent += len(data)
         self._entry.offer(self)
@@ -76,7 +76,7 @@ class Pipe:
         await self._writer
 
     def fail_writer(self, error: Callable[[], MingaError]) -> None:
-        """Make pending and later writes raise `error()`; what was not sent is dropped."""
+        """Make pending and later writes raise `error()`; unsent bytes are dropped."""
         if self.write_error is None:
             self.write_error = error
             self._queue.clear()
@@ -87,7 +87,7 @@ class Pipe:
     # ---- the reader's end
 
     def pop(self, max_bytes: int) -> bytes:
-        """Take up to `max_bytes` of what is there: b"" if nothing is, zeros for what is hollow."""
+        """Take up to `max_bytes` of what is there: b"" if nothing is, zeros for what is meta."""
         if not self._buffer:
             return b""
         piece = self._buffer[0]
@@ -97,12 +97,12 @@ class Pipe:
         else:
             self._buffer.popleft()
         self._consumed(len(piece))
-        return bytes(len(piece)) if is_hollow(piece) else bytes(piece)
+        return bytes(len(piece)) if is_meta(piece) else bytes(piece)
 
     def pop_into(self, target: memoryview) -> int:
         """Move what is there, as far as it fits, to the front of `target`; returns how much it was.
 
-        Raises `ValueError` if that is hollow and `target` is not.
+        Raises `ValueError` if that is meta and `target` is not.
         """
         filled = 0
         while self._buffer and filled < len(target):

@@ -1,9 +1,9 @@
-"""What one simulated peer runs, as something that can be stopped, continued and killed.
+"""The process of one simulated peer, which can be stopped, continued and killed.
 
-Theory of operation. All simulated peers share one event loop. Their tasks and timers are told apart by a context
-variable: whatever is started from within `VirtualProcess.run` inherits it. A loop that knows of this (the one of
-`minga.simulation`) sets the callbacks of a stopped process aside and runs them, late but in order, when it
-continues, just as a process that got SIGSTOP and later SIGCONT finds its timers overdue.
+Theory of operation. All simulated peers share one event loop. A context variable distinguishes their tasks and timers:
+all tasks started from within `VirtualProcess.run` inherit it. A loop that knows of this (the one of `minga.simulation`)
+sets the callbacks of a stopped process aside and runs them, late but in order, when it continues. In the same way a
+process that got SIGSTOP and later SIGCONT finds its timers overdue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class VirtualProcess:
         self.name = name
         self.stopped = self.killed = False
         self.parked: list[Callable[[], None]] = []
-        """What puts each callback that came due while stopped back into the loop."""
+        """Puts each callback that came due while stopped back into the loop."""
         self.tasks: dict[asyncio.Task[Any], None] = {}
         """Unfinished tasks, in the order of their creation."""
         self.context = contextvars.Context()
@@ -69,7 +69,7 @@ class VirtualProcess:
         if then is not None:
             then(task)
         if self.killed and not task.cancelled():
-            task.exception()  # that clean-up fails after death is nobody's mistake, and not to be reported
+            task.exception()  # a clean-up that fails after death is no mistake, and not reported
 
 
 CURRENT_PROCESS: contextvars.ContextVar[VirtualProcess | None] = contextvars.ContextVar(

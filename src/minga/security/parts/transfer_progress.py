@@ -42,7 +42,7 @@ class TransferProgress:
 
 
 def _is_fast(stream: MessageStream, now: float, by_s: float) -> bool:
-    arrival = stream.tally.arriving
+    arrival = stream.counter.arriving
     if arrival is None:
         return False
     elapsed_s = now - arrival.begin_s

@@ -44,7 +44,7 @@ class FalseRates(Lie):
 
     def begin(self, session: Session) -> Callable[[], None]:
         """In all that it tells others of its rates."""
-        lines = session.node.lines
+        lines = session.node.access_link
         honest = lines.rates
 
         def rates() -> AccessRates:

@@ -1,6 +1,6 @@
 """Ghost models: only the size of a model, no numbers.
 
-Theory of operation. A ghost's vectors are tensors on the device `meta`, and its encoded chunks and its state hollow
+Theory of operation. A ghost's vectors are tensors on the device `meta`, and its encoded chunks and its state meta
 bytes. All code of production runs on them, every message has the size that it would have, and no element is stored,
 computed or copied; so a thousand peers with a large model fit into one process. What a ghost learned is the history of
 the rounds that it applied: a hash over their ids. So the states of two peers are equal if and only if they applied the

@@ -1,7 +1,6 @@
-"""What a peer keeps on disk about access to a run: its own token, the organisers' orders, who came by which invitation.
+"""The files of a peer about access to a run: its own token, the organisers' orders, and the uses of invitations.
 
-All of it is public and checked again when it is read, so a file that is missing or damaged only means that it has to be
-learned anew.
+All of it is public and checked again when it is read, so the peer learns a missing or damaged file again.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class AccessFiles:
         self._write(self._directory / ORDERS_FILE, msgspec.msgpack.encode(Orders.of(orders)))
 
     def guests(self) -> Guests:
-        """Who came by which invitation."""
+        """The peers that joined by each invitation."""
         return self._read(GUESTS_FILE, Guests, {})
 
     def keep_guests(self, guests: Guests) -> None:

@@ -1,10 +1,10 @@
-"""Sees off those whose access ends while the run goes on, and keeps on disk what is known about access.
+"""Disconnects peers whose access ends while the run goes on, and keeps on disk what is known about access.
 
-Theory of operation. A token that expires, or a key that is barred, lets nobody in any more from that moment on. Who is
-in already stays until the step under way ends, at most `MOST_GRACE_S`: then its records are dropped and its connections
-closed, so that it is a stranger to every protocol. Meanwhile it is told the orders, as it has to know why. Peers whose
-clocks differ do so a little earlier or later, which costs as much as any peer that leaves. A peer whose own access ends
-learns it here, too, and stops.
+Theory of operation. Once a token has expired, or its key is revoked, its owner cannot connect any more. A peer that is
+connected stays until the step under way ends, at most `MOST_GRACE_S`. Then this peer drops its records and closes its
+connections, so that it is a stranger to every protocol. Meanwhile this peer sends it the orders, so that it learns the
+reason. Peers whose clocks differ do so a little earlier or later, which costs as much as any peer that leaves. A peer
+whose own access ends learns it here, too, and stops.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from minga.training.access.order_gossip import OrderExchange
 
 PERIOD_S = 1.0
 MOST_GRACE_S = 120.0
-"""Longest time, in seconds, that a step may keep somebody in whose access has ended."""
+"""Longest time, in seconds, for which a step may keep a peer connected whose access has ended."""
 
 TELLING_S = 2.0
 """Longest time, in seconds, that a connection stays open for orders, and for nothing else, after the access ended."""
 
 
 class _Leaving(NamedTuple):
-    """Since when (loop time) and why somebody's access has ended; `telling` brings it the orders, None for oneself."""
+    """Since when (loop time) and why a peer's access has ended; `telling` sends it the orders, None for this peer
+    itself.
+    """
 
     since_s: float
     why: str
@@ -42,7 +44,7 @@ class _Leaving(NamedTuple):
 
 @loop_bound
 class AccessWatch:
-    """Watches the access of everybody known to one peer of a run for members.
+    """Watches the access of all peers known to one peer of a run for members.
 
     `in_step` tells whether this peer takes part in steps; `on_own_end` is called, with the reason, when its own access
     has ended.
@@ -105,7 +107,7 @@ class AccessWatch:
         asyncio.get_running_loop().call_soon(self.look)
 
     def end_step(self) -> None:
-        """A step of this peer has ended: see off those whose access has."""
+        """A step of this peer has ended: disconnect the peers whose access has ended."""
         if self._leaving:
             asyncio.get_running_loop().call_soon(self._see_off)
 

@@ -1,17 +1,18 @@
-"""Who may take part in a run, as one peer knows it: the gate of its node and board.
+"""Which peers may take part in a run, as one peer knows it: the authorizer of its node and board.
 
-Theory of operation. Whether a run is open to everybody stands in its spec, which a newcomer does not have when it meets
-the first peer. So until `open_to_all` or `enforce` is called, connections are let in provisionally, and no record is
-kept; `enforce` then says who has to go again. The spec itself is recognised by the link, whoever sends it.
+Theory of operation. The run spec says whether a run is open to every peer, and a newcomer does not have it when it
+meets the first peer. So until `open_to_all` or `enforce` is called, connections are admitted provisionally, and no
+record is kept; `enforce` then says which peers have to go again. The link verifies the spec itself, whichever peer
+sends it.
 
-Of every peer the token is kept that it showed in a hello or in its record "access", which gossip carries to those who
-never meet it. Tokens are judged by the `AccessLedger`. Whose access ends in the middle of a run stays known until
-`expel`, so that a step under way is not torn apart, but is not let in anew.
+This peer keeps the token that each peer showed in a handshake or in its record "access", which gossip carries to peers
+that never connect to it. The `AccessLedger` judges tokens. A peer whose access ends in the middle of a run stays known
+until `expel`, so that a step under way is not torn apart, but it cannot connect again.
 
-How often an invitation was used is counted here by the peers that came by it. At a hello the count is kept to. From
-gossip up to twice as many are accepted, since the same invitation may be used at two places at the same moment, and
-then all members have to come to the same view. So the count holds against everybody but members who let somebody in
-against the rules, and peers who join faster than gossip travels; what came of it is told as an event.
+This peer counts the uses of an invitation by the peers that joined with it. A handshake keeps to the count. Gossip may
+bring up to twice as many, since the same invitation may be used at two places at the same moment, and then all members
+have to reach the same result. So the count holds, with two exceptions: members that admit peers against the rules, and
+peers that join faster than gossip travels. An overused invitation is reported as an event.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.interface import PeerId
 
 CODE = "access"
-"""Code of the refusals of whoever is not admitted."""
+"""Code with which peers that are not admitted are refused."""
 
 GOSSIP_USES = 2
-"""How many times as many peers as an invitation is for are accepted when others have let them in."""
+"""The factor by which peers may exceed the uses of an invitation when other members admitted them."""
 
 
 WATCHERS_WRITE = ("access", "beat", "left")
-"""The records of those who only look on for a member."""
+"""The records of peers that only watch for a member."""
 
 ORDERS = "access."
-"""What whoever is connected may call."""
+"""The methods that every connected peer may call."""
 
 WATCHERS_CALL = (ORDERS, "board.", "run.", "state.")
-"""What those may call who only look on: nothing that has to do with averaging."""
+"""The methods that a peer may call that only watches: none of averaging."""
 
 
 class AdmittedPeer(NamedTuple):
-    """What one peer showed, and what that gives it."""
+    """The token that one peer showed, and the access that it gives."""
 
     credential: bytes
     token: Token | None
@@ -57,7 +58,7 @@ class AdmittedPeer(NamedTuple):
 
 @loop_bound
 class Admission:
-    """The gate of one peer (`Authorizer`). `wall_time` gives Unix seconds, `token` is what this peer itself shows."""
+    """The authorizer of one peer. `wall_time` gives Unix seconds, `token` is what this peer itself shows."""
 
     def __init__(self, own_id: PeerId, wall_time: Callable[[], float], token: Token | None = None) -> None:
         self.token = token
@@ -76,7 +77,7 @@ class Admission:
 
     @classmethod
     def for_everybody(cls, own_id: PeerId, wall_time: Callable[[], float]) -> Admission:
-        """The gate of a run that is known to be open."""
+        """The authorizer of a run that is known to be open."""
         admission = cls(own_id, wall_time)
         admission.open_to_all()
         return admission
@@ -111,7 +112,7 @@ class Admission:
         self.token = token
         self._look_again_s = 0.0
 
-    # ---- the gate
+    # ---- the authorizer
 
     def credential(self) -> bytes:
         """This peer's token."""
@@ -200,7 +201,7 @@ class Admission:
         self._admitted.pop(peer, None)
 
     def members(self) -> Mapping[PeerId, AdmittedPeer]:
-        """Everybody known to be admitted."""
+        """All peers known to be admitted."""
         return self._admitted
 
     # ---- uses of invitations

@@ -4,7 +4,7 @@
 
 The caller tells a digest of the orders that it holds. If the other side holds others, both send what they have, and
 each enters what is new to it. That happens on every new connection, with one random neighbour every `EXCHANGE_S`
-seconds, and at once with all neighbours when an order is new: orders are rare, and every peer checks them itself, so
+seconds, and at once with all neighbours when an order is new. Orders are rare, and every peer verifies them itself, so
 they flood the swarm within a few round trips.
 """
 

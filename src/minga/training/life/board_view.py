@@ -1,4 +1,6 @@
-"""What a member concludes from the board about the others: who is there, how far the swarm is, who is behind."""
+"""A member's conclusions from the board about the others: which peers are alive, how far the swarm is, which are
+behind.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from minga.training.life.newcomers import Newcomers
 from minga.training.record_kinds import Progress
 
 MOST_DONORS = 24
-"""Each donor costs a connection, and of so many the liars will hardly be most."""
+"""Each donor costs a connection, and among this many false donors are hardly the majority."""
 
 
 @loop_bound
@@ -73,7 +75,7 @@ class BoardView:
     def newest_step(self) -> int | None:
         """The latest step that at least half of the other active members have reached; None if there are none.
 
-        A single peer that is ahead of everybody, by mistake or on purpose, does not drag the others along.
+        A single peer that is ahead of all others, by mistake or on purpose, does not drag them along.
         """
         settled = self.settled().values()
         steps = sorted((p.step for p in settled if not p.client), reverse=True)
@@ -109,7 +111,7 @@ class BoardView:
         return [peer for peer in sorted(self.active()) if self._reachable(peer)]
 
     def links(self) -> dict[PeerId, Links]:
-        """What each living peer publishes of its links, and what this one knows of its own."""
+        """The rates that each living peer publishes of its links, and those that this peer measured of its own."""
         return {
             **self._board.payloads(Links),
             self._node.peer_id: links_of(self._node),
@@ -117,10 +119,10 @@ class BoardView:
 
     def rates(self) -> AccessRates:
         """This peer's own present rates and caps."""
-        return self._node.lines.rates()
+        return self._node.access_link.rates()
 
     def _progress(self) -> dict[PeerId, Progress]:
-        """What all other living members say, monitors excepted; made anew only when something changed."""
+        """The records of all other living members, monitors excepted; collected again only after a change."""
         if self._known_at != self._board.generation:
             known, infos, me = self._board.payloads(Progress), self._board.payloads(AddressInfo), self._node.peer_id
             self._known = {

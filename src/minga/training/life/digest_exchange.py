@@ -32,8 +32,8 @@ class DigestHistory:
     def is_minority(self, others: Iterable[tuple[PeerId, StateInfo]], me: PeerId) -> bool:
         """Whether, at the newest step that can be compared, another digest outvotes this peer's.
 
-        Between equally many the one counts as right that the peer with the lowest id has: of two halves exactly one
-        gives way, and in the next step it is the same one, where digests would be others.
+        If two digests have equally many peers, the digest of the peer with the lowest id counts as right. So exactly
+        one of two halves gives way, and in the next step, with other digests, it is the same half.
         """
         votes = {step: {own: [me]} for step, own in self._own.items()}
         for peer, state in others:

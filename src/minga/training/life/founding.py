@@ -1,13 +1,14 @@
 """How a secure run begins: the organiser signs who its founders are.
 
-Somebody has to say whose word counts before there is anybody whose word counts. Peers that are ready ask whomever they
-are connected to for the genesis. The organiser of the run, who hears from all that ask, signs it when there are as many
-as the run spec wants; from then on everybody who has it hands it on, and the organiser is needed no more. Who comes
-later is no founder.
+A run needs its first list of members before any member exists that could vote on one. Peers that are ready ask the
+peers they are connected to for the genesis. The organiser of the run gets a request from each of them, and signs the
+genesis once there are as many founders as the run spec wants. From then on every peer that has the genesis passes it
+on, and the organiser is not needed any more. A peer that comes later is no founder.
 
-Whether the run has gone on since is not signed, so nobody's word counts for that alone. A founder that waited for the
-genesis begins, unless more than half of the founders, each asked by itself, say that they are past the first step. Who
-had it from the time before it was started anew does not begin: it may have said something that it does not remember.
+The genesis does not say whether the run has gone on since, so no single peer is believed about that. A founder that
+waited for the genesis begins, unless more than half of the founders, each asked by itself, answer that they are past
+the first step. A founder that had the genesis before its restart does not begin: it may have made statements that it
+does not remember.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ CONTEXT = b"secure genesis"
 ASK_PERIOD_S = 0.5
 CALL_S = 5.0
 READY_S = 12.0
-"""Who has not asked for so many seconds is not there any more; more than `CALL_S` and `ASK_PERIOD_S` together, because
-who waits for the answer of somebody else is still there.
+"""A peer that has not asked for this many seconds has left. It is more than `CALL_S` and `ASK_PERIOD_S` together,
+because a peer that waits for the answer of another one is still there.
 """
 MAX_READY = 4 * MAX_MEMBERS
 
@@ -58,7 +59,7 @@ class Genesis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_lik
 
     @classmethod
     def from_file(cls, path: Path, run_id: str, organiser: str) -> Genesis | None:
-        """What was kept there; None if it is not there, damaged, or of another run. Raises `StorageError`."""
+        """The genesis kept there; None if it is missing, damaged, or of another run. Raises `StorageError`."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -81,7 +82,7 @@ def _signed(run_id: str, founders: tuple[str, ...]) -> bytes:
 
 
 class AskFounders(msgspec.Struct, frozen=True):
-    """Who are the founders? The asker is `ready` to be one."""
+    """A request for the genesis; the asking peer is `ready` to be a founder."""
 
     ready: bool
 
@@ -111,7 +112,7 @@ class Founding:
         self.step = 0
         """To be kept up to date: where this peer is."""
         self.is_first = asyncio.Event()
-        """Set when all whom this peer could ask did not know a genesis."""
+        """Set when none of the peers that this peer could ask knew a genesis."""
         self.waiting: tuple[int, int] | None = None
         """How many are ready to be founders and how many the run wants, while it waits for them."""
         self._node, self._identity, self._organiser = node, identity, organiser
@@ -133,7 +134,7 @@ class Founding:
                 self._node.events.emit(SecureWaiting(ready=ready, wanted=self._founders))
             if self._identity.peer_id == self._organiser and ready >= self._founders:
                 genesis = Genesis.sign(self._node.run_id, present[: self._founders], self._identity)
-                # Before anybody is told: it must never sign another one.
+                # Stored before any peer learns of it: the organiser must never sign another one.
                 await asyncio.to_thread(_keep, self._path, genesis)
                 self._genesis = genesis
                 break
@@ -154,7 +155,7 @@ class Founding:
         return [peer for peer, asked_s in self._ready.items() if now - asked_s <= READY_S]
 
     async def _ask_all(self, *, ready: bool) -> Genesis | None:
-        """Ask everybody, until somebody knows the genesis or all have answered."""
+        """Ask all peers, until one knows the genesis or all have answered."""
         async with racing(self._ask(peer, ready=ready) for peer in self._node.connected()) as answers:
             for answer in answers:
                 if (found := await answer) is not None:

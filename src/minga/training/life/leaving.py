@@ -14,7 +14,7 @@ FAREWELL_S = 5.0
 
 
 async def see_others_off(surveyor: BoardView, others: Collection[PeerId], step: int) -> None:
-    """Stay for a moment until those who are there have the last step, too; they may need what this peer has of it."""
+    """Stay for a moment until the other peers have the last step, too; they may need this peer's data of it."""
     deadline = asyncio.get_running_loop().time() + FAREWELL_S
     while asyncio.get_running_loop().time() < deadline:
         settled = surveyor.settled()

@@ -249,7 +249,7 @@ class Member:
         self._formation.commit(plan)
         self._announcer.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
-            self._node.lines.doubt()
+            self._node.access_link.doubt()
         self._lost = tuple(outcome.lost)
         await self._apply(outcome, weight)
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)

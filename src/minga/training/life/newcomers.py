@@ -1,4 +1,4 @@
-"""Who fetches the state, and for how long: as one member sees it on the board."""
+"""Which peers fetch the state, and for how long: as one member sees it on the board."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minga.network.interface import PeerId
 from minga.training.record_kinds import Progress
 
 FORGIVEN_S = 600.0
-"""Seconds after which the time that a peer took before counts no more, and the swarm waits for it anew."""
+"""Seconds after which a peer's earlier attempts count no more, and the swarm waits for it again."""
 
 
 @dataclass

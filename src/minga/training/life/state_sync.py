@@ -23,7 +23,7 @@ class Synchroniser:
     """Publishes, compares and replaces the state behind `port`.
 
     `download(minimum_step, have)` fetches the swarm's state of at least that step from other peers, transferring only
-    what differs from `have`; it raises a `RemoteError` if nobody can serve it.
+    the chunks that differ from `have`; it raises a `RemoteError` if no peer can serve it.
     """
 
     def __init__(self, board: Board, replica: ReplicaInterface, port: GradientPort, download: Download) -> None:
@@ -38,8 +38,8 @@ class Synchroniser:
     async def fetch(self, minimum_step: int, overtaken: Coroutine[Any, Any, NoReturn]) -> int:
         """Take over the swarm's state of at least `minimum_step`; returns its step.
 
-        What was accumulated towards a step is dropped. Raises, with nothing changed, `RemoteError` if nobody can serve
-        the state, or what `overtaken` raises while it is being downloaded.
+        Gradients accumulated towards a step are dropped. Raises, with nothing changed, `RemoteError` if no peer can
+        serve the state, or the error of `overtaken` during the download.
         """
         own = await self.capture()
         async with racing((self._download(minimum_step, own), overtaken)) as ends:

@@ -1,6 +1,7 @@
-"""What training offers to the protocol of secure steps: gradients that anybody can compute again, and the same state.
+"""What training offers to the protocol of secure steps: gradients that any member can compute again, and the same
+state.
 
-For as long as somebody may ask about a step its parameters are kept, one vector for each step.
+The parameters of a step are kept for as long as a member may ask about it, one vector for each step.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The life of one peer in a secure run, on the event loop; what `member.py` is in ordinary runs.
+"""The life of one peer in a secure run, on the event loop; `member.py` does this in ordinary runs.
 
     wait for the genesis ──▶ founders: take secure steps ──▶ the run's last step
                         └──▶ newcomers: state, probation ──┘
 
-What the members say to each other, and who has to go, is the affair of `minga.security`; here it meets the board, the
+`minga.security` has the protocol between the members, and decides on bans. This module connects it to the board, the
 training thread and the servers of state.
 """
 
@@ -89,7 +89,7 @@ class VerifiedMember:
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
         self.on_step_ended = Observers[[]]()
-        """Told when this peer has applied a step, or given a round up."""
+        """Called when this peer has applied a step, or aborted a round."""
         self.surveyor = BoardView(board, node)
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
@@ -102,10 +102,10 @@ class VerifiedMember:
         """
         self._founders = self._known
         self._is_vouched_for = True
-        """Whether the members whom this peer follows, or is one of, are known to be the true ones."""
+        """Whether the members that this peer observes, or is one of, are known to be the true ones."""
         self._pause_s = SHORTEST_PAUSE_S
         self._attempts = 0
-        """How often in a row this peer tried in vain to come to where the members are."""
+        """How often in a row this peer failed to adopt the members' state."""
         self._divergences = 0
         """Steps in a row by which this peer came to another state than the members."""
         security, path = spec.security, options.directory
@@ -116,7 +116,7 @@ class VerifiedMember:
         )
         self._evidence = EvidenceLog(None if path is None else evidence_file(path, node.peer_id))
         layout = replica.vector.layout
-        self._announcer = ProgressPublisher(
+        self._publisher = ProgressPublisher(
             board,
             node,
             port,
@@ -147,7 +147,7 @@ class VerifiedMember:
         self._port.close(error)
 
     async def see_off(self, limit_s: float) -> None:
-        """Before this peer leaves: nothing of it is needed, since everybody keeps what was aggregated."""
+        """Before this peer leaves: no other needs its data, since every member keeps the aggregates."""
 
     async def run(self, step: int = 0) -> None:
         """Live until cancelled; `step` is where the local state stands.
@@ -156,7 +156,7 @@ class VerifiedMember:
         state to others. Whatever is raised here also lets the trainer go, by a `ClosedError` if it is no error of
         minga's own.
         """
-        publisher = asyncio.get_running_loop().create_task(self._announcer.run())
+        publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
             await self._begin(step)
             while not self._is_finished():
@@ -203,8 +203,8 @@ class VerifiedMember:
             self._take_part()
 
     async def _enter(self) -> None:
-        """Come to where the members are, as somebody who was not there, and try again if that fails."""
-        self._announcer.set_status("syncing")
+        """Adopt the members' state as a newcomer does, and try again if that fails."""
+        self._publisher.set_status("syncing")
         newcomer = Joiner(
             self._node,
             self._identity,
@@ -238,7 +238,7 @@ class VerifiedMember:
         self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
 
     def _take_part(self) -> None:
-        self._announcer.set_status("training")
+        self._publisher.set_status("training")
         self.ready.set()
 
     async def _wait_as_founder(self) -> None:
@@ -281,7 +281,7 @@ class VerifiedMember:
 
     async def _finish(self) -> None:
         self._node.events.emit(RunFinished(step=self.step))
-        self._announcer.set_status("finished")
+        self._publisher.set_status("finished")
         if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
             self.on_finished(await self._port.request("capture", self._replica.capture))
         await see_others_off(self.surveyor, self.view, self.step)

@@ -3,8 +3,8 @@
 Theory of operation. A checkpoint is written into a folder with a temporary name, flushed, and then renamed in one step
 to `step-<number>-<digest>`; so a folder of that name is complete, whatever happened. Its name contains the digest, so
 it is never overwritten by something else, and several peers may share one directory. A lock, which the operating system
-drops when its process dies, lies beside each unfinished folder: who finds an unfinished folder without a live lock
-removes it.
+drops when its process dies, lies beside each unfinished folder: a process that finds an unfinished folder without a
+live lock removes it.
 
 On reading, everything is verified against hashes. A damaged checkpoint is set aside under a name that begins with
 `damaged-`, and the next older one is used.
@@ -99,7 +99,7 @@ class CheckpointStore:
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is intact; None if there is none at all.
 
-        Damaged ones are set aside and told in the log. Raises `StorageError` if there are only damaged ones.
+        Damaged ones are set aside and logged. Raises `StorageError` if there are only damaged ones.
         """
         problems: dict[Path, str] = {}
         waiting = self._complete()
@@ -164,7 +164,7 @@ class CheckpointStore:
             try:
                 lock = FileLock.try_acquire(lock_path) if lock_path.exists() else None
             except OSError:
-                continue  # no locks on this file system: nobody knows whether its writer lives
+                continue  # no locks on this file system: whether its writer lives is unknown
             if lock is None and lock_path.exists():
                 continue  # its writer lives
             shutil.rmtree(folder, ignore_errors=True)
@@ -172,7 +172,7 @@ class CheckpointStore:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint; None if it is intact."""
+    """The fault of a checkpoint; None if it is intact."""
     try:
         read_checkpoint(path)
     except (ValueError, OSError) as error:
@@ -198,7 +198,7 @@ def _reserve(directory: Path) -> tuple[Path, FileLock | None]:
             return partial, None
         if lock is not None and path.exists():
             return partial, lock
-        # Somebody took the lock file for a leftover in this moment, and removes it: on to another name.
+        # Another process took the lock file for a leftover in this moment, and removes it: on to another name.
         _unlock_beside(partial, lock)
 
 

@@ -2,9 +2,9 @@
 
 Theory of operation. The bytes of a state (see `snapshot.py`) are cut into chunks of `CHUNK_BYTES`; the manifest lists
 the tensors, the scalars and the BLAKE3 of every chunk. The BLAKE3 of the manifest's own canonical encoding is the
-*state digest*: 32 bytes that stand for all of the state. Whoever knows the digest can take the manifest from anybody,
-and whoever has the manifest can take each chunk from anybody, without trusting them. Two peers find out what differs
-between them by comparing manifests.
+*state digest*: 32 bytes that stand for all of the state. A peer that knows the digest can take the manifest from any
+peer, and a peer that has the manifest can take each chunk from any peer, without trusting them. Two peers find out what
+differs between them by comparing manifests.
 
 Bytes without content (see `minga.network.meta_bytes`) are hashed by what stands for it: the state's scalars and the
 place of the chunk.
@@ -20,7 +20,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.decoding import DECODING_ERRORS
-from minga.network.meta_bytes import is_hollow
+from minga.network.meta_bytes import is_meta
 from minga.training.state.scalars import Json, canonical_json, parse_canonical_json
 from minga.training.state.snapshot import ALIGNMENT_BYTES, DTYPES, StateSnapshot, TensorEntry, layout_bytes, padded
 
@@ -44,7 +44,7 @@ Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """What a state consists of: its step, tensors, canonical JSON of its scalars, and the hashes of its chunks."""
+    """The parts of a state: its step, tensors, canonical JSON of its scalars, and the hashes of its chunks."""
 
     format: int
     step: int
@@ -65,7 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 
     @property
     def scalars(self) -> dict[str, Json]:
-        """The scalars, decoded anew."""
+        """The scalars, decoded at each call."""
         return parse_canonical_json(self.scalars_json)
 
     @property
@@ -85,7 +85,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
         """Whether `data` is chunk `index`."""
         if data.nbytes != self.chunk_size(index):
             return False
-        found = _hollow_hash(self.scalars_json, index) if is_hollow(data) else blake3(data).digest()
+        found = _meta_hash(self.scalars_json, index) if is_meta(data) else blake3(data).digest()
         return found == self.chunk_hash(index)
 
     def diff(self, own: Manifest | None) -> list[int]:
@@ -132,10 +132,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 
 def build_manifest(snapshot: StateSnapshot) -> Manifest:
     """Hash a snapshot: about 0.3 s per GB of state and core. Raises `ValueError` if the state breaks a bound."""
-    if not is_hollow(snapshot.bytes_view):
+    if not is_meta(snapshot.bytes_view):
         return manifest_of(snapshot.step, snapshot.tensors, snapshot.scalars, [snapshot.bytes_view])
     total_bytes, scalars_json = layout_bytes(snapshot.tensors), canonical_json(snapshot.scalars)
-    hashes = b"".join(_hollow_hash(scalars_json, index) for index in range(-(-total_bytes // CHUNK_BYTES)))
+    hashes = b"".join(_meta_hash(scalars_json, index) for index in range(-(-total_bytes // CHUNK_BYTES)))
     return _checked(Manifest(FORMAT, snapshot.step, total_bytes, snapshot.tensors, scalars_json, hashes))
 
 
@@ -153,8 +153,8 @@ def _checked(manifest: Manifest) -> Manifest:
     return manifest
 
 
-def _hollow_hash(scalars_json: bytes, index: int) -> bytes:
-    """What stands for the BLAKE3 of a chunk without content, 32 bytes."""
+def _meta_hash(scalars_json: bytes, index: int) -> bytes:
+    """The 32 bytes that replace the BLAKE3 of a chunk without content."""
     digest: bytes = blake3(b"minga hollow chunk %d of " % index + scalars_json).digest()
     return digest
 

@@ -3,7 +3,7 @@
 Theory of operation. Equal states must give equal bytes on every machine, whatever version of torch runs there. So of
 settings dictionaries (parameter groups, schedulers) only *numbers* travel: they are what training changes. Switches,
 names and functions (`fused`, `foreach`, lambdas, whatever a later torch adds) belong to the code that each peer runs
-itself. What comes back is merged into a structure that exists here: a number can replace a number and nothing else, so
+itself. A received state is merged into a structure that exists here: a number can replace a number and nothing else, so
 that a hostile state can neither add attributes nor change types.
 
 JSON has no infinity: it is written as the string "inf" or "-inf". NaN is refused.
@@ -93,7 +93,7 @@ def decode_number(value: Json) -> float | None:
 def merge_numbers(local: Any, remote: Json) -> Any:
     """`local` with its numbers replaced by those of `remote`; where the two do not fit, `local` stays.
 
-    Tensors are filled in place, everything else is returned anew.
+    Tensors are filled in place, everything else is returned as new objects.
     """
     if isinstance(local, torch.Tensor):
         if local.numel() == 1 and (number := decode_number(remote)) is not None:

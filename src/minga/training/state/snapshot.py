@@ -1,8 +1,8 @@
 """A training state at one step: named tensors in one block of bytes, and a few numbers.
 
-All tensors lie one behind the other in a single flat buffer, each at a multiple of `ALIGNMENT_BYTES`, with zeros in
-the gaps. So a state is a byte string with a table of contents: it can be cut into chunks, hashed, sent and compared
-without knowing anything about tensors, and each tensor is a view into it.
+All tensors lie one behind the other in a single flat buffer, each at a multiple of `ALIGNMENT_BYTES`, with zeros in the
+gaps. So a state is a byte string with a table of contents. Code that knows nothing about tensors can cut it into
+chunks, hash, send and compare it, and each tensor is a view into it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StateSnapshot:
 
     @cached_property
     def bytes_view(self) -> memoryview:
-        """The buffer as a memoryview of bytes, not copied; a hollow one has no content."""
+        """The buffer as a memoryview of bytes, not copied; a meta one has no content."""
         return as_bytes(self.buffer)
 
     def named_tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:

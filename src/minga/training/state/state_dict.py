@@ -66,9 +66,9 @@ class TrainingState:
     def capture(self, step: int, reuse: StateSnapshot | None = None) -> StateSnapshot:
         """Copy the whole state to the CPU, as it is after global step `step`.
 
-        The memory of `reuse`, a snapshot that nobody needs any more, is taken if it fits: copying into fresh memory
-        takes several times as long. Raises `ConfigurationError` for state that cannot be described,
-        `NonFiniteError` if a setting is NaN.
+        The memory of `reuse`, a snapshot that is not needed any more, is taken if it fits: copying into fresh memory
+        takes several times as long. Raises `ConfigurationError` for state that cannot be described, `NonFiniteError` if
+        a setting is NaN.
         """
         tensors = list(self._tensors())
         entries = tuple(entry for entry, _ in tensors)

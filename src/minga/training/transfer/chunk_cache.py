@@ -1,9 +1,9 @@
 """Chunks of a download on disk, so that a dropped or killed download goes on where it was.
 
-The cache of a state is one file of its bytes, named by its digest. What of it is already there is found out by hashing,
-so that a crash in the middle of a write does no harm, and two processes that download the same state into the same
-folder may even help each other. Only one state is kept: chunks of an older state are of no use, since every optimizer
-step changes nearly all of them. When the disk refuses, the download goes on without a cache.
+The cache of a state is one file of its bytes, named by its digest. Hashing finds the chunks that are already there, so
+a crash in the middle of a write does no harm. Two processes that download the same state into the same folder may even
+help each other. Only one state is kept: chunks of an older state are of no use, since every optimizer step changes
+nearly all of them. When the disk refuses, the download goes on without a cache.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DownloadCache:
                 await self._try(lambda _: self._write(index, data))
 
     async def close(self) -> None:
-        """Close the file; what is there stays for the next time."""
+        """Close the file; its chunks stay for the next time."""
         async with self._lock:
             await self._try(lambda _: self._close())
 

@@ -1,11 +1,10 @@
 """Fetching chunks from several donors at once.
 
 Theory of operation. Every donor has one task and one stream. The tasks take indices from one common queue, a second's
-worth at a time by the donor's measured pace, so that a fast donor serves more. When the queue is empty, a task that has
-nothing left to do asks its donor for chunks that another donor is taking unusually long over, or that gives no signs of
-life, and the first copy that verifies counts; so neither a dead nor a crawling donor holds up the end. Each chunk is
-received into a buffer of the task's own and verified before it is copied to its place. A donor that fails gives its
-indices back to the queue.
+worth at a time by the donor's measured pace, so that a fast donor serves more. When the queue is empty, an idle task
+asks its donor for chunks of another donor that takes unusually long, or that is silent, and the first copy that
+verifies counts. So neither a dead nor a very slow donor delays the end. Each chunk is received into a buffer of the
+task's own and verified before it is copied to its place. A donor that fails gives its indices back to the queue.
 """
 
 from __future__ import annotations

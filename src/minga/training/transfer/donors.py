@@ -38,11 +38,11 @@ MAX_REASONS = 10
 
 
 class OvertakenError(UnreachableError):
-    """Nobody has the state that is wanted any more: all who have one have taken further steps since."""
+    """No donor has the wanted state any more: all of them have taken further steps since."""
 
 
 class Donors:
-    """The donors that were asked: what they have, which states lead, and why some are not used any more."""
+    """The donors that were asked: their states, which states lead, and why some donors are not used any more."""
 
     def __init__(self, node: Node, donors: Sequence[PeerId], expect_digest: str | None) -> None:
         self.failed: dict[PeerId, RemoteError] = {}
@@ -94,7 +94,7 @@ class Donors:
         return kind(f"none of {count} donors could serve the state ({told})", phase="state download")
 
     async def fetch_manifest(self) -> tuple[Manifest, list[PeerId]]:
-        """The manifest of the leading state, and who has that state.
+        """The manifest of the leading state, and the peers that have that state.
 
         A donor that does not serve what it described is dropped, with its vote. Raises `UnreachableError` when no
         state is left.

@@ -2,12 +2,12 @@
 
 Theory of operation. The donors are asked what they have, and the state that most of them publish is chosen; its digest
 is what everything else is checked against. The manifest is taken from any of them, then the chunks from all of them
-(see `chunk_fetch.py`). Chunks that this peer has already, in its own state or in a cache left by a download that broke
-off, are not transferred: healing a peer that differs in one tensor costs a few chunks.
+(see `chunk_fetch.py`). Chunks that this peer has already, in its own state or in the cache of an aborted download, are
+not transferred. So healing a peer that differs in one tensor costs a few chunks.
 
-Who serves something that does not match is dropped, named and counted as an offender; the download goes on with the
-others. The number of donors that publish a digest is all that this module knows about its truth, so a caller that
-learned the digest from the signed records of the whole swarm should pass it as `expect_digest`.
+A donor that serves bytes that do not match is dropped, named and counted as an offender; the download goes on with the
+others. This module judges a digest by the number of donors that publish it. A caller that learned the digest from the
+signed records of the whole swarm should pass it as `expect_digest`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The signed run spec and the files that come with a run (tokenizer, data), from whoever has them.
+"""The signed run spec and the files that come with a run (tokenizer, data), served by every peer that has them.
 
     run.describe   no request -> DescribeRunReply                     the signed run spec
     run.file       FileRequest -> bulk frames of at most PAGE_BYTES   the file from an offset to its end
 
-The link names the run, the spec is signed, and the spec holds the hash and size of each file; so all of it can come
-from any peer, and every peer serves what it has.
+The link names the run, the spec is signed, and the spec holds the hash and size of each file. So all of it can come
+from any peer, and every peer serves the files that it has.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fetching the signed run spec and the files of a run from any peers that have them.
 
-Theory of operation. Files are fetched side by side, each from one peer at a time; what arrived stays on disk under a
-name that ends in `.part`, and another peer, or the next start of the program, continues there. A hash covers a whole
-file: if one that came from several peers is wrong, nobody can be blamed, so it is fetched once more from one peer
-alone, whom the result then convicts or clears.
+Theory of operation. Files are fetched side by side, each from one peer at a time. Arrived bytes stay on disk under a
+name that ends in `.part`; another peer, or the next start of the program, continues there. A hash covers a whole file.
+If a file from several peers is wrong, no single peer can be blamed, so it is fetched once more from one peer alone; the
+result then convicts or clears that peer.
 """
 
 from __future__ import annotations

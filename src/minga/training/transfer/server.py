@@ -1,10 +1,10 @@
 """Serving the training state to newcomers and to peers that fell behind.
 
 Theory of operation. The state may be copied only between two optimizer steps, and only by the training thread. So a
-request that no held snapshot satisfies raises a flag; the training thread asks `wants` whenever it comes by, which
-costs one attribute when nobody asked, and hands over a copy with `publish`. All who asked meanwhile are served from
-that one copy, so that they also agree on it. It is dropped when nobody used it for `IDLE_S` seconds. But the state
-after the run's last step stays, since no training thread is left that could be asked for it again.
+request that no held snapshot satisfies raises a flag. The training thread asks `wants` between steps, which costs one
+attribute when no peer asked, and hands over a copy with `publish`. All peers that asked meanwhile get that one copy, so
+that they also agree on it. The copy is dropped when no peer used it for `IDLE_S` seconds. But the state after the run's
+last step stays, since no training thread is left that could copy it again.
 
 A snapshot takes as much memory as the state itself. There are never more than two, and none that is being downloaded
 makes room for a newer one before it is `MIN_HELD_S` old.
@@ -96,7 +96,7 @@ class StateServer:
     def publish(self, snapshot: StateSnapshot, manifest: Manifest | None = None, *, stays: bool = False) -> None:
         """Serve `snapshot`, which must not be changed any more; any thread. Its manifest is computed if not given.
 
-        With `stays` it is served until the peer ends, however long nobody asks for it.
+        With `stays` it is served until the peer ends, even if no peer asks for long.
         """
         self._published_step = snapshot.step
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile, and with it all who wanted the state
@@ -113,7 +113,7 @@ class StateServer:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._withdraw)
 
-    # ---- for everybody
+    # ---- for every peer
 
     @property
     @any_thread
@@ -123,7 +123,7 @@ class StateServer:
 
     @contextlib.contextmanager
     def fetching(self) -> Iterator[None]:
-        """This peer fetches the state itself: nobody waits for what it does not have yet; on the loop."""
+        """This peer fetches the state itself, so no peer waits for a state that it does not have yet; on the loop."""
         self._is_fetching = True
         self._changed.fire()
         try:
@@ -139,7 +139,7 @@ class StateServer:
         now = self._loop.time()
         if all(held.manifest.digest != manifest.digest for held in self._held):
             held = [*self._held]
-            # Room is made by what nobody downloads, then by what is oldest.
+            # Snapshots without a download go first, then the oldest.
             while len(held) >= MAX_HELD:
                 held.remove(min(held, key=lambda h: (h.downloads > 0, h.since)))
             held.append(_Held(snapshot, manifest, now, now))

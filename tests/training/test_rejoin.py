@@ -58,10 +58,10 @@ def test_the_own_port(direct: tuple[str, ...], port: int) -> None:
 
 
 def test_the_newest_addresses_are_kept(tmp_path: Path) -> None:
-    way_back = RejoinFile(tmp_path, ME)
+    rejoin_file = RejoinFile(tmp_path, ME)
     seen = KnownAddresses(1, tuple(address(i, "1.1.1.1:1") for i in range(MAX_PLACES)))
-    assert way_back.now(seen).others == seen.others
-    later = way_back.now(KnownAddresses(2, (address(99, "9.9.9.9:9"),)))
+    assert rejoin_file.now(seen).others == seen.others
+    later = rejoin_file.now(KnownAddresses(2, (address(99, "9.9.9.9:9"),)))
     assert (later.own_port, later.others[0], len(later.others)) == (2, address(99, "9.9.9.9:9"), MAX_PLACES)
     assert RejoinFile(tmp_path, ME).places() == KnownAddresses(), "nothing is written before there is time for it"
 
