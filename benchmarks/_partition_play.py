@@ -6,8 +6,9 @@ import asyncio
 import contextvars
 import itertools
 import random
+import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from minga.core.errors import LocalError
@@ -25,6 +26,7 @@ CUT_S = 10.0
 HEALED_S = 15.0
 """How long it is watched afterwards."""
 STAGGER_S = 1.0
+WENT_ON_S = 4.0
 LIMIT_S = 300.0
 MICRO_BATCH, MICRO_BATCH_S = 4, (0.3, 0.4)
 RATE = 1e6
@@ -46,11 +48,11 @@ class Partition:
     newcomer_s: float | None
 
     @classmethod
-    def drawn(cls, seed: int) -> Partition:
-        """The partition of a seed."""
+    def drawn(cls, seed: int, peers: int | None = None) -> Partition:
+        """The partition of a seed, of so many peers or of a drawn number."""
         rng = random.Random(f"minga partition {seed}")
         shape = SHAPES[seed % len(SHAPES)]
-        peers = rng.choice((6, 9)) if shape == "thirds" else rng.choice((4, 4, 5, 6, 8))
+        peers = peers or (rng.choice((6, 9)) if shape == "thirds" else rng.choice((4, 4, 5, 6, 8)))
         order = rng.sample(range(peers), peers)
         count = 3 if shape == "thirds" else 2
         sides = tuple(tuple(sorted(order[k::count])) for k in range(count))
@@ -73,8 +75,8 @@ class Verdict:
     """Steps of which there were two states."""
     excepted: bool = False
     """Whether the last common round had at most two members, which `guarantees.md` names as an exception."""
-    stall_s: float = 0.0
-    """Longest time in which nobody applied a step, from the moment of healing on."""
+    stall_s: float | None = None
+    """By how much longer than usual the side that went on took for a step once it was healed; None if none went on."""
     stood_still: tuple[str, ...] = ()
     """Living peers that applied no step in the last third of the time after healing."""
     errors: list[str] = field(default_factory=list)
@@ -153,11 +155,23 @@ class Play:
         if apart:
             verdict.forked_at, verdict.steps_apart = apart[0], len(apart)
             verdict.excepted = self._sizes.get(apart[0] - 2, 0) <= 2  # the round of step s - 1 made state s
-        times = [healed_s, *(time for time, _ in self._applied if time >= healed_s), healed_s + HEALED_S]
-        verdict.stall_s = max(later - sooner for sooner, later in itertools.pairwise(times))
+        verdict.stall_s = stall_s(self._applied, healed_s, healed_s + HEALED_S)
         moved = {name for time, name in self._applied if time >= healed_s + HEALED_S * 2 / 3}
         verdict.stood_still = tuple(sorted(peer.name for peer in self._swarm.alive() if peer.name not in moved))
         verdict.errors += [f"{peer.name}: {peer.error!r}" for peer in self._swarm.alive() if peer.error]
+
+
+def stall_s(applied: Sequence[tuple[float, str]], healed_s: float, end_s: float) -> float | None:
+    """Longest step of the peers that took steps in the last `WENT_ON_S` before healing, less what was usual then."""
+    went_on = {name for time, name in applied if healed_s - WENT_ON_S <= time < healed_s}
+    if not went_on:
+        return None
+    times = sorted(time for time, name in applied if name in went_on)
+    before = [b - a for a, b in itertools.pairwise(t for t in times if healed_s - 2 * WENT_ON_S <= t < healed_s)]
+    steps = [gap for gap in before if gap > max(before) / 2]  # the other gaps are between members of one step
+    last = max(time for time in times if time < healed_s)
+    after = [last, *(time for time in times if time >= healed_s), end_s]
+    return max(b - a for a, b in itertools.pairwise(after)) - statistics.median(steps)
 
 
 def play(seed: int) -> Verdict:

@@ -4,24 +4,30 @@
 
 Each seed draws four to nine peers on virtual links in virtual time, and how they are divided: halves, thirds, one way
 only, or link by link in random order within a second; at which phase of a round; and whether a peer is killed or a
-newcomer comes meanwhile. The links are cut for 10 s, then restored, and the swarm is watched for 15 s more.
+newcomer comes meanwhile. The links are cut for 10 s, then restored, and the swarm is watched for 15 s more. Then as
+many partitions as `--real` says (seeds as before) of four real processes in network namespaces.
 
     forks            partitions after which one step had two states, but for the exceptions of `docs/guarantees.md`
     excepted         the same after a round of two members, the exception that `docs/guarantees.md` names
     steps_apart      steps that had two states, in the worst of the forks
-    longest_stall_s  longest time after healing in which nobody applied a step; median, minimum and maximum
+    stall_s          by how much longer than usual the side that went on took for a step after healing; median, minimum
+                     and maximum, `real_stall_s` in namespaces
     stood_still      partitions after which a living peer applied no step in the last third of the watch
 
-ok: no forks, nobody stands still, and no error. Each seed that forked is printed; `--seeds A:B` plays some only.
+ok: no forks (`real_forks` in namespaces), nobody stands still, and no error. Each seed that forked is printed; `--seeds
+A:B` plays some only.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Callable
 
 from benchmarks._partition_play import Verdict, play
+from benchmarks._partition_real import play_real
 from benchmarks._report import emit, finish, note, parser, spread
+from tests.netlab import why_unavailable
 
 SEEDS = "0:200"
 
@@ -32,29 +38,36 @@ def main(argv: list[str] | None = None) -> int:
     arguments.add_argument(
         "--seeds", type=_seeds, default=_seeds(SEEDS), metavar="A:B", help=f"which (default {SEEDS})"
     )
+    arguments.add_argument("--real", type=int, default=10, metavar="N", help="partitions in namespaces (default 10)")
     options = arguments.parse_args(argv)
-    verdicts = [_played(seed) for seed in options.seeds]
+    verdicts = [_played(seed, play) for seed in options.seeds]
+    real = [_played(seed, play_real) for seed in range(options.real)] if options.real and not why_unavailable() else []
     forks = [verdict for verdict in verdicts if verdict.forked_at is not None and not verdict.excepted]
     still = [verdict for verdict in verdicts if verdict.stood_still]
-    errors = [error for verdict in verdicts for error in verdict.errors]
+    errors = [error for verdict in [*verdicts, *real] for error in verdict.errors]
+    real_forks = [verdict for verdict in real if verdict.forked_at is not None]
     return finish(
         "partitions",
-        not (forks or still or errors),
+        not (forks or real_forks or still or errors),
         options.json,
         partitions=len(verdicts),
         forks=len(forks),
         forks_by_shape=dict(Counter(verdict.partition.shape for verdict in forks)),
         excepted=sum(verdict.excepted for verdict in verdicts),
         steps_apart=max((verdict.steps_apart for verdict in forks), default=0),
-        longest_stall_s=spread(verdict.stall_s for verdict in verdicts),
+        stall_s=spread(verdict.stall_s for verdict in verdicts if verdict.stall_s is not None),
         stood_still=len(still),
+        real=len(real) if real or not options.real else why_unavailable(),
+        real_forks=len(real_forks),
+        real_stall_s=spread(verdict.stall_s for verdict in real if verdict.stall_s is not None),
         errors=errors[:5],
     )
 
 
-def _played(seed: int) -> Verdict:
+def _played(seed: int, play: Callable[[int], Verdict]) -> Verdict:
     verdict = play(seed)
-    note(f"seed {seed}: {verdict.partition.shape}, {verdict.partition.peers} peers, stall {verdict.stall_s:.1f} s")
+    stall = "none went on" if verdict.stall_s is None else f"stall {verdict.stall_s:.1f} s"
+    note(f"seed {seed}: {verdict.partition.shape}, {verdict.partition.peers} peers, {stall}")
     if verdict.forked_at is not None or verdict.stood_still or verdict.errors:
         emit(
             seed=seed,

@@ -54,8 +54,6 @@ RETIRED = (
 FENCE = re.compile(r"^```([a-z]+) ?(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 QUOTED = re.compile(r"“[^”]*”|`[^`]*`")
 """Words of messages and names in code, which keep theirs."""
-IN_WORK = re.compile(r"^## No silent fork\n(?s:.*?)(?=^## )", re.MULTILINE)
-"""A section whose promise is being changed: its words and lines are looked at once that is done."""
 
 
 class Block(NamedTuple):
@@ -255,11 +253,8 @@ def test_the_code_uses_each_term_of_the_glossary() -> None:
 
 
 def prose(page: Path) -> str:
-    """The page without its blocks and without the section in work, each line at its number."""
-    text = page.read_text("utf-8")
-    for left_out in (FENCE, IN_WORK):
-        text = left_out.sub(lambda part: "\n" * part.group().count("\n"), text)
-    return text
+    """The page without its blocks, each line at its number."""
+    return FENCE.sub(lambda part: "\n" * part.group().count("\n"), page.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)

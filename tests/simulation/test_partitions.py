@@ -1,10 +1,25 @@
-"""Partitions from the search of `benchmarks.partitions`: no two histories may both go on."""
+"""Partitions, and members that die in doubt: no two histories may both go on, and those with a quorum do go on."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
-from benchmarks._partition_play import Partition, play
+from benchmarks._partition_play import Partition, Verdict, play
+from minga.core.events.bus import Event
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.seeds import soaked
+from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, make_spec, same_step, virtually
+
+FORKED_BEFORE = (14, 18, 23, 30, 33, 43, 272)
+"""Seeds in which two histories went on before rounds were committed by the members of the round before."""
+
+STOOD_STILL = (116, 150, 175)
+"""Seeds that left peers in doubt: a member was past a step for which too few were left, or had given its round up."""
 
 
 def test_a_seed_decides_the_partition() -> None:
@@ -12,14 +27,95 @@ def test_a_seed_decides_the_partition() -> None:
     assert Partition.drawn(184) != Partition.drawn(185)
 
 
-def test_one_half_of_four_goes_on_and_the_other_comes_back() -> None:
-    verdict = play(128)
+@pytest.mark.parametrize(
+    "seed", [14, 23, 272, 150, 175, *(soaked(s) for s in (*FORKED_BEFORE, *STOOD_STILL) if s not in (14, 23, 272, 150))]
+)
+def test_one_history_goes_on_and_all_come_back_to_it(seed: int) -> None:
+    verdict: Verdict = play(seed)
     assert (verdict.forked_at, verdict.stood_still, verdict.errors) == (None, (), [])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="known fork: the half without the plan goes by the round before, the other half by the plan",
-)
-def test_halves_divided_while_the_plan_is_on_its_way_have_one_history() -> None:
-    assert play(272).forked_at is None
+def swarm_of(count: int, seed: int) -> Swarm:
+    swarm = Swarm(make_spec(8 * count), seed=seed)
+    for _ in range(count):
+        swarm.add(HostSettings(latency_s=0.03), TrainerSettings(4, 0.2, jitter=0.1))
+    return swarm
+
+
+async def kill_half(swarm: Swarm, survives: Callable[[SimulatedPeer, Event], bool]) -> list[SimulatedPeer]:
+    """At the beginning of a round kill half of the peers in one moment, first those that do not have to survive."""
+    begun: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+
+    def hear(event: Event) -> None:
+        if event.kind == "round.begun" and event.fields["step"] == 4 and not begun.done():
+            begun.set_result(event)
+
+    for peer in swarm.peers.values():
+        peer.session.events.subscribe(hear)
+    event = await begun
+    peers = sorted(swarm.peers.values(), key=lambda peer: survives(peer, event))
+    for peer in peers[: len(peers) // 2]:
+        swarm.internet.kill(peer.name)
+    return peers[len(peers) // 2 :]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_half_of_ten_goes_on_with_the_organiser_though_the_leader_died(seed: int) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = swarm_of(10, seed)
+        organiser = next(iter(swarm.peers.values()))  # the first peer signs the run
+        living = await kill_half(swarm, lambda peer, event: peer is organiser)
+        step = max(peer.replica.step for peer in living)
+        await swarm.run_until_step(step + 4, limit_s=120)
+        await assert_equal_states(swarm, [peer.name for peer in living])
+        assert_one_group_per_step(swarm)
+        await swarm.close()
+
+    main()
+
+
+@virtually
+async def test_half_of_ten_without_the_organiser_waits() -> None:
+    swarm = swarm_of(10, 3)
+    organiser = next(iter(swarm.peers.values()))
+    living = await kill_half(swarm, lambda peer, event: peer is not organiser)
+    await asyncio.sleep(10.0)
+    step = max(peer.replica.step for peer in living)
+    await asyncio.sleep(60.0)
+    assert max(peer.replica.step for peer in living) == step
+    assert swarm.log.of("group.minority")
+    await swarm.close()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.04, 0.06, 0.08, 0.1, 0.12, 0.14])
+def test_a_coordinator_that_dies_while_a_round_is_committed_leaves_one_result(delay_s: float) -> None:
+    @virtually
+    async def main() -> None:
+        swarm = swarm_of(5, 1)
+        leaders: list[str] = []
+        applied: dict[int, set[str]] = {}
+
+        def watch(peer: SimulatedPeer) -> None:
+            def hear(event: Event) -> None:
+                if event.kind == "step.applied":
+                    applied.setdefault(peer.replica.step, set()).add(peer.replica.digest())
+                    if peer.replica.step == 5 and not leaders:
+                        leaders.append(next(p.name for p in swarm.peers.values() if p.network.peer_id == leader[0]))
+                        asyncio.get_running_loop().call_later(delay_s, lambda: swarm.internet.kill(leaders[0]))
+                elif event.kind == "round.begun":
+                    leader[:] = [str(event.fields["leader"])]
+
+            peer.session.events.subscribe(hear)
+
+        leader: list[str] = []
+        for peer in swarm.peers.values():
+            watch(peer)
+        await swarm.run_until_step(5, limit_s=120)
+        living = [peer.name for peer in swarm.alive()]
+        await same_step(swarm, living)
+        await swarm.run_until_step(9, limit_s=120)
+        assert [step for step, states in applied.items() if len(states) > 1] == []
+        await swarm.close()
+
+    main()

@@ -1,11 +1,13 @@
-"""Who leads: the same order for everyone who knows the same members, a new one each step."""
+"""Who leads a step, and who decides it: the same for everyone who knows the same members."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from blake3 import blake3
 
+from minga.averaging.messages import Plan
 from minga.network.interface import PeerId
 
 
@@ -22,21 +24,55 @@ def ranking(run_id: str, step: int, candidates: Iterable[PeerId]) -> list[PeerId
     return sorted(set(candidates), key=key)
 
 
-def has_quorum(alive: set[PeerId], view: Iterable[PeerId]) -> bool:
-    """Whether `alive` may go on in the name of `view`, the members of the last round.
+def has_quorum(alive: Collection[PeerId], view: Iterable[PeerId]) -> bool:
+    """Whether `alive` may go on in the name of `view`, the members of the last round, its tie-breaker first.
 
-    More than half of the view may. Exactly half may if it has the view's first member, so that two halves never both
-    go on; and of a view of two, either may, because there a death cannot be told from a cut and training alone is
-    what one peer is for (the two histories meet again in `docs/guarantees.md`).
+    More than half of the view may. Exactly half may if it has the tie-breaker, so that two halves never both go on;
+    and of a view of two, either may, because there a death cannot be told from a cut and training alone is what one
+    peer is for (the two histories meet again in `docs/guarantees.md`).
     """
     members = list(view)
     present = sum(1 for peer in members if peer in alive)
-    if not members or 2 * present != len(members):
-        return not members or 2 * present > len(members)
-    return present > 0 and (members[0] in alive or len(members) == 2)
+    return _is_enough(present, len(members), breaks_tie=bool(members) and members[0] in alive)
 
 
 def is_majority(group: Collection[PeerId], living: Sequence[PeerId]) -> bool:
     """Whether `group` has more than half of `living`, or half of them and the first: of two groups at most one has."""
     present = sum(1 for peer in living if peer in group)
     return 2 * present > len(living) or (2 * present == len(living) and (not living or living[0] in group))
+
+
+def by_tie_breaker(view: Sequence[PeerId], organiser: PeerId | None) -> tuple[PeerId, ...]:
+    """The members of a round, its tie-breaker first: the organiser's peer if it is one of them, else their leader."""
+    return tuple(sorted(view, key=lambda peer: peer != organiser))
+
+
+@dataclass(frozen=True)
+class Electorate:
+    """Who decides in one round whether its result counts; members by their numbers in the plan.
+
+    `size` members of the last round have a vote, of which the `voters` are in this round; `tie_breaker` is None if it
+    is not. The members of a first round, which follows none, all have a vote.
+    """
+
+    voters: frozenset[int]
+    size: int
+    tie_breaker: int | None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Electorate:
+        """The electorate that a plan names."""
+        if not plan.electorate:
+            return cls(frozenset(range(len(plan.members))), len(plan.members), 0)
+        return cls(frozenset(plan.voters), plan.electorate, plan.tie_breaker)
+
+    def is_quorum(self, members: Iterable[int]) -> bool:
+        """Whether these members may decide; see `has_quorum`."""
+        present = self.voters.intersection(members)
+        return _is_enough(len(present), self.size, breaks_tie=self.tie_breaker in present)
+
+
+def _is_enough(present: int, size: int, *, breaks_tie: bool) -> bool:
+    if not size or 2 * present != size:
+        return not size or 2 * present > size
+    return present > 0 and (breaks_tie or size == 2)

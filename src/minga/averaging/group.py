@@ -59,7 +59,8 @@ class GroupSettings:
     Of the vector: the fingerprint of its `layout`, its elements, and the bytes they take as encoded. Of this peer:
     whether it can be dialled by all and so `aggregates` for them, and whether it `computes` (an auxiliary does not).
     `overlapped`: rounds go on beside the next step's computing. With a `largest_batch_size` the target batch size is
-    only the smallest one, and chosen so that communication takes no more than the share `most_communication`.
+    only the smallest one, and chosen so that communication takes no more than the share `most_communication`. Where
+    half of a round's members are left, those go on that have the `organiser` among them.
     """
 
     target_batch_size: int
@@ -72,3 +73,4 @@ class GroupSettings:
     overlapped: bool = False
     largest_batch_size: int | None = None
     most_communication: float = 0.1
+    organiser: PeerId | None = None

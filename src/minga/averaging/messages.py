@@ -19,6 +19,7 @@ MAX_SITES = 256
 MAX_SAMPLES = 1 << 40
 MAX_CHUNKS = 1 << 17
 MAX_TERM = 1000
+MAX_BALLOT = 1 << 32
 LONGEST_S = 1e9
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -32,6 +33,7 @@ RoundId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Fingerprint = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
 Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Members = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+Ballot = Annotated[int, msgspec.Meta(ge=0, le=MAX_BALLOT)]
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -52,6 +54,25 @@ class Report(msgspec.Struct, frozen=True):
     limit: Samples | None = None
 
 
+class Accepted(msgspec.Struct, frozen=True):
+    """The result that a peer held in an attempt at a step which it then gave up: another peer may have applied it.
+
+    It is that of round `round_id`, held in term `term` of the attempt with number `ballot` that `leader` led. Equal
+    results have the same `fingerprint`.
+    """
+
+    ballot: Annotated[int, msgspec.Meta(ge=1, le=MAX_BALLOT)]
+    leader: Peer
+    term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
+    round_id: RoundId
+    fingerprint: Fingerprint
+
+    @property
+    def order(self) -> tuple[int, str, int]:
+        """What is compared to find the latest."""
+        return self.ballot, self.leader, self.term
+
+
 class Join(msgspec.Struct, frozen=True):
     """A peer asks to be in the group of `step`.
 
@@ -61,7 +82,8 @@ class Join(msgspec.Struct, frozen=True):
     hears nothing, `seats` how many members have joined the sender itself (two leaders of one step settle by this who
     goes on), -1 for a newcomer that looks around, `previous` the fingerprint of the reduced vector that led to `step`,
     empty if its state came in another way, `batch` the target batch size that the last plan named for `step`, 0 if the
-    sender has not had that plan.
+    sender has not had that plan. With `ballot` the sender promises this leader to hold no result of an attempt at the
+    step with a lower number from now on (0: it has no vote), and `accepted` is what it held in the latest one.
     """
 
     step: Step
@@ -78,12 +100,34 @@ class Join(msgspec.Struct, frozen=True):
     seats: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_MEMBERS)] = 0
     previous: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
     batch: Samples = 0
+    ballot: Ballot = 0
+    accepted: Accepted | None = None
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Member to leader: a newer report."""
+    """Member to leader: a newer report, and the number that it promised to this leader by now."""
 
     report: Report
+    ballot: Ballot = 0
+
+
+class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
+    """Leader to member: this attempt has a higher number than the one you promised me; promise it, and say so."""
+
+    ballot: Annotated[int, msgspec.Meta(ge=1, le=MAX_BALLOT)]
+
+
+class AskView(msgspec.Struct, frozen=True):
+    """Leader to member: who took part in the last round before `step`, or if it is named in round `round_id`?"""
+
+    step: Step
+    round_id: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+
+
+class View(msgspec.Struct, frozen=True):
+    """The members of a round, its leader first."""
+
+    members: Annotated[tuple[Peer, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
 
 
 class Limit(msgspec.Struct, frozen=True, tag="limit"):
@@ -133,6 +177,11 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     their uploads would cost the others more time than their samples save. `predicted_s` is what the leader expects the
     round to take, None if it knows no rates. `limits` (one for each member, or none at all) are the samples at which
     the members stop in the next step, until its leader says something else, `next_batch` is its target batch size.
+
+    The attempt at the step has the number `ballot`. `electorate` members of the last round have a vote, of which the
+    `voters` are here and `tie_breaker` decides between halves (see `Electorate`); 0 in a first round, in which all
+    vote. A plan may take over the result of an earlier attempt, round `adopts`, instead of reducing anew: then the
+    `holders` have it, and the `view`, its members, is what counts for the next step.
     """
 
     round_id: RoundId
@@ -149,6 +198,23 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     predicted_s: Seconds | None = None
     limits: Annotated[tuple[Samples, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     next_batch: Samples = 0
+    ballot: Annotated[int, msgspec.Meta(ge=1, le=MAX_BALLOT)] = 1
+    voters: Members = ()
+    electorate: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)] = 0
+    tie_breaker: Index | None = None
+    adopts: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+    holders: Members = ()
+    view: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+
+    @property
+    def result_id(self) -> str:
+        """The id of the round whose result this one ends with."""
+        return self.adopts or self.round_id
+
+    @property
+    def succession(self) -> tuple[PeerId, ...]:
+        """Who decides the next step if this round is committed: the members that made its result, the leader first."""
+        return tuple(PeerId(peer) for peer in self.view) or tuple(member.peer_id for member in self.members)
 
 
 class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan"):
@@ -158,7 +224,7 @@ class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan"):
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
-FromLeader = Limit | Redirect | SignedPlan
+FromLeader = Limit | Redirect | SignedPlan | Prepare
 
 
 class PartHello(msgspec.Struct, frozen=True):
@@ -204,6 +270,13 @@ class Alive(msgspec.Struct, frozen=True):
     round_id: RoundId
 
 
+class RoundState(msgspec.Struct, frozen=True):
+    """Member to coordinator: the term whose result it holds and the one that it knows to be committed, None if none."""
+
+    held: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)] | None = None
+    committed: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)] | None = None
+
+
 class Assignment(msgspec.Struct, frozen=True):
     """Chunks (global numbers) of which member `aggregator` makes the result; `key` = (repair term, position) is unique
     in it. `relays` are those of the plan's part, repairs have none.
@@ -225,11 +298,14 @@ class Freeze(msgspec.Struct, frozen=True):
 
 
 class ChunkMap(msgspec.Struct, frozen=True):
-    """Member to coordinator: bitmap of the chunks whose reduced values it has, and the repairs it knows of."""
+    """Member to coordinator: bitmap of the chunks whose reduced values it has, the repairs it knows of, and the
+    members that repairs went on without: what these hold may be of an assignment that was replaced.
+    """
 
     bitmap: Annotated[bytes, msgspec.Meta(max_length=MAX_CHUNKS // 8)]
     term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
     assignments: tuple[Assignment, ...]
+    dead: Members = ()
 
 
 class Repair(msgspec.Struct, frozen=True):
@@ -248,6 +324,20 @@ class FetchChunks(msgspec.Struct, frozen=True):
 
     round_id: RoundId
     chunks: Annotated[tuple[Offset, ...], msgspec.Meta(max_length=MAX_CHUNKS)]
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Member to coordinator: the `members` have the whole reduced vector, as it is in term `term`."""
+
+    round_id: RoundId
+    term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
+    members: Members
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """Coordinator to member: a quorum held the result of term `term`, so it counts; apply it."""
+
+    term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
 
 
 class Done(msgspec.Struct, frozen=True):

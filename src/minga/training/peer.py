@@ -196,7 +196,7 @@ class Peer:
                 target_batch_sizes=training.batch_range,
             )
             port.on_broken_sum = replica.look_closely
-            self._session.attach(self.spec, replica, port)
+            self._session.attach(self.spec, replica, port, self._signed_spec.organiser)
             return port
 
         return self.on_loop(start)

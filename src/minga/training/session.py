@@ -212,8 +212,10 @@ class Session:
             exchange = self._access_watch.exchange.exchange
             await asyncio.gather(*map(exchange, self.node.connected()), return_exceptions=True)
 
-    def attach(self, spec: RunSpec, replica: ReplicaInterface, port: GradientPort) -> Member:
-        """Begin to take part in steps with a trainer behind `port`."""
+    def attach(
+        self, spec: RunSpec, replica: ReplicaInterface, port: GradientPort, organiser: str | None = None
+    ) -> Member:
+        """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec."""
         settings = MemberSettings(
             target_batch_sizes=spec.training.batch_range,
             aggregates=self.settings.role != "client",
@@ -225,6 +227,7 @@ class Session:
             average_parameters_every=spec.averaging.average_parameters_every,
             stop_after_steps=spec.training.stop_after_steps,
             divide=self.settings.divide,
+            organiser=None if organiser is None else PeerId(organiser),
         )
         member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica))
         self._begin(member, replica, port)

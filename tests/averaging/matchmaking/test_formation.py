@@ -120,6 +120,7 @@ class Member:
                 _, samples = await self.port.seal()
                 self.plans.append((plan, samples))
                 await asyncio.sleep(0.3)
+                self.formation.commit(plan)
                 self.port.reopen()
                 self.step += 1
         except (MinorityError, OutOfSyncError) as error:
@@ -445,12 +446,12 @@ def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monke
         liar.node.serve(JOIN, stop_and_hush)
 
         def remember(company: MembershipView, plan: Plan) -> None:
-            take_part(company, plan)
+            commit(company, plan)
             company.view = (*company.view, liar.peer_id)
 
         # Everybody takes it for a member of the last round, and in some steps it is the first in rank.
-        take_part = MembershipView.take_part
-        monkeypatch.setattr(MembershipView, "take_part", remember)
+        commit = MembershipView.commit
+        monkeypatch.setattr(MembershipView, "commit", remember)
         for member in camp.members:
             member.sight.also = [liar.peer_id]
         await camp.until_step(12, limit_s=600.0)
@@ -464,7 +465,7 @@ def test_a_leader_that_stops_its_members_and_then_says_nothing_is_given_up(monke
 def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
     answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = MembershipView.take_part
+    original = MembershipView.commit
 
     @virtually
     async def main() -> None:
@@ -488,7 +489,7 @@ def test_a_leader_that_neither_leads_nor_says_who_does_is_given_up(
             original(company, plan)
             company.view = (*company.view, liar.peer_id)
 
-        monkeypatch.setattr(MembershipView, "take_part", remember)
+        monkeypatch.setattr(MembershipView, "commit", remember)
         for member in camp.members:
             member.sight.also = [liar.peer_id]
         await camp.until_step(25)

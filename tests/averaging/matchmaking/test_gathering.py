@@ -87,14 +87,21 @@ class Scene:
         self.syncing: dict[PeerId, float] = {}
         self.closable = True
         self.other: Address | None = None
-        surroundings = Surroundings(lambda: self.expected, lambda: self.syncing, self._may_close, lambda: self.other)
+        surroundings = Surroundings(
+            lambda: self.expected,
+            lambda: self.syncing,
+            self._may_close,
+            lambda ballot: 0,
+            lambda seats: False,
+            lambda: self.other,
+        )
         seat = Registration(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
         self.gathering = GroupLeader(
             3, ME, seat, self.trainer, BatchSize(GroupSettings(batch, "", 1, 4, True)), surroundings
         )
         self.tasks: list[asyncio.Task[None]] = []
 
-    def _may_close(self, group: Collection[PeerId]) -> bool:
+    def _may_close(self, voters: Collection[PeerId], group: Collection[PeerId]) -> bool:
         return self.closable
 
     def sit(self, number: int, report: Report, previous: str = "", round_trip_s: float = 0.0) -> Line:

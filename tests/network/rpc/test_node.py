@@ -77,8 +77,8 @@ async def test_simultaneous_calls_share_one_dial() -> None:
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"versions": (2, 9)}, "version", "have none in common; update minga on the older side"),
-        ({"versions": (0, 0)}, "version", "have none in common"),
+        ({"versions": (3, 9)}, "version", "have none in common; update minga on the older side"),
+        ({"versions": (1, 1)}, "version", "have none in common"),
         ({"run_id": "other"}, "run", "that peer is in another run"),
     ],
 )

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from minga.averaging.allreduce.round import Round, unpack_bitmap
 from minga.averaging.allreduce.sender import fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
-from minga.averaging.election import has_quorum
-from minga.averaging.messages import MAX_TERM, Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair
+from minga.averaging.messages import MAX_TERM, Alive, Assignment, ChunkMap, Done, Freeze, Lost, Repair, RoundState
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.events.averaging import RoundRepaired
 from minga.core.thread_guard import loop_bound
@@ -62,6 +61,8 @@ class Coordinator:
             round = self._round
             if (sender if request.by is None else request.by) in round.dead:
                 raise RejectedError("it was given up in this round", code="given_up")
+            if round.plan.adopts:
+                return  # nothing is reduced in this round
             known = set(range(len(round.members)))
             accused = (set(request.lost) & known) - self._repaired
             lost = await self._gone(accused - {round.me})
@@ -78,7 +79,6 @@ class Coordinator:
                 round.revoke(member, round.next_term)
             await self._repair()
             self._repaired |= lost
-            round.settled |= lost | revoked
 
     async def _repair(self) -> None:
         round = self._round
@@ -89,7 +89,7 @@ class Coordinator:
                 return
             given_up = round.dead.keys() | round.revoked  # if more are lost meanwhile, all have to freeze for these too
             holdings = await self._freeze_everyone(term)
-            if not has_quorum({round.members[i] for i in holdings}, round.members):
+            if not round.electorate.is_quorum(holdings):
                 round.abort("too few members of the group are left")
             elif set(holdings) == set(round.alive()) and given_up == round.dead.keys() | round.revoked:
                 await self._announce(self._decide(term, holdings), holdings)
@@ -120,7 +120,7 @@ class Coordinator:
         async def answers(member: int) -> bool:
             try:
                 async with asyncio.timeout(ALIVE_PATIENCE_S):
-                    await round.node.call(round.members[member], ALIVE, question, Done)
+                    await round.node.call(round.members[member], ALIVE, question, RoundState)
             except (RemoteError, TimeoutError):
                 return False
             return True
@@ -135,19 +135,24 @@ class Coordinator:
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
         holdings = {round.me: ChunkMap(round.bitmap(), round.term, added)}
         round.promised = term
+        round.changed.fire()
         for member in sorted(round.revoked):  # as all others do: whatever was given to them before is given anew
             round.revoke(member, term)
 
         async def ask(member: int) -> None:
             try:
-                holdings[member] = await round.node.call(round.members[member], FREEZE, request, ChunkMap)
+                holding = await round.node.call(round.members[member], FREEZE, request, ChunkMap)
             except RemoteError as error:
                 if isinstance(error, RejectedError) and error.code == "term":
                     await asyncio.sleep(0.05)  # another coordinator is at work; ask again with a higher term
                     return
                 round.bury(member, error.message)
+            else:
+                holdings[member] = holding
+                round.give_up(holding.dead)
 
         await asyncio.gather(*(ask(i) for i in round.alive() if i != round.me))
+        round.give_up(request.dead)
         return holdings
 
     def _decide(self, term: int, holdings: dict[int, ChunkMap]) -> Repair:

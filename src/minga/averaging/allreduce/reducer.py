@@ -8,8 +8,7 @@ if one member had accumulated it all, and passes the root's bytes on unchanged.
 
 No child can make a chunk that it already delivered undone; who is waited for and how long, see `waiting.py`.
 
-What a root has finished is final for it only when a quorum of the members have taken it over. Whoever decides that
-others take over a root's work asks a quorum first what they have, so it hears of what any quorum took.
+What a root has finished counts when a quorum holds it with all else, see `commit.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.averaging.election import has_quorum
 from minga.averaging.messages import Assignment, ChunkWeight, PartHello
 from minga.core.errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import RoundSenderDropped
@@ -70,17 +68,18 @@ class Reducer:
             self._finish_if_ready(index)
 
     @property
-    def is_final(self) -> bool:
-        """Whether nobody can decide any more that others make these results."""
+    def _is_taken_over(self) -> bool:
+        """Whether enough members have what is made here to commit it, or others make it; a relay makes nothing."""
         round = self._round
-        if self._is_relay or not round.settled.isdisjoint(round.routes.hops(self._assignment)):
+        replaced = round.given_up | round.revoked
+        if self._is_relay or not replaced.isdisjoint(round.routes.hops(self._assignment)):
             return True
-        return has_quorum({round.members[i] for i in self._taken}, round.members)
+        return round.electorate.is_quorum(self._taken)
 
     @property
     def is_stuck(self) -> bool:
         """Whether only the coordinator can help: a relay is lost, or too few can take what was made here."""
-        if self.is_final or self._cut_off_s is not None:
+        if self._is_taken_over or self._cut_off_s is not None:
             return False
         waiting = self._absent or self._streams.keys() - self._taken - self._away
         return self._round.is_broken(self._assignment) or not (waiting or any(self._pending.values()))
@@ -266,8 +265,7 @@ class Reducer:
 
     def _notice_cut_off(self) -> None:
         away = self._away | self._round.unheard.keys()
-        with_us = {peer for i, peer in enumerate(self._round.members) if i not in away}
-        if not has_quorum(with_us, self._round.members):
+        if not self._round.electorate.is_quorum(set(range(len(self._round.members))) - away):
             self._cut_off_s = self._cut_off_s or asyncio.get_running_loop().time()
 
     # ---- sending
@@ -288,7 +286,7 @@ class Reducer:
         round, patience = self._round, WaitDeadlines(self._round, self._assignment, frozenset(self._absent))
         while not (round.aborted or round.is_broken(self._assignment)):
             await asyncio.sleep(min(max(LOOK_S, LOOK_SHARE * round.expected_s), LONGEST_LOOK_S))
-            if self.is_final and not any(self._pending.values()):
+            if self._is_taken_over and not any(self._pending.values()):
                 return
             before_s = asyncio.get_running_loop().time() - EXPLAINED_S
             if self._cut_off_s and self._cut_off_s < before_s:

@@ -21,9 +21,11 @@ the link between a root and a relay is broken, for then nobody else can help.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from weakref import WeakMethod
 
+from minga.averaging.allreduce.commit import QuorumCommit
 from minga.averaging.allreduce.coordinator import LOST, Coordinator, exist, is_valid, responsible
 from minga.averaging.allreduce.reducer import Reducer
 from minga.averaging.allreduce.round import Round
@@ -38,6 +40,8 @@ from minga.network.rpc.node import CALL_TIMEOUT_S
 REPAIR_TIMEOUT_S = 4.0 * CALL_TIMEOUT_S
 """Seconds for a coordinator to mend the round: it asks and tells all members, some of whom may not answer in time."""
 REPORT_PAUSE_S = 0.25
+FROZEN_S = 1.0
+"""Seconds that a frozen member waits for the repair before it asks the coordinator whether that lives."""
 COORDINATORS = 3
 """Of so many members, the first in the order of the plan, each may soon have to mend the round. A client connects to
 them when it begins: they could not dial it, and it may notice later than they do that it should report to them."""
@@ -53,13 +57,18 @@ class Repairer:
     def __init__(self, round: Round) -> None:
         self._round = round
         self._reducers: dict[tuple[int, int], Reducer] = {}
+        self._frozen = 0, 0.0  # a promised term, and since when this member waits for its repair
         self._slowness = StragglerDetector(round)
         self.coordinator = Coordinator(round, self._slowness, WeakMethod(self.apply))
+        self.commit = QuorumCommit(round)
 
     def start(self) -> None:
-        """Begin with the plan's own parts."""
+        """Begin with the plan's own parts, or with the result that it adopts."""
         round = self._round
         self._begin(round.assignments.values())
+        round.spawn(self.commit.run(), frozenset())
+        if round.plan.adopts:
+            round.spawn(self._adopt(), frozenset())
         if not round.plan.members[round.me].aggregates:
             for member in range(min(COORDINATORS, round.me)):
                 round.spawn(self._be_reachable(member), frozenset({member}))
@@ -69,19 +78,14 @@ class Repairer:
         return self._reducers.get(key)
 
     @property
-    def is_done(self) -> bool:
-        """Whether this member has the whole vector, and nobody can make it undone."""
-        return self._round.is_complete and all(reducer.is_final for reducer in self._reducers.values())
-
-    @property
     def is_serving(self) -> bool:
         """Whether others are still taking over what this member made."""
         return any(reducer.is_serving for reducer in self._reducers.values())
 
     async def run(self) -> None:
-        """Work until this member has the whole vector, or the round is aborted."""
+        """Work until this member has the whole vector and it is committed, or the round is aborted."""
         round = self._round
-        while not self.is_done and not round.aborted:
+        while not round.is_done and not round.aborted:
             if slow := self._slowness.news():
                 round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
             useless = self._useless()
@@ -92,10 +96,29 @@ class Repairer:
                     await round.changed.wait(REPORT_PAUSE_S)
                     round.bury_idle()
             else:
-                await round.changed.wait(1.0)
+                await round.changed.wait(FROZEN_S)
                 round.bury_idle()
+                if round.promised > round.term and self._frozen_s() > FROZEN_S:
+                    await self._report(())  # if the coordinator of the repair is gone, another one has to begin anew
 
     # ---- any member
+
+    def _frozen_s(self) -> float:
+        """For how many seconds this member has waited for the repair for which it was frozen."""
+        now = asyncio.get_running_loop().time()
+        if self._frozen[0] != self._round.promised:
+            self._frozen = self._round.promised, now
+        return now - self._frozen[1]
+
+    async def _adopt(self) -> None:
+        """Fetch the adopted result from one of its holders."""
+        round, everything = self._round, tuple(range(len(self._round.chunks)))
+        holders = round.plan.holders
+        for turn in range(len(holders)):
+            if not round.is_complete:
+                await fetch(round, holders[(round.me + turn) % len(holders)], everything)
+        if not round.is_complete:
+            round.abort("no member that holds the adopted result could be reached")
 
     async def _be_reachable(self, member: int) -> None:
         await self._round.node.connection(self._round.members[member])
@@ -167,7 +190,8 @@ class Repairer:
         round.promised = request.term
         self._give_up(request.dead, request.revoked, request.term)
         added = tuple(a for key, a in round.assignments.items() if key[0] > 0)
-        return ChunkMap(round.bitmap(), round.term, added)
+        round.changed.fire()
+        return ChunkMap(round.bitmap(), round.term, added, tuple(sorted(round.given_up)))
 
     def apply(self, sender: int, repair: Repair) -> None:
         """Take on what a coordinator decided. Raises `ProtocolError` if the sender cannot be the coordinator."""
@@ -177,6 +201,7 @@ class Repairer:
         if repair.term <= round.term or repair.term < round.promised:
             return
         round.term = round.promised = repair.term
+        round.changed.fire()
         self._give_up(repair.dead, repair.revoked, repair.term)
         fresh = [a for a in repair.assignments if a.key not in round.assignments and is_valid(round, a, repair.term)]
         round.assignments.update({a.key: a for a in fresh})
@@ -187,10 +212,7 @@ class Repairer:
 
     def _give_up(self, dead: Iterable[int], revoked: Iterable[int], term: int) -> None:
         known = range(len(self._round.members))
-        self._round.settled.update(set(dead).intersection(known), set(revoked).intersection(known))
-        for member in dead:
-            if member in known:
-                self._round.bury(member, "given up by the coordinator")
+        self._round.give_up(dead)
         for member in revoked:
             if member in known:
                 self._round.revoke(member, term)

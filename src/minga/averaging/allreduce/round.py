@@ -11,10 +11,12 @@ chunks in order and reads the reduced chunks back in the same order, both at onc
 Members of a site have a *relay* between them and the root, which reduces what its site sends, sends the mean on to
 the root as any member does, and passes the result on as any root does. See `routes.py`.
 
-The round is complete for a member when it has every chunk. A member that dies is dropped by each root or relay from
-the first chunk that lacks it. A root or relay that dies, or whose work others take over because it is too slow, breaks
-the assignments that go through it: these are replaced, see `repair.py`. Result bytes are encoded once, sent alike to
-everybody and decoded by the root too, so all members end with bitwise equal vectors.
+The round is complete for a member when it has every chunk, and done when its result is committed, see `commit.py`.
+A member that dies is dropped by each root or relay from the first chunk that lacks it. A root or relay that dies, or
+whose work others take over because it is too slow, breaks the assignments that go through it: these are replaced, see
+`repair.py`. Result bytes are encoded once, sent alike to everybody and decoded by the root too, so all members end with
+bitwise equal vectors. A plan that adopts the result of an earlier round has no assignments: members fetch the chunks
+from its holders.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from minga.averaging.allreduce.send_order import SendOrder
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.residual import Encoder, Fate, Residual
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.averaging.election import Electorate
 from minga.averaging.messages import Assignment, Plan
 from minga.averaging.planning.signed_plan import chunk_bytes_of
 from minga.core.aio.signal import Signal
@@ -90,30 +93,36 @@ class Round:
         self.members = [member.peer_id for member in plan.members]
         self.me = self.members.index(node.peer_id)
         self.chunks, assignments = chunk_table(layout, plan)
-        self.assignments: dict[tuple[int, int], Assignment] = {a.key: a for a in assignments}
+        self.assignments: dict[tuple[int, int], Assignment] = {} if plan.adopts else {a.key: a for a in assignments}
         self.routes = Routes(plan.sites)
         sizes = [chunk.numel for chunk in self.chunks]
         self.own = self._seal(local, residual)
         """This member's contribution; None if it has none."""
-        self.fates = [Fate.COUNTED] * len(self.chunks)
+        counted = not plan.adopts or node.peer_id in plan.view
+        self.fates = [Fate.COUNTED if counted else Fate.LEFT_OUT] * len(self.chunks)
         """What became of each chunk of it, as far as this member was told."""
         self.reduced = torch.split(result, sizes)
         """The chunks of `result`, in which roots and relays also accumulate."""
         self.term = 0
         self.promised = 0
         """The highest term of a repair that this member heard of; it takes no orders of lower ones."""
-        self.have = [False] * len(self.chunks)
-        self.missing = len(self.chunks)
+        self.have = [self.me in plan.holders] * len(self.chunks)
+        self.missing = self.have.count(False)
         self.dead: dict[int, str] = {}
         self.revoked: set[int] = set()
         """Members that are with us, but whose work as root or relay others take over."""
         self._revoked_before: dict[int, int] = {}
-        self.settled: set[int] = set()
-        """Those of the dead and revoked of whom the coordinator has told, or found out, what becomes of their work."""
+        self.given_up: set[int] = set()
+        """Those of the dead whom a coordinator went on without: what they hold may have been reduced anew."""
         self.unheard: dict[int, str] = {}
+        self.electorate = Electorate.of(plan)
+        self.held_term: int | None = None
+        """The term in which this member said that it holds the whole result; see `commit.py`."""
+        self.committed_term: int | None = None
+        """The term whose result a quorum held, as soon as this member knows of one."""
         self.aborted: str | None = None
-        self.over = asyncio.Event()
-        """Set when the round is given up."""
+        self.over, self.decided = asyncio.Event(), asyncio.Event()
+        """Set when the round is given up; and when it is, or its result is committed."""
         self.fetching: set[int] = set()
         self.came, self.changed = Signal(), Signal()
         """Fire with each chunk, and with anything else that tasks may wait for."""
@@ -136,6 +145,24 @@ class Round:
         """Whether this member has the whole reduced vector."""
         return self.missing == 0
 
+    @property
+    def may_hold(self) -> bool:
+        """Whether this member has the whole result, and no repair that could change it is under way."""
+        return self.is_complete and self.promised <= self.term
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this member has a result that is committed."""
+        held, committed = self.held_term, self.committed_term
+        return held is not None and committed is not None and held >= committed
+
+    def commit(self, term: int) -> None:
+        """Note that a quorum held the result of `term`."""
+        if self.committed_term is None and not self.aborted:
+            self.committed_term = term
+            self.decided.set()
+            self.changed.fire()
+
     def _seal(self, local: torch.Tensor | None, residual: Residual | None) -> Encoder | None:
         if local is None or self.weight == 0:
             return None
@@ -143,8 +170,8 @@ class Round:
             return Encoder(local, self.weight)
         return residual.seal(local, self.weight, self.plan.step)
 
-    def commit(self) -> None:
-        """The result is complete: keep what it left out of this member's contribution. Blocks; on any thread."""
+    def keep_residual(self) -> None:
+        """The result is committed: keep what it left out of this member's contribution. Blocks; on any thread."""
         if self.own is not None:
             self.own.commit(zip(self.chunks, self.fates, strict=True))
 
@@ -182,6 +209,14 @@ class Round:
             )
             self._end_tasks_of(member)
 
+    def give_up(self, members: Iterable[int]) -> None:
+        """A coordinator goes on without these. If this member is one of them, the round is over for it."""
+        for member in sorted(set(members).intersection(range(len(self.members)))):
+            self.given_up.add(member)
+            self.bury(member, "given up by the coordinator")
+            if member == self.me:
+                self.abort("the others went on without this member")
+
     def revoke(self, member: int, term: int) -> None:
         """Take no more from the assignments of earlier terms that go through a member; it may be this one."""
         if member not in self.revoked:
@@ -202,6 +237,7 @@ class Round:
         """Give the round up, unless it already is."""
         self.aborted = self.aborted or why
         self.over.set()
+        self.decided.set()
         for signal in self._signals:
             signal.fire()
 

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 
 import torch
 
+from minga.averaging.allreduce.commit import HOLD
 from minga.averaging.allreduce.coordinator import ALIVE, FREEZE, LOST, REPAIR
 from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Residual
-from minga.averaging.messages import Alive, Done, FetchChunks, Freeze, Lost, PartHello, Plan, Repair
+from minga.averaging.messages import (
+    Alive,
+    Committed,
+    Done,
+    FetchChunks,
+    Freeze,
+    Hold,
+    Lost,
+    PartHello,
+    Plan,
+    Repair,
+    RoundState,
+)
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
@@ -24,12 +37,21 @@ from minga.network.rpc.node import Node
 EXPECT_S = 5.0
 """Seconds that a message about a round waits for the plan of that round, which comes over another stream."""
 
+MAX_PAST = 64
+"""Past rounds of which a member still says whether they were committed."""
+
 MAX_EXPECTING = 16
 """Requests of one peer that may wait so at a time."""
 
 
 class RoundAbortedError(RemoteError):
-    """The round came to nothing; the local vector is untouched and may go into the next one."""
+    """The round came to nothing here; the local vector is untouched and may go into the next one.
+
+    `held_term` is the term of which this member said that it holds the result, which another member may have applied;
+    None if it never did.
+    """
+
+    held_term: int | None = None
 
 
 @loop_bound
@@ -39,7 +61,7 @@ class AllReduce:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._rounds: dict[str, tuple[Round, Repairer]] = {}
-        self._past: deque[str] = deque(maxlen=64)
+        self._past: OrderedDict[str, int | None] = OrderedDict()  # rounds, and the terms of their committed results
         self._changed = Signal()
         self._expecting: Counter[PeerId] = Counter()
         node.serve(PART, self._serve_part)
@@ -48,6 +70,7 @@ class AllReduce:
         node.serve(ALIVE, self._serve_alive)
         node.serve(FREEZE, self._serve_freeze)
         node.serve(REPAIR, self._serve_repair)
+        node.serve(HOLD, self._serve_hold)
 
     async def reduce(
         self,
@@ -78,12 +101,14 @@ class AllReduce:
             round.retire()
             round.take_back()
             raise
-        if not repairer.is_done:
+        if not round.is_done:
             round.retire()
             round.take_back()
-            raise RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
+            error = RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
+            error.held_term = round.held_term
+            raise error
         if residual is not None:
-            await asyncio.get_running_loop().run_in_executor(None, round.commit)
+            await asyncio.get_running_loop().run_in_executor(None, round.keep_residual)
         return round.outcome()
 
     def give_up(self, plan: Plan, why: str) -> None:
@@ -97,7 +122,9 @@ class AllReduce:
             if result is None or round.result is result:
                 round.retire()
                 del self._rounds[round_id]
-                self._past.append(round_id)
+                self._past[round_id] = round.committed_term
+                while len(self._past) > MAX_PAST:
+                    self._past.popitem(last=False)
 
     async def drain(self, limit_s: float) -> None:
         """Wait, for at most `limit_s` seconds, until nobody takes over results from here any more."""
@@ -153,18 +180,25 @@ class AllReduce:
 
     async def _serve_lost(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Lost)
-        _, repairer, sender = await self._expect(peer, request.round_id)
+        round, repairer, sender = await self._expect(peer, request.round_id)
+        _require_going_on(round)
         await repairer.coordinator.hear(sender, request)
+        _require_going_on(round)
         await stream.send(Done())
 
     async def _serve_alive(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Alive)
-        await self._expect(peer, request.round_id)
-        await stream.send(Done())
+        if (term := self._past.get(request.round_id)) is not None:
+            await stream.send(RoundState(term, term))
+            return
+        round, _, _ = await self._expect(peer, request.round_id)
+        _require_going_on(round)
+        await stream.send(RoundState(round.held_term, round.committed_term))
 
     async def _serve_freeze(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Freeze)
-        _, repairer, sender = await self._expect(peer, request.round_id)
+        round, repairer, sender = await self._expect(peer, request.round_id)
+        _require_going_on(round)
         await stream.send(repairer.freeze(sender, request))
 
     async def _serve_repair(self, peer: PeerId, stream: MessageStream) -> None:
@@ -172,3 +206,17 @@ class AllReduce:
         _, repairer, sender = await self._expect(peer, request.round_id)
         repairer.apply(sender, request)
         await stream.send(Done())
+
+    async def _serve_hold(self, peer: PeerId, stream: MessageStream) -> None:
+        request = await stream.receive(Hold)
+        if (term := self._past.get(request.round_id)) is not None:
+            await stream.send(Committed(term))
+            return
+        _, repairer, sender = await self._expect(peer, request.round_id)
+        await repairer.commit.serve(sender, stream, request)
+
+
+def _require_going_on(round: Round) -> None:
+    """Who gave a round up takes no part in it any more: it may have promised another attempt by now."""
+    if round.aborted and round.committed_term is None:
+        raise RejectedError(round.aborted, code="aborted")

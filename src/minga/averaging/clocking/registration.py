@@ -29,6 +29,11 @@ class Registration:
     stream: MessageStream | None = None  # None for the leader itself
     ordered: int | None = None
     ordered_at_s: float = 0.0
+    ballot: int = 0
+    """The number that it promised to this leader, 0 if it has no vote."""
+
+    def __post_init__(self) -> None:
+        self.ballot = self.join.ballot
 
     @property
     def round_trip_s(self) -> float:

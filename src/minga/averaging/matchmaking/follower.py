@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 from minga.averaging.clocking.registration import UPDATE_PERIOD_S
 from minga.averaging.contracts import Contributor
+from minga.averaging.matchmaking.acceptor import Acceptor
 from minga.averaging.matchmaking.leader import DIVERGED, OutOfSyncError
-from minga.averaging.messages import FromLeader, Join, Limit, Plan, Redirect, Report, SignedPlan, Update
+from minga.averaging.messages import FromLeader, Join, Limit, Plan, Prepare, Redirect, Report, SignedPlan, Update
 from minga.averaging.planning.signed_plan import accept_plan
 from minga.core.aio.hedging import racing
 from minga.core.errors import RejectedError, RemoteError, SilentError
@@ -46,7 +47,13 @@ async def ask_around(node: Node, peers: Sequence[PeerId], join: Join) -> Address
 
 
 async def follow(
-    node: Node, contributor: Contributor, leader: Address, join: Join, numel: int, is_due: Callable[[Report], bool]
+    node: Node,
+    contributor: Contributor,
+    acceptor: Acceptor,
+    leader: Address,
+    join: Join,
+    numel: int,
+    is_due: Callable[[Report], bool],
 ) -> Plan | Address:
     """Join `leader`, stop the trainer where it says, and return its plan over `numel` elements.
 
@@ -62,7 +69,7 @@ async def follow(
         await stream.send(join)
         loop = asyncio.get_running_loop()
         updates = loop.create_task(_send_updates(stream, contributor))
-        listening = loop.create_task(_listen(stream, contributor))
+        listening = loop.create_task(_listen(stream, contributor, acceptor))
         watching = loop.create_task(_watch(stream, contributor, is_due))
         try:
             await asyncio.wait({listening, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -82,11 +89,13 @@ async def follow(
             await asyncio.gather(updates, listening, watching, return_exceptions=True)
 
 
-async def _listen(stream: MessageStream, contributor: Contributor) -> Redirect | SignedPlan:
+async def _listen(stream: MessageStream, contributor: Contributor, acceptor: Acceptor) -> Redirect | SignedPlan:
     while True:
-        message: Limit | Redirect | SignedPlan = await stream.receive_one_of(FromLeader)
+        message: FromLeader = await stream.receive_one_of(FromLeader)
         if isinstance(message, Limit):
             contributor.limit(message.samples)
+        elif isinstance(message, Prepare):
+            await stream.send(Update(contributor.report(), acceptor.raise_to(stream.peer, message.ballot)))
         else:
             return message
 

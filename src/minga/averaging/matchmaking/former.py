@@ -32,11 +32,13 @@ from minga.averaging.clocking.standby import Standby
 from minga.averaging.contracts import Contributor
 from minga.averaging.election import has_quorum
 from minga.averaging.group import GroupSettings, SwarmView
+from minga.averaging.matchmaking.acceptor import Acceptor
 from minga.averaging.matchmaking.follower import JOIN, PROBE, ask_around, follow
 from minga.averaging.matchmaking.leader import GroupLeader, OutOfSyncError, Surroundings
 from minga.averaging.matchmaking.quorum import QuorumRule
+from minga.averaging.matchmaking.succession import Succession
 from minga.averaging.matchmaking.view import MembershipView
-from minga.averaging.messages import Join, Plan, Redirect, Report
+from minga.averaging.messages import Accepted, Join, Plan, Redirect, Report
 from minga.averaging.planning.plan_maker import UNFAIR, Divide, PlanMaker
 from minga.averaging.planning.signed_plan import sign_plan
 from minga.averaging.solver.planner import divide
@@ -85,7 +87,8 @@ class GroupFormation:
         self._merge_into: Address | None = None
         self._resting = Standby(node, contributor)
         self._desk = PlanMaker(node, settings, surveyor, divide)
-        self._permission = QuorumRule(node, surveyor, wait_in_minority=settings.wait_in_minority)
+        self._acceptor = Acceptor(node.peer_id)
+        self._succession = Succession(node, self._company, QuorumRule(node, surveyor, settings), self._acceptor)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
 
@@ -104,6 +107,17 @@ class GroupFormation:
         self.previous = ""
         self.batch.forget()
 
+    def commit(self, plan: Plan) -> None:
+        """The round of this plan is committed."""
+        self._company.commit(plan)
+        self._acceptor.commit()
+
+    def give_up(self, plan: Plan, term: int, fingerprint: str) -> None:
+        """The round of this plan was given up after this peer held its result, in `term`, which may be committed."""
+        leader = plan.members[0].peer_id
+        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint)
+        self._acceptor.hold(held, plan.succession)
+
     async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
         """Find the group of `step` and return its plan; `avoid` went silent in the last round and is not asked first.
 
@@ -112,14 +126,14 @@ class GroupFormation:
         """
         self._step = step
         self._company.begin_step(step, avoid)
-        self._permission.begin_step(self._company.everyone)
+        self._succession.begin_step(step)
         self._resting.begin_step(step)
         self._desk.expect(self.batch.present)
         self._changed.fire()
         invited, tries = None, Counter[PeerId]()
         try:
             if not self.view:
-                invited = await ask_around(self._node, self._company.guides(), self._join_message(seats=-1))
+                invited = await ask_around(self._node, self._company.guides(), self._join_message(members=-1))
             while True:
                 if self._company.is_behind():
                     raise OutOfSyncError("the swarm went on without us", code="behind", round=step)
@@ -175,19 +189,21 @@ class GroupFormation:
     async def _follow(self, leader: Address) -> Plan | Address:
         self._following = leader.peer_id
         try:
-            join, numel = self._join_message(), self._settings.numel
-            outcome = await follow(self._node, self._contributor, leader, join, numel, self._is_due)
+            join, numel = self._join_message(leader.peer_id), self._settings.numel
+            outcome = await follow(self._node, self._contributor, self._acceptor, leader, join, numel, self._is_due)
         finally:
             self._following = None
         if isinstance(outcome, Plan):
             self.batch.check(outcome)
             self._desk.check(outcome)
+            self._succession.enter(outcome)
         elif outcome.peer_id in (*self._company.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code="stand_by", peer=leader.peer_id)
         return outcome
 
-    def _join_message(self, seats: int = 0) -> Join:
+    def _join_message(self, leader: PeerId | None = None, members: int = 0) -> Join:
+        """A join of `leader`, which is a promise to it, or only a question."""
         rates = self._surveyor.rates()
         return Join(
             step=self._step,
@@ -201,21 +217,24 @@ class GroupFormation:
             upload_shown=rates.upload_shown,
             download_shown=rates.download_shown,
             suspects=tuple(sorted(self._company.suspects.now()))[:64],
-            seats=seats,
+            seats=members,
             previous=self.previous,
             batch=self.batch.told,
+            ballot=self._acceptor.promise(leader) if leader is not None else 0,
+            accepted=self._acceptor.accepted,
         )
 
     # ---- leading
 
     async def _lead(self) -> Plan | Address:
         me = self._node.peer_id
-        own = Registration(self._join_message(), self._contributor.report(), asyncio.get_running_loop().time())
-        step, view = self._step, self._company.everyone
+        own = Registration(self._join_message(me), self._contributor.report(), asyncio.get_running_loop().time())
         around = Surroundings(
             self._company.expected,
             self._surveyor.syncing,
-            lambda group: self._permission.may_close(step, view, group),
+            self._succession.may_close,
+            lambda ballot: self._acceptor.raise_to(me, ballot),
+            lambda seats: self._succession.newest_held(seats) is not None,
             self._abdicate,
             self._company.at_work,
         )
@@ -224,15 +243,19 @@ class GroupFormation:
         self._changed.fire()
         loop = asyncio.get_running_loop()
         aside = [loop.create_task(self._probe_other_leaders(gathering)), loop.create_task(self._prepare(gathering))]
+        aside.append(loop.create_task(self._succession.learn_view(gathering)))
         try:
             leader = await gathering.run()
             if leader is not None:
                 return leader
-            self._company.gave_up_waiting(gathering.everyone())
-            plan = await self._desk.plan(self._step, gathering.everyone())
-            next_batch = self.batch.next(gathering.everyone().values())
+            seats, ballot = gathering.everyone(), gathering.ballot
+            self._company.gave_up_waiting(seats)
+            plan = await self._desk.plan(self._step, seats)
+            next_batch = self.batch.next(seats.values())
             limits = gathering.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
+            plan = await self._succession.decide(plan, seats, ballot)
+            self._succession.enter(plan)
             await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
         except BaseException:
@@ -267,10 +290,14 @@ class GroupFormation:
             await asyncio.sleep(PROBE_PERIOD_S)
             for peer in self._company.strangers(gathering.everyone())[:3]:
                 with contextlib.suppress(RemoteError):
-                    found = await self._node.call(peer, PROBE, self._join_message(len(gathering.seats)), Redirect)
+                    found = await self._node.call(
+                        peer, PROBE, self._join_message(members=len(gathering.seats)), Redirect
+                    )
                     if found.leader.peer_id not in (peer, self._node.peer_id):
                         leader = found.leader.peer_id
-                        found = await self._node.call(leader, PROBE, self._join_message(len(gathering.seats)), Redirect)
+                        found = await self._node.call(
+                            leader, PROBE, self._join_message(members=len(gathering.seats)), Redirect
+                        )
                     if found.leader.peer_id != self._node.peer_id:
                         self._merge_into = found.leader
                         gathering.changed.fire()

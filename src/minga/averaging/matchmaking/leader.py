@@ -26,7 +26,7 @@ from minga.averaging.clocking.registration import Registration
 from minga.averaging.clocking.sample_quota import SURPLUS, MemberPace, seconds_as_is, share_out
 from minga.averaging.contracts import Contributor
 from minga.averaging.matchmaking.join_window import hold_s, waited_for
-from minga.averaging.messages import FromLeader, Join, Limit, Redirect, SignedPlan, Update
+from minga.averaging.messages import FromLeader, Join, Limit, Prepare, Redirect, SignedPlan, Update
 from minga.core.aio.signal import Signal
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
@@ -38,6 +38,9 @@ JOIN_GRACE_S = 1.5
 the end of that round where they are still at it."""
 
 CLOSE_CHECK_S, HOLD_CHECK_S = 0.25, 0.1
+PROMISE_S = 1.0
+"""Seconds for which a leader waits for the promises that it asked for, before it looks anew who is there."""
+
 DIVERGED = "diverged"
 MAX_FOLLOWERS = 999
 """So that a plan fits into a message, whatever addresses its members tell."""
@@ -65,8 +68,12 @@ class Surroundings:
     """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those who have not joined."""
     syncing: Callable[[], Mapping[PeerId, float]]
     """Newcomers that are fetching state, and for how many seconds each has done so by now."""
-    may_close: Callable[[Collection[PeerId]], bool]
-    """Whether these members may take the step without the others, as far as one can see."""
+    may_close: Callable[[Collection[PeerId], Collection[PeerId]], bool]
+    """Whether a group may take the step: given those of it who promised this attempt's number, and all of it."""
+    promise: Callable[[int], int]
+    """The leader itself promises a number, and says what it promised by now (0: it has no vote)."""
+    is_in_doubt: Callable[[Mapping[PeerId, Registration]], bool]
+    """Whether a member with a vote holds a result of the step already."""
     abdicate: Callable[[], Address | None]
     """Somebody else who leads this step after all, or None."""
     at_work: Callable[[], Collection[PeerId]] = tuple
@@ -103,7 +110,9 @@ class GroupLeader:
         self.changed.fire()
         try:
             while True:
-                seat.report, seat.reported_at_s = (await stream.receive(Update)).report, _now()
+                update = await stream.receive(Update)
+                seat.report, seat.reported_at_s = update.report, _now()
+                seat.ballot = max(seat.ballot, update.ballot)
                 self.changed.fire()
         finally:
             if self.seats.get(peer) is seat:
@@ -146,6 +155,16 @@ class GroupLeader:
         """All seats, the leader's included."""
         return {self.me: self.own, **self.seats}
 
+    @property
+    def ballot(self) -> int:
+        """The number of this attempt: the highest that one of its members promised to anybody."""
+        return max(seat.ballot for seat in self.everyone().values())
+
+    def voters(self) -> set[PeerId]:
+        """The members that promised this attempt's number."""
+        ballot = self.ballot
+        return {peer for peer, seat in self.everyone().items() if seat.ballot == ballot > 0}
+
     def limits_of_the_next(self, members: Sequence[PeerId], batch: int) -> tuple[int, ...]:
         """The samples at which these members should stop in the next step, of `batch` samples; before anything is known
         of one, after its first micro-batch.
@@ -170,8 +189,9 @@ class GroupLeader:
         return sum(seat.report.samples for seat in self.everyone().values())
 
     def _is_full(self) -> bool:
+        """Whether there are samples enough; none are needed for a result that one of the members holds already."""
         self._refresh()
-        return self._samples() >= self.batch.present
+        return self.around.is_in_doubt(self.everyone()) or self._samples() >= self.batch.present
 
     async def _direct(self) -> None:
         """Tell the members where to stop, if that is not what they know and makes the step shorter."""
@@ -224,14 +244,30 @@ class GroupLeader:
         self._full_s = self._full_s or _now()
         await self._wait_for_those_about_to_stop()
         await self._hold_for_newcomers(self._full_s)
-        while not self.around.may_close(self.everyone()):
+        await self._ask_for_promises()
+        while not self._may_close():
             if self.around.abdicate() is not None:
                 return False
             await self.changed.wait(CLOSE_CHECK_S)
+            await self._ask_for_promises()
         else:
             await self._hold_for_newcomers(self._full_s)
         await self._hear_from_everybody()
-        return self.around.may_close(self.everyone()) and self._is_full()
+        return self._may_close() and self._is_full()
+
+    def _may_close(self) -> bool:
+        return self.around.may_close(self.voters(), self.everyone())
+
+    async def _ask_for_promises(self) -> None:
+        """Ask those who promised a lower number for this attempt's, and give them a moment to answer."""
+        ballot, everyone = self.ballot, self.everyone()
+        self.own.ballot = self.around.promise(ballot)
+        late = [seat for seat in everyone.values() if seat.stream is not None and 0 < seat.ballot < ballot]
+        if late:
+            await asyncio.gather(*(self._tell(seat, Prepare(ballot)) for seat in late))
+            deadline = _now() + PROMISE_S
+            while any(seat.ballot < ballot for seat in late if seat in self.seats.values()) and _now() < deadline:
+                await self.changed.wait(deadline - _now())
 
     async def _send_the_unlike_away(self) -> None:
         pasts = Counter(past for seat in self.everyone().values() if (past := seat.join.previous))

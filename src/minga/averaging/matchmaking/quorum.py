@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from minga.averaging.election import has_quorum, is_majority
-from minga.averaging.group import SwarmView
+from minga.averaging.election import by_tie_breaker, has_quorum, is_majority
+from minga.averaging.group import GroupSettings, SwarmView
+from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.core.errors import MinorityError
 from minga.core.events.averaging import GroupMinority
 from minga.core.thread_guard import loop_bound
@@ -14,59 +15,83 @@ from minga.network.gossip.changes import Change, Presence
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 
-SETTLED_S = 3.0
-"""Seconds by which the peers of a swarm may differ in noticing who is gone."""
-
 UNANIMOUS_S = 10.0
 """Seconds for which a group of peers without a common past waits for everybody in sight, before most of them do."""
+
+OVERTAKEN_S = 1.0
+"""Seconds for which a member of the last round has to be past a step that finds no quorum, before the step is over."""
 
 
 @loop_bound
 class QuorumRule:
     """The rules for one step after the other.
 
-    First, a group has to have the majority of the last round, those not counted who said goodbye, or at least have it
-    in sight for `SETTLED_S` (a split is not noticed at once, and this may be its smaller side). Second, most of those
-    of its members that live have to be in the group; a first group, which succeeds none, waits for everybody that is in
-    sight at its step, `UNANIMOUS_S` long, and then needs most of them, too.
+    The members of the last round decide: most of them have to be in the group with their votes, those not counted who
+    said goodbye. A first group, which succeeds none, waits for everybody that is in sight at its step, `UNANIMOUS_S`
+    long, and then needs most of them; peers that fetched the state count the members from which they have it, too.
     """
 
-    def __init__(self, node: Node, surveyor: SwarmView, *, wait_in_minority: bool) -> None:
-        self._node, self._surveyor, self._wait_in_minority = node, surveyor, wait_in_minority
+    def __init__(self, node: Node, surveyor: SwarmView, settings: GroupSettings) -> None:
+        self._node, self._surveyor = node, surveyor
+        self._wait_in_minority, self._organiser = settings.wait_in_minority, settings.organiser
         self._departed: set[PeerId] = set()
         self._in_minority = False
         self._apart_since_s: float | None = None
-        self._in_sight_since_s: float | None = None
+        self._overtaken_since_s: float | None = None
         surveyor.observe(self._note_departures)
 
-    def begin_step(self, view: tuple[PeerId, ...]) -> None:
+    def begin_step(self, view: Collection[PeerId]) -> None:
         """Forget for how long the group of the last step was in doubt, and who left before the members of `view`."""
         self._departed.intersection_update(view)
-        self._in_minority, self._apart_since_s, self._in_sight_since_s = False, None, None
+        self._in_minority, self._apart_since_s, self._overtaken_since_s = False, None, None
 
-    def may_close(self, step: int, view: tuple[PeerId, ...], group: Collection[PeerId]) -> bool:
-        """Whether `group` may take `step`, `view` being the members of the last round: no other group may as well.
+    def electorate(self, view: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """The members of the last round that have not said goodbye, the tie-breaker first."""
+        return by_tie_breaker([peer for peer in view if peer not in self._departed], self._organiser)
 
-        Raises `MinorityError` if the view's majority is out of sight and the run spec says to stop then.
+    def may_close(
+        self, step: int, view: Sequence[PeerId], voters: Collection[PeerId], seen: Collection[PeerId]
+    ) -> bool:
+        """Whether a group with these `voters` may take `step`, `view` being the members of the last round.
+
+        `seen` are all of the group. Raises `OutOfSyncError` if the step is over already, and `MinorityError` if the
+        view's majority is out of sight and the run spec says to stop then.
         """
-        present = [peer for peer in view if peer not in self._departed]
-        active, me, now = set(self._surveyor.active()), self._node.peer_id, asyncio.get_running_loop().time()
         if self._surveyor.is_behind(step):  # the others took it meanwhile, so none of them is at it any more
             return False
-        if not has_quorum({*group, *self._surveyor.alive()}, present):
-            self._in_sight_since_s = None
-            self._report_minority(step, len(group), len(view))
-            return False
-        if not has_quorum(set(group), present):
-            self._in_sight_since_s = self._in_sight_since_s or now
-            if now - self._in_sight_since_s < SETTLED_S:
-                return False
-        rivals = [p for p in present if p in group or p in active] or sorted({me, *self._surveyor.at(step)})
-        if not view and not set(group).issuperset(rivals):
+        electorate = self.electorate(view)
+        if has_quorum(voters, electorate):
+            return True
+        self._look_whether_over(step, electorate)
+        if not has_quorum({*seen, *self._surveyor.alive()}, electorate):
+            self._report_minority(step, len(seen), len(view))
+        return False
+
+    def may_found(self, step: int, origin: Sequence[PeerId], group: Collection[PeerId]) -> bool:
+        """Whether `group`, none of whom knows of a last round, may be the first one; `origin` are those from whom this
+        peer has its state, if it fetched that. Raises `MinorityError` as `may_close` does.
+        """
+        if origin:
+            return self.may_close(step, origin, group, group)
+        now = asyncio.get_running_loop().time()
+        rivals = sorted({self._node.peer_id, *self._surveyor.at(step)})
+        if not set(group).issuperset(rivals):
             self._apart_since_s = self._apart_since_s or now
             if now - self._apart_since_s < UNANIMOUS_S:
                 return False
-        return is_majority(group, rivals)
+        return not self._surveyor.is_behind(step) and is_majority(group, rivals)
+
+    def _look_whether_over(self, step: int, electorate: Collection[PeerId]) -> None:
+        """One member of the last round that is past the step is enough: it applied a committed result. Too few others
+        may be left to find that out by a new attempt. They get it with its state.
+        """
+        now = asyncio.get_running_loop().time()
+        if set(electorate).isdisjoint(self._surveyor.ahead(step)):
+            self._overtaken_since_s = None
+            return
+        self._overtaken_since_s = self._overtaken_since_s or now
+        if now - self._overtaken_since_s > OVERTAKEN_S:
+            raise OutOfSyncError("a member of the last round took this step already", code="behind", round=step)
 
     def _note_departures(self, peer: PeerId, change: Change) -> None:
         if change is Presence.LEFT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from minga.averaging.allreduce.round import IDLE_S, LATE
 from minga.averaging.election import has_quorum, ranking
@@ -35,6 +35,7 @@ class MembershipView:
         self._step = -1
         self._clients: set[PeerId] = set()
         self._origin: tuple[PeerId, ...] = ()  # who was there when this peer took over the state
+        self._entered: tuple[PeerId, ...] = ()  # members of the last round that this peer began
         self._viewed_s, self._foreseen_s = -math.inf, 0.0
         self._tardy: set[PeerId] = set()
         self.suspects = Suspects()
@@ -51,11 +52,21 @@ class MembershipView:
         self._step, self.suspects = step, Suspects(avoid)
 
     def take_part(self, plan: Plan) -> None:
-        """This peer has a plan, whose members are the next view."""
-        self.view = tuple(member.peer_id for member in plan.members)
+        """This peer has a plan. Whether its members are the next view is open until the round is committed."""
+        self._entered = tuple(member.peer_id for member in plan.members)
+        if not plan.electorate and not self.view:  # a first group: its members decide whether it ever gets to a result
+            self.view = self._entered
         self._viewed_s = _now()
         self._foreseen_s = UNFORESEEN_S if plan.predicted_s is None else LATE * min(plan.predicted_s, IDLE_S)
         self._clients = {member.peer_id for member in plan.members if not member.aggregates}
+
+    def commit(self, plan: Plan) -> None:
+        """The round of this plan is committed: its members are the next view."""
+        self.view = plan.succession
+
+    def learn(self, view: Sequence[str]) -> None:
+        """A member of the last round, at the same step, tells who else was in that."""
+        self.view = self.view or tuple(map(PeerId, view))
 
     def come_back(self, others: Collection[PeerId]) -> None:
         """The state was taken over from `others`: what this peer knew of the group is out of date.
@@ -63,7 +74,7 @@ class MembershipView:
         Until it takes part in a round it goes with them, and with those whom it saw in the last minute: else the
         smaller side of a split could forget that there is a larger one.
         """
-        recent = self.everyone if _now() - self._viewed_s < RECENT_S else ()
+        recent = (*self.everyone, *self._entered) if _now() - self._viewed_s < RECENT_S else ()
         self._origin = tuple(sorted({*others, *recent, self._node.peer_id}))
         self.view = ()
 

@@ -11,6 +11,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.averaging.apportionment import allocate
+from minga.averaging.election import Electorate
 from minga.averaging.messages import LONGEST_S, MAX_CHUNKS, GroupMember, Join, Part, Plan, SignedPlan
 from minga.averaging.solver.division import Division
 from minga.averaging.solver.large_groups import LARGE
@@ -149,6 +150,20 @@ def _flaws(plan: Plan, leader: PeerId, step: int, numel: int, me: PeerId) -> Ite
     if plan.chunk_bytes > max(MAX_CHUNK_BYTES, 4 * numel // LONGEST_CHUNKS + 1):
         yield "its chunks are too large"
     yield from _flaws_of_roles(plan)
+    yield from _flaws_of_the_decision(plan)
+
+
+def _flaws_of_the_decision(plan: Plan) -> Iterator[str]:
+    known, electorate = range(len(plan.members)), Electorate.of(plan)
+    named = {*plan.voters, *plan.holders} | ({plan.tie_breaker} if plan.tie_breaker is not None else set())
+    if any(index not in known for index in named):
+        yield "a member that it does not have is to decide"
+    if len(set(plan.voters)) != len(plan.voters) or len(plan.voters) > electorate.size:
+        yield "it counts a vote twice"
+    if not electorate.is_quorum(known):
+        yield "too few of its members have a vote"
+    if bool(plan.adopts) != bool(plan.holders) or bool(plan.adopts) != bool(plan.view):
+        yield "it adopts a result without holders, or without those who made it"
 
 
 def _flaws_of_roles(plan: Plan) -> Iterator[str]:

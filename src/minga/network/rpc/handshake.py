@@ -18,7 +18,7 @@ from minga.network.authorizer import MAX_CREDENTIAL_BYTES
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 
-WIRE_VERSIONS = (1, 1)
+WIRE_VERSIONS = (2, 2)
 """Oldest and newest wire version that this code speaks."""
 
 Role = Literal["trainer", "client", "auxiliary", "monitor"]

@@ -129,7 +129,7 @@ class SimulatedPeer:
         spec, checkpoint_every = curriculum.spec, curriculum.checkpoint_every
         strategy = STRATEGIES.get(spec.training.strategy)
         self.port = port = GradientPort(asyncio.get_running_loop(), self.replica.vector.new, strategy=strategy)
-        member = self.session.attach(spec, self.replica, port)
+        member = self.session.attach(spec, self.replica, port, curriculum.organiser)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:
             if self.settings is None:

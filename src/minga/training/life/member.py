@@ -61,6 +61,8 @@ SHORTEST_FETCH_S = 1.0
 MOST_FETCHES_GIVEN_UP = 8
 """Then downloads go on to their end: steps are too short for this peer's line, and each costs others a copy."""
 DIVERGED_S = 5.0
+HELD = "held"
+"""Goes into the fingerprint of a result that was held when its round was given up."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class MemberSettings:
     Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
     smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
     no more than the share `most_communication`); `overlapped` is a fact of its strategy. `divide` says who reduces what
-    in the groups that it leads.
+    in the groups that it leads. Where half of a round's members are left, those with the `organiser` go on.
     """
 
     target_batch_sizes: tuple[int, int]
@@ -83,6 +85,7 @@ class MemberSettings:
     average_parameters_every: int = 0
     stop_after_steps: int | None = None
     divide: Divide = divide
+    organiser: PeerId | None = None
 
 
 @loop_bound
@@ -125,6 +128,7 @@ class Member:
             overlapped=settings.overlapped,
             largest_batch_size=settings.target_batch_sizes[1],
             most_communication=settings.most_communication,
+            organiser=settings.organiser,
         )
         self._formation = GroupFormation(node, identity, group, self.surveyor, port, settings.divide)
         self._all_reduce = AllReduce(node)
@@ -229,6 +233,8 @@ class Member:
         except RoundAbortedError as error:
             self._node.events.emit(RoundAborted(step=self.step, why=error.message))
             self.on_step_ended.tell()
+            if error.held_term is not None:  # another member may have applied it: whatever comes next has to be that
+                self._formation.give_up(plan, error.held_term, await self._hash_result(HELD))
             await self._port.unseal()
             return
         finally:
@@ -243,6 +249,7 @@ class Member:
                 bytes_received=outcome.bytes_received,
             )
         )
+        self._formation.commit(plan)
         self._announcer.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
@@ -258,9 +265,7 @@ class Member:
 
     async def _apply(self, outcome: RoundOutcome, weight: int) -> None:
         step, report = self.step + 1, self._port.report()
-        hashing = asyncio.get_running_loop().run_in_executor(
-            None, self._replica.fingerprint, self._result, outcome.plan.round_id
-        )
+        hashing = self._hash_result(outcome.plan.result_id)
         batch = self._formation.batch.present
         every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
@@ -277,6 +282,9 @@ class Member:
         self.on_step_ended.tell()
         if digest is not None:
             self._synchroniser.publish(step, digest)
+
+    def _hash_result(self, name: str) -> asyncio.Future[str]:
+        return asyncio.get_running_loop().run_in_executor(None, self._replica.fingerprint, self._result, name)
 
     def _limit_by(self, plan: Plan) -> int | None:
         """At how many samples this peer stops in the next step, unless the leader of that says something else."""

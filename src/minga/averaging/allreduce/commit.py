@@ -1,0 +1,183 @@
+"""Commit: a member applies the result of a round only once a quorum of the electorate holds it.
+
+Theory of operation. A member that has the whole vector does not apply it yet. It tells the coordinator, the first of
+the living in the order of the plan, that it *holds* the result, and stays on that stream until the answer comes:
+
+    member       ── Hold{term, members} ──▶ coordinator    these have the whole vector, as it is in this term
+    coordinator  ── Committed{term} ──────▶ member         a quorum holds it: apply
+
+That costs one round trip to the coordinator. A coordinator that falls silent is replaced by the next in order, as in a
+repair. A round that is given up before the answer came leaves its members in doubt: others may have applied it.
+
+Why no two results of one step are ever applied. This is Paxos (Lamport, "The Part-Time Parliament", 1998), with one
+instance for each step, and these parts:
+
+    acceptors   the members of the last committed round, without those who said goodbye: the *electorate*
+    ballot      (number of the attempt, its leader, term of its last repair), compared in this order
+    promise     to join a leader (`averaging/matchmaking/acceptor.py`); within a round, to answer a `Freeze` of a term
+    accept      to hold a result, said by `Hold`
+    value       the vector, and with it the members of the round that made it: the next step's electorate
+
+1. Two quorums of one electorate share a member: each has more than half of its votes, or half with the tie-breaker.
+   Goodbyes may be known to one leader and not to another, and still: let k of n members have left for good, a quorum
+   A not knowing a of them and B not knowing b. Both lie within the n - k others, |A| >= (n - k + a)/2 and
+   |B| >= (n - k + b)/2. If a + b > 0 they share a member; if not, both know the same and have the same tie-breaker.
+2. One ballot has one result. Within a term each chunk is made by one root, which sends everybody the same bytes. A term
+   belongs to one coordinator: it needs the frozen quorum, and each member answers one `Freeze` a term.
+3. A later ballot has the result of an earlier one that a quorum held. By 1 the quorum that promised the later ballot
+   has a member of the one that held. It held first: after its promise it holds nothing lower. So the one who decides on
+   the later ballot hears of what is held. A leader then lets the round adopt the latest that its voters held, which
+   is that result, by induction over the ballots between. A coordinator of a repair finds every chunk with a member that
+   is not given up, so no chunk is made anew; and what a member holds that earlier repairs went on without is not asked
+   for, since each frozen member tells who these are.
+4. A member applies a result only after a quorum held it. By 2 and 3 it is the only one of its step. So all who apply
+   step s agree on the electorate of step s + 1, and any two histories that both advance from there would need two
+   quorums that share a member which held both results: there is none.
+
+A member has a vote in a step only if its process took part in a committed round before: a process that was started
+anew may have forgotten a promise. What is not covered, and named in `docs/guarantees.md`: an electorate of two, of
+which either may decide alone, and a first group, which succeeds none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+
+from minga.averaging.allreduce.coordinator import ALIVE
+from minga.averaging.allreduce.round import Round
+from minga.averaging.messages import Alive, Committed, Hold, RoundState
+from minga.core.aio.hedging import racing
+from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.thread_guard import loop_bound
+from minga.network.rpc.framing import MessageStream
+
+HOLD = "round.hold"
+LOOK_S, LOOK_SHARE = 1.0, 0.05
+"""Seconds, or the share of the round if that is longer, after which a coordinator that still waits for a quorum asks
+the members of which it does not know that they hold it."""
+
+
+@loop_bound
+class QuorumCommit:
+    """One member's part in the commit of a round, and the coordinator's if it falls to this member."""
+
+    def __init__(self, round: Round) -> None:
+        self._round = round
+        self._held: dict[int, set[int]] = defaultdict(set)  # term -> members that hold its result
+
+    async def run(self) -> None:
+        """Hold the result as soon as it is whole, until it is committed or the round is given up."""
+        round = self._round
+        while not (round.is_done or round.aborted):
+            if not round.may_hold:
+                await round.changed.wait()
+                continue
+            round.held_term = round.term
+            self._note(round.term, {round.me})
+            coordinator, term = round.alive()[0], round.term
+            if round.committed_term is not None:
+                self._judge(round.committed_term)
+            elif coordinator == round.me:
+                await self._gather_quorum()
+            else:
+                await self._tell(coordinator, term)
+
+    async def serve(self, sender: int, stream: MessageStream, request: Hold) -> None:
+        """Take down who holds the result, and answer when it is committed; raises `RejectedError` if it never is."""
+        round = self._round
+        if sender in round.dead:
+            raise RejectedError("it was given up in this round", code="given_up")
+        self._hear(request, stream)
+        async with racing([self._hear_more(stream), round.decided.wait()]) as ends:
+            await next(ends)
+        if round.committed_term is None:
+            raise RejectedError(round.aborted or "its sender left", code="aborted")
+        await stream.send(Committed(round.committed_term))
+
+    # ---- the member
+
+    async def _tell(self, coordinator: int, term: int) -> None:
+        round = self._round
+        try:
+            async with round.node.open(round.members[coordinator], HOLD) as stream:
+                listening = asyncio.get_running_loop().create_task(stream.receive(Committed))
+                listening.add_done_callback(lambda _: round.changed.fire())
+                told: set[int] = set()
+                try:
+                    while self._is_due(coordinator, term) and not listening.done():
+                        if self._held[term] - told:
+                            told = set(self._held[term])
+                            await stream.send(Hold(round.plan.round_id, term, tuple(sorted(told))))
+                        else:
+                            await round.changed.wait()
+                    if listening.done():
+                        self._judge(listening.result().term)
+                finally:
+                    listening.cancel()
+                    await asyncio.gather(listening, return_exceptions=True)
+        except RemoteError as error:
+            if isinstance(error, RejectedError) and error.code == "given_up":
+                round.abort(error.message)
+            elif not round.decided.is_set():
+                round.bury(coordinator, error.message)
+
+    def _is_due(self, coordinator: int, term: int) -> bool:
+        """Whether it is still this coordinator that has to hear of this term."""
+        round = self._round
+        if round.decided.is_set():
+            return False
+        return round.may_hold and round.term == term and round.alive()[0] == coordinator
+
+    def _judge(self, term: int) -> None:
+        """The result of `term` counts, and with it that of all later terms: is it what this member holds?"""
+        round = self._round
+        round.commit(term)
+        if not round.is_done:
+            round.abort("the others completed this round without this member")
+
+    # ---- the coordinator
+
+    def _hear(self, request: Hold, stream: MessageStream) -> None:
+        if any(member >= len(self._round.members) for member in request.members):
+            raise ProtocolError("it names a member that the round does not have", peer=stream.peer, phase="commit")
+        self._note(request.term, set(request.members))
+
+    async def _hear_more(self, stream: MessageStream) -> None:
+        while True:
+            self._hear(await stream.receive(Hold), stream)
+
+    def _note(self, term: int, members: set[int]) -> None:
+        if members <= self._held[term]:
+            return
+        self._held[term] |= members
+        if self._round.electorate.is_quorum(self._held[term]):
+            self._round.commit(term)
+        self._round.changed.fire()
+
+    async def _gather_quorum(self) -> None:
+        """Wait until a quorum holds the result, and find out now and then whether there still is one."""
+        round, term, loop = self._round, self._round.term, asyncio.get_running_loop()
+        period_s = max(LOOK_S, LOOK_SHARE * round.expected_s)
+        look_s = loop.time() + period_s
+        while self._is_due(round.me, term):
+            await round.changed.wait(max(0.0, look_s - loop.time()))
+            if self._is_due(round.me, term) and loop.time() >= look_s:
+                silent = [member for member in round.alive() if member not in self._held[term]]
+                await asyncio.gather(*(self._look_after(member) for member in silent))
+                if not round.electorate.is_quorum(round.alive()):
+                    round.abort("too few members of the group are left to commit its result")
+                look_s = loop.time() + period_s
+
+    async def _look_after(self, member: int) -> None:
+        round = self._round
+        try:
+            state = await round.node.call(round.members[member], ALIVE, Alive(round.plan.round_id), RoundState)
+        except RemoteError as error:
+            if not round.decided.is_set():
+                round.bury(member, error.message)
+        else:
+            if state.committed is not None:  # another member coordinated
+                self._judge(state.committed)
+            elif state.held is not None:
+                self._note(state.held, {member})

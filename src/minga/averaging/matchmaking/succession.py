@@ -1,0 +1,144 @@
+"""From the last committed round to the next: who decides this step, and whether its result is there already.
+
+The leader of an attempt asks three things before it sends its plan. Have enough members of the last round promised this
+attempt (`quorum.py`)? Has one of them held a result in an earlier attempt? Then another member may have applied that,
+and the plan adopts it instead of reducing anew. And whose result is it? Its members are the next step's electorate. A
+leader that fetched its state did not see the last round; one that did not hold the result does not know its members:
+both ask a member that does. `averaging/allreduce/commit.py` has the whole protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from minga.averaging.clocking.registration import Registration
+from minga.averaging.matchmaking.acceptor import Acceptor
+from minga.averaging.matchmaking.leader import CLOSE_CHECK_S, GroupLeader
+from minga.averaging.matchmaking.quorum import QuorumRule
+from minga.averaging.matchmaking.view import MembershipView
+from minga.averaging.messages import Accepted, AskView, Plan, View
+from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.thread_guard import loop_bound
+from minga.network.interface import PeerId
+from minga.network.rpc.framing import MessageStream
+from minga.network.rpc.node import Node
+
+VIEW = "group.view"
+
+
+@loop_bound
+class Succession:
+    """Decides for one peer, step by step, in whose name its groups go on."""
+
+    def __init__(self, node: Node, membership: MembershipView, quorum: QuorumRule, acceptor: Acceptor) -> None:
+        self._node, self._membership, self._quorum, self._acceptor = node, membership, quorum, acceptor
+        self._step = -1
+        self._viewless = set[PeerId]()  # members with a vote that could not tell who took part in the last round
+        node.serve(VIEW, self._serve_view)
+
+    def begin_step(self, step: int) -> None:
+        """An attempt at `step` begins."""
+        self._step = step
+        self._quorum.begin_step(self._membership.everyone)
+        self._acceptor.begin_step(step)
+
+    # ---- the leader
+
+    def may_close(self, voters: Collection[PeerId], group: Collection[PeerId]) -> bool:
+        """Whether a group may take the step; see `QuorumRule`."""
+        if self._membership.view:
+            return self._quorum.may_close(self._step, self._membership.view, voters, group)
+        if set(voters) - self._viewless - {self._node.peer_id}:
+            return False  # they know who decides, and are being asked
+        return self._quorum.may_found(self._step, self._membership.everyone, group)
+
+    async def learn_view(self, gathering: GroupLeader) -> None:
+        """Where this leader fetched its state, and so missed the last round: ask the members that took part in it."""
+        self._viewless = set[PeerId]()
+        while not self._membership.view:
+            for peer in sorted(gathering.voters() - self._viewless - {self._node.peer_id}):
+                try:
+                    self._membership.learn((await self._ask(peer)).members)
+                    break
+                except RemoteError:
+                    self._viewless.add(peer)
+            await gathering.changed.wait(CLOSE_CHECK_S)
+
+    def newest_held(self, seats: Mapping[PeerId, Registration]) -> Accepted | None:
+        """The latest result that a member with a vote held in an earlier attempt at the step."""
+        electorate = self._quorum.electorate(self._membership.view)
+        held = [seat.join.accepted for peer, seat in seats.items() if not electorate or peer in electorate]
+        return max(filter(None, held), key=lambda accepted: accepted.order, default=None)
+
+    async def decide(self, plan: Plan, seats: Mapping[PeerId, Registration], ballot: int) -> Plan:
+        """The plan with those who decide on it, in the attempt with number `ballot`; it adopts the latest held result.
+
+        Raises `RejectedError` if it cannot be found out whose result that is.
+        """
+        newest, electorate = self.newest_held(seats), self._quorum.electorate(self._membership.view)
+        plan = _with_electorate(plan, electorate, {peer: seat.ballot for peer, seat in seats.items()}, ballot)
+        if newest is None:
+            return plan
+        held = [seats[member.peer_id].join.accepted for member in plan.members]
+        holders = [index for index, accepted in enumerate(held) if _is_same(accepted, newest)]
+        members = await self._members_of(newest, [plan.members[holder].peer_id for holder in holders])
+        return replace(plan, adopts=newest.round_id, holders=tuple(holders), view=members, predicted_s=None)
+
+    async def _members_of(self, result: Accepted, holders: Sequence[PeerId]) -> tuple[str, ...]:
+        if _is_same(self._acceptor.accepted, result):
+            return self._acceptor.succession
+        for holder in holders:
+            with contextlib.suppress(RemoteError):
+                return (await self._ask(holder, result.round_id)).members
+        raise RejectedError("no holder tells whose result it has", code="stand_by")
+
+    async def _ask(self, peer: PeerId, round_id: str = "") -> View:
+        return await self._node.call(peer, VIEW, AskView(self._step, round_id), View)
+
+    # ---- the member
+
+    def enter(self, plan: Plan) -> None:
+        """This peer takes part in the round of a plan.
+
+        Raises `ProtocolError` if others decide on it than the members of the last round, as far as this peer knows
+        these, or if it does not fit to what this peer promised and holds.
+        """
+        leader, members = plan.members[0].peer_id, [member.peer_id for member in plan.members]
+        view = self._membership.view
+        if view and not plan.electorate and self._acceptor.has_vote:
+            raise ProtocolError("it begins anew although there was a last round", peer=leader, phase="group")
+        if view and (plan.electorate > len(view) or any(members[voter] not in view for voter in plan.voters)):
+            raise ProtocolError("it lets others decide than the last round's members", peer=leader, phase="group")
+        self._acceptor.enter(plan)
+
+    async def _serve_view(self, _peer: PeerId, stream: MessageStream) -> None:
+        request, acceptor = await stream.receive(AskView), self._acceptor
+        members = self._membership.view
+        if request.round_id:
+            is_held = acceptor.accepted is not None and acceptor.accepted.round_id == request.round_id
+            members = acceptor.succession if is_held else ()
+        if request.step != self._step or not members:
+            raise RejectedError("this peer does not know who took part in that round", code="stand_by")
+        await stream.send(View(tuple(members)))
+
+
+def _with_electorate(plan: Plan, electorate: Sequence[PeerId], ballots: Mapping[PeerId, int], ballot: int) -> Plan:
+    """The plan, decided by the `electorate`, whose first breaks ties; that of a first group is empty."""
+    if not electorate:
+        return replace(plan, ballot=max(1, ballot))
+    places = {member.peer_id: index for index, member in enumerate(plan.members)}
+    voters = [places[peer] for peer in electorate if ballots.get(peer) == ballot]
+    return replace(
+        plan,
+        ballot=ballot,
+        voters=tuple(sorted(voters)),
+        electorate=len(electorate),
+        tie_breaker=places.get(electorate[0]),
+    )
+
+
+def _is_same(one: Accepted | None, other: Accepted) -> bool:
+    return one is not None and one.fingerprint == other.fingerprint

@@ -1,0 +1,200 @@
+"""Attempts at one step in any order, with members that come and go: never do two results get a quorum."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from minga.averaging.election import Electorate, has_quorum
+from minga.averaging.matchmaking.acceptor import Acceptor
+from minga.averaging.messages import Accepted, GroupMember, Part, Plan
+from minga.core.errors import ProtocolError
+from minga.network.interface import Address, PeerId
+from tests.worlds.seeds import seeds
+
+STEP, ACTS = 7, 400
+PEERS = [PeerId(f"{i:064x}") for i in range(9)]
+
+
+def voter(peer: PeerId) -> Acceptor:
+    acceptor = Acceptor(peer)
+    acceptor.commit()
+    acceptor.begin_step(STEP)
+    return acceptor
+
+
+def plan_of(ballot: int, members: list[PeerId], voters: list[PeerId], size: int, adopts: str = "") -> Plan:
+    places = {peer: index for index, peer in enumerate(members)}
+    return Plan(
+        f"{random.getrandbits(128):032x}",
+        STEP,
+        tuple(GroupMember(Address(peer), True) for peer in members),
+        (Part(10, 0),),
+        1 << 16,
+        ballot=ballot,
+        voters=tuple(places[peer] for peer in voters),
+        electorate=size,
+        tie_breaker=places.get(PEERS[0]),
+        adopts=adopts,
+    )
+
+
+def test_the_first_leader_is_promised_one_and_each_other_one_more() -> None:
+    acceptor, (one, other) = voter(PEERS[0]), PEERS[1:3]
+    assert [acceptor.promise(peer) for peer in (one, one, other, one)] == [1, 1, 2, 3]
+    assert acceptor.raise_to(one, 9) == 9
+    assert acceptor.raise_to(other, 12) == 0, "it was left"
+    assert acceptor.promise(other) == 10
+
+
+def test_a_leader_that_sent_its_plan_needs_a_new_number() -> None:
+    acceptor = voter(PEERS[1])
+    ballot = acceptor.promise(PEERS[0])
+    plan = plan_of(ballot, PEERS[:3], PEERS[:3], 3)
+    acceptor.enter(plan)
+    assert acceptor.raise_to(PEERS[0], 5) == 0
+    assert acceptor.promise(PEERS[0]) == 2
+
+
+def test_a_plan_of_a_leader_that_was_left_is_refused() -> None:
+    acceptor = voter(PEERS[2])
+    first = acceptor.promise(PEERS[0])
+    acceptor.promise(PEERS[1])
+    with pytest.raises(ProtocolError, match="lower number"):
+        acceptor.enter(plan_of(first, PEERS[:3], PEERS[:3], 3))
+
+
+def test_who_was_started_anew_has_no_vote_until_a_round_is_committed() -> None:
+    acceptor = Acceptor(PEERS[0])
+    acceptor.begin_step(STEP)
+    assert acceptor.promise(PEERS[1]) == 0
+    acceptor.commit()
+    acceptor.begin_step(STEP + 1)
+    assert acceptor.promise(PEERS[1]) == 1
+    acceptor.begin_step(STEP)
+    assert acceptor.promise(PEERS[1]) == 0, "it went back to a step in which it forgot what it promised"
+
+
+@dataclass
+class Attempt:
+    """What a leader knows of its members: the numbers that they promised, and what they held when they joined."""
+
+    leader: PeerId
+    joined: dict[PeerId, tuple[int, Accepted | None]] = field(default_factory=dict)
+
+    @property
+    def ballot(self) -> int:
+        return max((ballot for ballot, _ in self.joined.values()), default=0)
+
+
+@dataclass
+class Round:
+    """A plan under way: what it will result in, and who said that it holds this."""
+
+    plan: Plan
+    value: str
+    held: set[PeerId] = field(default_factory=set)
+
+
+class Play:
+    """Random acts of some peers at one step; a peer takes part in one attempt or round at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.peers = PEERS[: self.rng.choice((3, 4, 5, 6))]
+        self.acceptors = {peer: voter(peer) for peer in self.peers}
+        self.attempts: dict[PeerId, Attempt] = {}
+        self.with_leader: dict[PeerId, PeerId] = {}
+        self.rounds: list[Round] = []
+        self.in_round: dict[PeerId, Round] = {}
+        self.values: dict[str, str] = {}  # round id -> what came of it
+        self.committed: set[str] = set()
+
+    def act(self) -> None:
+        peer = self.rng.choice(self.peers)
+        if peer in self.in_round:
+            self.rng.choice((self.hold, self.give_up))(peer)
+        elif peer not in self.with_leader or self.rng.random() < 0.1:
+            self.join(peer)
+        else:
+            self.rng.choice((self.ask, self.close))(peer)
+
+    def join(self, peer: PeerId) -> None:
+        """Leave whichever leader it is with (that may not notice) and join another one, or lead itself."""
+        leaders = [p for p in self.peers[:3] if p not in self.in_round]
+        if not leaders:
+            return
+        leader = self.rng.choice(leaders)
+        attempt = self.attempts.setdefault(leader, Attempt(leader))
+        for who in {peer, leader}:
+            if who == peer or who not in attempt.joined:
+                acceptor = self.acceptors[who]
+                attempt.joined[who] = acceptor.promise(leader), acceptor.accepted
+                self.with_leader[who] = leader
+
+    def ask(self, leader: PeerId) -> None:
+        """Ask for the highest number; the question may get lost."""
+        attempt = self.attempts.get(leader)
+        for who in list(attempt.joined) if attempt else []:
+            assert attempt is not None
+            if self.rng.random() < 0.8 and self.with_leader.get(who) == leader:
+                promised, held = self.acceptors[who].raise_to(leader, attempt.ballot), attempt.joined[who][1]
+                attempt.joined[who] = max(promised, attempt.joined[who][0]), held
+
+    def close(self, leader: PeerId) -> None:
+        """Send the plan if enough promised its number; it may not reach some members."""
+        attempt = self.attempts.get(leader)
+        if attempt is None or self.with_leader.get(leader) != leader:
+            return
+        ballot = attempt.ballot
+        voters = [peer for peer, (promised, _) in attempt.joined.items() if promised == ballot]
+        if not has_quorum(voters, self.peers) or leader not in voters:
+            return
+        accepted = [held for _, held in attempt.joined.values() if held is not None]
+        newest = max(accepted, key=lambda one: one.order, default=None)
+        members = [leader, *(peer for peer in attempt.joined if peer != leader)]
+        plan = plan_of(ballot, members, voters, len(self.peers), newest.round_id if newest else "")
+        value = self.values[newest.round_id] if newest else f"{len(self.rounds)}"
+        self.values[plan.round_id] = value
+        del self.attempts[leader]
+        round = Round(plan, value)
+        self.rounds.append(round)
+        for who in members:
+            if self.with_leader.get(who) == leader and (who == leader or self.rng.random() < 0.9):
+                self.acceptors[who].enter(plan)
+                self.in_round[who] = round
+            if self.with_leader.get(who) == leader:
+                del self.with_leader[who]
+
+    def hold(self, peer: PeerId) -> None:
+        round = self.in_round[peer]
+        round.held.add(peer)
+        members = [member.peer_id for member in round.plan.members]
+        if Electorate.of(round.plan).is_quorum(members.index(one) for one in round.held):
+            self.committed.add(round.value)
+
+    def give_up(self, peer: PeerId) -> None:
+        round = self.in_round.pop(peer)
+        if peer in round.held:
+            leader, result = round.plan.members[0].peer_id, round.plan.result_id
+            held = Accepted(round.plan.ballot, leader, 0, result, f"{int(round.value):032x}")
+            self.acceptors[peer].hold(held, ())
+
+
+@pytest.mark.parametrize("seed", seeds(100, 1000))
+def test_no_two_results_of_a_step_get_a_quorum_whatever_happens(seed: int) -> None:
+    play = Play(seed)
+    for _ in range(ACTS):
+        play.act()
+    assert len(play.committed) <= 1
+
+
+def test_the_random_acts_get_to_results_and_to_second_attempts() -> None:
+    plays = [Play(seed) for seed in range(40)]
+    for play in plays:
+        for _ in range(ACTS):
+            play.act()
+    assert sum(bool(play.committed) for play in plays) > 20
+    assert any(len(play.rounds) > 3 and any(round.plan.adopts for round in play.rounds) for play in plays)
