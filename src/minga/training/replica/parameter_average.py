@@ -18,7 +18,8 @@ from minga.training.replica.interface import ReplicaInterface
 class ParameterAverage:
     """Replaces the parameters behind `port` by the mean over the group of a step that was just applied.
 
-    The group and its parts are those of that step, so that nothing has to be agreed on.
+    The group and its parts are those of that step, so that nothing has to be agreed on. Parameters are reduced anew
+    even where the step adopted an earlier result.
     """
 
     def __init__(self, all_reduce: AllReduce, replica: ReplicaInterface, port: GradientPort) -> None:
@@ -30,6 +31,7 @@ class ParameterAverage:
         mean = self._mean = self._replica.vector.new() if self._mean is None else self._mean
         values = await self._port.request("read", self._replica.read_values)
         layout = VectorLayout(self._replica.vector.layout.numels, "float32")
-        again = msgspec.structs.replace(plan, round_id=blake3(plan.round_id.encode()).hexdigest()[:32])
+        name = blake3(plan.round_id.encode()).hexdigest()[:32]
+        again = msgspec.structs.replace(plan, round_id=name, adopts="", holders=(), view=())
         await self._all_reduce.reduce(again, layout, values, 1, mean)
         await self._port.request("write", lambda: self._replica.write_values(mean))

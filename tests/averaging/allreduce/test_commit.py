@@ -1,0 +1,124 @@
+"""Rounds are committed by those who have a vote, and a later round can adopt what an earlier one left in doubt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+import torch
+
+from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.allreduce.service import RoundAbortedError
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.messages import Plan
+from tests.worlds.reduce_world import World
+from tests.worlds.swarm_tools import later, virtually
+
+LAYOUT = VectorLayout((40_000,), "float32")
+RATE = 1e6
+
+
+def vectors_of(count: int) -> list[torch.Tensor]:
+    return [torch.randn(LAYOUT.total, generator=torch.Generator().manual_seed(i)) for i in range(count)]
+
+
+def decided_by(plan: Plan, voters: Sequence[int], size: int, tie_breaker: int | None = None) -> Plan:
+    return msgspec.structs.replace(plan, voters=tuple(voters), electorate=size, tie_breaker=tie_breaker)
+
+
+async def reduce(
+    world: World, plan: Plan, results: Sequence[torch.Tensor], who: Sequence[int]
+) -> list[RoundOutcome | BaseException]:
+    vectors = vectors_of(len(world.parties))
+    tasks = [
+        world.parties[i].network.process.run(
+            world.parties[i].all_reduce.reduce(plan, LAYOUT, vectors[i], 1, results[i])
+        )
+        for i in who
+    ]
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@virtually
+async def test_members_without_a_vote_do_not_commit_a_round() -> None:
+    """Two newcomers are cut off with one of three voters: most of the members, but no quorum."""
+    world = World(5, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+    await world.start()
+    plan = decided_by(world.plan(LAYOUT), (0, 1, 2), 3)
+    for one in (0, 3, 4):
+        for other in (1, 2):
+            later(
+                0.05, lambda one=one, other=other: world.internet.cut(*(world.parties[i].network for i in (one, other)))
+            )
+    results, outcomes = await world.reduce(plan, LAYOUT, list(vectors_of(5)), [1] * 5)
+    assert all(isinstance(outcomes[i], RoundAbortedError) for i in (0, 3, 4)), outcomes
+    assert all(isinstance(outcomes[i], RoundOutcome) for i in (1, 2)), outcomes
+    assert torch.equal(results[1], results[2])
+    await world.close()
+
+
+@pytest.mark.parametrize("tie_breaker", [0, 3])
+def test_of_two_halves_the_one_with_the_tie_breaker_commits(tie_breaker: int) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        plan = decided_by(world.plan(LAYOUT), range(4), 4, tie_breaker)
+        for one in (0, 1):
+            for other in (2, 3):
+                later(0.05, lambda a=one, b=other: world.internet.cut(*(world.parties[i].network for i in (a, b))))
+        _, outcomes = await world.reduce(plan, LAYOUT, list(vectors_of(4)), [1] * 4)
+        done = {i for i, outcome in enumerate(outcomes) if isinstance(outcome, RoundOutcome)}
+        assert done == ({0, 1} if tie_breaker == 0 else {2, 3}), outcomes
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("holders", [(1,), (0, 2), (1, 2, 3)])
+def test_a_round_that_adopts_a_result_brings_it_to_all(holders: tuple[int, ...]) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(5, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        first = world.plan(LAYOUT)
+        results = [torch.full((LAYOUT.total,), torch.nan) for _ in range(5)]
+        await reduce(world, first, results, range(5))
+        expected = results[0].clone()
+        for i in range(5):
+            if i not in holders:
+                results[i].fill_(torch.nan)
+        plan = msgspec.structs.replace(
+            decided_by(world.plan(LAYOUT, round_id="f" * 32), range(5), 5),
+            adopts=first.round_id,
+            holders=holders,
+            view=tuple(party.peer_id for party in world.parties),
+            ballot=2,
+        )
+        outcomes = await reduce(world, plan, results, range(5))
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes), outcomes
+        assert all(torch.equal(result, expected) for result in results)
+        assert plan.result_id == first.round_id
+        assert plan.succession == tuple(party.peer_id for party in world.parties)
+        await world.close()
+
+    main()
+
+
+@virtually
+async def test_a_round_with_lost_holders_is_given_up_and_nothing_is_reduced_anew() -> None:
+    world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+    await world.start()
+    plan = msgspec.structs.replace(
+        decided_by(world.plan(LAYOUT), range(4), 4, 0),
+        adopts="e" * 32,
+        holders=(3,),
+        view=tuple(party.peer_id for party in world.parties),
+    )
+    world.internet.kill(world.parties[3].network)
+    results = [torch.full((LAYOUT.total,), torch.nan) for _ in range(4)]
+    outcomes = await reduce(world, plan, results, range(3))
+    assert all(isinstance(outcome, RoundAbortedError) and outcome.held_term is None for outcome in outcomes), outcomes
+    await world.close()
