@@ -508,7 +508,27 @@ def test_constants_fit_together() -> None:
 
 
 @virtually
-async def test_all_new_peers_probe_soon_although_one_always_refuses() -> None:
+async def test_new_peers_queue_up_at_the_coordinator() -> None:
+    world = LinkWorld([(2.0, 2.0)] * 17)
+    coordinators = sorted(peer.peer_id for peer in world.peers)[:2]
+    asked = {peer.peer_id: 0 for peer in world.peers}
+    for peer in world.peers:
+
+        async def count(
+            other: PeerId, stream: MessageStream, here: Peer = peer, serve: Any = peer.prober._serve_reservation
+        ) -> None:
+            asked[here.peer_id] += 1
+            await serve(other, stream)
+
+        peer.node.serve(RESERVE, count)
+    await world.start(probing=True)
+    await until(lambda: all(probed(peer) for peer in world.peers), 120.0)
+    assert max(n for peer_id, n in asked.items() if peer_id not in coordinators) < 3 * 17
+    await world.close()
+
+
+@virtually
+async def test_a_coordinator_that_always_refuses_is_passed_by() -> None:
     world = LinkWorld([(2.0, 2.0)] * 8)
     await world.start(probing=True)
     min(world.peers, key=lambda peer: peer.peer_id).prober._engaged_with = world.peers[-1].peer_id
@@ -518,7 +538,7 @@ async def test_all_new_peers_probe_soon_although_one_always_refuses() -> None:
 
 
 @virtually
-async def test_a_partner_that_accepts_and_then_breaks_off_is_done_without() -> None:
+async def test_a_coordinator_that_admits_and_then_breaks_off_is_done_without() -> None:
     world = LinkWorld([(5.0, 5.0)] * 5)
     await world.start()
     liar, *others = sorted(world.peers, key=lambda peer: peer.peer_id)

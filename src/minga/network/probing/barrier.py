@@ -48,6 +48,12 @@ class ProbeSession:
         self.enough, self.fills = math.ceil(ENOUGH * partners), fills
         self.accepted: set[PeerId] = set()
         self.ready, self.filled = Barrier(partners), Barrier(partners)
+        self.admitted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def answer(self, *, admitted: bool) -> None:
+        """The coordinator answered; only its first answer counts."""
+        if not self.admitted.done():
+            self.admitted.set_result(admitted)
 
     @contextlib.contextmanager
     def taking_part(self) -> Iterator[None]:

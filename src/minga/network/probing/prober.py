@@ -6,12 +6,15 @@ each peer once fills its link on purpose, first the upload, then the download, f
 rate of each path. The probe is repeated when other peers' reports, or the samples, cast doubt on the result. It is also
 repeated now and then when nothing else has confirmed the result for long.
 
-No peer is in two probes at once: partners are asked first, and refuse while they are in a probe, or in the middle of
-other bulk traffic. A peer that gets too few partners lets all go and tries again after a random pause, which grows. (A
-queue at one peer was no faster: 24 new peers 40 ms apart took 55 s with it and 48 s without.) Other bulk traffic
-ends a probe at once, so that no round waits for one. What was seen of the upload by then counts if that was over, and
-the next probe fills the download only: where steps are short no pause is long enough for both. A partner lets each peer
-probe it once in `PEER_PERIOD_S` and all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most
+No peer is in two probes at once: a prober asks its partners first, and a partner refuses while it is in a probe, or in
+the middle of other bulk traffic. All probers ask the peer with the lowest id before the others, the *coordinator*, so a
+swarm of new members queues up there and not at every peer. A large swarm falls into circles of some `CIRCLE` peers,
+each with a coordinator of its own. A prober that is refused, or gets too few partners, releases all of them and tries
+again after a random pause. After a few refusals it asks another coordinator.
+
+Other bulk traffic ends a probe at once, so that no round waits for one. The upload phase counts if it was complete by
+then, and the next probe fills the download only: where steps are short no pause is long enough for both. A partner lets
+each peer probe it once in `PEER_PERIOD_S` and all together `MAX_SERVED` times in `SERVED_PERIOD_S`, and moves at most
 `MAX_PHASE_BYTES` in each direction each time.
 """
 
@@ -25,7 +28,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from minga.core.aio.backoff import Backoff
 from minga.core.errors import RejectedError, RemoteError, UnreachableError
 from minga.core.events.network import LinksProbed
 from minga.core.thread_guard import loop_bound
@@ -40,6 +42,7 @@ from minga.network.rpc.node import Node
 
 RESERVE, SINK, SOURCE = "links.probe", "links.sink", "links.source"
 MAX_PARTNERS = 16
+CIRCLE = 32
 RESERVE_S = 2.0
 SERVE_S = 10.0
 PEER_PERIOD_S = 30.0
@@ -48,7 +51,7 @@ MAX_SERVED, SERVED_PERIOD_S = 60, 600.0
 LOOK_S, LATER_LOOK_S = 0.5, 5.0
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 4.0
 PATIENT_TRIES = 8
-"""Partners that failed so often are left out."""
+"""After this many refusals a prober asks the next coordinator, and it leaves out partners that failed this often."""
 
 BROKEN_OFF_TRIES = 4
 """A partner that accepts and then breaks off counts as this many refusals: it costs bytes."""
@@ -78,6 +81,7 @@ class Prober:
         self._served_to: BoundedDict[PeerId, float] = BoundedDict(MAX_PEERS)
         self._probed_s, self._pause_s = -math.inf, DOUBT_PERIOD_S
         self._filled_s = -math.inf  # when a probe showed the upload and was then broken off
+        self._turned_away = 0
         self._failures: BoundedDict[PeerId, int] = BoundedDict(MAX_PEERS)
         self._fruitless: BoundedDict[PeerId, deque[float]] = BoundedDict(MAX_PEERS)
         self._phases: set[str] = set()
@@ -87,7 +91,7 @@ class Prober:
 
     async def run(self) -> None:
         """Probe whenever it is due and nothing else moves; runs until cancelled."""
-        retry, spoilt = Backoff(FIRST_RETRY_S, LAST_RETRY_S), Backoff(PEER_PERIOD_S, MAX_AGE_S)
+        retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
         await asyncio.sleep(self._random.uniform(0.0, LOOK_S))
         while True:
             await asyncio.sleep(LOOK_S if self._probed_s == -math.inf else LATER_LOOK_S)
@@ -97,33 +101,42 @@ class Prober:
                 continue
             bytes_before = self._node.traffic()[0]
             if await self.probe(partners):
-                retry.overcome()
-                spoilt.overcome()
+                retry_s, spoilt_s = FIRST_RETRY_S, PEER_PERIOD_S
             elif self._node.traffic()[0] - bytes_before < SPOILT_BYTES:
-                await asyncio.sleep(self._random.uniform(0.0, retry.next_s()))
+                await asyncio.sleep(self._random.uniform(0.0, retry_s))
+                retry_s = min(2.0 * retry_s, LAST_RETRY_S)
             else:  # bytes were spent for nothing: not again and again
-                await asyncio.sleep(self._random.uniform(1.0, 1.5) * spoilt.next_s())
+                await asyncio.sleep(self._random.uniform(spoilt_s, 1.5 * spoilt_s))
+                spoilt_s = min(2.0 * spoilt_s, MAX_AGE_S)
 
     async def probe(self, partners: Sequence[PeerId]) -> bool:
-        """Measure with all of `partners` at once; False if too few were free, or something came in between."""
-        loop = asyncio.get_running_loop()
-        before, begun = self._node.access_link.rates(), loop.time()
-        session = ProbeSession(len(partners), fills=begun - self._filled_s > MAX_AGE_S)
+        """Measure with all of `partners` at once, the coordinator first. Returns False if too few were free, or if
+        other traffic interrupted the probe.
+        """
+        before, begun = self._node.access_link.rates(), asyncio.get_running_loop().time()
+        loop, session = (
+            asyncio.get_running_loop(),
+            ProbeSession(len(partners), fills=begun - self._filled_s > MAX_AGE_S),
+        )
+        tasks = [loop.create_task(self._measure_with(partners[0], session))]
+        tasks[0].add_done_callback(lambda _: session.answer(admitted=False))
         self._engaged_with = self._node.peer_id
-        tasks = [loop.create_task(self._measure_with(peer, session)) for peer in partners]
         try:
+            if admitted := await session.admitted:
+                tasks += [loop.create_task(self._measure_with(peer, session)) for peer in partners[1:]]
             results = await asyncio.gather(*tasks, return_exceptions=True)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._engaged_with = None
+        self._turned_away = 0 if results[0] is None else self._turned_away + 1
         self._note_unwilling(partners, results, session)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, RemoteError | TimeoutError):
                 raise result
         if sum(result is None for result in results) < session.enough:
-            if session.accepted:
+            if admitted:
                 self._keep_half(session, results, begun)
             return False
         self._failures.clear()
@@ -152,19 +165,28 @@ class Prober:
     def _note_unwilling(
         self, partners: Sequence[PeerId], results: Sequence[BaseException | None], session: ProbeSession
     ) -> None:
-        """Count who failed time and again where others did not: a probe can do without them."""
-        for peer, result in zip(partners, results, strict=True):
+        """Count the partners that failed repeatedly where others did not: a probe can do without them."""
+        for peer, result in zip(partners, results, strict=False):  # after the coordinator's refusal there is only one
             if result is not None and not _is_own(result):
                 tries = BROKEN_OFF_TRIES if peer in session.accepted else 1
                 self._failures[peer] = self._failures.get(peer, 0) + tries
 
     def _chosen(self) -> list[PeerId]:
-        """Partners for a probe."""
-        able = self._partners()
+        """Partners for a probe, the coordinator first."""
+        able = self._circle(self._partners())
         partners = [peer for peer in able if self._failures.get(peer, 0) < PATIENT_TRIES] or able
+        if not partners:
+            return []
         if partners is able:
             self._failures.clear()
-        return self._random.sample(sorted(partners), min(len(partners), MAX_PARTNERS))
+        coordinator = partners.pop(self._turned_away // PATIENT_TRIES % len(partners))
+        return [coordinator, *self._random.sample(partners, min(len(partners), MAX_PARTNERS - 1))]
+
+    def _circle(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        """The `peers` that queue up at the same coordinator as this one, in order: all, in a swarm of usual size."""
+        circles = 1 << max(0, (len(peers) // CIRCLE).bit_length() - 1)
+        own = int(self._node.peer_id[:8], 16) % circles
+        return sorted(peer for peer in peers if int(peer[:8], 16) % circles == own)
 
     def _is_due(self) -> bool:
         now, meter = asyncio.get_running_loop().time(), self._node.access_link.meter
@@ -189,6 +211,7 @@ class Prober:
             async with asyncio.timeout(RESERVE_S) as limit, self._node.open(peer, RESERVE) as reservation:
                 await reservation.send(Reserve())
                 await reservation.receive(Ready)
+                session.answer(admitted=True)
                 session.accepted.add(peer)
                 await session.ready.wait()
                 limit.reschedule(asyncio.get_running_loop().time() + SERVE_S)
