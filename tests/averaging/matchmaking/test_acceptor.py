@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
 
 from minga.averaging.election import Electorate, has_quorum
-from minga.averaging.matchmaking.acceptor import Acceptor
+from minga.averaging.matchmaking.acceptor import MOST_RAISED, Acceptor
 from minga.averaging.messages import Accepted, GroupMember, Part, Plan
 from minga.core.errors import ProtocolError
 from minga.network.interface import Address, PeerId
@@ -25,7 +26,14 @@ def voter(peer: PeerId) -> Acceptor:
     return acceptor
 
 
-def plan_of(ballot: int, members: list[PeerId], voters: list[PeerId], size: int, adopts: str = "") -> Plan:
+def plan_of(
+    ballot: int,
+    members: list[PeerId],
+    voters: list[PeerId],
+    size: int,
+    adopts: str = "",
+    holders: Sequence[PeerId] = (),
+) -> Plan:
     places = {peer: index for index, peer in enumerate(members)}
     return Plan(
         f"{random.getrandbits(128):032x}",
@@ -38,6 +46,7 @@ def plan_of(ballot: int, members: list[PeerId], voters: list[PeerId], size: int,
         electorate=size,
         tie_breaker=places.get(PEERS[0]),
         adopts=adopts,
+        holders=tuple(places[peer] for peer in holders),
     )
 
 
@@ -66,6 +75,29 @@ def test_a_plan_of_a_leader_that_was_left_is_refused() -> None:
         acceptor.enter(plan_of(first, PEERS[:3], PEERS[:3], 3))
 
 
+def test_what_was_held_is_forgotten_when_another_round_writes_over_it() -> None:
+    """Else this peer would pass for a holder of a result of which it has only parts."""
+    acceptor = voter(PEERS[0])
+    held = Accepted(1, PEERS[1], 0, "a" * 32, "b" * 32)
+    acceptor.hold(held, tuple(PEERS[:3]))
+    ballot = acceptor.promise(PEERS[1])
+    acceptor.enter(plan_of(ballot, [PEERS[1], PEERS[0]], PEERS[:2], 2, "a" * 32, [PEERS[0]]))
+    assert acceptor.accepted == held
+    ballot = acceptor.promise(PEERS[1])
+    acceptor.enter(plan_of(ballot, [PEERS[1], PEERS[0]], PEERS[:2], 2))
+    assert acceptor.accepted is None
+    acceptor.hold(held, tuple(PEERS[:3]))
+    acceptor.begin_step(STEP - 1)
+    acceptor.begin_step(STEP)
+    assert acceptor.accepted is None
+
+
+def test_a_promise_is_raised_by_bounded_amounts_only() -> None:
+    acceptor = voter(PEERS[0])
+    acceptor.promise(PEERS[1])
+    assert acceptor.raise_to(PEERS[1], 1 << 32) == 1 + MOST_RAISED
+
+
 def test_who_was_started_anew_has_no_vote_until_a_round_is_committed() -> None:
     acceptor = Acceptor(PEERS[0])
     acceptor.begin_step(STEP)
@@ -75,6 +107,10 @@ def test_who_was_started_anew_has_no_vote_until_a_round_is_committed() -> None:
     assert acceptor.promise(PEERS[1]) == 1
     acceptor.begin_step(STEP)
     assert acceptor.promise(PEERS[1]) == 0, "it went back to a step in which it forgot what it promised"
+
+
+def is_same(one: Accepted, other: Accepted) -> bool:
+    return (one.round_id, one.fingerprint) == (other.round_id, other.fingerprint)
 
 
 @dataclass
@@ -155,13 +191,16 @@ class Play:
         accepted = [held for _, held in attempt.joined.values() if held is not None]
         newest = max(accepted, key=lambda one: one.order, default=None)
         members = [leader, *(peer for peer in attempt.joined if peer != leader)]
-        plan = plan_of(ballot, members, voters, len(self.peers), newest.round_id if newest else "")
+        holders = [peer for peer, (_, held) in attempt.joined.items() if held and newest and is_same(held, newest)]
+        plan = plan_of(ballot, members, voters, len(self.peers), newest.round_id if newest else "", holders)
         value = self.values[newest.round_id] if newest else f"{len(self.rounds)}"
         self.values[plan.round_id] = value
         del self.attempts[leader]
         round = Round(plan, value)
         self.rounds.append(round)
         for who in members:
+            if who in holders and self.acceptors[who].accepted != attempt.joined[who][1]:
+                continue  # it left and came back since: the plan goes over a stream that it closed
             if self.with_leader.get(who) == leader and (who == leader or self.rng.random() < 0.9):
                 self.acceptors[who].enter(plan)
                 self.in_round[who] = round

@@ -15,6 +15,9 @@ from minga.core.errors import ProtocolError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 
+MOST_RAISED = 1000
+"""By how much a leader may raise a promise at once: a step has few attempts, and numbers must not run out."""
+
 
 @loop_bound
 class Acceptor:
@@ -37,11 +40,11 @@ class Acceptor:
         """An attempt at `step` begins. A peer that went back to an earlier step has forgotten what it promised there:
         it has no vote until its next committed round.
         """
-        if step > self._step:
-            self.accepted, self.succession, self._promised, self._leader = None, (), 0, None
-        elif step < self._step:
+        if step < self._step:
             self.has_vote = False
-        self._step = max(step, self._step)
+        if step != self._step:
+            self.accepted, self.succession, self._promised, self._leader = None, (), 0, None
+        self._step = step
 
     def promise(self, leader: PeerId) -> int:
         """The number that this peer promises by joining `leader` now; 0 if it has no vote."""
@@ -54,7 +57,7 @@ class Acceptor:
     def raise_to(self, leader: PeerId, ballot: int) -> int:
         """Promise `leader`, which was joined, a higher number; returns what is promised to it now."""
         if self.has_vote and leader == self._leader and not self._is_used:
-            self._promised = max(self._promised, ballot)
+            self._promised = max(self._promised, min(ballot, self._promised + MOST_RAISED))
             return self._promised
         return 0
 
@@ -65,11 +68,13 @@ class Acceptor:
         a holder of what it does not hold.
         """
         leader, me = plan.members[0].peer_id, [member.peer_id for member in plan.members].index(self._me)
-        held = self.accepted.round_id if self.accepted is not None else ""
-        if me in plan.holders and held != plan.adopts:
+        is_holder, held = me in plan.holders, self.accepted.round_id if self.accepted is not None else ""
+        if is_holder and held != plan.adopts:
             raise ProtocolError("the plan counts on a result that this peer does not hold", peer=leader, phase="group")
         if self.has_vote and plan.electorate and (leader != self._leader or plan.ballot < self._promised):
             raise ProtocolError("the plan has a lower number than its leader was promised", peer=leader, phase="group")
+        if not is_holder:  # the round writes over what was held before; a quorum promised that this does not count
+            self.accepted, self.succession = None, ()
         self._promised, self._leader, self._is_used = max(self._promised, plan.ballot), leader, True
         self.has_vote = self.has_vote or not plan.electorate  # the members of a first group decide, from now on
 

@@ -25,6 +25,7 @@ from minga.averaging.clocking.batch_size import BatchSize
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.clocking.sample_quota import SURPLUS, MemberPace, seconds_as_is, share_out
 from minga.averaging.contracts import Contributor
+from minga.averaging.matchmaking.acceptor import MOST_RAISED
 from minga.averaging.matchmaking.join_window import hold_s, waited_for
 from minga.averaging.messages import FromLeader, Join, Limit, Prepare, Redirect, SignedPlan, Update
 from minga.core.aio.signal import Signal
@@ -157,8 +158,9 @@ class GroupLeader:
 
     @property
     def ballot(self) -> int:
-        """The number of this attempt: the highest that one of its members promised to anybody."""
-        return max(seat.ballot for seat in self.everyone().values())
+        """The number of this attempt: the highest that one of its members promised, but for those out of all bounds."""
+        most = self.own.ballot + MOST_RAISED
+        return max(seat.ballot for seat in self.everyone().values() if seat.ballot <= most)
 
     def voters(self) -> set[PeerId]:
         """The members that promised this attempt's number."""

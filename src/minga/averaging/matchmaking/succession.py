@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from msgspec.structs import replace
 
 from minga.averaging.clocking.registration import Registration
+from minga.averaging.election import has_quorum
 from minga.averaging.matchmaking.acceptor import Acceptor
 from minga.averaging.matchmaking.leader import CLOSE_CHECK_S, GroupLeader
 from minga.averaging.matchmaking.quorum import QuorumRule
@@ -68,9 +69,12 @@ class Succession:
             await gathering.changed.wait(CLOSE_CHECK_S)
 
     def newest_held(self, seats: Mapping[PeerId, Registration]) -> Accepted | None:
-        """The latest result that a member with a vote held in an earlier attempt at the step."""
+        """The latest result that a member with a vote held in an earlier attempt at the step: one with a number that
+        this member promised to go beyond.
+        """
         electorate = self._quorum.electorate(self._membership.view)
-        held = [seat.join.accepted for peer, seat in seats.items() if not electorate or peer in electorate]
+        voting = [seat for peer, seat in seats.items() if peer in electorate]
+        held = [seat.join.accepted for seat in voting if seat.join.accepted and seat.join.accepted.ballot < seat.ballot]
         return max(filter(None, held), key=lambda accepted: accepted.order, default=None)
 
     async def decide(self, plan: Plan, seats: Mapping[PeerId, Registration], ballot: int) -> Plan:
@@ -79,6 +83,8 @@ class Succession:
         Raises `RejectedError` if it cannot be found out whose result that is.
         """
         newest, electorate = self.newest_held(seats), self._quorum.electorate(self._membership.view)
+        if electorate and not has_quorum([p for p, seat in seats.items() if seat.ballot == ballot], electorate):
+            raise RejectedError("a member came back or left while the plan was made", code="stand_by")
         plan = _with_electorate(plan, electorate, {peer: seat.ballot for peer, seat in seats.items()}, ballot)
         if newest is None:
             return plan
@@ -141,4 +147,4 @@ def _with_electorate(plan: Plan, electorate: Sequence[PeerId], ballots: Mapping[
 
 
 def _is_same(one: Accepted | None, other: Accepted) -> bool:
-    return one is not None and one.fingerprint == other.fingerprint
+    return one is not None and (one.round_id, one.fingerprint) == (other.round_id, other.fingerprint)
