@@ -125,6 +125,16 @@ def test_a_run_outlives_all_its_peers(tmp_path: Path) -> None:
             assert b.finish(last)["digest"] == a.summary()["digest"]
 
 
+def _wait_until_it_imports(pid: int) -> None:
+    """Wait until the command is loading its libraries; before that the interpreter starts, which is not ours."""
+    maps = Path(f"/proc/{pid}/maps")
+    deadline = time.monotonic() + 30.0
+    while maps.exists() and "libtorch" not in maps.read_text("utf-8") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if not maps.exists():
+        time.sleep(0.5)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
 @pytest.mark.parametrize("moment", ["start", "running"])
 def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None:
@@ -132,7 +142,7 @@ def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None
         if moment == "running":
             host.wait_for("link")
         else:
-            time.sleep(0.5)  # any moment will do
+            _wait_until_it_imports(host.process.pid)
         host.process.send_signal(signal.SIGINT)
         if moment == "running":
             summary = host.summary()
