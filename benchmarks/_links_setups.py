@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import PeerRates, SwarmRates
-from minga.simulation.forecast.lower_bound import shortest_round
+from minga.averaging.solver.lower_bound import shortest_round
 from tests.netlab import Host
 
 SCALE, CROWD_SCALE, HOME_SCALE = 0.02, 0.01, 0.2

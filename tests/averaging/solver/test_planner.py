@@ -15,9 +15,9 @@ from minga.averaging.solver.baselines import equal_parts, parameter_server
 from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import Binding, Division, PartShare, PeerRates, SwarmRates
 from minga.averaging.solver.flat import flat_shares
+from minga.averaging.solver.lower_bound import shortest_round
 from minga.averaging.solver.planner import divide
 from minga.averaging.solver.prediction import predict
-from minga.simulation.forecast.lower_bound import shortest_round
 from tests.worlds.planner_swarms import (
     FAST,
     GBIT,

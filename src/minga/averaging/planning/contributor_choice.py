@@ -1,9 +1,10 @@
 """Who should compute gradients, and who should rest because its link slows everybody more than its samples help.
 
-The senders are ranked, once by speed and once by link, and the best prefix of either is taken. In small groups it is
-then improved peer by peer. Every choice is judged by the division that would really be executed, and counts only if
-that is faster by `GAIN`: a peer that rests still wants the result, and should not rest for nothing. In a group above
-`LARGE` nobody rests: to find out takes longer than a step there, and one more upload matters little.
+The senders are ranked, once by speed and once by link, and the best prefix of either is taken. Small groups are
+also solved exactly, by the programme of `averaging/solver/lower_bound.py` with binary variables. A choice counts only
+if the division that would really be executed is faster with it by `GAIN`: a peer that rests still wants the result, and
+nobody likes to be told to rest for nothing. In a group above `LARGE` nobody rests: to find out takes longer than a
+step there, and one more upload matters little.
 
 Leaders, `minga plan` and forecasts all ask `resting`, so that what is foretold is what the leaders do.
 """
@@ -20,10 +21,13 @@ from minga.averaging.solver.division import SwarmRates
 from minga.averaging.solver.large_groups import LARGE
 from minga.averaging.solver.planner import divide
 
-IMPROVED_PEERS: Final = 12
-"""Up to so many peers the choice is improved peer by peer, which takes a second where paths are slow. A limit of time
-instead would make plans depend on how busy the leader's machine is, and a simulation on that of its user.
+EXACT_PEERS: Final = 12
+"""Up to so many peers the choice is exact, which takes a second for them and ten for 30. A tight limit of time instead
+would make plans depend on how busy the leader's machine is, and a simulation on that of its user.
 """
+
+LIMIT_S: Final = 30.0
+"""Seconds after which the exact choice is given up, which should never come about."""
 
 GAIN: Final = 0.05
 """By which fraction a step has to become shorter."""
@@ -62,7 +66,8 @@ def combined(work: StepWork, samples_per_second: float, round_s: float) -> float
 def resting(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:
     """The peers that should not compute gradients for now, in ascending order; none in a group above `LARGE`.
 
-    They go on receiving results, and aggregate. Takes seconds: keep it off the critical path.
+    They go on receiving results, and aggregate. Up to `EXACT_PEERS` peers the choice is exact (by the bound on rounds),
+    above it is a good one. Takes seconds: keep it off the critical path.
     """
     if len(rates.peers) > LARGE:
         return ()
@@ -70,35 +75,15 @@ def resting(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:
     if len(senders) < 2 or not any(peer.aggregates for peer in rates.peers) or not work.vector_bytes > 0.0:
         return ()
     speed, limit = sum(rates.peers[index].samples_per_second for index in senders), 1.0 - GAIN
-    all_compute_s = step_seconds(rates, work)
-    if combined(work, speed, 0.0) >= limit * all_compute_s:
+    if combined(work, speed, 0.0) >= limit * step_seconds(rates, work):
         return ()  # even rounds that take no time at all would not be worth it
-    choices = [(), *_ranked(rates, work, senders)]
-    best_s, best = min((step_seconds(with_resting(rates, rests), work), rests) for rests in choices)
-    if len(rates.peers) <= IMPROVED_PEERS:
-        best_s, best = _improved(rates, work, senders, (best_s, best))
-    return _fewest(rates, work, best) if best_s < limit * all_compute_s else ()
-
-
-def _improved(
-    rates: SwarmRates, work: StepWork, senders: list[int], choice: tuple[float, tuple[int, ...]]
-) -> tuple[float, tuple[int, ...]]:
-    """A choice and its seconds, changed by one peer at a time, slow ones first, while that makes a step shorter."""
-    best_s, rests = choice
-    slow_first = sorted(senders, key=lambda index: (rates.peers[index].samples_per_second, index))
-    tried: set[tuple[int, ...]] = {rests}
-    improves = True
-    while improves:
-        improves = False
-        for index in slow_first:
-            other = tuple(sorted({*rests} ^ {index}))
-            if len(other) == len(senders) or other in tried:
-                continue
-            tried.add(other)
-            seconds = step_seconds(with_resting(rates, other), work)
-            if seconds < best_s * (1.0 - ALIKE):
-                best_s, rests, improves = seconds, other, True
-    return best_s, rests
+    choices = [*_ranked(rates, work, senders)]
+    if len(rates.peers) <= EXACT_PEERS:
+        choices += _exact(rates, work, senders)
+    best: tuple[float, tuple[int, ...]] = (limit * step_seconds(rates, work), ())
+    for rests in choices:
+        best = min(best, (step_seconds(with_resting(rates, rests), work), rests))
+    return _fewest(rates, work, best[1]) if best[1] else ()
 
 
 def _fewest(rates: SwarmRates, work: StepWork, rests: tuple[int, ...]) -> tuple[int, ...]:
@@ -117,6 +102,14 @@ def with_resting(rates: SwarmRates, rests: tuple[int, ...]) -> SwarmRates:
     for index in rests:
         peers[index] = replace(peers[index], sends=False)
     return replace(rates, peers=tuple(peers))
+
+
+def _exact(rates: SwarmRates, work: StepWork, senders: list[int]) -> Iterator[tuple[int, ...]]:
+    from minga.averaging.solver.lower_bound import best_contributors
+
+    found = best_contributors(usable(rates), work.vector_bytes, work.batch, overlapped=work.overlapped, limit_s=LIMIT_S)
+    if found is not None:
+        yield tuple(index for index in senders if not found.computes[index])
 
 
 def _ranked(rates: SwarmRates, work: StepWork, senders: list[int]) -> Iterator[tuple[int, ...]]:

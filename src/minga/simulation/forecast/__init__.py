@@ -6,7 +6,7 @@
 Read: peer_text (peers in one line), swarm_file (peers in a file), devices (how fast they compute), model_facts
 (what travels, how much work a sample is), memory (what a peer needs), volunteers (peers as plans take them),
 planned_run (what a run fixes), step_fill (when a step is full), forecast (entry), explanation (a plan in words and
-figures), lower_bound (the shortest round that one level can reach).
+figures).
 
 Called by advice and cli/planning. Nothing is simulated here.
 """

@@ -106,7 +106,7 @@ def alternatives(rates: SwarmRates, work: StepWork) -> Alternatives:
 def _bound(rates: SwarmRates, vector_bytes: float) -> float | None:
     if len(rates.peers) > LARGEST_BOUND:
         return None
-    from minga.simulation.forecast.lower_bound import shortest_round
+    from minga.averaging.solver.lower_bound import shortest_round
 
     return shortest_round(usable(rates), vector_bytes)
 
