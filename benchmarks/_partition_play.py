@@ -87,13 +87,7 @@ class Play:
 
     def __init__(self, partition: Partition) -> None:
         self._partition, rng = partition, random.Random(partition.seed)
-        spec = RunSpec.from_mapping(
-            {
-                "name": "partitions",
-                "training": {"target_batch_size": 2 * MICRO_BATCH * partition.peers},
-                "averaging": {"codec": "float32"},
-            }
-        )
+        spec = spec_of(2 * MICRO_BATCH * partition.peers)
         self._swarm = Swarm(spec.published({}), seed=partition.seed)
         self._rng = rng
         self._states: dict[int, set[str]] = defaultdict(set)
@@ -159,6 +153,12 @@ class Play:
         moved = {name for time, name in self._applied if time >= healed_s + HEALED_S * 2 / 3}
         verdict.stood_still = tuple(sorted(peer.name for peer in self._swarm.alive() if peer.name not in moved))
         verdict.errors += [f"{peer.name}: {peer.error!r}" for peer in self._swarm.alive() if peer.error]
+
+
+def spec_of(batch: int) -> RunSpec:
+    """The run of a partition, with so many samples a step."""
+    training, averaging = {"target_batch_size": batch}, {"codec": "float32"}
+    return RunSpec.from_mapping({"name": "partitions", "training": training, "averaging": averaging})
 
 
 def stall_s(applied: Sequence[tuple[float, str]], healed_s: float, end_s: float) -> float | None:

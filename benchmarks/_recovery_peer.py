@@ -1,4 +1,7 @@
-"""The process of one peer in the recovery benchmark: averages a large vector step after step and tells all it does."""
+"""The process of one peer that averages a vector step after step and tells all it does, for recovery and partitions.
+
+It works in a network namespace if its settings name one, and behind the address `host`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from blake3 import blake3
 
 from benchmarks._worker import Channel
 from minga import Event, Optimizer, PeerOptions, RunSpec, host, join
+from tests.netlab import enter as enter_namespace
 
 SAMPLES = 8
 QUIET = ("peer.", "sync.progress", "member.status", "state.", "board.")
@@ -19,10 +23,14 @@ QUIET = ("peer.", "sync.progress", "member.status", "state.", "board.")
 
 def peer(channel: Channel, settings: dict[str, Any]) -> None:
     """Wait for the command to enter, then train until told to end."""
+    if settings.get("namespace"):
+        enter_namespace(settings["namespace"])  # before anything opens a socket or starts a thread that does
     torch.set_num_threads(1)
     channel.send(event="waiting", t=time.monotonic(), fields={})
     enter = channel.receive()
-    options = PeerOptions(role=enter["role"], ephemeral=True, directory=Path(settings["directory"]), host="127.0.0.1")
+    options = PeerOptions(
+        role=enter["role"], ephemeral=True, directory=Path(settings["directory"]), host=settings["host"]
+    )
     entered = join(enter["link"], options) if enter.get("link") else host(RunSpec.from_toml(settings["spec"]), options)
 
     def tell(event: Event) -> None:

@@ -27,11 +27,18 @@ class Told(NamedTuple):
 class Swarm:
     """One peer for each of `roles` at first ("trainer", or "client", which only sends), and whoever enters later.
 
-    Each is a process that runs `function` with `settings`, its number and a folder of its own.
+    Each is a process that runs `function` with `settings`, its number and a folder of its own, and with those of its
+    place, if `places` are given: an address and a network namespace.
     """
 
     def __init__(
-        self, workers: Workers, spec: RunSpec, settings: dict[str, Any], roles: Sequence[str], function: str
+        self,
+        workers: Workers,
+        spec: RunSpec,
+        settings: dict[str, Any],
+        roles: Sequence[str],
+        function: str,
+        places: Sequence[dict[str, str]] = (),
     ) -> None:
         self.log: list[Told] = []
         self.peers: dict[str, Worker] = {}
@@ -41,6 +48,7 @@ class Swarm:
         self.watcher: Callable[[Told], None] | None = None
         """Called with each event at once, on the thread that reads it."""
         self._workers, self._settings, self._function = workers, {**settings, "spec": spec.to_toml()}, function
+        self._places = places
         self._changed = threading.Condition()
         self._count = 0
         waiting = [self.spawn() for _ in roles]
@@ -52,7 +60,9 @@ class Swarm:
         """A process that does nothing yet."""
         self._count += 1
         name = f"peer-{self._count}"
-        settings = {**self._settings, "index": self._count, "directory": str(self._workers.directory / name)}
+        place = self._places[self._count - 1] if self._places else {"host": "127.0.0.1"}
+        directory = str(self._workers.directory / name)
+        settings = {**self._settings, **place, "index": self._count, "directory": directory}
         return self._workers.start(name, self._function, settings, self._hear)
 
     def enter(self, worker: Worker, role: str) -> None:

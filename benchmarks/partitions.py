@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     verdicts = [_played(seed, play) for seed in options.seeds]
     real = [_played(seed, play_real) for seed in range(options.real)] if options.real and not why_unavailable() else []
     forks = [verdict for verdict in verdicts if verdict.forked_at is not None and not verdict.excepted]
-    still = [verdict for verdict in verdicts if verdict.stood_still]
+    still = [verdict for verdict in [*verdicts, *real] if verdict.stood_still]
     errors = [error for verdict in [*verdicts, *real] for error in verdict.errors]
     real_forks = [verdict for verdict in real if verdict.forked_at is not None]
     return finish(
