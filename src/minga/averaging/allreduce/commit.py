@@ -92,7 +92,7 @@ class QuorumCommit:
         async with racing([self._hear_more(stream), round.decided.wait()]) as ends:
             await next(ends)
         if round.committed_term is None:
-            raise RejectedError(round.aborted or "its sender left", code="aborted")
+            raise RejectedError(round.aborted or "aborted", code="aborted")
         await stream.send(Committed(round.committed_term))
 
     # ---- the member

@@ -72,10 +72,12 @@ class Succession:
         """The latest result that a member with a vote held in an earlier attempt at the step: one with a number that
         this member promised to go beyond.
         """
+        held = {p: seat.join.accepted for p, seat in seats.items() if seat.join.accepted is not None}
+        if not held:  # asked with each report of a member
+            return None
         electorate = self._quorum.electorate(self._membership.view)
-        voting = [seat for peer, seat in seats.items() if peer in electorate]
-        held = [seat.join.accepted for seat in voting if seat.join.accepted and seat.join.accepted.ballot < seat.ballot]
-        return max(filter(None, held), key=lambda accepted: accepted.order, default=None)
+        counted = [one for peer, one in held.items() if peer in electorate and one.ballot < seats[peer].ballot]
+        return max(counted, key=lambda accepted: accepted.order, default=None)
 
     async def decide(self, plan: Plan, seats: Mapping[PeerId, Registration], ballot: int) -> Plan:
         """The plan with those who decide on it, in the attempt with number `ballot`; it adopts the latest held result.
