@@ -62,8 +62,8 @@ class AveragingPeer:
         self.contributor = FixedContributor(vector)
         encoded_bytes = layout.encoded_bytes(0, vector.numel())
         group = GroupSettings(settings["peers"] * SAMPLES, layout.fingerprint, vector.numel(), encoded_bytes, True)
-        surveyor = BoardView(session.board, session.node)
-        self.formation = GroupFormation(session.node, identity, group, surveyor, self.contributor)
+        swarm_view = BoardView(session.board, session.node)
+        self.formation = GroupFormation(session.node, identity, group, swarm_view, self.contributor)
         self.all_reduce = AllReduce(session.node)
 
     def publish(self) -> None:
@@ -104,7 +104,7 @@ async def _peer(channel: Channel, settings: dict[str, Any]) -> None:
     while (command := await channel.receive_on_loop())["do"] != "exit":
         if command["do"] == "settle":
             me.publish()
-            while len(me.formation._surveyor.at(me.step)) < settings["peers"] - 1:
+            while len(me.formation._swarm_view.at(me.step)) < settings["peers"] - 1:
                 await asyncio.sleep(0.01)
             channel.send(settled=True)
         elif command["do"] == "round":

@@ -77,7 +77,7 @@ class Peer:
     async def _see_all(self) -> None:
         """Until the board shows all others at the step at which this peer is."""
         self._plain.publish()
-        while len(self._plain.formation._surveyor.at(self._plain.step)) < self._settings["peers"] - 1:
+        while len(self._plain.formation._swarm_view.at(self._plain.step)) < self._settings["peers"] - 1:
             await asyncio.sleep(0.01)
 
     async def secure(self) -> None:

@@ -21,7 +21,7 @@ from benchmarks._allreduce_peer import FixedContributor
 from minga.averaging import link_reporter
 from minga.averaging.allreduce import waiting
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
-from minga.averaging.apportionment import allocate
+from minga.averaging.apportionment import apportion
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.group import GroupSettings
@@ -113,7 +113,7 @@ class Averager:
         """"equal" parts, all of it at one "server", or what the planner says."""
         self.layout, self.result = layout, torch.zeros_like(vector)
         self.contributor = ReadyContributor(vector, computes=company.computes)
-        self.surveyor = BoardView(session.board, session.node)
+        self.swarm_view = BoardView(session.board, session.node)
         group = GroupSettings(
             company.trainers * SAMPLES,
             layout.fingerprint,
@@ -122,14 +122,14 @@ class Averager:
             aggregates=True,
             computes=company.computes,
         )
-        self.formation = GroupFormation(session.node, identity, group, self.surveyor, self.contributor)
+        self.formation = GroupFormation(session.node, identity, group, self.swarm_view, self.contributor)
         self.all_reduce = AllReduce(session.node)
         desk = self.formation._desk
         self._plan, desk.plan = desk.plan, self._make_plan  # type: ignore[method-assign]
         self._check, desk.check = desk.check, self._check_plan  # type: ignore[method-assign]
         self._probed = asyncio.Event()
         session.node.events.subscribe(self._on_event)
-        session.node.spawn(Prober(session.node, self.surveyor.reachable).run())
+        session.node.spawn(Prober(session.node, self.swarm_view.reachable).run())
         session.node.spawn(LinkReporter(session.node, session.board).run())
 
     async def meet_all(self) -> None:
@@ -156,7 +156,7 @@ class Averager:
     async def settle(self) -> None:
         """Wait until all others are known to be at the same step."""
         self.publish()
-        while len(self.surveyor.at(self.step)) < self.count - 1:
+        while len(self.swarm_view.at(self.step)) < self.count - 1:
             await asyncio.sleep(0.02)
 
     async def form(self) -> Plan:
@@ -175,7 +175,7 @@ class Averager:
 
     def known(self) -> dict[str, Any]:
         """What this peer has found out about its own line, in bits per second."""
-        rates = self.surveyor.rates()
+        rates = self.swarm_view.rates()
         return {way: rate and round(8 * rate) for way, rate in (("up", rates.upload), ("down", rates.download))}
 
     def _on_event(self, event: Event) -> None:
@@ -188,7 +188,7 @@ class Averager:
             return plan
         ids = [member.peer_id for member in plan.members]
         roots = [ids.index(PeerId(self.server))] if self.kind == "server" else range(len(ids))
-        stops = accumulate(allocate(self.result.numel(), [1.0] * len(roots)))
+        stops = accumulate(apportion(self.result.numel(), [1.0] * len(roots)))
         parts = tuple(Part(stop, root) for stop, root in zip(stops, roots, strict=True))
         # It is expected to take long, so that no work is taken away from those who are too slow for their part.
         return msgspec.structs.replace(plan, parts=parts, sites=(), resting=(), predicted_s=1e4)

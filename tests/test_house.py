@@ -23,6 +23,12 @@ ACTOR_NAMED = ("authority", "core", "identity", "monitor", "network")
 """Rooms whose texts say which peer, member or person acts."""
 NO_ACTOR = re.compile(r"\b(?:whoever|somebody|who is|those who)\b", re.IGNORECASE)
 
+RETIRED_NAMES = frozenset(
+    "allocate bury curriculum setback slowness surveyor unfairness way_back _announcer _company _desk _gathering"
+    " _slowness _surveyor _tardiness _teller".split()
+)
+"""Names that gave way to standard terms: apportion, mark_dead, stragglers, swarm_view, membership, publisher …"""
+
 FOREIGN = frozenset({"AutoModel", "AutoTokenizer", "MyAggregator", "RecvStream", "SendStream"})
 """Names of other libraries, and of an example, that texts mention."""
 
@@ -118,6 +124,11 @@ def test_names_in_texts_are_names_of_the_code() -> None:
         if path.suffix == ".py":
             private = set(re.findall(r"`(_[a-z_]+)[`.]", text)) - identifiers(path)
             assert not private, f"{path.relative_to(ROOT)} names {sorted(private)}"
+
+
+def test_no_name_is_one_that_gave_way_to_the_term_of_the_field() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert not (found := identifiers(path) & RETIRED_NAMES), f"{where(path)} uses {sorted(found)}"
 
 
 @pytest.mark.parametrize("room", ACTOR_NAMED)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging.apportionment import allocate
+from minga.averaging.apportionment import apportion
 
 
 @settings(deadline=None, max_examples=100)
@@ -17,7 +17,7 @@ from minga.averaging.apportionment import allocate
 def test_any_fractions(numel: int, fractions: list[float]) -> None:
     if not any(fractions):
         fractions = [1.0, *fractions]
-    sizes = allocate(numel, fractions)
+    sizes = apportion(numel, fractions)
     assert sum(sizes) == numel
     quotas = [numel * fraction / math.fsum(fractions) for fraction in fractions]
     # Never below the quota rounded down, up to the 40 bits that fractions are rounded to.
@@ -25,14 +25,14 @@ def test_any_fractions(numel: int, fractions: list[float]) -> None:
     assert not any(size for size, fraction in zip(sizes, fractions, strict=True) if fraction == 0.0)
     ranked = sorted(range(len(sizes)), key=lambda index: fractions[index])
     assert all(sizes[a] <= sizes[b] + 1 for a, b in itertools.pairwise(ranked))
-    assert allocate(numel, tuple(fractions)) == sizes
+    assert apportion(numel, tuple(fractions)) == sizes
 
 
 def test_allocate() -> None:
-    assert allocate(10, (1, 1, 1)) == (4, 3, 3)
-    assert allocate(0, (1, 2)) == (0, 0)
-    assert allocate(10**15 + 1, (0.5, 0.5)) == (5 * 10**14 + 1, 5 * 10**14)
-    assert sum(allocate(2**62 + 3, [0.1] * 333)) == 2**62 + 3
+    assert apportion(10, (1, 1, 1)) == (4, 3, 3)
+    assert apportion(0, (1, 2)) == (0, 0)
+    assert apportion(10**15 + 1, (0.5, 0.5)) == (5 * 10**14 + 1, 5 * 10**14)
+    assert sum(apportion(2**62 + 3, [0.1] * 333)) == 2**62 + 3
     for fractions in ((), (0.0, 0.0), (-1.0, 2.0), (math.nan, 1.0), (math.inf, 1.0)):
         with pytest.raises(ValueError, match="fractions"):
-            allocate(10, fractions)
+            apportion(10, fractions)

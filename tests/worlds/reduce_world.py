@@ -10,7 +10,7 @@ import torch
 
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce
-from minga.averaging.apportionment import allocate
+from minga.averaging.apportionment import apportion
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Residual
 from minga.averaging.messages import GroupMember, Part, Plan
@@ -67,7 +67,7 @@ class World:
     def plan(self, layout: VectorLayout, *, chunk_bytes: int = 16384, step: int = 0, round_id: str = ROUND) -> Plan:
         members = tuple(GroupMember(p.network.address, p.network.address.dialable) for p in self.parties)
         parts, stop = [], 0
-        for index, size in enumerate(allocate(layout.total, [1.0 if m.aggregates else 0.0 for m in members])):
+        for index, size in enumerate(apportion(layout.total, [1.0 if m.aggregates else 0.0 for m in members])):
             if size:
                 stop += size
                 parts.append(Part(stop, index))

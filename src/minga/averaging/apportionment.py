@@ -11,7 +11,7 @@ class NoAggregatorError(ValueError):
     """Nobody in the group can be reached by the others, so nobody can reduce."""
 
 
-def allocate(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
+def apportion(numel: int, fractions: Sequence[float]) -> tuple[int, ...]:
     """Split `numel` in proportion to `fractions` by Hagenbach-Bischoff: quotas rounded down, and each unit left over
     to the largest fraction / (units + 1); of equals, to the one with fewest units, then to the first.
 

@@ -299,7 +299,7 @@ class Session:
 
         port.at_boundary = serve_state
         self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
-        self.node.spawn(Prober(self.node, lambda: member.surveyor.reachable() if member.ready.is_set() else []).run())
+        self.node.spawn(Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run())
         self.node.spawn(LinkReporter(self.node, self.board).run())
 
     def _publish_token(self) -> None:
@@ -381,7 +381,7 @@ class Session:
             with self.state_server.fetching():
                 state = await download(
                     self.node,
-                    self.member.surveyor.donors() if self.member is not None else [],
+                    self.member.swarm_view.donors() if self.member is not None else [],
                     minimum_step=minimum_step,
                     have=own,
                     cache=self.settings.cache,

@@ -116,7 +116,7 @@ async def test_who_logs_in_gets_a_token_that_members_accept(tmp_path: Path) -> N
 async def test_a_wrong_login_is_refused_in_words(tmp_path: Path, login: Any, cause: str) -> None:
     place = Place(tmp_path, people("alice") + "[people.codeless]\n")
     assert cause in str(await refusal(place, PEER, login))
-    assert list(place.roster.seats()) == []
+    assert list(place.roster.all_issued()) == []
 
 
 @asynchronously
@@ -168,7 +168,7 @@ async def test_of_two_who_want_the_last_place_one_gets_it(tmp_path: Path) -> Non
     place = Place(tmp_path, "peers = 1\n" + people("alice"))
     answers = await asyncio.gather(*(token_of(place, peer) for peer in peers(2)), return_exceptions=True)
     assert sorted(type(answer) for answer in answers if isinstance(answer, Exception)) == [RejectedError]
-    assert len(list(place.roster.seats())) == 1
+    assert len(list(place.roster.all_issued())) == 1
 
 
 # ---- over time
@@ -194,7 +194,7 @@ async def test_another_provider_needs_a_restart(tmp_path: Path, caplog: pytest.L
     await token_of(place, PEER)
     place.write('[provider]\nkind = "huggingface"\n[people.alice]\n')
     await token_of(place, OTHER, ByCode("bob", CODES["bob"]))
-    assert {seat.provider for _, seat in place.roster.seats()} == {"file"}
+    assert {seat.provider for _, seat in place.roster.all_issued()} == {"file"}
     await token_of(place, PEER, ByKey())
     assert [record.getMessage().endswith("restart it") for record in caplog.records] == [True]
 
@@ -222,7 +222,7 @@ async def test_no_token_leaves_that_the_disk_did_not_take(tmp_path: Path, monkey
     monkeypatch.setattr("minga.authority.server.roster.write_atomically", full)
     with pytest.raises(UnreachableError, match="the authority's disk refused"):
         await token_of(place, PEER)
-    assert list(place.roster.seats()) == []
+    assert list(place.roster.all_issued()) == []
 
 
 @asynchronously
@@ -265,7 +265,7 @@ async def test_who_is_taken_off_is_barred_once_where_there_is_an_organisers_key(
     place.write(people("bob"))
     watching = asyncio.create_task(watch_list(place.issuer, place.roster, bar, tell))
     await done.wait()
-    while not place.roster.seat(PEER.peer_id).barred:  # type: ignore[union-attr]
+    while not place.roster.issued(PEER.peer_id).barred:  # type: ignore[union-attr]
         await asyncio.sleep(0)
     watching.cancel()
     assert barred == [PEER.peer_id]

@@ -23,7 +23,7 @@ def batch_size(least: int = 100, most: int = 10_000, share: float = 0.1) -> Batc
     return BatchSize(GroupSettings(least, "", 1, 4, True, largest_batch_size=most, most_communication=share))
 
 
-def seat(rate: float, batch: int = 0) -> Registration:
+def registration(rate: float, batch: int = 0) -> Registration:
     join = Join(3, "0" * 32, Address(LEADER), True, True, None, None, Report(), batch=batch)
     return Registration(join, Report(10, rate), 0.0)
 
@@ -36,23 +36,23 @@ def note(size: BatchSize, seconds: float, batch: int, times: int = FEWEST_ROUNDS
 def test_the_smallest_batch_with_little_communication_is_wished_but_not_at_one_stride() -> None:
     size = batch_size()
     note(size, 1.0, 100)
-    assert size.next([seat(100.0), seat(50.0)]) == 100 * STRIDE
+    assert size.next([registration(100.0), registration(50.0)]) == 100 * STRIDE
     note(size, 1.0, 100 * STRIDE)
-    assert size.next([seat(100.0), seat(50.0)]) == 1350  # 150 samples/s x 1 s x 0.9 / 0.1
+    assert size.next([registration(100.0), registration(50.0)]) == 1350  # 150 samples/s x 1 s x 0.9 / 0.1
     note(size, 1.0, 1350)
-    assert size.next([seat(100.0), seat(60.0)]) == 1350, "a little more is not worth a change"
-    assert size.next([seat(1.0)]) == 1350 // STRIDE
+    assert size.next([registration(100.0), registration(60.0)]) == 1350, "a little more is not worth a change"
+    assert size.next([registration(1.0)]) == 1350 // STRIDE
 
 
 def test_it_stays_within_the_limits_and_where_nothing_is_known() -> None:
     size = batch_size(most=300)
-    assert size.next([seat(100.0)]) == 100
+    assert size.next([registration(100.0)]) == 100
     note(size, 1.0, 100)
-    assert size.next([seat(100.0)]) == 300
-    assert size.next([seat(0.0)]) == 100
+    assert size.next([registration(100.0)]) == 300
+    assert size.next([registration(0.0)]) == 100
     fixed = batch_size(most=100)
     note(fixed, 9.0, 100)
-    assert fixed.next([seat(100.0)]) == 100
+    assert fixed.next([registration(100.0)]) == 100
 
 
 @pytest.mark.parametrize("batch", [0, 99, 10_001])
@@ -65,9 +65,17 @@ def test_a_plan_that_leaves_the_limits_is_refused_and_its_leader_named(batch: in
 
 def test_who_has_not_had_the_last_plan_goes_by_what_most_say_within_the_limits() -> None:
     size = batch_size()
-    size.learn([seat(1.0, 5000), seat(1.0, 5000), seat(1.0, 200), *[seat(1.0, 10**9)] * 5, *[seat(1.0)] * 5])
+    size.learn(
+        [
+            registration(1.0, 5000),
+            registration(1.0, 5000),
+            registration(1.0, 200),
+            *[registration(1.0, 10**9)] * 5,
+            *[registration(1.0)] * 5,
+        ]
+    )
     assert size.present == 5000
-    size.learn([seat(1.0, 200)] * 9)
+    size.learn([registration(1.0, 200)] * 9)
     assert size.present == 5000, "it knows already"
     size.forget()
     assert (size.present, size.told) == (100, 0)

@@ -37,7 +37,7 @@ NUMEL = 1000
 
 
 class Sight:
-    """A surveyor that sees everybody, and knows everybody's step at once."""
+    """A swarm_view that sees everybody, and knows everybody's step at once."""
 
     def __init__(self, world: Camp, me: Member) -> None:
         self.world, self.me = world, me

@@ -10,7 +10,7 @@ import torch
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.link_record import Links
-from minga.averaging.planning.plan_check import unfairness
+from minga.averaging.planning.plan_check import unfair_parts
 from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import Division, PeerRates, SwarmRates
 from minga.averaging.solver.flat import flat_shares
@@ -97,10 +97,10 @@ async def test_a_member_counts_what_a_plan_of_two_levels_asks_of_it() -> None:
     root = division.parts[0].root
     links = {party.peer_id: Links(1_000_000, 1_000_000) for party in world.parties}
     plain = next(peer for peer in range(count) if all(peer not in part.relays for part in division.parts))
-    assert unfairness(plan, links, AccessRates(1e6, 1e6), root, 4e6) is None
-    slow = unfairness(plan, links, AccessRates(1e4, 1e6), root, 4e6)
+    assert unfair_parts(plan, links, AccessRates(1e6, 1e6), root, 4e6) is None
+    slow = unfair_parts(plan, links, AccessRates(1e4, 1e6), root, 4e6)
     assert slow is not None
     assert "busy for" in slow
     foreseen = predict(division, SwarmRates((PeerRates(1e6, 1e6),) * count), 4e6)
     assert f"{foreseen.upload_bytes[root] / 1e4:.0f} s" in slow
-    assert unfairness(plan, links, AccessRates(1e5, 1e6), plain, 4e6) is None
+    assert unfair_parts(plan, links, AccessRates(1e5, 1e6), plain, 4e6) is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.averaging.apportionment import NoAggregatorError, allocate
+from minga.averaging.apportionment import NoAggregatorError, apportion
 from minga.averaging.solver.baselines import equal_parts, parameter_server
 from minga.averaging.solver.clean_rates import usable
 from minga.averaging.solver.division import Binding, Division, PartShare, PeerRates, SwarmRates
@@ -145,7 +145,7 @@ def sizes(numel: int, bandwidths: Bandwidths, least: int = 0) -> tuple[int, ...]
     """Elements that each peer roots, for symmetric bandwidths in any unit; 0 is a client, None unknown."""
     peers = [PeerRates(b * 1e6, b * 1e6) if b else PeerRates(None, None, aggregates=b is None) for b in bandwidths]
     division = divide(SwarmRates(tuple(peers)), float(numel), min_part_bytes=least)
-    return allocate(numel, roots(division, len(peers)))
+    return apportion(numel, roots(division, len(peers)))
 
 
 def cost(parts: tuple[int, ...], bandwidths: Bandwidths) -> float:
@@ -382,7 +382,7 @@ def test_the_order_of_peers_does_not_matter() -> None:
 
 def test_shares_become_elements() -> None:
     division = divide(SETUPS["C"], VECTOR)
-    sizes = allocate(17_850_000, [part.share for part in division.parts])
+    sizes = apportion(17_850_000, [part.share for part in division.parts])
     assert sum(sizes) == 17_850_000
     assert max(sizes) - min(sizes) <= 1
 

@@ -469,7 +469,7 @@ async def test_a_swarm_measures_itself_while_it_trains() -> None:
     ids = {name: peer.session.peer_id for name, peer in swarm.peers.items()}
     for peer in swarm.peers.values():
         assert peer.session.member is not None
-        links = peer.session.member.surveyor.links()
+        links = peer.session.member.swarm_view.links()
         assert set(links) == set(ids.values())
         for name, (up, down) in expected.items():
             record = links[ids[name]]

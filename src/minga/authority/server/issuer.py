@@ -57,24 +57,24 @@ class Issuer:
         if organisation not in person.organisations:
             organisation = None
         now_s = self._wall_time()
-        seat = IssuedToken(person.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
-        return self._sign(peer, seat, allowed)
+        issued = IssuedToken(person.name, allowed.provider.source, self.invitation, now_s, now_s, organisation)
+        return self._sign(peer, issued, allowed)
 
     def renew(self, peer: str) -> Issued:
         """The next token for a peer that had one. Raises `Refused` and `StorageError`."""
-        seat, allowed = self._roster.seat(peer), self._allowed.current()
-        if seat is None or seat.provider != allowed.provider.source:
+        issued, allowed = self._roster.issued(peer), self._allowed.current()
+        if issued is None or issued.provider != allowed.provider.source:
             raise login_needed("this key has no access yet: log in")
-        if self._wall_time() > seat.logged_in + allowed.login_s:
-            raise login_needed(f"the last login of {seat.name} was too long ago: log in again")
-        return self._sign(peer, seat, allowed)
+        if self._wall_time() > issued.logged_in + allowed.login_s:
+            raise login_needed(f"the last login of {issued.name} was too long ago: log in again")
+        return self._sign(peer, issued, allowed)
 
-    def _sign(self, peer: str, seat: IssuedToken, allowed: AllowList) -> Issued:
+    def _sign(self, peer: str, issued: IssuedToken, allowed: AllowList) -> Issued:
         now_s = self._wall_time()
-        allowance = allowed.allowance(seat.name, seat.organisation, now_s)
+        allowance = allowed.allowance(issued.name, issued.organisation, now_s)
         if allowance is None:
-            raise not_allowed(f"{seat.name} is not on the list of people that may take part; ask the organiser")
-        before = self._roster.seat(peer)
+            raise not_allowed(f"{issued.name} is not on the list of people that may take part; ask the organiser")
+        before = self._roster.issued(peer)
         if before is not None and before.barred:
             raise not_allowed("the organisers barred this peer's key; ask them")
         ends = [now_s + allowed.token_s, float(self._grant.expires)]
@@ -82,10 +82,10 @@ class Issuer:
         expires = int(min(ends))
         if expires <= now_s:
             raise not_allowed("the authority's invitation has ended; its organiser has to give it a new one")
-        taken = msgspec.structs.replace(seat, invitation=self.invitation, expires=float(expires))
+        taken = msgspec.structs.replace(issued, invitation=self.invitation, expires=float(expires))
         self._roster.take(peer, taken, most_peers=allowance.peers, uses=self._grant.uses)
-        token = Token.by_login(self._grant, self._key, peer, Login(seat.name, expires))
-        return Issued(token.encode(), seat.name, int(seat.logged_in + allowed.login_s))
+        token = Token.by_login(self._grant, self._key, peer, Login(issued.name, expires))
+        return Issued(token.encode(), issued.name, int(issued.logged_in + allowed.login_s))
 
     def overdue(self) -> list[tuple[str, str]]:
         """The peers, and their people, whose last token still counts though they were taken off the list.
@@ -94,9 +94,9 @@ class Issuer:
         """
         now_s, allowed = self._wall_time(), self._allowed.current()
         return [
-            (peer, seat.name)
-            for peer, seat in self._roster.seats()
-            if not seat.barred
-            and seat.expires + CLOCK_SKEW_S > now_s
-            and not allowed.is_listed(seat.name, seat.organisation)
+            (peer, issued.name)
+            for peer, issued in self._roster.all_issued()
+            if not issued.barred
+            and issued.expires + CLOCK_SKEW_S > now_s
+            and not allowed.is_listed(issued.name, issued.organisation)
         ]

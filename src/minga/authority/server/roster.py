@@ -59,7 +59,7 @@ class RosterFile:
         self._path, self._run_id, self._wall_time = path, run_id, wall_time
         self._lock = _lock(path)
         try:
-            self._seats = self._read()
+            self._issued = self._read()
         except BaseException:
             self.close()
             raise
@@ -68,41 +68,41 @@ class RosterFile:
         """Let another process have the file."""
         self._lock.release()
 
-    def seat(self, peer: str) -> IssuedToken | None:
+    def issued(self, peer: str) -> IssuedToken | None:
         """The place of a peer, if it ever had one."""
-        return self._seats.get(peer)
+        return self._issued.get(peer)
 
-    def seats(self) -> Iterator[tuple[str, IssuedToken]]:
+    def all_issued(self) -> Iterator[tuple[str, IssuedToken]]:
         """All places, each with its peer's key."""
-        yield from list(self._seats.items())
+        yield from list(self._issued.items())
 
-    def take(self, peer: str, seat: IssuedToken, *, most_peers: int, uses: int) -> None:
+    def take(self, peer: str, issued: IssuedToken, *, most_peers: int, uses: int) -> None:
         """Give a peer its place, durably, or say that there is none: more than `most_peers` at a time for one person,
         or `uses` peers in all by one invitation. Raises `Refused` and `StorageError`, and changes nothing then.
         """
-        others = [(key, other) for key, other in self._seats.items() if key != peer]
+        others = [(key, other) for key, other in self._issued.items() if key != peer]
         now_s = self._wall_time()
-        living = [key for key, other in others if other.name == seat.name and _lives(other, now_s)]
+        living = [key for key, other in others if other.name == issued.name and _lives(other, now_s)]
         if len(living) >= most_peers:
             raise Refused(
                 403,
                 "full",
-                f"{seat.name} may have {most_peers} {'peer' if most_peers == 1 else 'peers'} at a time, and has them: "
+                f"{issued.name} may have {most_peers} {'peer' if most_peers == 1 else 'peers'} at a time and has them: "
                 f"{', '.join(key[:10] for key in living[:5])}. A place is free some hours after its peer has left",
             )
-        if sum(other.invitation == seat.invitation for _, other in others) >= uses:
+        if sum(other.invitation == issued.invitation for _, other in others) >= uses:
             raise not_allowed("the authority's invitation is used up; its organiser has to give it a new one")
-        self._keep({**self._seats, peer: seat})
+        self._keep({**self._issued, peer: issued})
 
     def bar(self, peer: str) -> None:
         """Note that the organisers barred a peer. Raises `StorageError`."""
-        self._keep({**self._seats, peer: msgspec.structs.replace(self._seats[peer], barred=True)})
+        self._keep({**self._issued, peer: msgspec.structs.replace(self._issued[peer], barred=True)})
 
     def forget(self, invitation: str) -> None:
         """Drop places that have ended and that `invitation` does not count. Raises `StorageError`."""
         now_s = self._wall_time()
-        kept = {p: s for p, s in self._seats.items() if s.invitation == invitation or s.barred or _lives(s, now_s)}
-        if len(kept) < len(self._seats):
+        kept = {p: s for p, s in self._issued.items() if s.invitation == invitation or s.barred or _lives(s, now_s)}
+        if len(kept) < len(self._issued):
             self._keep(kept)
 
     def _keep(self, seats: dict[str, IssuedToken]) -> None:
@@ -113,7 +113,7 @@ class RosterFile:
             write_atomically(self._path, body)
         except OSError as error:
             raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
-        self._seats = seats
+        self._issued = seats
 
     def _read(self) -> dict[str, IssuedToken]:
         try:
@@ -134,9 +134,9 @@ class RosterFile:
         return dict(roster.seats)
 
 
-def _lives(seat: IssuedToken, now_s: float) -> bool:
+def _lives(issued: IssuedToken, now_s: float) -> bool:
     """Whether members may still accept the last token."""
-    return not seat.barred and seat.expires + CLOCK_SKEW_S > now_s
+    return not issued.barred and issued.expires + CLOCK_SKEW_S > now_s
 
 
 def _lock(path: Path) -> FileLock:

@@ -120,7 +120,7 @@ class QuorumCommit:
             if isinstance(error, RejectedError) and error.code == "given_up":
                 round.abort(error.message)
             elif not round.decided.is_set():
-                round.bury(coordinator, error.message)
+                round.mark_dead(coordinator, error.message)
 
     def _is_due(self, coordinator: int, term: int) -> bool:
         """Whether it is still this coordinator that has to hear of this term."""
@@ -175,7 +175,7 @@ class QuorumCommit:
             state = await round.node.call(round.members[member], ALIVE, Alive(round.plan.round_id), RoundState)
         except RemoteError as error:
             if not round.decided.is_set():
-                round.bury(member, error.message)
+                round.mark_dead(member, error.message)
         else:
             if state.committed is not None:  # another member coordinated
                 self._judge(state.committed)

@@ -29,9 +29,9 @@ class Coordinator:
     """
 
     def __init__(
-        self, round: Round, slowness: StragglerDetector, apply: WeakMethod[Callable[[int, Repair], None]]
+        self, round: Round, stragglers: StragglerDetector, apply: WeakMethod[Callable[[int, Repair], None]]
     ) -> None:
-        self._round, self._slowness, self._apply = round, slowness, apply
+        self._round, self._stragglers, self._apply = round, stragglers, apply
         self._lock = asyncio.Lock()
         self._repaired: set[int] = set()
 
@@ -40,7 +40,7 @@ class Coordinator:
         round = self._round
         coordinator = round.alive()[0]
         if coordinator in request.lost and coordinator != round.me and await self._gone({coordinator}):
-            round.bury(coordinator, "it does not answer here either")
+            round.mark_dead(coordinator, "it does not answer here either")
             coordinator = round.alive()[0]
         if coordinator == round.me:
             await self.coordinate(sender, request)
@@ -70,11 +70,11 @@ class Coordinator:
             if request.by is None:
                 revoked = self._to_revoke(sender, accused - lost, slow)
             else:
-                revoked = {member for member in slow - round.revoked if self._slowness.agrees(sender, member)}
+                revoked = {member for member in slow - round.revoked if self._stragglers.agrees(sender, member)}
             if round.aborted or not (lost or revoked):
                 return
             for member in sorted(lost):
-                round.bury(member, "it does not answer the coordinator either")
+                round.mark_dead(member, "it does not answer the coordinator either")
             for member in sorted(revoked):
                 round.revoke(member, round.next_term)
             await self._repair()
@@ -100,7 +100,7 @@ class Coordinator:
         link; those that are slow in the eyes of this member, or of more than half, hold all up; and some ask for it.
         """
         round = self._round
-        revoked = {member for member in slow if member == sender or self._slowness.agrees(sender, member)}
+        revoked = {member for member in slow if member == sender or self._stragglers.agrees(sender, member)}
         own = [a for a in round.assignments.values() if a.aggregator == sender]
         revoked |= {member for member in slow if any(member in assignment.relays for assignment in own)}
         for assignment in round.assignments.values():
@@ -146,7 +146,7 @@ class Coordinator:
                 if isinstance(error, RejectedError) and error.code == "term":
                     await asyncio.sleep(0.05)  # another coordinator is at work; ask again with a higher term
                     return
-                round.bury(member, error.message)
+                round.mark_dead(member, error.message)
             else:
                 holdings[member] = holding
                 round.give_up(holding.dead)
@@ -196,7 +196,7 @@ class Coordinator:
             try:
                 await round.node.call(round.members[member], REPAIR, repair, Done)
             except RemoteError as error:
-                round.bury(member, error.message)
+                round.mark_dead(member, error.message)
 
         if (apply := self._apply()) is not None:
             apply(round.me, repair)

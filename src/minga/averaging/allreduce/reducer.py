@@ -252,7 +252,7 @@ class Reducer:
         if why is not None:
             if any(child in waiting for waiting in self._pending.values()):
                 if round.routes.is_relay(self._assignment, child):
-                    round.bury(child, why)  # what is heard of it later is of no use
+                    round.mark_dead(child, why)  # what is heard of it later is of no use
                     return
                 round.node.events.emit(RoundSenderDropped(step=round.plan.step, peer=round.members[child], why=why))
                 round.unheard[child] = why
@@ -283,7 +283,7 @@ class Reducer:
 
     async def _watch(self) -> None:
         """Give up on children that never appear, that are known to be gone, or that lag far behind the others."""
-        round, patience = self._round, WaitDeadlines(self._round, self._assignment, frozenset(self._absent))
+        round, deadlines = self._round, WaitDeadlines(self._round, self._assignment, frozenset(self._absent))
         while not (round.aborted or round.is_broken(self._assignment)):
             await asyncio.sleep(min(max(LOOK_S, LOOK_SHARE * round.expected_s), LONGEST_LOOK_S))
             if self._is_taken_over and not any(self._pending.values()):
@@ -293,7 +293,7 @@ class Reducer:
                 round.abort("too few members of the group could be heard to the end")
             self.useless_relays.update(relay for relay, since_s in self._left.items() if since_s < before_s)
             laggards = set().union(*self._pending.values())
-            for child, why in patience.given_up(self._absent, self._awaited(), laggards).items():
+            for child, why in deadlines.given_up(self._absent, self._awaited(), laggards).items():
                 if round.routes.is_relay(self._assignment, child) and child not in round.dead:
                     self.useless_relays.add(child)
                 else:

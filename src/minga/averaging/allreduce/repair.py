@@ -58,8 +58,8 @@ class Repairer:
         self._round = round
         self._reducers: dict[tuple[int, int], Reducer] = {}
         self._frozen = 0, 0.0  # a promised term, and since when this member waits for its repair
-        self._slowness = StragglerDetector(round)
-        self.coordinator = Coordinator(round, self._slowness, WeakMethod(self.apply))
+        self._stragglers = StragglerDetector(round)
+        self.coordinator = Coordinator(round, self._stragglers, WeakMethod(self.apply))
         self.commit = QuorumCommit(round)
 
     def start(self) -> None:
@@ -86,7 +86,7 @@ class Repairer:
         """Work until this member has the whole vector and it is committed, or the round is aborted."""
         round = self._round
         while not round.is_done and not round.aborted:
-            if slow := self._slowness.news():
+            if slow := self._stragglers.news():
                 round.spawn(self._report(slow), frozenset())  # the round may well get done meanwhile
             useless = self._useless()
             if useless or self._orphans():
@@ -173,7 +173,7 @@ class Repairer:
             if isinstance(error, RejectedError) and error.code == "given_up":
                 round.abort(error.message)
             else:  # it cannot be reached, never got the plan, or gave the round up for itself: the next in order can
-                round.bury(coordinator, error.message)
+                round.mark_dead(coordinator, error.message)
         else:
             if orphans := self._orphans():
                 await fetch(round, coordinator, orphans)

@@ -200,7 +200,7 @@ class Round:
         """New memory for `size` encoded bytes; meta where the vectors have no numbers."""
         return as_bytes(torch.empty(size, dtype=torch.uint8, device=self.result.device))
 
-    def bury(self, member: int, why: str) -> None:
+    def mark_dead(self, member: int, why: str) -> None:
         """Regard a member as gone for the rest of the round; tasks that need it end."""
         if member not in self.dead and member != self.me:
             self.dead[member] = why
@@ -213,7 +213,7 @@ class Round:
         """A coordinator goes on without these. If this member is one of them, the round is over for it."""
         for member in sorted(set(members).intersection(range(len(self.members)))):
             self.given_up.add(member)
-            self.bury(member, "given up by the coordinator")
+            self.mark_dead(member, "given up by the coordinator")
             if member == self.me:
                 self.abort("the others went on without this member")
 
@@ -263,7 +263,7 @@ class Round:
         """Regard those as gone who give signs of life, but nothing that is expected of them."""
         for stream, member in list(self._streams.items()):
             if stream.idle_s > IDLE_S:
-                self.bury(member, f"it is alive, but nothing came from it for {IDLE_S:.0f} s")
+                self.mark_dead(member, f"it is alive, but nothing came from it for {IDLE_S:.0f} s")
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], needs: frozenset[int]) -> None:
         """Run a task that ends with the round, or when one of the members that it `needs` is buried or revoked."""

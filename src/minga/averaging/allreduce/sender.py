@@ -56,7 +56,7 @@ async def exchange(round: Round, assignment: Assignment, relay: SiteReducer | No
                 await _converse(round, assignment, stream, relay)
     except RemoteError as error:
         if any(not round.have[i] for i in assignment.chunks):
-            round.bury(parent, error.message)
+            round.mark_dead(parent, error.message)
     finally:
         round.turns.end(assignment.key)
 
@@ -100,7 +100,7 @@ async def fetch(round: Round, holder: int, chunks: tuple[int, ...]) -> None:
                 await _receive_fetched(round, wanted, stream)
     except RemoteError as error:
         if any(not round.have[i] for i in wanted):
-            round.bury(holder, error.message)
+            round.mark_dead(holder, error.message)
     finally:
         round.fetching.difference_update(wanted)
         round.changed.fire()

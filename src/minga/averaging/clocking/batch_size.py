@@ -78,22 +78,26 @@ class BatchSize:
 
     # ---- the leader
 
-    def learn(self, seats: Collection[Registration]) -> None:
+    def learn(self, registrations: Collection[Registration]) -> None:
         """Go by what most members say if this peer does not know."""
         if self._known is not None:
             return
         least, most = self.allowed
-        votes = Counter(seat.join.batch for seat in seats if least <= seat.join.batch <= most)
+        votes = Counter(
+            registration.join.batch for registration in registrations if least <= registration.join.batch <= most
+        )
         if votes:
             self._known = max(votes, key=lambda batch: (votes[batch], -batch))
 
-    def next(self, seats: Collection[Registration]) -> int:
+    def next(self, registrations: Collection[Registration]) -> int:
         """The target batch size of the step after this one, whose group this is."""
         least, most = self.allowed
-        speed = sum(seat.report.rate for seat in seats if seat.report.samples)
+        speed = sum(registration.report.rate for registration in registrations if registration.report.samples)
         if least == most or len(self._rounds_s) < FEWEST_ROUNDS or not speed:
             return self.present
-        seconds = median(self._rounds_s) + max((seat.round_trip_s for seat in seats), default=0.0)
+        seconds = median(self._rounds_s) + max(
+            (registration.round_trip_s for registration in registrations), default=0.0
+        )
         settings = self._settings
         wish = smallest_batch(
             speed, seconds, settings.most_communication, (least, most), overlapped=settings.overlapped

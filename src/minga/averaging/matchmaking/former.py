@@ -5,7 +5,7 @@ all of them the same order of possible leaders for the next step without a word 
 of them that it can hear, at the very start of the step, and stays on that stream until the plan comes over it:
 
     member                                    leader
-      ── Join{step, report, address} ─────────▶   takes a seat in the `GroupLeader`
+      ── Join{step, report, address} ─────────▶   takes a registration in the `GroupLeader`
       ── Update{report} after each micro-batch ▶
       ◀───────────────────── Limit{samples} ─     where to stop, if that is not what the last plan said
       ── Update{report: parked} ──────────────▶
@@ -69,7 +69,7 @@ class GroupFormation:
         node: Node,
         identity: Identity,
         settings: GroupSettings,
-        surveyor: SwarmView,
+        swarm_view: SwarmView,
         contributor: Contributor,
         divide: Divide = divide,
     ) -> None:
@@ -78,38 +78,38 @@ class GroupFormation:
         self.batch = BatchSize(settings)
         """The target batch size, as far as this peer knows it."""
         self._node, self._identity, self._settings = node, identity, settings
-        self._surveyor, self._contributor = surveyor, contributor
+        self._swarm_view, self._contributor = swarm_view, contributor
         self._step = -1
-        self._gathering: GroupLeader | None = None
+        self._led_group: GroupLeader | None = None
         self._following: PeerId | None = None
-        self._company = MembershipView(node, settings, surveyor)
+        self._membership = MembershipView(node, settings, swarm_view)
         self._changed = Signal()
         self._merge_into: Address | None = None
-        self._resting = Standby(node, contributor)
-        self._desk = PlanMaker(node, settings, surveyor, divide)
+        self._standby = Standby(node, contributor)
+        self._plan_maker = PlanMaker(node, settings, swarm_view, divide)
         self._acceptor = Acceptor(node.peer_id)
-        self._succession = Succession(node, self._company, QuorumRule(node, surveyor, settings), self._acceptor)
+        self._succession = Succession(node, self._membership, QuorumRule(node, swarm_view, settings), self._acceptor)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
 
     @property
     def view(self) -> tuple[PeerId, ...]:
         """Members of the last round that this peer took part in, its leader first; empty before the first."""
-        return self._company.view
+        return self._membership.view
 
     def others_are_past(self, step: int) -> bool:
         """Whether most of the other members of the view are past `step`."""
-        return self._company.are_past(step)
+        return self._membership.are_past(step)
 
     def come_back(self, others: Collection[PeerId]) -> None:
         """The state was taken over from `others`; see `MembershipView.come_back`."""
-        self._company.come_back(others)
+        self._membership.come_back(others)
         self.previous = ""
         self.batch.forget()
 
     def commit(self, plan: Plan) -> None:
         """The round of this plan is committed."""
-        self._company.commit(plan)
+        self._membership.commit(plan)
         self._acceptor.commit()
 
     def give_up(self, plan: Plan, term: int, fingerprint: str) -> None:
@@ -125,45 +125,45 @@ class GroupFormation:
         the run spec says to stop then.
         """
         self._step = step
-        self._company.begin_step(step, avoid)
+        self._membership.begin_step(step, avoid)
         self._succession.begin_step(step)
-        self._resting.begin_step(step)
-        self._desk.expect(self.batch.present)
+        self._standby.begin_step(step)
+        self._plan_maker.expect(self.batch.present)
         self._changed.fire()
         invited, tries = None, Counter[PeerId]()
         try:
             if not self.view:
-                invited = await ask_around(self._node, self._company.guides(), self._join_message(members=-1))
+                invited = await ask_around(self._node, self._membership.guides(), self._join_message(members=-1))
             while True:
-                if self._company.is_behind():
+                if self._membership.is_behind():
                     raise OutOfSyncError("the swarm went on without us", code="behind", round=step)
                 leader, invited = invited, None
                 try:
-                    leader = leader or self._company.choose_leader()
+                    leader = leader or self._membership.choose_leader()
                     self._try(leader, tries)
                     outcome = await (self._lead() if leader is None else self._follow(leader))
                 except OutOfSyncError:
                     raise
                 except RejectedError as error:  # it cannot take us right now: ask again a little later
                     if error.code in ("ahead", "layout", "full", UNFAIR) and error.peer:
-                        self._company.suspects.add(PeerId(error.peer))
+                        self._membership.suspects.add(PeerId(error.peer))
                     await self._changed.wait(STAND_BY_S)
                     continue
                 except RemoteError as error:
                     peer = PeerId(error.peer) if error.peer else leader.peer_id if leader else self._node.peer_id
-                    self._company.suspects.add(peer)
+                    self._membership.suspects.add(peer)
                     self._node.events.emit(GroupLeaderLost(peer=peer, step=step, why=error.message))
                     continue
                 if isinstance(outcome, Plan):
-                    self._desk.remember(outcome)
+                    self._plan_maker.remember(outcome)
                     me = [member.peer_id for member in outcome.members].index(self._node.peer_id)
-                    self._resting.ask(rest=me in outcome.resting)
-                    self._company.take_part(outcome)
+                    self._standby.ask(rest=me in outcome.resting)
+                    self._membership.take_part(outcome)
                     return outcome
                 invited = outcome
         finally:
-            self._gathering, self._following = None, None
-            self._resting.end()
+            self._led_group, self._following = None, None
+            self._standby.end()
             self._changed.fire()
 
     def _try(self, leader: Address | None, tries: Counter[PeerId]) -> None:
@@ -181,8 +181,8 @@ class GroupFormation:
         """
         if report.samples > 2 * self.batch.present + report.micro_batch:
             return True
-        waits = report.parked and (report.samples > 0 or self._resting.is_far_longer)
-        return waits and has_quorum(set(self._surveyor.alive()), self._company.everyone)
+        waits = report.parked and (report.samples > 0 or self._standby.is_far_longer)
+        return waits and has_quorum(set(self._swarm_view.alive()), self._membership.everyone)
 
     # ---- following
 
@@ -195,16 +195,16 @@ class GroupFormation:
             self._following = None
         if isinstance(outcome, Plan):
             self.batch.check(outcome)
-            self._desk.check(outcome)
+            self._plan_maker.check(outcome)
             self._succession.enter(outcome)
-        elif outcome.peer_id in (*self._company.suspects.now(), self._node.peer_id):
+        elif outcome.peer_id in (*self._membership.suspects.now(), self._node.peer_id):
             why = f"redirected to {outcome.peer_id[:10]}, which cannot lead"
             raise RejectedError(why, code="stand_by", peer=leader.peer_id)
         return outcome
 
     def _join_message(self, leader: PeerId | None = None, members: int = 0) -> Join:
         """A join of `leader`, which is a promise to it, or only a question."""
-        rates = self._surveyor.rates()
+        rates = self._swarm_view.rates()
         return Join(
             step=self._step,
             layout=self._settings.layout,
@@ -216,7 +216,7 @@ class GroupFormation:
             report=self._contributor.report(),
             upload_shown=rates.upload_shown,
             download_shown=rates.download_shown,
-            suspects=tuple(sorted(self._company.suspects.now()))[:64],
+            suspects=tuple(sorted(self._membership.suspects.now()))[:64],
             seats=members,
             previous=self.previous,
             batch=self.batch.told,
@@ -230,16 +230,16 @@ class GroupFormation:
         me = self._node.peer_id
         own = Registration(self._join_message(me), self._contributor.report(), asyncio.get_running_loop().time())
         around = Surroundings(
-            self._company.expected,
-            self._surveyor.syncing,
+            self._membership.expected,
+            self._swarm_view.syncing,
             self._succession.may_close,
             lambda ballot: self._acceptor.raise_to(me, ballot),
-            lambda seats: self._succession.newest_held(seats) is not None,
+            lambda registrations: self._succession.newest_held(registrations) is not None,
             self._abdicate,
-            self._company.at_work,
+            self._membership.at_work,
         )
         gathering = GroupLeader(self._step, me, own, self._contributor, self.batch, around)
-        self._gathering, self._merge_into = gathering, None
+        self._led_group, self._merge_into = gathering, None
         self._changed.fire()
         loop = asyncio.get_running_loop()
         aside = [loop.create_task(self._probe_other_leaders(gathering)), loop.create_task(self._prepare(gathering))]
@@ -248,13 +248,13 @@ class GroupFormation:
             leader = await gathering.run()
             if leader is not None:
                 return leader
-            seats, ballot = gathering.everyone(), gathering.ballot
-            self._company.gave_up_waiting(seats)
-            plan = await self._desk.plan(self._step, seats)
-            next_batch = self.batch.next(seats.values())
+            registrations, ballot = gathering.everyone(), gathering.ballot
+            self._membership.gave_up_waiting(registrations)
+            plan = await self._plan_maker.plan(self._step, registrations)
+            next_batch = self.batch.next(registrations.values())
             limits = gathering.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
-            plan = await self._succession.decide(plan, seats, ballot)
+            plan = await self._succession.decide(plan, registrations, ballot)
             self._succession.enter(plan)
             await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
@@ -264,39 +264,41 @@ class GroupFormation:
         finally:
             for task in aside:
                 task.cancel()
-            self._gathering = None
+            self._led_group = None
             self._changed.fire()
 
     async def _prepare(self, gathering: GroupLeader) -> None:
         """While the step is under way: have a division at hand for those who are there."""
         while True:
             await asyncio.sleep(PREPARE_PERIOD_S)
-            await self._desk.prepare(gathering.everyone())
-            if not any(seat.goes_on or seat.report.samples for seat in gathering.seats.values()):
-                self._resting.break_off()  # nobody else computes: those for whom it rested are gone
+            await self._plan_maker.prepare(gathering.everyone())
+            if not any(
+                registration.goes_on or registration.report.samples for registration in gathering.registrations.values()
+            ):
+                self._standby.break_off()  # nobody else computes: those for whom it rested are gone
 
     def _abdicate(self) -> Address | None:
         """Who leads instead of us, if anybody. Raises `OutOfSyncError` if most of the swarm is ahead."""
-        if self._company.is_behind():
+        if self._membership.is_behind():
             raise OutOfSyncError("the swarm went on without us", code="behind", round=self._step)
-        if self._merge_into is not None and self._merge_into.peer_id not in self._company.suspects.now():
+        if self._merge_into is not None and self._merge_into.peer_id not in self._membership.suspects.now():
             return self._merge_into
         # Newcomers have no view, so two of them may both lead for a moment: the worse in rank steps down.
-        return None if self.view else self._company.choose_leader()
+        return None if self.view else self._membership.choose_leader()
 
     async def _probe_other_leaders(self, gathering: GroupLeader) -> None:
         """Look for groups of this step that formed without us; the smaller one joins the larger."""
         while True:
             await asyncio.sleep(PROBE_PERIOD_S)
-            for peer in self._company.strangers(gathering.everyone())[:3]:
+            for peer in self._membership.strangers(gathering.everyone())[:3]:
                 with contextlib.suppress(RemoteError):
                     found = await self._node.call(
-                        peer, PROBE, self._join_message(members=len(gathering.seats)), Redirect
+                        peer, PROBE, self._join_message(members=len(gathering.registrations)), Redirect
                     )
                     if found.leader.peer_id not in (peer, self._node.peer_id):
                         leader = found.leader.peer_id
                         found = await self._node.call(
-                            leader, PROBE, self._join_message(members=len(gathering.seats)), Redirect
+                            leader, PROBE, self._join_message(members=len(gathering.registrations)), Redirect
                         )
                     if found.leader.peer_id != self._node.peer_id:
                         self._merge_into = found.leader
@@ -306,13 +308,13 @@ class GroupFormation:
         join = await stream.receive(Join)
         self._check_join(peer, join)
         await self._reach(join.step)
-        gathering = self._gathering
+        gathering = self._led_group
         if gathering is None or gathering.closed:
-            leader = self._surveyor.address(self._following) if self._following is not None else None
+            leader = self._swarm_view.address(self._following) if self._following is not None else None
             if leader is None:
                 raise RejectedError("not leading and not following at the moment", code="stand_by")
             await stream.send(Redirect(leader))
-        elif (len(gathering.seats), self._node.peer_id) > (join.seats, peer):
+        elif (len(gathering.registrations), self._node.peer_id) > (join.seats, peer):
             await stream.send(Redirect(self._node.address))
         else:
             self._merge_into = join.address
@@ -325,12 +327,12 @@ class GroupFormation:
         join = await stream.receive(Join)
         self._check_join(peer, join)
         await self._reach(join.step)
-        gathering = self._gathering
+        gathering = self._led_group
         if gathering is not None and not gathering.closed:
             await gathering.attend(peer, join, stream)
             return
         leader = self._following
-        address = self._surveyor.address(leader) if leader is not None else None
+        address = self._swarm_view.address(leader) if leader is not None else None
         if leader is None or address is None or leader in join.suspects or leader == peer:
             raise RejectedError("not leading and not following at the moment", code="stand_by")
         await stream.send(Redirect(address))

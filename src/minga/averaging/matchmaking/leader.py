@@ -92,7 +92,7 @@ class GroupLeader:
     contributor: Contributor
     batch: BatchSize
     around: Surroundings
-    seats: dict[PeerId, Registration] = field(default_factory=dict)
+    registrations: dict[PeerId, Registration] = field(default_factory=dict)
     changed: Signal = field(default_factory=Signal)
     closed: bool = False
     _begun_s: float = 0.0
@@ -103,21 +103,21 @@ class GroupLeader:
     # ---- members
 
     async def attend(self, peer: PeerId, join: Join, stream: MessageStream) -> None:
-        """Give `peer` a seat and listen to it until the stream ends, which raises; or `RejectedError` if it is full."""
-        if len(self.seats) >= MAX_FOLLOWERS and peer not in self.seats:
+        """Register `peer` and listen to it until its stream ends, which raises; `RejectedError` if it is full."""
+        if len(self.registrations) >= MAX_FOLLOWERS and peer not in self.registrations:
             raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code="full")
-        seat = Registration(join, join.report, _now(), stream)
-        self.seats[peer] = seat
+        registration = Registration(join, join.report, _now(), stream)
+        self.registrations[peer] = registration
         self.changed.fire()
         try:
             while True:
                 update = await stream.receive(Update)
-                seat.report, seat.reported_at_s = update.report, _now()
-                seat.ballot = max(seat.ballot, update.ballot)
+                registration.report, registration.reported_at_s = update.report, _now()
+                registration.ballot = max(registration.ballot, update.ballot)
                 self.changed.fire()
         finally:
-            if self.seats.get(peer) is seat:
-                del self.seats[peer]
+            if self.registrations.get(peer) is registration:
+                del self.registrations[peer]
                 self.changed.fire()
 
     # ---- the leader's own task
@@ -148,33 +148,33 @@ class GroupLeader:
 
     async def dismiss(self) -> None:
         """Let the members go without a plan: this peer cannot lead after all."""
-        for seat in list(self.seats.values()):
-            if seat.stream is not None:
-                await seat.stream.close()
+        for registration in list(self.registrations.values()):
+            if registration.stream is not None:
+                await registration.stream.close()
 
     def everyone(self) -> dict[PeerId, Registration]:
-        """All seats, the leader's included."""
-        return {self.me: self.own, **self.seats}
+        """All registrations, the leader's included."""
+        return {self.me: self.own, **self.registrations}
 
     @property
     def ballot(self) -> int:
         """The number of this attempt: the highest that one of its members promised, but for those out of all bounds."""
         most = self.own.ballot + MOST_RAISED
-        return max(seat.ballot for seat in self.everyone().values() if seat.ballot <= most)
+        return max(registration.ballot for registration in self.everyone().values() if registration.ballot <= most)
 
     def voters(self) -> set[PeerId]:
         """The members that promised this attempt's number."""
         ballot = self.ballot
-        return {peer for peer, seat in self.everyone().items() if seat.ballot == ballot > 0}
+        return {peer for peer, registration in self.everyone().items() if registration.ballot == ballot > 0}
 
     def limits_of_the_next(self, members: Sequence[PeerId], batch: int) -> tuple[int, ...]:
         """The samples at which these members should stop in the next step, of `batch` samples; before anything is known
         of one, after its first micro-batch.
         """
-        seats = self.everyone()
-        paces = [seats[peer].pace_of_the_next() for peer in members]
+        registrations = self.everyone()
+        paces = [registrations[peer].pace_of_the_next() for peer in members]
         best = share_out(batch, paces).samples
-        return tuple(limit if seats[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
+        return tuple(limit if registrations[peer].report.rate else 1 for peer, limit in zip(members, best, strict=True))
 
     # ---- inner workings
 
@@ -188,7 +188,7 @@ class GroupLeader:
         self.own.report, self.own.reported_at_s = self.contributor.report(), _now()
 
     def _samples(self) -> int:
-        return sum(seat.report.samples for seat in self.everyone().values())
+        return sum(registration.report.samples for registration in self.everyone().values())
 
     def _is_full(self) -> bool:
         """Whether there are samples enough; none are needed for a result that one of the members holds already."""
@@ -200,10 +200,14 @@ class GroupLeader:
         everyone, now = self.everyone(), _now()
         if now < self._begun_s + JOIN_GRACE_S and set(self.around.expected()) - set(everyone):
             return  # they are about to come, and the limits that all have count on them
-        strangers = [peer for peer, seat in everyone.items() if seat.limit is None or not seat.report.rate]
+        strangers = [
+            peer
+            for peer, registration in everyone.items()
+            if registration.limit is None or not registration.report.rate
+        ]
         if now < self._look_s and all(everyone[peer].ordered is not None for peer in strangers):
             return
-        paces = {peer: seat.pace(now) for peer, seat in everyone.items()}
+        paces = {peer: registration.pace(now) for peer, registration in everyone.items()}
         best = share_out(self.batch.present, list(paces.values()))
         as_is_s = seconds_as_is(self.batch.present, list(paces.values()))
         step_s = now - self._begun_s + best.seconds
@@ -212,7 +216,9 @@ class GroupLeader:
             if not everyone[peer].report.rate:
                 limits[peer] = paces[peer].samples + 1
         is_late = as_is_s > best.seconds + max(GAIN_S, GAIN_SHARE * step_s)
-        is_much = sum(seat.limit or 0 for seat in everyone.values()) > (1.0 + SURPLUS) * self.batch.present
+        is_much = (
+            sum(registration.limit or 0 for registration in everyone.values()) > (1.0 + SURPLUS) * self.batch.present
+        )
         told = list(limits) if is_late or is_much else strangers
         await self._tell_limits({peer: limits[peer] for peer in told if limits[peer] != everyone[peer].limit})
         soonest_s = SOONEST_LOOK_S * (1.0 + len(everyone) / LOOKED_AT_ONCE)
@@ -264,33 +270,44 @@ class GroupLeader:
         """Ask those who promised a lower number for this attempt's, and give them a moment to answer."""
         ballot, everyone = self.ballot, self.everyone()
         self.own.ballot = self.around.promise(ballot)
-        late = [seat for seat in everyone.values() if seat.stream is not None and 0 < seat.ballot < ballot]
+        late = [
+            registration
+            for registration in everyone.values()
+            if registration.stream is not None and 0 < registration.ballot < ballot
+        ]
         if late:
-            await asyncio.gather(*(self._tell(seat, Prepare(ballot)) for seat in late))
+            await asyncio.gather(*(self._tell(registration, Prepare(ballot)) for registration in late))
             deadline = _now() + PROMISE_S
-            while any(seat.ballot < ballot for seat in late if seat in self.seats.values()) and _now() < deadline:
+            while (
+                any(
+                    registration.ballot < ballot for registration in late if registration in self.registrations.values()
+                )
+                and _now() < deadline
+            ):
                 await self.changed.wait(deadline - _now())
 
     async def _send_the_unlike_away(self) -> None:
-        pasts = Counter(past for seat in self.everyone().values() if (past := seat.join.previous))
+        pasts = Counter(past for registration in self.everyone().values() if (past := registration.join.previous))
         right = max(pasts, key=lambda past: (pasts[past], past == self.own.join.previous, past), default="")
         if self.own.join.previous not in ("", right):
             raise OutOfSyncError("the others applied another result than this peer", code=DIVERGED, round=self.step)
-        for peer, seat in list(self.seats.items()):
-            if seat.join.previous not in ("", right) and seat.stream is not None:
-                del self.seats[peer]
+        for peer, registration in list(self.registrations.items()):
+            if registration.join.previous not in ("", right) and registration.stream is not None:
+                del self.registrations[peer]
                 with contextlib.suppress(RemoteError):
-                    await seat.stream.refuse(DIVERGED, "it applied another result in the last round than most others")
+                    await registration.stream.refuse(
+                        DIVERGED, "it applied another result in the last round than most others"
+                    )
 
     async def _wait_for_those_about_to_stop(self) -> None:
         begun, now = self._begun_s, _now()
         cap_s = max(GRACE_S, GRACE_SHARE * (now - begun))
 
-        def is_about_to_stop(seat: Registration) -> bool:
-            pace, limit = seat.pace(now), seat.limit
-            return seat.goes_on and limit is not None and pace.samples < limit and _last_s(pace, limit) <= cap_s
+        def is_about_to_stop(registration: Registration) -> bool:
+            pace, limit = registration.pace(now), registration.limit
+            return registration.goes_on and limit is not None and pace.samples < limit and _last_s(pace, limit) <= cap_s
 
-        late = {peer for peer, seat in self.everyone().items() if is_about_to_stop(seat)}
+        late = {peer for peer, registration in self.everyone().items() if is_about_to_stop(registration)}
         deadline = now + 1.5 * cap_s
         while any(s.goes_on for p, s in self.everyone().items() if p in late) and _now() < deadline:
             await self.changed.wait(deadline - _now())
@@ -308,23 +325,25 @@ class GroupLeader:
                 until.update(dict.fromkeys(waited_for(syncing, step_s), _now() + JOIN_GRACE_S))
             else:  # only for those who have it by now
                 until = {peer: each_s for peer, each_s in until.items() if peer not in syncing}
-            if all(peer in self.seats or _now() >= until[peer] for peer in until):
+            if all(peer in self.registrations or _now() >= until[peer] for peer in until):
                 return
             await self.changed.wait(HOLD_CHECK_S)
 
     async def _hear_from_everybody(self) -> None:
         """Wait until those that fell quiet are heard again or given up: found out in a round it costs more time."""
-        while any(seat.is_quiet for seat in self.seats.values()):
+        while any(registration.is_quiet for registration in self.registrations.values()):
             await self.changed.wait(0.05)
 
     async def _tell_all(self, message: FromLeader, members: Collection[PeerId] | None = None) -> None:
-        seats = [seat for peer, seat in self.seats.items() if members is None or peer in members]
-        await asyncio.gather(*(self._tell(seat, message) for seat in seats))
+        registrations = [
+            registration for peer, registration in self.registrations.items() if members is None or peer in members
+        ]
+        await asyncio.gather(*(self._tell(registration, message) for registration in registrations))
 
-    async def _tell(self, seat: Registration, message: FromLeader) -> None:
-        if seat.stream is not None:
-            with contextlib.suppress(RemoteError):  # its listener notices too and gives the seat away
-                await seat.stream.send(message)
+    async def _tell(self, registration: Registration, message: FromLeader) -> None:
+        if registration.stream is not None:
+            with contextlib.suppress(RemoteError):  # its listener notices too and gives the registration away
+                await registration.stream.send(message)
 
 
 def _last_s(pace: MemberPace, limit: int) -> float:

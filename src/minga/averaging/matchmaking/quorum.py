@@ -31,14 +31,14 @@ class QuorumRule:
     long, and then needs most of them; peers that fetched the state count the members from which they have it, too.
     """
 
-    def __init__(self, node: Node, surveyor: SwarmView, settings: GroupSettings) -> None:
-        self._node, self._surveyor = node, surveyor
+    def __init__(self, node: Node, swarm_view: SwarmView, settings: GroupSettings) -> None:
+        self._node, self._swarm_view = node, swarm_view
         self._wait_in_minority, self._organiser = settings.wait_in_minority, settings.organiser
         self._departed: set[PeerId] = set()
         self._in_minority = False
         self._apart_since_s: float | None = None
         self._overtaken_since_s: float | None = None
-        surveyor.observe(self._note_departures)
+        swarm_view.observe(self._note_departures)
 
     def begin_step(self, view: Collection[PeerId]) -> None:
         """Forget for how long the group of the last step was in doubt, and who left before the members of `view`."""
@@ -57,13 +57,13 @@ class QuorumRule:
         `seen` are all of the group. Raises `OutOfSyncError` if the step is over already, and `MinorityError` if the
         view's majority is out of sight and the run spec says to stop then.
         """
-        if self._surveyor.is_behind(step):  # the others took it meanwhile, so none of them is at it any more
+        if self._swarm_view.is_behind(step):  # the others took it meanwhile, so none of them is at it any more
             return False
         electorate = self.electorate(view)
         if has_quorum(voters, electorate):
             return True
         self._look_whether_over(step, electorate)
-        if not has_quorum({*seen, *self._surveyor.alive()}, electorate):
+        if not has_quorum({*seen, *self._swarm_view.alive()}, electorate):
             self._report_minority(step, len(seen), len(view))
         return False
 
@@ -74,19 +74,19 @@ class QuorumRule:
         if origin:
             return self.may_close(step, origin, group, group)
         now = asyncio.get_running_loop().time()
-        rivals = sorted({self._node.peer_id, *self._surveyor.at(step)})
+        rivals = sorted({self._node.peer_id, *self._swarm_view.at(step)})
         if not set(group).issuperset(rivals):
             self._apart_since_s = self._apart_since_s or now
             if now - self._apart_since_s < UNANIMOUS_S:
                 return False
-        return not self._surveyor.is_behind(step) and is_majority(group, rivals)
+        return not self._swarm_view.is_behind(step) and is_majority(group, rivals)
 
     def _look_whether_over(self, step: int, electorate: Collection[PeerId]) -> None:
         """One member of the last round that is past the step is enough: it applied a committed result. Too few others
         may be left to find that out by a new attempt. They get it with its state.
         """
         now = asyncio.get_running_loop().time()
-        if set(electorate).isdisjoint(self._surveyor.ahead(step)):
+        if set(electorate).isdisjoint(self._swarm_view.ahead(step)):
             self._overtaken_since_s = None
             return
         self._overtaken_since_s = self._overtaken_since_s or now

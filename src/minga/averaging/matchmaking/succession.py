@@ -68,29 +68,37 @@ class Succession:
                     self._viewless.add(peer)
             await gathering.changed.wait(CLOSE_CHECK_S)
 
-    def newest_held(self, seats: Mapping[PeerId, Registration]) -> Accepted | None:
+    def newest_held(self, registrations: Mapping[PeerId, Registration]) -> Accepted | None:
         """The latest result that a member with a vote held in an earlier attempt at the step: one with a number that
         this member promised to go beyond.
         """
-        held = {p: seat.join.accepted for p, seat in seats.items() if seat.join.accepted is not None}
+        held = {
+            p: registration.join.accepted
+            for p, registration in registrations.items()
+            if registration.join.accepted is not None
+        }
         if not held:  # asked with each report of a member
             return None
         electorate = self._quorum.electorate(self._membership.view)
-        counted = [one for peer, one in held.items() if peer in electorate and one.ballot < seats[peer].ballot]
+        counted = [one for peer, one in held.items() if peer in electorate and one.ballot < registrations[peer].ballot]
         return max(counted, key=lambda accepted: accepted.order, default=None)
 
-    async def decide(self, plan: Plan, seats: Mapping[PeerId, Registration], ballot: int) -> Plan:
+    async def decide(self, plan: Plan, registrations: Mapping[PeerId, Registration], ballot: int) -> Plan:
         """The plan with those who decide on it, in the attempt with number `ballot`; it adopts the latest held result.
 
         Raises `RejectedError` if it cannot be found out whose result that is.
         """
-        newest, electorate = self.newest_held(seats), self._quorum.electorate(self._membership.view)
-        if electorate and not has_quorum([p for p, seat in seats.items() if seat.ballot == ballot], electorate):
+        newest, electorate = self.newest_held(registrations), self._quorum.electorate(self._membership.view)
+        if electorate and not has_quorum(
+            [p for p, registration in registrations.items() if registration.ballot == ballot], electorate
+        ):
             raise RejectedError("a member came back or left while the plan was made", code="stand_by")
-        plan = _with_electorate(plan, electorate, {peer: seat.ballot for peer, seat in seats.items()}, ballot)
+        plan = _with_electorate(
+            plan, electorate, {peer: registration.ballot for peer, registration in registrations.items()}, ballot
+        )
         if newest is None:
             return plan
-        held = [seats[member.peer_id].join.accepted for member in plan.members]
+        held = [registrations[member.peer_id].join.accepted for member in plan.members]
         holders = [index for index, accepted in enumerate(held) if _is_same(accepted, newest)]
         members = await self._members_of(newest, [plan.members[holder].peer_id for holder in holders])
         return replace(plan, adopts=newest.round_id, holders=tuple(holders), view=members, predicted_s=None)

@@ -28,10 +28,10 @@ UNFORESEEN_S = 60.0
 class MembershipView:
     """The members of the last round, those who are suspected, and what both mean for the step that is formed now."""
 
-    def __init__(self, node: Node, settings: GroupSettings, surveyor: SwarmView) -> None:
+    def __init__(self, node: Node, settings: GroupSettings, swarm_view: SwarmView) -> None:
         self.view: tuple[PeerId, ...] = ()
         """Members of the last round that this peer took part in, its leader first; empty before the first."""
-        self._node, self._settings, self._surveyor = node, settings, surveyor
+        self._node, self._settings, self._swarm_view = node, settings, swarm_view
         self._step = -1
         self._clients: set[PeerId] = set()
         self._origin: tuple[PeerId, ...] = ()  # who was there when this peer took over the state
@@ -86,16 +86,16 @@ class MembershipView:
 
     def is_behind(self) -> bool:
         """Whether most of the swarm, or most of the others whom this peer goes with, are past the step."""
-        return self._surveyor.is_behind(self._step) or self.are_past(self._step)
+        return self._swarm_view.is_behind(self._step) or self.are_past(self._step)
 
     def are_past(self, step: int) -> bool:
         """Whether most of the others whom this peer goes with are past `step`."""
         known = [peer for peer in self.everyone if peer != self._node.peer_id]
-        return bool(known) and has_quorum(set(self._surveyor.ahead(step)), known)
+        return bool(known) and has_quorum(set(self._swarm_view.ahead(step)), known)
 
     def expected(self) -> set[PeerId]:
         """Who should come to a group that this peer leads."""
-        known = (set(self.view) & set(self._surveyor.alive())) | set(self._surveyor.at(self._step))
+        known = (set(self.view) & set(self._swarm_view.alive())) | set(self._swarm_view.at(self._step))
         return known - self.suspects.now() - self._tardy - {self._node.peer_id}
 
     def at_work(self) -> set[PeerId]:
@@ -104,15 +104,15 @@ class MembershipView:
         """
         if _now() > self._viewed_s + self._foreseen_s:
             return set()
-        return self.expected() & set(self.view) & set(self._surveyor.averaging(self._step - 1))
+        return self.expected() & set(self.view) & set(self._swarm_view.averaging(self._step - 1))
 
     def strangers(self, present: Collection[PeerId]) -> list[PeerId]:
         """Others at this step, not suspected, who could lead a group without those who are `present` here."""
-        return sorted(set(self._surveyor.current(self._step)) - set(present) - self.suspects.now())
+        return sorted(set(self._swarm_view.current(self._step)) - set(present) - self.suspects.now())
 
     def guides(self) -> list[PeerId]:
         """Whom a newcomer asks where to go."""
-        return sorted(self._surveyor.current(self._step))[:MOST_ASKED]
+        return sorted(self._swarm_view.current(self._step))[:MOST_ASKED]
 
     def choose_leader(self) -> Address | None:
         """The address of the best leader that is not suspected, or None if that is this peer.
@@ -120,8 +120,8 @@ class MembershipView:
         Raises `RejectedError` if a client finds nobody.
         """
         me = self._node.peer_id
-        candidates = set(self.view) - self._clients or set(self._surveyor.current(self._step))
-        candidates = candidates & set(self._surveyor.alive()) or candidates
+        candidates = set(self.view) - self._clients or set(self._swarm_view.current(self._step))
+        candidates = candidates & set(self._swarm_view.alive()) or candidates
         if self._settings.aggregates:
             candidates.add(me)
         for peer in ranking(self._node.run_id, self._step, candidates - self.suspects.now()):
@@ -129,15 +129,15 @@ class MembershipView:
                 if self._settings.aggregates:
                     return None
                 continue
-            address = self._surveyor.address(peer)
+            address = self._swarm_view.address(peer)
             if (address is not None and address.dialable) or self._node.is_connected(peer):
                 return address or Address(peer)
         if self._settings.aggregates:
             return None
         self.suspects.clear()  # a client cannot lead: ask everybody again
-        others = [peer for peer in self._surveyor.current(self._step) if peer != me]
+        others = [peer for peer in self._swarm_view.current(self._step) if peer != me]
         if others:
-            return self._surveyor.address(others[0]) or Address(others[0])
+            return self._swarm_view.address(others[0]) or Address(others[0])
         raise RejectedError("nobody can be reached who could lead", code="stand_by")
 
 

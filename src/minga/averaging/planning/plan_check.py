@@ -27,7 +27,9 @@ UNFAIR_S: Final = 10.0
 """Seconds by which an unfair plan must take longer at least: with short rounds all of this is guesswork."""
 
 
-def unfairness(plan: Plan, links: Mapping[PeerId, Links], own: AccessRates, me: int, vector_bytes: float) -> str | None:
+def unfair_parts(
+    plan: Plan, links: Mapping[PeerId, Links], own: AccessRates, me: int, vector_bytes: float
+) -> str | None:
     """Why a plan is unfair to its member number `me`, which knows `own` of its line and `links` of all; None if not."""
     usual_s = _usual_s(plan, links, own, me, vector_bytes)
     if usual_s is None:

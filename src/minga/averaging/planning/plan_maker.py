@@ -22,7 +22,7 @@ from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.messages import Plan
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.averaging.planning.contributor_choice import StepWork, resting
-from minga.averaging.planning.plan_check import unfairness
+from minga.averaging.planning.plan_check import unfair_parts
 from minga.averaging.planning.signed_plan import PlanNeeds, make_plan, member_of
 from minga.averaging.solver.division import Division, SwarmRates, renumbered
 from minga.core.errors import RejectedError
@@ -63,8 +63,8 @@ class _Standby:
 class PlanMaker:
     """Makes and checks the plans of one peer."""
 
-    def __init__(self, node: Node, settings: GroupSettings, surveyor: SwarmView, divide: Divide) -> None:
-        self._node, self._settings, self._surveyor, self._divide = node, settings, surveyor, divide
+    def __init__(self, node: Node, settings: GroupSettings, swarm_view: SwarmView, divide: Divide) -> None:
+        self._node, self._settings, self._swarm_view, self._divide = node, settings, swarm_view, divide
         self._work = StepWork(settings.encoded_bytes, settings.target_batch_size, settings.overlapped)
         self._solved: _Solved | None = None
         self._asked = _Standby()
@@ -78,30 +78,30 @@ class PlanMaker:
 
     # ---- the leader
 
-    async def plan(self, step: int, seats: Mapping[PeerId, Registration]) -> Plan:
-        """The plan of a round of those who have seats: this peer first, then whoever all can reach, the clients last.
+    async def plan(self, step: int, registrations: Mapping[PeerId, Registration]) -> Plan:
+        """The plan of a round of the registered peers: this peer first, then those all can reach, the clients last.
 
-        Whoever is first of the living mends the round: a client could not reach other clients, and would lose them.
+        The first living member mends the round: a client could not reach other clients, and would lose them.
         """
         run_id, me = self._node.run_id, self._node.peer_id
-        ranked = sorted(ranking(run_id, step, seats), key=lambda peer: not seats[peer].join.aggregates)
+        ranked = sorted(ranking(run_id, step, registrations), key=lambda peer: not registrations[peer].join.aggregates)
         order = [me] + [peer for peer in ranked if peer != me]
-        solved = await self._solve(seats)
+        solved = await self._solve(registrations)
         division = renumbered(solved.division, [order.index(peer) for peer in solved.order])
         self._plans += 1
         now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
         name = f"{run_id}\n{step}\n{self._plans}\n{now}\n" + "\n".join(order)
         needs = PlanNeeds(step, self._settings.numel, self._settings.encoded_bytes)
         rests = next((r.peers for r in (self._asked, self._agreed) if r.order == solved.order), frozenset())
-        members = [member_of(seats[peer].join) for peer in order]
+        members = [member_of(registrations[peer].join) for peer in order]
         return make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
 
-    async def prepare(self, seats: Mapping[PeerId, Registration]) -> None:
-        """Have what `plan` needs at hand for those who have seats now."""
-        solved = await self._solve(seats)
+    async def prepare(self, registrations: Mapping[PeerId, Registration]) -> None:
+        """Have what `plan` needs at hand for those who have registrations now."""
+        solved = await self._solve(registrations)
         age_s = asyncio.get_running_loop().time() - self._rested_s
         if age_s > RESTING_PERIOD_S or (solved.order != self._asked.order and age_s > REGROUPED_S):
-            rates = await self._rates(solved.order, seats, able=True)
+            rates = await self._rates(solved.order, registrations, able=True)
             self._rested_s = asyncio.get_running_loop().time()
             self._node.spawn(self._ask_who_rests(solved.order, rates))  # it goes on if the group closes meanwhile
 
@@ -114,9 +114,9 @@ class PlanMaker:
         ids = [member.peer_id for member in plan.members]
         self._agreed = _Standby(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
 
-    async def _solve(self, seats: Mapping[PeerId, Registration]) -> _Solved:
-        order = tuple(sorted(seats))
-        rates = await self._rates(order, seats)
+    async def _solve(self, registrations: Mapping[PeerId, Registration]) -> _Solved:
+        order = tuple(sorted(registrations))
+        rates = await self._rates(order, registrations)
         solved = self._solved
         if solved is None or solved.order != order or _has_moved(solved.rates, rates):
             division = await _aside(self._divide, rates, self._work.vector_bytes)
@@ -124,18 +124,18 @@ class PlanMaker:
         return solved
 
     async def _rates(
-        self, order: Sequence[PeerId], seats: Mapping[PeerId, Registration], *, able: bool = False
+        self, order: Sequence[PeerId], registrations: Mapping[PeerId, Registration], *, able: bool = False
     ) -> SwarmRates:
-        claims = [_claim(seats[peer], able=able) for peer in order]
-        return await _aside(swarm_rates, order, claims, dict(self._surveyor.links()))
+        claims = [_claim(registrations[peer], able=able) for peer in order]
+        return await _aside(swarm_rates, order, claims, dict(self._swarm_view.links()))
 
     # ---- the member
 
     def check(self, plan: Plan) -> None:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows."""
-        links, own = dict(self._surveyor.links()), self._surveyor.rates()
+        links, own = dict(self._swarm_view.links()), self._swarm_view.rates()
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
-        why = unfairness(plan, links, own, me, self._work.vector_bytes)
+        why = unfair_parts(plan, links, own, me, self._work.vector_bytes)
         if why is not None:
             leader = plan.members[0].peer_id
             self._node.events.emit(PlanRefused(peer=leader, step=plan.step, why=why))
@@ -153,9 +153,9 @@ def _who_rests(rates: SwarmRates, work: StepWork) -> tuple[int, ...]:
     return resting(rates, work) if known else ()
 
 
-def _claim(seat: Registration, *, able: bool) -> RateClaim:
+def _claim(registration: Registration, *, able: bool) -> RateClaim:
     """What a member says of itself. It sends what it accumulates, or if only that counts, what it is `able` to."""
-    join, report = seat.join, seat.report
+    join, report = registration.join, registration.report
     going_on = bool(report.micro_batch) and not report.parked
     computes = bool(report.samples or going_on or (able and report.rate))
     return RateClaim(

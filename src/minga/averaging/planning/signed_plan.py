@@ -10,7 +10,7 @@ from itertools import pairwise
 import msgspec
 from blake3 import blake3
 
-from minga.averaging.apportionment import allocate
+from minga.averaging.apportionment import apportion
 from minga.averaging.election import Electorate
 from minga.averaging.messages import LONGEST_S, MAX_CHUNKS, GroupMember, Join, Part, Plan, SignedPlan
 from minga.averaging.solver.division import Division
@@ -60,7 +60,7 @@ def make_plan(
     is_large = len(members) > LARGE
     is_quick = is_large or division.predicted_s is None or division.predicted_s < QUICK_S
     chunks = CHUNKS_IF_QUICK if is_quick else CHUNKS_PER_MEMBER
-    sizes = allocate(needs.numel, [part.share for part in division.parts])
+    sizes = apportion(needs.numel, [part.share for part in division.parts])
     parts, stop = [], 0
     for size, share in zip(sizes, division.parts, strict=True):
         if size:

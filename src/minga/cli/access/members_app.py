@@ -43,7 +43,7 @@ def admit(
     ready = make_context(json_output=json_output)
     from minga.cli.access.members import run_admit
 
-    run_admit(link, peer, uses, valid, _desk(identity, directory, bind), ready)
+    run_admit(link, peer, uses, valid, _organiser_options(identity, directory, bind), ready)
 
 
 def ban(
@@ -59,7 +59,7 @@ def ban(
     ready = make_context(json_output=json_output)
     from minga.cli.access.members import run_ban
 
-    run_ban(link, who, reason, _desk(identity, directory, bind), ready)
+    run_ban(link, who, reason, _organiser_options(identity, directory, bind), ready)
 
 
 def members(
@@ -82,10 +82,10 @@ def members(
     from minga.cli.access.members import TransferOptions, run_members
 
     transferred = TransferOptions(tuple(transfer or ()), needed, order)
-    run_members(link, transferred, _desk(identity, directory, bind), ready)
+    run_members(link, transferred, _organiser_options(identity, directory, bind), ready)
 
 
-def _desk(identity: Path | None, directory: Path | None, bind: str | None) -> OrganiserOptions:
+def _organiser_options(identity: Path | None, directory: Path | None, bind: str | None) -> OrganiserOptions:
     from minga.cli.access.members import OrganiserOptions
     from minga.cli.terminal.peer_options import peer_options
 

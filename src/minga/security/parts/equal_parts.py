@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minga.averaging.apportionment import allocate
+from minga.averaging.apportionment import apportion
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, FLOAT32_MAX, InvalidEncodingError, largest_magnitude
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.tensor_bytes import bytes_of, load, store
@@ -30,7 +30,7 @@ class EqualParts:
     @classmethod
     def equal(cls, layout: VectorLayout, members: int) -> EqualParts:
         """Cut the vector for so many members, at least one."""
-        sizes = allocate(layout.total, [1.0] * members)
+        sizes = apportion(layout.total, [1.0] * members)
         stops, stop = [], 0
         for size in sizes:
             stop += size

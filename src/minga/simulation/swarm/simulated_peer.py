@@ -101,12 +101,12 @@ class SimulatedPeer:
         under_way = min(asyncio.get_running_loop().time() - self._busy_since, self._busy_s) if self._busy_s else 0.0
         return self._computed_s + under_way
 
-    async def live(self, curriculum: TrainingTask) -> None:
+    async def live(self, task: TrainingTask) -> None:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
             await self.session.start()
-            is_secure = curriculum.spec.security.mode == "byzantine"
-            await (self._train_publicly(curriculum) if is_secure else self._train(curriculum))
+            is_secure = task.spec.security.mode == "byzantine"
+            await (self._train_publicly(task) if is_secure else self._train(task))
         except (RunFinishedError, ClosedError):
             return
         except (LocalError, RemoteError) as error:
@@ -125,11 +125,11 @@ class SimulatedPeer:
         ):
             await asyncio.sleep(POLL_S)
 
-    async def _train(self, curriculum: TrainingTask) -> None:
-        spec, checkpoint_every = curriculum.spec, curriculum.checkpoint_every
+    async def _train(self, task: TrainingTask) -> None:
+        spec, checkpoint_every = task.spec, task.checkpoint_every
         strategy = STRATEGIES.get(spec.training.strategy)
         self.port = port = GradientPort(asyncio.get_running_loop(), self.replica.vector.new, strategy=strategy)
-        member = self.session.attach(spec, self.replica, port, curriculum.organiser)
+        member = self.session.attach(spec, self.replica, port, task.organiser)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:
             if self.settings is None:
@@ -138,15 +138,15 @@ class SimulatedPeer:
                 continue
             micro_batch = self.settings.micro_batch
             await self._compute(self.settings, self.settings.micro_batch_s)
-            curriculum.gradient(self, micro_batch)
+            task.gradient(self, micro_batch)
             if port.add(self._accumulate, micro_batch):
                 self.samples_done += micro_batch
             self.replica.zero_grad()
             await self._serve(port, lambda: True, checkpoint_every)
 
-    async def _train_publicly(self, curriculum: TrainingTask) -> None:
+    async def _train_publicly(self, task: TrainingTask) -> None:
         """The same where others say what is to be computed, and check it."""
-        spec, new_vector = curriculum.spec, self.replica.vector.new
+        spec, new_vector = task.spec, self.replica.vector.new
         if self.settings is None:
             raise ConfigurationError("in a run whose members check each other everybody computes")
         loop = asyncio.get_running_loop()
@@ -157,13 +157,13 @@ class SimulatedPeer:
             size=spec.security.micro_batch_size,
         )
         entropy = random.Random(f"minga secrets {self.network.peer_id} {loop.time()}").randbytes
-        self.session.attach_secure(spec, self.replica, port, curriculum.organiser, entropy=entropy)
+        self.session.attach_secure(spec, self.replica, port, task.organiser, entropy=entropy)
         while True:
             port.want_batch()
-            await self._serve(port, lambda: True, curriculum.checkpoint_every)
+            await self._serve(port, lambda: True, task.checkpoint_every)
             batch = port.next_batch()
             await self._compute(self.settings, batch.size / self.settings.samples_per_second)
-            curriculum.public_gradient(self, batch)
+            task.public_gradient(self, batch)
             share = batch.size / port.unit
             port.add(lambda vector, share=share: self.replica.accumulate(vector, share), batch.size)  # type: ignore[misc]
             self.samples_done += batch.size

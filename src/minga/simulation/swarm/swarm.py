@@ -251,8 +251,8 @@ class Swarm:
         for driver in self._drivers:
             driver.attach(peer.name, session.events)
         first = next(iter(self.peers.values())).network.peer_id
-        curriculum = TrainingTask(self.spec, self._gradient, self._public_gradient, self._checkpoint_every, first)
-        self._tasks.append(network.process.run(peer.live(curriculum)))
+        task = TrainingTask(self.spec, self._gradient, self._public_gradient, self._checkpoint_every, first)
+        self._tasks.append(network.process.run(peer.live(task)))
         return peer
 
     def _resolve(self, role: str, emitter: str | None, event: Event | None) -> str | None:  # noqa: ARG002

@@ -167,8 +167,8 @@ class AssignedPort(TrainingThread):
         self._current = None
         if not is_finite(current.vector, CONTRIBUTION_LIMIT):
             current.vector.zero_()
-        self._teller.call(_settle, current.done, current.vector)
-        self._teller.tell()
+        self._notifier.call(_settle, current.done, current.vector)
+        self._notifier.tell()
 
 
 def _settle(done: asyncio.Future[torch.Tensor], vector: torch.Tensor) -> None:

@@ -113,9 +113,9 @@ class GradientPort(TrainingThread):
                     self._park()
                     urgent = True
         if urgent:
-            self._teller.tell()
+            self._notifier.tell()
         else:
-            self._teller.tell_sparingly()
+            self._notifier.tell_sparingly()
         return taken
 
     def poll(self) -> ThreadTask | Wait | None:
@@ -138,7 +138,7 @@ class GradientPort(TrainingThread):
             begins = self._boundary_s is None and not self._paused
             self._boundary_s = None if self._paused else self._loop.time()
         if begins:
-            self._teller.tell()
+            self._notifier.tell()
         return None
 
     def wait(self, seconds: float | None = None) -> None:
@@ -151,7 +151,7 @@ class GradientPort(TrainingThread):
         """The thread leaves off computing (evaluation, the end of the program): expect no micro-batch until `add`."""
         with self.condition:
             self._paused, self._boundary_s = True, None
-        self._teller.tell()
+        self._notifier.tell()
 
     # ---- the loop: what averaging needs (`Contributor`)
 
@@ -252,7 +252,7 @@ class GradientPort(TrainingThread):
                 if parks:
                     self._park()
         if parks:
-            self._teller.tell()
+            self._notifier.tell()
 
     def _merge(self) -> None:
         """Under the arithmetic lock: what was set aside for a group that was not closed counts towards its step."""

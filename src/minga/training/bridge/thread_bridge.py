@@ -22,8 +22,8 @@ class TrainingThread:
     """One training thread as the loop sees it. `condition` guards what both sides touch."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._teller = loop, LoopNotifier(loop)
-        self.changed = self._teller.changed
+        self._loop, self._notifier = loop, LoopNotifier(loop)
+        self.changed = self._notifier.changed
         self.woken = Signal()  # for trainers that are coroutines on the same loop
         self.condition = threading.Condition()
         self.closed: BaseException | None = None
@@ -40,10 +40,10 @@ class TrainingThread:
         except BaseException as error:  # an interrupt too: the model may be half-way between two steps
             why = f"the model could not {work.name} on the thread that trains: {type(error).__name__}: {error}"
             failure = error if isinstance(error, MingaError) else ClosedError(why)
-            self._teller.call(work.settle, None, failure)
+            self._notifier.call(work.settle, None, failure)
             self._end(failure)
             raise
-        self._teller.call(work.settle, result, None)
+        self._notifier.call(work.settle, result, None)
 
     # ---- the loop
 
@@ -85,13 +85,13 @@ class TrainingThread:
             closed = self.closed = self.closed or error
             waiting = self._waiting()
         for done in waiting:
-            self._teller.call(_fail, done, closed)
+            self._notifier.call(_fail, done, closed)
 
     def _wake(self) -> None:
         with self.condition:
             self.condition.notify_all()
-        self._teller.call(self.woken.fire)  # work for the training thread ends here, too
-        self._teller.tell()
+        self._notifier.call(self.woken.fire)  # work for the training thread ends here, too
+        self._notifier.tell()
 
 
 def _fail(done: asyncio.Future[Any], error: BaseException) -> None:

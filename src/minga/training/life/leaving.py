@@ -13,11 +13,11 @@ FAREWELL_S = 5.0
 """Longest time, in seconds, that a peer which finished the run stays for the others of its last step."""
 
 
-async def see_others_off(surveyor: BoardView, others: Collection[PeerId], step: int) -> None:
+async def see_others_off(swarm_view: BoardView, others: Collection[PeerId], step: int) -> None:
     """Stay for a moment until the other peers have the last step, too; they may need this peer's data of it."""
     deadline = asyncio.get_running_loop().time() + FAREWELL_S
     while asyncio.get_running_loop().time() < deadline:
-        settled = surveyor.settled()
+        settled = swarm_view.settled()
         if all(settled[peer].step >= step for peer in others if peer in settled):
             return
         await asyncio.sleep(0.05)

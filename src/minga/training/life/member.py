@@ -109,7 +109,7 @@ class Member:
         """Called on the loop with the state after the run's last step."""
         self.on_step_ended = Observers[[]]()
         """Told when this peer has applied a step, or given a round up."""
-        self.surveyor = BoardView(board, node)
+        self.swarm_view = BoardView(board, node)
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
         self._synchroniser = Synchroniser(board, replica, port, download)
@@ -130,10 +130,10 @@ class Member:
             most_communication=settings.most_communication,
             organiser=settings.organiser,
         )
-        self._formation = GroupFormation(node, identity, group, self.surveyor, port, settings.divide)
+        self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
         self._all_reduce = AllReduce(node)
         self._parameter_average = ParameterAverage(self._all_reduce, replica, port)
-        self._announcer = ProgressPublisher(
+        self._publisher = ProgressPublisher(
             board,
             node,
             port,
@@ -141,7 +141,7 @@ class Member:
             client=not settings.aggregates,
             vector_bytes=group.encoded_bytes,
         )
-        self._tardiness = TooSlowNotice(node)
+        self._too_slow = TooSlowNotice(node)
         self._needs_state = True
         self._at_least = 0
         self._fetches_given_up = 0
@@ -170,7 +170,7 @@ class Member:
         """
         self.step = step
         self._port.limit(0)  # nobody begins before a leader said how far to go
-        publisher = asyncio.get_running_loop().create_task(self._announcer.run())
+        publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
             while not self._is_finished():
                 if self._needs_state or self._is_diverged():
@@ -179,10 +179,10 @@ class Member:
                     self.ready.set()
                     await self._take_step()
             self._node.events.emit(RunFinished(step=self.step))
-            self._announcer.set_status("finished")
+            self._publisher.set_status("finished")
             if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
                 self.on_finished(await self._synchroniser.capture())
-            await see_others_off(self.surveyor, self.view, self.step)
+            await see_others_off(self.swarm_view, self.view, self.step)
             self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
             self.ready.set()
             await asyncio.Event().wait()
@@ -197,7 +197,7 @@ class Member:
     # ---- one step
 
     async def _take_step(self) -> None:
-        self._announcer.set_status("training")
+        self._publisher.set_status("training")
         begun_s = asyncio.get_running_loop().time()
         try:
             plan = await self._formation.form(self.step, self._lost)
@@ -212,7 +212,7 @@ class Member:
         planned_s = asyncio.get_running_loop().time()
         self._port.limit_next(self._limit_by(plan))
         vector, weight = await self._port.seal()
-        self._announcer.set_status("averaging")
+        self._publisher.set_status("averaging")
         self._node.events.emit(
             RoundBegun(
                 step=self.step,
@@ -250,7 +250,7 @@ class Member:
             )
         )
         self._formation.commit(plan)
-        self._announcer.set_status("training")  # the training thread may be long in coming to a boundary
+        self._publisher.set_status("training")  # the training thread may be long in coming to a boundary
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
         self._lost = tuple(outcome.lost)
@@ -275,7 +275,7 @@ class Member:
         else:
             digest = await self._apply_and_reopen(step, limit)
         self._formation.previous = await hashing
-        self._tardiness.note(outcome.plan, limit, report)
+        self._too_slow.note(outcome.plan, limit, report)
         self.step = step
         members = len(outcome.plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=weight, members=members, batch=batch))
@@ -294,7 +294,7 @@ class Member:
     async def _apply_and_reopen(self, step: int, limit: int | None) -> str | None:
         """Returns the digest of the state where states are to be compared and not averaged."""
         is_due = not self._settings.average_parameters_every and step % self._settings.digest_every == 0
-        compares = is_due and bool(self.surveyor.active())
+        compares = is_due and bool(self.swarm_view.active())
         replica, port, result = self._replica, self._port, self._result
 
         def run() -> str | None:
@@ -319,7 +319,7 @@ class Member:
         newest = self._step_to_fetch()
         if newest is not None:
             self.step, standing = newest, self.step  # announced: a full step waits for those who fetch this state
-            self._announcer.set_status("syncing")
+            self._publisher.set_status("syncing")
             begun = asyncio.get_running_loop().time()
             try:
                 self.step = await self._synchroniser.fetch(newest, self._watch_whether_over(newest))
@@ -332,11 +332,11 @@ class Member:
                 self._node.events.emit(SyncFailed(step=newest, why=error.message))
                 await asyncio.sleep(SYNC_RETRY_S)
                 return
-            self._formation.come_back(self.surveyor.settled())
+            self._formation.come_back(self.swarm_view.settled())
             self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
             self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun))
             # If a step ended meanwhile it still has to be seen fetching: the next one is held for it only then.
-            self._needs_state = self.surveyor.is_behind(self.step)
+            self._needs_state = self.swarm_view.is_behind(self.step)
             return
         if not self._needs_state:  # diverged, from others who have not told their step yet
             await asyncio.sleep(SYNC_PAUSE_S)
@@ -348,7 +348,7 @@ class Member:
         A step is held for those that fetch its state. So the next one's is fetched from its very beginning.
         """
         await asyncio.sleep(SHORTEST_FETCH_S)
-        while self._fetches_given_up >= MOST_FETCHES_GIVEN_UP or (self.surveyor.newest_step() or 0) <= step:
+        while self._fetches_given_up >= MOST_FETCHES_GIVEN_UP or (self.swarm_view.newest_step() or 0) <= step:
             await asyncio.sleep(OVERTAKEN_PERIOD_S)
         raise OutOfSyncError("the swarm went on before the state was here", code="behind", round=step)
 
@@ -357,14 +357,14 @@ class Member:
 
         It goes back to an earlier one only if its state has been another than that of most for a while.
         """
-        newest = max(self.surveyor.newest_step() or 0, self._at_least)
-        if not self.surveyor.settled():
+        newest = max(self.swarm_view.newest_step() or 0, self._at_least)
+        if not self.swarm_view.settled():
             return None
         since_s, now = self._diverged_since_s, asyncio.get_running_loop().time()
         return newest if newest >= self.step or (since_s is not None and now - since_s > DIVERGED_S) else None
 
     def _is_diverged(self) -> bool:
-        if not self._synchroniser.is_diverged(set(self.surveyor.alive()) - {self._node.peer_id}):
+        if not self._synchroniser.is_diverged(set(self.swarm_view.alive()) - {self._node.peer_id}):
             self._diverged_since_s = None
             return False
         if self._diverged_since_s is None:

@@ -91,7 +91,7 @@ class VerifiedMember:
         """Called on the loop with the state after the run's last step."""
         self.on_step_ended = Observers[[]]()
         """Called when this peer has applied a step, or aborted a round."""
-        self.surveyor = BoardView(board, node)
+        self.swarm_view = BoardView(board, node)
         self.secure: SecureMember | None = None
         """Set while this peer is where the members are."""
         self._node, self._board, self._spec, self._replica, self._port = node, board, spec, replica, port
@@ -262,7 +262,7 @@ class VerifiedMember:
         self._publisher.set_status("finished")
         if self.on_finished is not None:  # the trainer leaves, and could not be asked for the state later
             self.on_finished(await self._port.request("capture", self._replica.capture))
-        await see_others_off(self.surveyor, self.view, self.step)
+        await see_others_off(self.swarm_view, self.view, self.step)
         self._port.close(RunFinishedError(f"the run is complete after {self.step} steps"))
 
     def _is_finished(self) -> bool:

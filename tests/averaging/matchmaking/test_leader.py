@@ -92,12 +92,12 @@ class Scene:
             lambda: self.syncing,
             self._may_close,
             lambda ballot: 0,
-            lambda seats: False,
+            lambda registrations: False,
             lambda: self.other,
         )
-        seat = Registration(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
+        registration = Registration(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
         self.gathering = GroupLeader(
-            3, ME, seat, self.trainer, BatchSize(GroupSettings(batch, "", 1, 4, True)), surroundings
+            3, ME, registration, self.trainer, BatchSize(GroupSettings(batch, "", 1, 4, True)), surroundings
         )
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -199,7 +199,7 @@ async def test_a_member_that_is_about_to_stop_is_waited_for_but_not_for_long() -
         await asyncio.sleep(0)
         await scene.gathering.run()
         assert asyncio.get_running_loop().time() - begun < 0.1
-        assert sum(seat.report.samples for seat in scene.gathering.everyone().values()) == samples
+        assert sum(registration.report.samples for registration in scene.gathering.everyone().values()) == samples
         assert line.heard == []
 
 
@@ -369,39 +369,41 @@ async def test_a_group_does_not_close_with_a_member_that_fell_quiet() -> None:
     assert len(scene.gathering.everyone()) == 2
 
 
-# ---- what a seat expects of its member
+# ---- what a registration expects of its member
 
 
-def seat(round_trip_s: float = 0.0, **report: Any) -> Registration:
+def registration(round_trip_s: float = 0.0, **report: Any) -> Registration:
     fields = {"samples": 10, "rate": 4.0, "micro_batch": 4, "busy_s": 0.2, "micro_batch_s": 1.0, **report}
     return Registration(join_of(1, Report())[1], Report(**fields), 100.0, Line(round_trip_s))  # type: ignore[arg-type]
 
 
 def test_a_report_comes_one_micro_batch_after_the_last_one() -> None:
-    assert seat().pace(100.0) == MemberPace(10, 4, 0.8, 1.0)
-    assert seat(round_trip_s=2.0).pace(100.5) == MemberPace(10, 4, pytest.approx(0.3), 1.0)
+    assert registration().pace(100.0) == MemberPace(10, 4, 0.8, 1.0)
+    assert registration(round_trip_s=2.0).pace(100.5) == MemberPace(10, 4, pytest.approx(0.3), 1.0)
 
 
 def test_micro_batches_that_nobody_reported_yet_are_counted_but_not_beyond_the_limit() -> None:
-    assert seat(busy_s=0.0, micro_batch_s=0.1).pace(100.25) == MemberPace(18, 4, pytest.approx(0.05), 0.1)
-    assert seat(busy_s=0.0, micro_batch_s=0.1, limit=14).pace(100.25) == MemberPace(10, 4, pytest.approx(0.15), 0.1, 14)
+    assert registration(busy_s=0.0, micro_batch_s=0.1).pace(100.25) == MemberPace(18, 4, pytest.approx(0.05), 0.1)
+    assert registration(busy_s=0.0, micro_batch_s=0.1, limit=14).pace(100.25) == MemberPace(
+        10, 4, pytest.approx(0.15), 0.1, 14
+    )
 
 
 def test_what_is_overdue_is_expected_to_take_as_long_again_but_not_for_ever() -> None:
-    assert seat().pace(101.8) == MemberPace(10, 4, pytest.approx(1.0), 1.0)
-    assert seat().pace(110.0) == MemberPace(10)
+    assert registration().pace(101.8) == MemberPace(10, 4, pytest.approx(1.0), 1.0)
+    assert registration().pace(110.0) == MemberPace(10)
 
 
 def test_who_stopped_goes_on_a_round_trip_after_it_is_told() -> None:
-    waiting = seat(round_trip_s=0.5, parked=True, busy_s=0.0, limit=10)
+    waiting = registration(round_trip_s=0.5, parked=True, busy_s=0.0, limit=10)
     assert waiting.pace(100.0) == MemberPace(10, 4, 1.5, 1.0, 10)
     waiting.order(14, 100.0)
     assert waiting.pace(101.0) == MemberPace(10, 4, 0.5, 1.0, 14)
-    assert seat(round_trip_s=1e9).round_trip_s == 8.0
+    assert registration(round_trip_s=1e9).round_trip_s == 8.0
 
 
 def test_who_does_not_compute_is_not_counted_on() -> None:
-    assert seat(micro_batch=0).pace(150.0) == MemberPace(10)
-    assert seat(micro_batch_s=0.0).pace(150.0) == MemberPace(10)
-    assert seat(micro_batch=0).pace_of_the_next() == MemberPace(0)
-    assert seat(round_trip_s=0.5).pace_of_the_next() == MemberPace(0, 4, 1.5, 1.0)
+    assert registration(micro_batch=0).pace(150.0) == MemberPace(10)
+    assert registration(micro_batch_s=0.0).pace(150.0) == MemberPace(10)
+    assert registration(micro_batch=0).pace_of_the_next() == MemberPace(0)
+    assert registration(round_trip_s=0.5).pace_of_the_next() == MemberPace(0, 4, 1.5, 1.0)

@@ -1,4 +1,4 @@
-"""Plans at a peer's desk: made once for a group, and refused where they are far too much for this peer."""
+"""Plans at a peer's plan_maker: made once for a group, and refused where they are far too much for this peer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minga.averaging.clocking.registration import Registration
 from minga.averaging.group import GroupSettings
 from minga.averaging.link_record import LinkRow, Links, link_key
 from minga.averaging.messages import GroupMember, Join, Part, Plan, Report
-from minga.averaging.planning.plan_check import unfairness
+from minga.averaging.planning.plan_check import unfair_parts
 from minga.averaging.planning.plan_maker import UNFAIR, PlanMaker
 from minga.averaging.solver.division import Division, PartShare, SwarmRates
 from minga.averaging.solver.planner import divide
@@ -55,7 +55,7 @@ class Board:
 
 
 class Desk(PlanMaker):
-    """A desk that counts how often it solves, and notes its events."""
+    """A plan_maker that counts how often it solves, and notes its events."""
 
     def __init__(self, me: PeerId, upload: Mapping[PeerId, float]) -> None:
         self.events: list[Event] = []
@@ -74,7 +74,7 @@ class Desk(PlanMaker):
         return divide(rates, vector_bytes)
 
 
-def seats(rates: Mapping[PeerId, float]) -> dict[PeerId, Registration]:
+def registrations(rates: Mapping[PeerId, float]) -> dict[PeerId, Registration]:
     report = Report(100, 10.0, 10, 0.0, 1.0)
     return {
         peer: Registration(
@@ -97,12 +97,12 @@ def plan_of(shares: Mapping[int, float]) -> Plan:
 @virtually
 async def test_a_plan_is_solved_once_while_nothing_moves() -> None:
     rates = dict.fromkeys(PEERS[:4], 1e6) | {PEERS[3]: 3e6}
-    desk = Desk(PEERS[0], rates)
-    await desk.prepare(seats(rates))
-    first = await desk.plan(3, seats(rates))
+    plan_maker = Desk(PEERS[0], rates)
+    await plan_maker.prepare(registrations(rates))
+    first = await plan_maker.plan(3, registrations(rates))
     assert first.members[0].peer_id == PEERS[0]
-    again = await desk.plan(4, seats({peer: rate * 1.05 for peer, rate in rates.items()}))
-    assert desk.solved == 1
+    again = await plan_maker.plan(4, registrations({peer: rate * 1.05 for peer, rate in rates.items()}))
+    assert plan_maker.solved == 1
     assert again.round_id != first.round_id
 
     def largest(plan: Plan) -> PeerId:
@@ -111,11 +111,11 @@ async def test_a_plan_is_solved_once_while_nothing_moves() -> None:
         return plan.members[plan.parts[sizes.index(max(sizes))].root].peer_id
 
     assert largest(first) == largest(again) == PEERS[3], "whatever the order of the members"
-    await desk.plan(5, seats(rates | {PEERS[4]: 1e6}))
-    assert desk.solved == 2
-    desk.board._upload[PEERS[3]] = 1e6
-    await desk.plan(6, seats(dict.fromkeys(PEERS[:4], 1e6)))
-    assert desk.solved == 3
+    await plan_maker.plan(5, registrations(rates | {PEERS[4]: 1e6}))
+    assert plan_maker.solved == 2
+    plan_maker.board._upload[PEERS[3]] = 1e6
+    await plan_maker.plan(6, registrations(dict.fromkeys(PEERS[:4], 1e6)))
+    assert plan_maker.solved == 3
 
 
 @virtually
@@ -151,8 +151,10 @@ def test_clients_come_last_in_the_order_in_which_members_mend_the_round() -> Non
     async def main() -> None:
         clients = set(PEERS[1:4])
         taken = {
-            peer: Registration(msgspec.structs.replace(seat.join, aggregates=peer not in clients), seat.report, 0.0)
-            for peer, seat in seats(dict.fromkeys(PEERS[:8], 1e6)).items()
+            peer: Registration(
+                msgspec.structs.replace(registration.join, aggregates=peer not in clients), registration.report, 0.0
+            )
+            for peer, registration in registrations(dict.fromkeys(PEERS[:8], 1e6)).items()
         }
         for step in range(8):
             plan = await Desk(PEERS[0], dict.fromkeys(PEERS[:8], 1e6)).plan(step, taken)
@@ -177,7 +179,7 @@ async def test_slow_paths_are_a_reason_for_a_long_round_and_not_the_leaders_faul
         for peer in PEERS
     }
     plan = plan_of(dict.fromkeys(range(12), 1 / 12))
-    assert unfairness(plan, links, AccessRates(slow, slow), me, 4.0 * NUMEL) is not None, "seen by its line alone"
-    assert unfairness(plan, links, AccessRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is None
+    assert unfair_parts(plan, links, AccessRates(slow, slow), me, 4.0 * NUMEL) is not None, "seen by its line alone"
+    assert unfair_parts(plan, links, AccessRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is None
     fast = {peer: Links(int(rate), int(rate)) for peer in PEERS}
-    assert unfairness(plan, fast, AccessRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is not None
+    assert unfair_parts(plan, fast, AccessRates(4 * slow, 4 * slow), me, 4.0 * NUMEL) is not None
