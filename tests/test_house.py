@@ -24,8 +24,8 @@ ACTOR_NAMED = ("authority", "core", "identity", "monitor", "network")
 NO_ACTOR = re.compile(r"\b(?:whoever|somebody|who is|those who)\b", re.IGNORECASE)
 
 RETIRED_NAMES = frozenset(
-    "allocate bury curriculum setback slowness surveyor unfairness way_back _announcer _company _desk _gathering"
-    " _slowness _surveyor _tardiness _teller".split()
+    {"allocate", "bury", "curriculum", "setback", "slowness", "surveyor", "unfairness", "way_back"}
+    | {"_announcer", "_company", "_desk", "_gathering", "_slowness", "_surveyor", "_tardiness", "_teller"}
 )
 """Names that gave way to standard terms: apportion, mark_dead, stragglers, swarm_view, membership, publisher …"""
 

@@ -197,8 +197,8 @@ class SecureMember:
             try:
                 present = validators.intersection(self.membership.members)
                 return await self._attempt(attempt, present).run(commit, gradient)
-            except AttemptFailed as setback:
-                await self._changes.leave_out(setback.cases)
+            except AttemptFailed as failure:
+                await self._changes.leave_out(failure.cases)
             except ContradictionError:
                 await asyncio.sleep(self._settings.patience.proof_s)
             attempt += 1
