@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Curve:
-    """The metric of one run by step: `values[i]` after step `first + i`; `bans` are the steps in which somebody was
+    """The metric of one run by step: `values[i]` after step `first + i`; `bans` are the steps in which a member was
     banned, once for each.
     """
 

@@ -116,7 +116,7 @@ class Log:
             while line := file.readline(MAX_LINE):
                 number += 1
                 if not line.endswith("\n") and len(line) < MAX_LINE:
-                    return  # whoever wrote it was stopped in the middle of a line
+                    return  # its writer was stopped in the middle of a line
                 entry = self._parse(line, number)
                 if "log_digest" in entry:
                     self.is_complete = entry["log_digest"] == hashed.hexdigest() and not file.readline(MAX_LINE)

@@ -39,7 +39,7 @@ class World:
         """Let everything happen; returns when nobody is left and nobody will come any more."""
         loop, faults = asyncio.get_running_loop(), self._scenario.faults
         lives = [loop.create_task(self._life(each)) for each in self._residents.values()]
-        await asyncio.sleep(0)  # those who are there from the start are there now
+        await asyncio.sleep(0)  # peers that are there from the start are there now
         self._swarm.script(faults.script, self._recorder.fault)
         striking = [
             loop.create_task(strike_at_random(kind, self._random(number), self._alive, self._driver.strike))
@@ -72,7 +72,7 @@ class World:
                 return  # its key is worth nothing any more
 
     async def _stay(self, resident: ScheduledPeer, stay: PresencePeriod) -> None:
-        """One session. Whoever could not join, or failed, tries again as long as the session lasts."""
+        """One session. A peer that could not join, or failed, tries again as long as the session lasts."""
         loop = asyncio.get_running_loop()
         until_s = math.inf if stay.for_s is None else loop.time() + stay.for_s
         while loop.time() < until_s:
@@ -96,7 +96,7 @@ class World:
             await asyncio.sleep(min(RETRY_S, until_s - loop.time()))
 
     def _can_join(self, resident: ScheduledPeer) -> bool:
-        """Whether there is somebody whom it can dial, unless it may be the first one."""
+        """Whether there is a peer that it can dial, unless it may be the first one."""
         return resident.host.dialable or any(peer.network.settings.dialable for peer in self._swarm.alive())
 
     def _join(self, resident: ScheduledPeer) -> SimulatedPeer:

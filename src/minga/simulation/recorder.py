@@ -159,7 +159,7 @@ class Recorder(SwarmLog):
         )
 
     def _tell_step(self, step: int, peer: str) -> None:
-        """The first time that anybody applied a step: say who took part, among those who could have."""
+        """A step was applied for the first time: say which of the peers that could have taken part did."""
         if step <= self._told:
             return
         self._told = step

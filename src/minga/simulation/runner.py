@@ -110,7 +110,7 @@ class Simulation:
         return outcome
 
     async def _settle(self, swarm: Swarm) -> None:
-        """Let the other members apply the last step, too, which somebody has applied."""
+        """Let the other members apply the last step, too, which one member has applied."""
         last, until_s = self.ledger.last_step, asyncio.get_running_loop().time() + SETTLE_S
         members = [peer for peer in swarm.alive() if peer.replica.step == last - 1 and not peer.network.state.stalled]
         while self.ledger.last_step == last and asyncio.get_running_loop().time() < until_s:
@@ -138,7 +138,7 @@ class Simulation:
         return swarm
 
     def _after_step(self, step: int) -> None:
-        """Somebody applied a step for the first time."""
+        """A member applied a step for the first time."""
         stop, loss = self.scenario.stop, self.ledger.steps[step].loss
         if stop.steps is not None and step >= stop.steps:
             self._end("steps")

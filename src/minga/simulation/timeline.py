@@ -94,7 +94,7 @@ class StepRecord:
     predicted_s: float | None = None
     loss: float | None = None
     sent_bytes: int = 0
-    """What all peers together have sent since the simulation began, until somebody applied this step."""
+    """What all peers together have sent since the simulation began, until a member applied this step."""
     incidents: list[Entry] = field(default_factory=list)
 
     @property

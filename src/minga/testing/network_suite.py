@@ -51,7 +51,7 @@ async def check_authenticated_ids(make: MakeNetwork) -> None:
 
 @check
 async def check_wrong_key(make: MakeNetwork) -> None:
-    """An address that leads to somebody else's key is refused, and the one who really is there stays usable."""
+    """An address that leads to another peer's key is refused, and the peer that really is there stays usable."""
     dialler, impostor, victim = await make(), await make(), await make()
     forged = Address(victim.peer_id, impostor.address.direct, impostor.address.relay)
     await victim.close()

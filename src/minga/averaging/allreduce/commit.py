@@ -12,7 +12,7 @@ repair. A round that is given up before the answer came leaves its members in do
 Why no two results of one step are ever applied. This is Paxos (Lamport, "The Part-Time Parliament", 1998), with one
 instance for each step, and these parts:
 
-    acceptors   the members of the last committed round, without those who said goodbye: the *electorate*
+    acceptors   the members of the last committed round, without those that said goodbye: the *electorate*
     ballot      (number of the attempt, its leader, term of its last repair), compared in this order
     promise     to join a leader (`averaging/matchmaking/acceptor.py`); within a round, to answer a `Freeze` of a term
     accept      to hold a result, said by `Hold`

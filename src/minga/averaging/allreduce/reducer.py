@@ -6,7 +6,8 @@ directly, relays of sites among them; the root encodes the result once and sends
 relay's children are the other members of its site: it sends their mean on to the root, with the samples behind it, as
 if one member had accumulated it all, and passes the root's bytes on unchanged.
 
-No child can make a chunk that it already delivered undone; who is waited for and how long, see `waiting.py`.
+No child can make a chunk that it already delivered undone; which children are waited for and how long, see
+`waiting.py`.
 
 What a root has finished counts when a quorum holds it with all else, see `commit.py`.
 """
@@ -86,7 +87,7 @@ class Reducer:
 
     @property
     def is_serving(self) -> bool:
-        """Whether somebody is still taking over what was made here."""
+        """Whether any member is still taking over what was made here."""
         return not self._round.aborted and bool(self._streams.keys() - self._taken - self._away)
 
     async def attend(self, child: int, hello: PartHello, stream: MessageStream) -> None:

@@ -157,7 +157,7 @@ class Repairer:
         round.changed.fire()
 
     async def _report(self, slow: tuple[int, ...] = ()) -> None:
-        """Tell the coordinator, whoever that is by now, who is lost or slow; coordinate if it is this member.
+        """Tell the present coordinator which members are lost or slow; coordinate if it is this member.
 
         What the coordinator's repair did not cover (only our own link is broken) is then fetched from it.
         """

@@ -10,10 +10,11 @@ about the same size do not wait for each other: which of the paths to them is sl
 Connections that compete for the line of an aggregator get very different shares of it. Left alone, those with large
 ones would be through early, the line would idle while the others finish at their own pace, and results, which need
 everybody's chunk, would come as late as the last. So nobody sends more than a window of chunks beyond the results that
-came back to it: whoever is ahead waits, and leaves the line to those behind. Where no results come at all nobody waits,
-and relays, which pass on what their sites sent, have no window.
+came back to it: a member that is ahead waits, and leaves the line to those behind. Where no results come at all nobody
+waits, and relays, which pass on what their sites sent, have no window.
 
-After the time that the plan allows for the round nobody is held back any more, so that it can be seen who is late.
+After the time that the plan allows for the round nobody is held back any more, so that it can be seen which member is
+late.
 """
 
 from __future__ import annotations

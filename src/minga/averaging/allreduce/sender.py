@@ -166,7 +166,7 @@ async def _send_site(round: Round, assignment: Assignment, stream: MessageStream
 
 
 async def send_reduced(round: Round, index: int, mean: Reduced, stream: MessageStream) -> None:
-    """Send a mean, and before it whose it is, if that matters to those who get it."""
+    """Send a mean, and before it whose it is, if that matters to the members that get it."""
     if round.chunks[index].codecs.upload.needs_residual:
         counted = (member in mean.members for member in range(len(round.members)))
         await stream.send(CountedMembers(pack_bitmap(counted)))

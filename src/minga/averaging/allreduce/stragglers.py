@@ -4,7 +4,7 @@ A member judges by what it sees itself: the bytes that it still lacks from an ag
 delivered so far, give the seconds that are left. If half of the aggregators are done, their rate together tells how
 long the same bytes would take there, after a repair. Moving pays if
 
-    left / rate > 2 * (REPAIR_S + left / rate of those who are done),   and at least `LEAST_GAIN_S` are saved.
+    left / rate > 2 * (REPAIR_S + left / rate of those that are done),   and at least `LEAST_GAIN_S` are saved.
 
 A plan that expected the round to take this long is not overruled: slow links are in its reckoning.
 """

@@ -1,11 +1,11 @@
-"""How long a root or relay waits for those who send to it.
+"""How long a root or relay waits for the members that send to it.
 
 Who never opens its stream is given up after `APPEAR_S` and some round trips (plus the time of a dial). Who lags when
 more than half have delivered everything is given up after max(`LAG_S`, 3 * the time that these needed), but not before
 1.5 times what the plan expected the round to take, for a slow link is no fault. Silence is noticed by the stream
 itself; a child that is alive, and whose turn it is, but to or from which no byte moves for `STALL_S` is given up, too
-(a relay, which itself waits for others, after twice that). It is the turn of those who owe the first chunk that is not
-finished; and once all is finished, of those who have not taken it over.
+(a relay, which itself waits for others, after twice that). It is the turn of those that owe the first chunk that is not
+finished; and once all is finished, of those that have not taken it over.
 """
 
 from __future__ import annotations

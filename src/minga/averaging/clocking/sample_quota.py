@@ -6,8 +6,8 @@ that make the step as short as it can be, and what each member has by then is it
 themselves, so it does not matter how late an order to stop would reach them: the realised batch is the sum of the
 limits, which is B and, but for what follows, less than one micro-batch more.
 
-Whoever cannot finish its first micro-batch by T has nothing to give to this step without making all others wait. At T
-some of several micro-batches that end at once may be too many; those are left out whose members have given others,
+A member that cannot finish its first micro-batch by T has nothing to give to this step without making all others wait.
+At T some of several micro-batches that end at once may be too many; those are left out whose members have given others,
 and a member's only one where the batch would exceed B by more than `SURPLUS` otherwise.
 """
 

@@ -1,6 +1,6 @@
 """Which codecs a run can choose from: those that come with minga and those of other packages, and "adaptive".
 
-Only names are here, so that whoever reads a run spec or a file of peers needs no torch.
+Only names are here, so that reading a run spec or a file of peers needs no torch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Theory of operation. A step may take several attempts: a leader is lost, a round is given up. Attempts have numbers.
 To join a leader is to promise it: from now on this peer holds no result of an attempt with a lower number, nor one of
-the same number under another leader. So the first leader of a step is promised 1, and whoever is joined after it one
+the same number under another leader. So the first leader of a step is promised 1, and each leader joined after it one
 more than the last. A leader whose members promised different numbers asks all of them for the highest (`Prepare`).
 What this peer held when a round was given up it tells each leader that it joins: another member may have applied it.
 `averaging/allreduce/commit.py` has the whole protocol, and why it is safe.

@@ -57,7 +57,7 @@ async def follow(
 ) -> Plan | Address:
     """Join `leader`, stop the trainer where it says, and return its plan over `numel` elements.
 
-    Returns an address instead if it says that somebody else leads. A leader that gives signs of life but no plan
+    Returns an address instead if it says that another peer leads. A leader that gives signs of life but no plan
     although `is_due(own report)` says that there should be one counts as silent, see `LATE_S`. Raises
     `OutOfSyncError` if the leader is at a later step or in another state, and other `RemoteError`s if it cannot be
     reached, falls silent, or breaks the protocol.

@@ -57,7 +57,7 @@ STAND_BY_S = 0.25
 PROBE_PERIOD_S = 1.0
 PREPARE_PERIOD_S = 1.0
 PATIENT_TRIES = 20
-"""Whoever should lead and neither takes us nor refuses us for good so many times in a step is no leader."""
+"""A peer that should lead and neither takes us nor refuses us for good, so many times in a step, is no leader."""
 
 
 @loop_bound
@@ -268,7 +268,7 @@ class GroupFormation:
             self._changed.fire()
 
     async def _prepare(self, gathering: GroupLeader) -> None:
-        """While the step is under way: have a division at hand for those who are there."""
+        """While the step is under way: have a division at hand for the peers that are registered."""
         while True:
             await asyncio.sleep(PREPARE_PERIOD_S)
             await self._plan_maker.prepare(gathering.everyone())
@@ -343,7 +343,7 @@ class GroupFormation:
         if join.layout != self._settings.layout:
             raise RejectedError("its parameters have other shapes or another codec than this run's", code="layout")
         if join.address.peer_id != peer:
-            raise ProtocolError("it joins with the address of somebody else", peer=peer)
+            raise ProtocolError("it joins with the address of another peer", peer=peer)
 
     async def _reach(self, step: int) -> None:
         """Wait until this peer is at `step`, for a while."""

@@ -1,13 +1,14 @@
 """How long a full step waits for newcomers that are fetching its state.
 
-Theory of operation. While the swarm waits its state does not change. So whoever can fetch it in that time gets in,
-however short the steps are; if nobody ever waited, newcomers of such a run would chase its state for ever. But what
+Theory of operation. While the swarm waits its state does not change. So a newcomer that can fetch it in that time gets
+in, however short the steps are; if nobody ever waited, newcomers of such a run would chase its state for ever. But what
 one step waits, everybody waits. So there is one bound for all newcomers of a step together: the time that the step
 took, and `LEAST_S` at least, in which most newcomers are done.
 
 Who misses that begins anew, with the state of the next step, and that waits as long as the newcomer has been at it
-until then, up to `MOST_S`: so it gets in as soon as that is longer than its download takes. Whoever needs longer than
-`MOST_S` and longer than a step, or pretends to, is given up when it has been at it for `GIVEN_UP` times as long.
+until then, up to `MOST_S`: so it gets in as soon as that is longer than its download takes. A newcomer that needs
+longer than `MOST_S` and longer than a step, or pretends to, is given up when it has been at it for `GIVEN_UP` times as
+long.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@ Theory of operation. Members join as soon as their step begins and report their 
 the leader knows the swarm's progress with the delay of one link, not of gossip. Every member has a *limit* of samples
 at which it stops by itself: at first the one that the plan of the last round gave it.
 `averaging/clocking/sample_quota.py` says how they are chosen. The leader goes on comparing: if the step would be full
-clearly sooner with other limits (somebody is slower than it was, or left, or came), it tells the members new ones.
+clearly sooner with other limits (a member is slower than it was, or left, or came), it tells the members new ones.
 
-The step is full when the samples that were reported reach the target batch size B. Who is in the middle of a
+The step is full when the samples that were reported reach the target batch size B. A member in the middle of a
 micro-batch then takes part with what it has; the others wait for it only if it is about to end. So the realised batch
 is B and less than one micro-batch where the members are as fast as they were, and a slow machine costs the others
-nothing: what it would give too late is left to those who are sooner ready.
+nothing: what it would give too late is left to members that are ready sooner.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ the end of that round where they are still at it."""
 
 CLOSE_CHECK_S, HOLD_CHECK_S = 0.25, 0.1
 PROMISE_S = 1.0
-"""Seconds for which a leader waits for the promises that it asked for, before it looks anew who is there."""
+"""Seconds for which a leader waits for the promises that it asked for, before it looks anew which members are there."""
 
 DIVERGED = "diverged"
 MAX_FOLLOWERS = 999
@@ -66,7 +66,7 @@ class Surroundings:
     """What the leader reads from the rest of the peer while it gathers."""
 
     expected: Callable[[], Collection[PeerId]]
-    """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those who have not joined."""
+    """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those that have not joined."""
     syncing: Callable[[], Mapping[PeerId, float]]
     """Newcomers that are fetching state, and for how many seconds each has done so by now."""
     may_close: Callable[[Collection[PeerId], Collection[PeerId]], bool]
@@ -76,7 +76,7 @@ class Surroundings:
     is_in_doubt: Callable[[Mapping[PeerId, Registration]], bool]
     """Whether a member with a vote holds a result of the step already."""
     abdicate: Callable[[], Address | None]
-    """Somebody else who leads this step after all, or None."""
+    """Another peer that leads this step after all, or None."""
     at_work: Callable[[], Collection[PeerId]] = tuple
     """Those of the expected whose last round still runs: they are waited for as long as that was foreseen."""
 
@@ -242,7 +242,7 @@ class GroupLeader:
         return self._is_full()
 
     async def _close(self) -> bool:
-        """Settle who is in the group; False if it cannot close after all.
+        """Settle which members are in the group; False if it cannot close after all.
 
         Raises `OutOfSyncError` if the state of this peer cannot be the same as that of most.
         """
@@ -267,7 +267,7 @@ class GroupLeader:
         return self.around.may_close(self.voters(), self.everyone())
 
     async def _ask_for_promises(self) -> None:
-        """Ask those who promised a lower number for this attempt's, and give them a moment to answer."""
+        """Ask members that promised a lower number for this attempt's, and give them a moment to answer."""
         ballot, everyone = self.ballot, self.everyone()
         self.own.ballot = self.around.promise(ballot)
         late = [
@@ -314,7 +314,7 @@ class GroupLeader:
             self._refresh()
 
     async def _hold_for_newcomers(self, full_s: float) -> None:
-        """Wait for those who are fetching the present state, and then a little for each of them to join."""
+        """Wait for newcomers that are fetching the present state, and then a little for each of them to join."""
         step_s, since_s = full_s - self._begun_s, _now() - self._held_s
         until: dict[PeerId, float] = {}
         most_s = 0.0
@@ -323,7 +323,7 @@ class GroupLeader:
             most_s = max(most_s, hold_s(syncing, step_s, _now() - full_s))
             if self._held_s < most_s:
                 until.update(dict.fromkeys(waited_for(syncing, step_s), _now() + JOIN_GRACE_S))
-            else:  # only for those who have it by now
+            else:  # only for newcomers that have it by now
                 until = {peer: each_s for peer, each_s in until.items() if peer not in syncing}
             if all(peer in self.registrations or _now() >= until[peer] for peer in until):
                 return

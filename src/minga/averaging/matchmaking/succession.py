@@ -84,7 +84,7 @@ class Succession:
         return max(counted, key=lambda accepted: accepted.order, default=None)
 
     async def decide(self, plan: Plan, registrations: Mapping[PeerId, Registration], ballot: int) -> Plan:
-        """The plan with those who decide on it, in the attempt with number `ballot`; it adopts the latest held result.
+        """The plan and its voters, in the attempt with number `ballot`; it adopts the latest held result.
 
         Raises `RejectedError` if it cannot be found out whose result that is.
         """

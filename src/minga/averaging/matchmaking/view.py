@@ -21,12 +21,12 @@ RECENT_S = 60.0
 
 MOST_ASKED = 5
 UNFORESEEN_S = 60.0
-"""How long those who are still at work are waited for in a round of which nothing was foreseen."""
+"""How long members that are still at work are waited for in a round of which nothing was foreseen."""
 
 
 @loop_bound
 class MembershipView:
-    """The members of the last round, those who are suspected, and what both mean for the step that is formed now."""
+    """The members of the last round, the suspected peers, and what both mean for the step that is formed now."""
 
     def __init__(self, node: Node, settings: GroupSettings, swarm_view: SwarmView) -> None:
         self.view: tuple[PeerId, ...] = ()
@@ -107,7 +107,7 @@ class MembershipView:
         return self.expected() & set(self.view) & set(self._swarm_view.averaging(self._step - 1))
 
     def strangers(self, present: Collection[PeerId]) -> list[PeerId]:
-        """Others at this step, not suspected, who could lead a group without those who are `present` here."""
+        """Others at this step, not suspected, who could lead a group without the peers `present` here."""
         return sorted(set(self._swarm_view.current(self._step)) - set(present) - self.suspects.now())
 
     def guides(self) -> list[PeerId]:

@@ -2,16 +2,17 @@
 
 Theory of operation. A peer's own word is believed as far as it does not draw parts of the vector: up to the median of
 what all claim, so that fewer than half of them cannot lift it, and always for less (to promise less, or to declare a
-cap, is everybody's right). Whoever claims more has to have shown it. Each other member tells by its record how many
-bytes per second came from that peer in whole rounds. A root sends its result to all others alike, so that one level
-fits all witnesses: the highest which more than a quarter of the group confirms, which fewer friends cannot lift. That
-level times the number of witnesses is what the peer is known to have sent. It counts for `LIFT` times as much, and so
-a fast newcomer comes to its full share within a few rounds, doubling or tripling its part each time it delivers, while
-a liar stays at `LIFT` times what it really can. The same goes for downloads by what others sent that it acknowledged.
+cap, is everybody's right). A member that claims more has to have shown it. Each other member tells by its record how
+many bytes per second came from that peer in whole rounds. A root sends its result to all others alike, so that one
+level fits all witnesses: the highest which more than a quarter of the group confirms, which fewer friends cannot lift.
+That level times the number of witnesses is what the peer is known to have sent. It counts for `LIFT` times as much, and
+so a fast newcomer comes to its full share within a few rounds, doubling or tripling its part each time it delivers,
+while a liar stays at `LIFT` times what it really can. The same goes for downloads by what others sent that it
+acknowledged.
 
 A rate that was never *shown*, because nobody asked for more, is one that the line carries at least: it counts for the
 median of all claims if that is more, and as a download for as much as the same line uploads: few are slower down than
-up. Whoever cannot keep up with that has shown its rate after one round.
+up. A member that cannot keep up with that has shown its rate after one round.
 
 A path counts as slower than its ends only if its sender found that it got less than `SLOW_PERCENT` of what both lines
 had room for, and if its receiver never saw more than `AGREE` times that rate come. Of the two rates the lower counts.

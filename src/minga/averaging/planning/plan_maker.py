@@ -97,7 +97,7 @@ class PlanMaker:
         return make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
 
     async def prepare(self, registrations: Mapping[PeerId, Registration]) -> None:
-        """Have what `plan` needs at hand for those who have registrations now."""
+        """Have what `plan` needs at hand for the peers that are registered now."""
         solved = await self._solve(registrations)
         age_s = asyncio.get_running_loop().time() - self._rested_s
         if age_s > RESTING_PERIOD_S or (solved.order != self._asked.order and age_s > REGROUPED_S):

@@ -163,7 +163,7 @@ def _flaws_of_the_decision(plan: Plan) -> Iterator[str]:
     if not electorate.is_quorum(known):
         yield "too few of its members have a vote"
     if bool(plan.adopts) != bool(plan.holders) or bool(plan.adopts) != bool(plan.view):
-        yield "it adopts a result without holders, or without those who made it"
+        yield "it adopts a result without holders, or without the members that made it"
 
 
 def _flaws_of_roles(plan: Plan) -> Iterator[str]:

@@ -20,7 +20,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 SLOWEST_RATE: Final = 1.0
 FASTEST_RATE: Final = 1e12
-"""Bytes per second: whoever claims less or more has measured nothing."""
+"""Bytes per second: a peer that claims less or more has measured nothing."""
 
 CONTRADICTION: Final = 2.0
 """A path measured this many times faster than one of its ends contradicts it."""
@@ -116,7 +116,7 @@ def _limits(rates: SwarmRates, up: FloatArray, down: FloatArray, remarks: list[R
     limits, count = np.minimum(up[:, None], down[None, :]), len(up)
     for (peer, other), given in sorted(rates.pairs.items()):
         if not (0 <= peer < count and 0 <= other < count) or peer == other:
-            continue  # of somebody who is not here
+            continue  # of a peer that is not here
         if not given >= 0.0:
             remarks.append(Remark(peer, f"a path of {given:g} bytes/s is no path: taken as unknown", other))
         elif given > CONTRADICTION * limits[peer, other]:

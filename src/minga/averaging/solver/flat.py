@@ -50,7 +50,7 @@ def flat_shares(rates: CleanRates) -> FloatArray:
 def possible_roots(rates: CleanRates) -> BoolArray:
     """Who can be a root: an aggregator with a way from all that send and to all that receive.
 
-    If nobody is, those who can do with the fewest of the others: a round goes on without those it cannot reach.
+    If nobody is, the members that can do with the fewest of the others: a round goes on without those it cannot reach.
     """
     apart = (rates.limits <= 0.0) & ~np.eye(rates.count, dtype=np.bool_)
     missing = (apart & rates.sends[:, None]).sum(axis=0) + (apart & rates.receives[None, :]).sum(axis=1)

@@ -175,7 +175,7 @@ class _Rows:
         return np.asarray(most[:, None] + most[None, :] <= self._rates.limits)
 
     def _conditions(self) -> None:
-        """Whoever is chosen to compute sends to all owners."""
+        """Each member chosen to compute sends to all owners."""
         (senders, owners), here = self._send, np.arange(len(self._send_at))
         place = _places(self.senders, self._rates.count)
         chosen = self.chosen[place[senders]]

@@ -35,7 +35,7 @@ SIZES: dict[Size, AlbertSize] = {
     "large": AlbertSize(1024, 24, 16, 4096),
 }
 _FULL_POSITIONS = 512
-# What a run may override, and how far: the spec comes from somebody else, and must not make a peer run out of memory.
+# What a run may override, and how far: the spec comes from another person, and must not make a peer run out of memory.
 _WHOLE = {
     "hidden_size": 16_384,
     "embedding_size": 16_384,

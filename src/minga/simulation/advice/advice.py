@@ -1,4 +1,4 @@
-"""What to tell somebody who plans a run: what will go wrong, what binds, and what would help, in words."""
+"""What to tell an organiser who plans a run: what will go wrong, what binds, and what would help, in words."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minga.simulation.forecast.planned_run import Volunteers
 from minga.simulation.forecast.volunteers import ROOM
 
 OVERSHOOT: Final = 1.1
-"""How many times longer than without whole micro-batches filling may take before somebody is told."""
+"""How many times longer than without whole micro-batches filling may take before the organiser is told."""
 
 GAIN: Final = 0.05
 AUXILIARY_GAIN: Final = 0.1
@@ -30,13 +30,13 @@ LITTLE: Final = 0.05
 """Where communication takes no larger share of a step, nobody is told how to shorten it."""
 
 BINDS: Final = 0.97
-"""Whoever is busy for this share of a round binds it."""
+"""A peer that is busy for this share of a round binds it."""
 
 MUCH_A_DAY_BYTES: Final = 50e9
 
 
 def warnings(found: Forecast) -> tuple[str, ...]:
-    """What somebody who is about to start this run should know, the worst first."""
+    """What an organiser about to start this run should know, the worst first."""
     if not found.step_s < math.inf:
         return ("no step would ever end: nobody gets all of the batch, or the vector, to the others",)
     kinds = (_newcomers, _memory, _unheard, _idle, _binding, _resting, _coarse, _traffic, _helper)

@@ -2,7 +2,7 @@
 
 Attackers know everything that is public, which is nearly all: since batches are public, they can compute what honest
 members will send, and need no spies for the attacks that the literature calls omniscient. Until `from_step` they are
-honest. Here are those who lie with numbers; for the others see `protocol_attacks.py` and `collusion.py`.
+honest. Here are members that lie with numbers; for the others see `protocol_attacks.py` and `collusion.py`.
 """
 
 from __future__ import annotations

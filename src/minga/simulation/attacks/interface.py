@@ -18,7 +18,7 @@ from minga.training.session import Session
 
 
 class Attack(Behaviour):
-    """Honest before `from_step`; `allies` (all attackers by id, also those who come later) matter where they act
+    """Honest before `from_step`; `allies` (all attackers by id, also those that come later) matter where they act
     together.
     """
 

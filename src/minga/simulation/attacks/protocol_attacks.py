@@ -114,7 +114,7 @@ class FalseAccusation(Attack):
         self._victim: PeerId | None = None
 
     async def gradient(self, work: TrainingBackend, step: int, seeds: Seeds) -> torch.Tensor:
-        """Picks somebody by the seeds of the step."""
+        """Picks a member by the seeds of the step."""
         self._victim = min((peer for peer in seeds.of if peer not in self.allies), key=lambda peer: seeds.of[peer])
         return await super().gradient(work, step, seeds)
 

@@ -1,7 +1,7 @@
 """Peers that lie: honest ones of which a method was replaced, since honest code need not know that lies exist.
 
     false-rates   claims `BOAST` times what its line carries, to be given a larger part of the vector
-    false-state   serves those who fetch the state one with a flipped bit in each chunk, under the true digest
+    false-state   serves peers that fetch the state one with a flipped bit in each chunk, under the true digest
 
 Both are found out by what peers do in any run. What hostile members of a byzantine run do is in
 `simulation/attacks/gradient_attacks.py` and others.

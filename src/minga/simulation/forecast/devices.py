@@ -8,7 +8,7 @@ with the operations of `minga.simulation.forecast.model_facts` (forward and back
 half of the peak in float32 and a sixth of the tensor cores' in half precision, whose small products they wait for.
 They make a T4 compute some 10 samples per second of ALBERT-large (512 tokens) in half precision, the speed that the
 spread of T4s in published collaborations was planned with; single devices may be off by a factor of two either way.
-Whoever needs to know measures (`minga bench-device`), or gives samples_per_s.
+To know, measure (`minga bench-device`), or give samples_per_s.
 
 The update after a round is taken to touch `UPDATE_BYTES` of memory for each parameter (LAMB reads and writes
 gradients, moments and parameters several times), and the processor of each peer, which encodes, decodes and hashes

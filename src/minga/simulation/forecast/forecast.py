@@ -4,7 +4,7 @@ A step is made of
 
     filling      until the target batch is there, in whole micro-batches (`minga.simulation.forecast.step_fill`)
     forming      `FORMING_TRIPS` round trips: the last report, the plan, and the latency of the round itself
-    round        `divide` and `predict` for those who compute, after those rest whom the leaders would let rest
+    round        `divide` and `predict` for the members that compute; the others are those that a leader would let rest
     update       the slowest peer applies the result
 
 one after the other with the synchronous strategy. With the delayed one the next batch fills meanwhile, and a step takes
@@ -178,8 +178,8 @@ def _paces(setting: PlannedRun, rested: Sequence[int]) -> list[PeerPace]:
 def _computing(setting: PlannedRun, paces: Sequence[PeerPace], filling: StepFill) -> tuple[float, int]:
     """Seconds of a step's computing and its samples.
 
-    With the delayed strategy those who stop go on into the next step, so all who have part in a step compute all the
-    time, and since they get out of step those with the smallest micro-batches make it just full.
+    With the delayed strategy members that stop go on into the next step, so all that have part in a step compute all
+    the time, and since they get out of step those with the smallest micro-batches make it just full.
     """
     if not facts_of(setting.strategy).overlaps or not filling.seconds < math.inf:
         return filling.seconds, sum(filling.samples)
@@ -236,7 +236,7 @@ def _classes(
 
 
 def _free_for_newcomers(setting: PlannedRun, foreseen: Prediction, step_s: float) -> float:
-    """Bytes per second that those who can be reached have left for a newcomer beside the rounds."""
+    """Bytes per second that reachable members have left for a newcomer beside the rounds."""
     free, index = 0.0, 0
     for each in setting.volunteers:
         for _ in range(each.peers.count):

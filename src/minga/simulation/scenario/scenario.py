@@ -265,7 +265,7 @@ def _wrong_names(scenario: Scenario) -> Iterator[str]:
 
 
 def _unknown_in_script(scenario: Scenario) -> Iterator[str]:
-    """Who is named in the fault script, and is neither a role nor a peer."""
+    """Names in the fault script that are neither a role nor a peer."""
     counts = {each.name: each.count for each in scenario.peers}
     for fault in parse_faults(scenario.faults.script):
         emitter = fault.trigger.emitter if isinstance(fault.trigger, AtEvent) else None

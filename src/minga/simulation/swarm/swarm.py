@@ -124,7 +124,7 @@ class Swarm:
         access: LinkAccess | None = None,
         kinds: RecordKinds = RUN_KINDS,
     ) -> SimulatedPeer:
-        """Add a peer that joins now, through `entries`, by default some of those who are there already.
+        """Add a peer that joins now, through `entries`, by default some of the peers that are there already.
 
         To apply a step takes it `apply_s` seconds. To a run for members `access` admits it. `kinds` are the records
         that it knows.

@@ -5,5 +5,5 @@
 Read: traced_swarm (entry: the swarm, and the step that is recorded), call_recorder (how a call is noticed), sequence
 (which of them are shown, as text).
 
-Called by cli/simulating. It is for those who read the code; nothing in production is changed by it.
+Called by cli/simulating. It is for readers of the code; nothing in production is changed by it.
 """
