@@ -18,6 +18,7 @@ from minga.core.events.bus import Event
 from minga.core.thread_guard import WrongThreadError, any_thread, loop_bound
 from minga.network.gossip.board import Board
 from minga.network.gossip.changes import Change
+from minga.simulation.virtual_time import run_virtual
 from minga.testing import guard_threads
 from minga.training.bridge.loop_thread import LoopThread
 from minga.training.optimizer import Optimizer
@@ -128,6 +129,27 @@ def test_without_the_guard_a_class_stays_as_it_is(monkeypatch: pytest.MonkeyPatc
     assert loop_bound(Plain).call is call
     guard_threads()
     assert loop_bound(Plain).call is not call
+
+
+def test_a_simulation_does_without_the_guard_and_leaves_it_behind(
+    thread: LoopThread, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked, checked_count, patch = Thing.call, Thing.count, lambda self: 7
+    monkeypatch.setattr(Thing, "later", patch)
+
+    async def main() -> None:
+        assert Thing.call is checked.__wrapped__  # type: ignore[attr-defined]
+        assert Thing.count is not checked_count
+        assert Thing.later is patch
+        thing = Thing()
+        assert on_another_thread(thing.call) is None
+
+    run_virtual(main())
+    assert Thing.call is checked
+    assert Thing.count is checked_count
+    assert Thing.later is patch
+    with pytest.raises(WrongThreadError):
+        thread.ask(Thing).call()
 
 
 # ---- real peers: a training thread beside the loop

@@ -11,7 +11,7 @@ object's own. An object belongs to the thread where it was made if a loop ran th
 its methods. Methods that are made for other threads, too, are marked `any_thread`.
 
 The decorator only remembers the class: without a call of `guard_threads` no method is any slower. A simulation has one
-thread for everything, so only tests with real peers can find a fault with this.
+thread for everything, so only tests with real peers can find a fault with this, and simulations run `unguarded`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Final, TypeVar
 
@@ -44,6 +44,8 @@ class _Guard:
         self.classes: list[type] = []
         self.is_on = False
         self.refused: list[str] = []
+        self.replaced: list[tuple[type, str, Any, Any]] = []
+        """Class, name, the member without the check, and with it."""
 
 
 _guard = _Guard()
@@ -75,15 +77,33 @@ def guard_threads() -> list[str]:
     return _guard.refused
 
 
+@contextlib.contextmanager
+def unguarded() -> Iterator[None]:
+    """Leave the checks out meanwhile, where one thread does everything; what a test has put in their place stays."""
+    for cls, name, plain, checked in _guard.replaced:
+        if vars(cls)[name] is checked:
+            setattr(cls, name, plain)
+    try:
+        yield
+    finally:
+        for cls, name, plain, checked in _guard.replaced:
+            if vars(cls)[name] is plain:
+                setattr(cls, name, checked)
+
+
 def _check(cls: type) -> None:
     for name, member in list(vars(cls).items()):
+        checked = member
         if isinstance(member, property):
             functions = _checked(member.fget), _checked(member.fset), _checked(member.fdel)
-            setattr(cls, name, property(*functions, member.__doc__))
+            checked = property(*functions, member.__doc__)
         elif isinstance(member, types.FunctionType) and name == "__init__":
-            setattr(cls, name, _remembering(member))
+            checked = _remembering(member)
         elif isinstance(member, types.FunctionType) and not name.startswith("__"):
-            setattr(cls, name, _checked(member))
+            checked = _checked(member)
+        if checked is not member:
+            setattr(cls, name, checked)
+            _guard.replaced.append((cls, name, member, checked))
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
 
 from minga.core.errors import LocalError
+from minga.core.thread_guard import unguarded
 from minga.network.virtual.process import CURRENT_PROCESS, NO_PROCESS, VirtualProcess
 
 T = TypeVar("T")
@@ -283,7 +284,7 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, start: float = 0.0, limit_s: fl
     loop, thresholds = VirtualTimeLoop(start=start, limit_s=limit_s), gc.get_threshold()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        with unguarded(), asyncio.Runner(loop_factory=lambda: loop) as runner:
             try:
                 return runner.run(coro)
             finally:
