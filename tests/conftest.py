@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +24,8 @@ def _nothing_of_a_loop_is_used_on_another_thread() -> Iterator[None]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly:
+        gc.collect()
+        gc.freeze()  # libraries and tests stay: no collection looks at their million objects again
         forked.open_server()
 
 

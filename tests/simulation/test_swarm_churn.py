@@ -83,7 +83,7 @@ async def churned(
 
 @pytest.mark.parametrize("seed", seeds(1, of=3))
 def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
-    swarm, live = virtually(churned)(seed, 45.0)
+    swarm, live = virtually(churned)(seed, 30.0)
     assert longest_gap_s(swarm, live[0][0]) < STALL_BOUND_S
     assert offences(swarm) == []
     for groups in rounds(swarm, "round.reduced").values():
@@ -92,7 +92,7 @@ def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
 
 def test_steps_per_second_follow_the_live_speed() -> None:
     """Where a step takes much longer than it takes to notice a death, deaths cost next to nothing."""
-    swarm, live = virtually(churned)(11, 90.0, 800, 10.0)
+    swarm, live = virtually(churned)(11, 65.0, 800, 10.0)
     applied = {int(str(e.event.fields["step"])): e.event.time for e in reversed(swarm.log.of("step.applied"))}
     first, last = (
         min(s for s in applied if applied[s] > live[0][0]),
@@ -106,7 +106,7 @@ def test_steps_per_second_follow_the_live_speed() -> None:
 
 
 def test_equal_seeds_give_equal_event_logs_under_churn() -> None:
-    first, second = (virtually(churned)(3, 20.0)[0].log.lines() for _ in range(2))
+    first, second = (virtually(churned)(3, 12.0)[0].log.lines() for _ in range(2))
     assert first == second
 
 

@@ -28,6 +28,8 @@ from tests.worlds.cli_run import run
 
 SAMPLES = 64
 STEPS = 6
+HANGS_S = 200.0
+"""Far more than any test here takes on a slow and busy machine: it only ends one that hangs."""
 CENTRES = torch.randn(SAMPLES, 6, generator=torch.Generator().manual_seed(1))
 WANTED = CENTRES @ torch.randn(6, 3, generator=torch.Generator().manual_seed(2))
 
@@ -120,8 +122,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
 
 
 def join_all(trainers: list[Trainer]) -> None:
+    until = time.monotonic() + HANGS_S
     for trainer in trainers:
-        trainer.thread.join(50)
+        trainer.thread.join(until - time.monotonic())
         assert not trainer.thread.is_alive()
 
 
@@ -188,7 +191,7 @@ def minga_command(*words: str) -> tuple[int, list[dict[str, Any]]]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 40.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = HANGS_S) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
