@@ -47,7 +47,7 @@ class ParameterVector:
         self._buffers = buffers
         self._staging: torch.Tensor | None = None
         self.layout = VectorLayout(
-            tuple(t.numel() for t in [*self._parameters, *buffers.averaged]), codec, download_codec
+            tuple(tuple(t.shape) for t in [*self._parameters, *buffers.averaged]), codec, download_codec
         )
         self.numel = self.layout.total
 
