@@ -9,7 +9,7 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import MOST_STEPS_KEPT, Fate, Residual
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, Fate, Residual
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import ConfigurationError
 from minga.network.virtual.internet import HostSettings
@@ -67,7 +67,7 @@ def test_only_one_contribution_at_a_time() -> None:
         residual.seal(torch.ones(NUMEL), 1, 1)
 
 
-@pytest.mark.parametrize(("missed", "kept"), [(MOST_STEPS_KEPT, True), (MOST_STEPS_KEPT + 1, False), (-1, False)])
+@pytest.mark.parametrize(("missed", "kept"), [(MOST_ROUNDS_KEPT, True), (MOST_ROUNDS_KEPT + 1, False), (-1, False)])
 def test_a_residual_of_long_ago_is_forgotten(missed: int, kept: bool) -> None:
     residual = Residual(NUMEL)
     residual.mass.fill_(1.0)
@@ -168,7 +168,7 @@ def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLa
             await assert_equal_states(swarm)
             assert not swarm.log.of("round.aborted")
             for peer in swarm.peers.values():
-                residual = peer.session.member._residual  # type: ignore[union-attr]
+                residual = peer.session.member._vectors.residual(40)  # type: ignore[union-attr]
                 assert residual is not None
                 assert residual.step >= 38
                 assert residual.mass.any()

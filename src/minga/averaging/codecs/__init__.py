@@ -5,8 +5,8 @@
 
 Read: interface (the codec seam), dense (the codecs that come with minga, their bytes and error bounds), layout
 (which codec each element takes, and the chunks), residual (what lossy uploads leave out, kept for the next round),
-registry (codecs by name, upload and download apart), encoded_chunks (frames of a bounded length), tensor_bytes (bytes
-as tensors without copies).
+round_vectors (which vector each round averages), registry (codecs by name, upload and download apart),
+encoded_chunks (frames of a bounded length), tensor_bytes (bytes as tensors without copies).
 
 Called by allreduce, security/parts and training/replica. Bytes of others are checked before an element is written.
 """

@@ -95,9 +95,9 @@ class SizeOnlyVector:
         self.layout: VectorLayout = SizeOnlyLayout(model.numels, codec, download_codec)
         self.numel = self.layout.total
 
-    def new(self) -> torch.Tensor:
-        """A float32 vector that takes no memory."""
-        return torch.empty(self.numel, dtype=torch.float32, device="meta")
+    def new(self, numel: int | None = None) -> torch.Tensor:
+        """A float32 vector that takes no memory, of `numel` elements if not as long as this one."""
+        return torch.empty(self.numel if numel is None else numel, dtype=torch.float32, device="meta")
 
 
 class SizeOnlyReplica:
@@ -119,6 +119,14 @@ class SizeOnlyReplica:
     def vector(self) -> SizeOnlyVector:
         """What is averaged."""
         return self._vector
+
+    def layout_of(self, step: int) -> VectorLayout:  # noqa: ARG002
+        """All rounds average the whole vector."""
+        return self._vector.layout
+
+    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:  # noqa: ARG002
+        """All rounds average the whole vector."""
+        return vector
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:  # noqa: ARG002
         """There is nothing to add."""

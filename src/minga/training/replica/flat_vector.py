@@ -51,9 +51,9 @@ class ParameterVector:
         )
         self.numel = self.layout.total
 
-    def new(self) -> torch.Tensor:
-        """A zeroed float32 vector in CPU memory."""
-        return torch.zeros(self.numel, dtype=torch.float32)
+    def new(self, numel: int | None = None) -> torch.Tensor:
+        """A zeroed float32 vector in CPU memory, of `numel` elements if not as long as this one."""
+        return torch.zeros(self.numel if numel is None else numel, dtype=torch.float32)
 
     def wait(self) -> None:
         """Block until the present gradients are there; an accelerator may still be computing them."""

@@ -21,12 +21,14 @@ class VectorInterface(Protocol):
     layout: VectorLayout
     numel: int
 
-    def new(self) -> torch.Tensor:
-        """A zeroed float32 vector, flat and in CPU memory (on the device `meta` if it has no numbers)."""
+    def new(self, numel: int | None = None) -> torch.Tensor:
+        """A zeroed float32 vector, flat and in CPU memory (on the device `meta` if it has no numbers), of `numel`
+        elements if not as long as this one.
+        """
 
 
 class ReplicaInterface(Protocol):
-    """One peer's copy of what is trained. All but `fingerprint` is for one thread only."""
+    """One peer's copy of what is trained. All but `fingerprint`, `layout_of` and `project` is for one thread only."""
 
     step: int
     """Global steps that this state has seen."""
@@ -34,6 +36,15 @@ class ReplicaInterface(Protocol):
     @property
     def vector(self) -> VectorInterface:
         """What is averaged."""
+
+    def layout_of(self, step: int) -> VectorLayout:
+        """The layout of the vector that the round of `step` averages; see `averaging/codecs/round_vectors.py`.
+
+        Any thread may ask.
+        """
+
+    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
+        """What the round of `step` averages of a vector of mean gradients, which stays as it is. On any thread."""
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""
@@ -45,7 +56,7 @@ class ReplicaInterface(Protocol):
         """32 hexadecimal digits by which peers tell whether they apply the same mean; asked before each `apply`."""
 
     def apply(self, mean: torch.Tensor, step: int) -> None:
-        """Take the optimizer step that leads to global step `step`."""
+        """Take the optimizer step that leads to global step `step`; `mean` is of what the round before it averaged."""
 
     def read_values(self) -> torch.Tensor:
         """The parameters as a vector."""

@@ -209,10 +209,11 @@ class FollowerReplica(Replica):
 
         Raises `ClosedError` when rank 0 has ended.
         """
-        vector: torch.Tensor | None = None
+        vector = self.vector.new(0)
         while (header := self._ranks.announce(Header(0))).kind != RELEASE:
             if header.kind in (APPLY, WRITE):
-                vector = self.vector.new() if vector is None else vector
+                numel = self.layout_of(header.value - 1).total if header.kind == APPLY else self.vector.numel
+                vector = vector if vector.numel() == numel else self.vector.new(numel)
                 self._ranks.share(vector)
                 if header.kind == APPLY:
                     self.apply(vector, header.value)

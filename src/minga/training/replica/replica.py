@@ -9,6 +9,7 @@ import torch
 from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -48,6 +49,14 @@ class Replica:
         self._state = TrainingState(optimizer, model=model, scheduler=scheduler, include_buffers=averaged)
         self._schedule_at = self._epoch()
         self.vector.quick = True
+
+    def layout_of(self, step: int) -> VectorLayout:  # noqa: ARG002
+        """All rounds average the whole vector."""
+        return self.vector.layout
+
+    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:  # noqa: ARG002
+        """What the round of `step` averages of a vector of mean gradients. On any thread."""
+        return vector
 
     def collect(self, samples: int) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?
