@@ -262,10 +262,9 @@ class Member:
     async def _contribution(self) -> tuple[torch.Tensor | None, int]:
         """What this peer brings to the round of the present step, and its samples."""
         vector, weight = await self._port.seal()
-        if vector is None:
-            return None, weight
-        project = asyncio.get_running_loop().run_in_executor(None, self._replica.project, vector, self.step)
-        return await project, weight
+        loop, project = asyncio.get_running_loop(), self._replica.project
+        vector = await loop.run_in_executor(None, project, vector, weight, self.step)
+        return vector, weight if vector is not None else 0
 
     async def _watch_whether_overtaken(self, plan: Plan) -> None:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
@@ -279,7 +278,7 @@ class Member:
         batch = self._formation.batch.present
         every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
-            await self._port.request("apply", lambda: self._replica.apply(mean, step))
+            await self._port.request("apply", lambda: self._replica.apply(self._replica.expand(mean, step - 1), step))
             await self._average_parameters(outcome.plan)
             digest = await self._port.request("reopen", lambda: self._port.reopen(limit))
         else:
@@ -308,7 +307,7 @@ class Member:
         replica, port, result = self._replica, self._port, self._result
 
         def run() -> str | None:
-            replica.apply(result, step)
+            replica.apply(replica.expand(result, step - 1), step)
             port.reopen(limit)
             return replica.digest() if compares else None
 

@@ -43,8 +43,16 @@ class ReplicaInterface(Protocol):
         Any thread may ask.
         """
 
-    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
-        """What the round of `step` averages of a vector of mean gradients, which stays as it is. On any thread."""
+    def project(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:
+        """What this peer gives to the round of `step`, for its mean gradient over `weight` samples, which stays as it
+        is; None for nothing. On any thread.
+        """
+
+    def expand(self, mean: torch.Tensor, step: int) -> torch.Tensor:
+        """The mean gradient that the mean of the round of `step` stands for; `mean` stays as it is.
+
+        Once for each round that counts, in their order: what `project` left out is known from then on.
+        """
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""
@@ -56,7 +64,7 @@ class ReplicaInterface(Protocol):
         """32 hexadecimal digits by which peers tell whether they apply the same mean; asked before each `apply`."""
 
     def apply(self, mean: torch.Tensor, step: int) -> None:
-        """Take the optimizer step that leads to global step `step`; `mean` is of what the round before it averaged."""
+        """Take the optimizer step that leads to global step `step`."""
 
     def read_values(self) -> torch.Tensor:
         """The parameters as a vector."""

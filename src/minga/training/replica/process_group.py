@@ -209,11 +209,10 @@ class FollowerReplica(Replica):
 
         Raises `ClosedError` when rank 0 has ended.
         """
-        vector = self.vector.new(0)
+        vector: torch.Tensor | None = None
         while (header := self._ranks.announce(Header(0))).kind != RELEASE:
             if header.kind in (APPLY, WRITE):
-                numel = self.layout_of(header.value - 1).total if header.kind == APPLY else self.vector.numel
-                vector = vector if vector.numel() == numel else self.vector.new(numel)
+                vector = self.vector.new() if vector is None else vector
                 self._ranks.share(vector)
                 if header.kind == APPLY:
                     self.apply(vector, header.value)
