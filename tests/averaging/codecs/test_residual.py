@@ -16,7 +16,7 @@ from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.testing import CodecViolation, check_codec
-from minga.testing.codec_suite import check_residual
+from minga.testing.codec_suite import check_hostile_bytes, check_residual
 from tests.worlds.loudest_codec import ENTRY, LoudestCodec
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, pull, vector_replica, virtually
@@ -47,6 +47,30 @@ def test_the_suite_finds_a_codec_that_leaves_out_more_than_there_is() -> None:
 
     with pytest.raises(CodecViolation, match="it left out more than there was"):
         check_residual(TooLoud())
+
+
+def test_the_suite_finds_a_codec_that_trusts_a_count_in_the_bytes() -> None:
+    class Trusting(LoudestCodec):
+        def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
+            torch.empty(int(raw[:4].clone().view(torch.int32)) & 0xFFFFFF)
+            super()._check(raw, numel, limit)
+
+    with pytest.raises(CodecViolation, match="bytes at once"):
+        check_hostile_bytes(Trusting())
+
+
+def test_alone_nothing_is_left_out_but_by_the_codec_of_the_means() -> None:
+    @virtually
+    async def main() -> None:
+        layout = VectorLayout((NUMEL,), "loudest", "float16")
+        world, residual, vector = World(1), Residual(NUMEL), torch.linspace(-1, 1, NUMEL)
+        await world.start()
+        (result,), _ = await world.reduce(world.plan(layout), layout, [vector], [9], residuals=[residual])
+        assert torch.equal(result, vector.half().float())
+        assert not residual.mass.any()
+        await world.close()
+
+    main()
 
 
 def test_a_contribution_gives_the_same_bytes_again(layout: VectorLayout) -> None:
