@@ -317,7 +317,7 @@ def test_a_join_in_the_name_of_somebody_else(method: str) -> None:
         assert isinstance(await ask(liar, victim.party, method, join), RemoteError)
         ((peer, what),) = victim.party.offences()
         assert peer == liar.peer_id
-        assert "address of somebody else" in what
+        assert "address of another peer" in what
         await camp.until_step(4)
         assert all(len(plan.members) == 3 for plan, _ in victim.plans[1:])
         await camp.close()
