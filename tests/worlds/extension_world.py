@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from minga.averaging import CODECS
+from minga.averaging import CODECS, SKETCHES
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes import RECIPES, StreamPosition, load_recipe, new_model, published
 from minga.security import AGGREGATORS
@@ -24,7 +24,7 @@ from minga.training.replica.replica import Replica
 from tests.worlds.plugin_packages import install, look_again
 
 EXTRAS = Path(__file__).parent.parent / "data" / "minga_extras"
-REGISTRIES = (CODECS, STRATEGIES, RECIPES, AGGREGATORS, BEHAVIOURS)
+REGISTRIES = (CODECS, SKETCHES, STRATEGIES, RECIPES, AGGREGATORS, BEHAVIOURS)
 
 
 def install_extras(folder: Path, patch: pytest.MonkeyPatch) -> None:

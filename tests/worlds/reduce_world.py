@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -13,6 +13,7 @@ from minga.averaging.allreduce.service import AllReduce
 from minga.averaging.apportionment import apportion
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Residual
+from minga.averaging.group import RoundVector
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.averaging.planning.signed_plan import PlanNeeds, make_plan
 from minga.averaging.solver.division import Division
@@ -23,6 +24,12 @@ from minga.network.rpc.node import Node
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 
 ROUND = "0123456789abcdef" * 2
+
+
+def one_vector(numel: int, encoded_bytes: int | None = None) -> Callable[[int], RoundVector]:
+    """All rounds average the same vector, of float32 values if nothing else is said."""
+    vector = RoundVector("0" * 32, numel, 4 * numel if encoded_bytes is None else encoded_bytes)
+    return lambda step: vector
 
 
 class Party:

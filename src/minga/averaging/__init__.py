@@ -24,13 +24,18 @@ if TYPE_CHECKING:
         largest_magnitude,
         require_magnitude,
     )
-    from minga.averaging.codecs.registry import CODECS
+    from minga.averaging.codecs.layout import VectorLayout
+    from minga.averaging.codecs.registry import CODECS, SKETCHES
+    from minga.averaging.codecs.sketch import Sketch
 
 __all__ = [
     "CODECS",
     "FLOAT32_MAX",
+    "SKETCHES",
     "Codec",
     "InvalidEncodingError",
+    "Sketch",
+    "VectorLayout",
     "largest_magnitude",
     "require_magnitude",
 ]
@@ -40,6 +45,9 @@ _LATE = {  # imported when they are first asked for
     "Codec": "minga.averaging.codecs.interface",
     "FLOAT32_MAX": "minga.averaging.codecs.interface",
     "InvalidEncodingError": "minga.averaging.codecs.interface",
+    "SKETCHES": "minga.averaging.codecs.registry",
+    "Sketch": "minga.averaging.codecs.sketch",
+    "VectorLayout": "minga.averaging.codecs.layout",
     "largest_magnitude": "minga.averaging.codecs.interface",
     "require_magnitude": "minga.averaging.codecs.interface",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,20 +53,28 @@ class SwarmView(Protocol):
 
 
 @dataclass(frozen=True)
+class RoundVector:
+    """The vector of a round: the fingerprint of its `layout`, its elements, and the bytes they take as encoded."""
+
+    layout: str
+    numel: int
+    encoded_bytes: int
+
+
+@dataclass(frozen=True)
 class GroupSettings:
     """What stays the same in all groups of a run.
 
-    Of the vector: the fingerprint of its `layout`, its elements, and the bytes they take as encoded. Of this peer:
-    whether it can be dialled by all and so `aggregates` for them, and whether it `computes` (an auxiliary does not).
+    `vectors` tells which vector the round of a step averages, as a function of the step's number alone, the same for
+    all peers. Of this peer: whether it can be dialled by all and so `aggregates` for them, and whether it `computes`
+    (an auxiliary does not).
     `overlapped`: rounds go on beside the next step's computing. With a `largest_batch_size` the target batch size is
     only the smallest one, and chosen so that communication takes no more than the share `most_communication`. Where
     half of a round's members are left, those go on that have the `organiser` among them.
     """
 
     target_batch_size: int
-    layout: str
-    numel: int
-    encoded_bytes: int
+    vectors: Callable[[int], RoundVector]
     aggregates: bool
     computes: bool = True
     wait_in_minority: bool = True

@@ -1,9 +1,10 @@
 """Conformance suites that every implementation of one of minga's seams must pass, and a check for programs' tests.
 
-    your network, stream, codec, aggregator, strategy or recipe ─▶ suite: one check after the other
+    your network, stream, codec, sketch, aggregator, strategy or recipe ─▶ suite: one check after the other
 
 Read: suite (what the network's suites share), network_suite (Network), stream_suite (Stream), bulk_suite (streams
-for bulk), codec_suite (Codec), aggregator_suite (Aggregator), strategy_suite (Strategy), recipe_suite (Recipe).
+for bulk), codec_suite (Codec), sketch_suite (Sketch), aggregator_suite (Aggregator), strategy_suite (Strategy),
+recipe_suite (Recipe).
 `guard_threads()` makes what belongs to a peer's event loop raise where it is used on another thread.
 
 Called by tests, also those of other packages; nothing in minga imports it.
@@ -16,6 +17,7 @@ from minga.testing.aggregator_suite import AGGREGATOR_CHECKS, AggregatorViolatio
 from minga.testing.codec_suite import CODEC_CHECKS, CodecViolation, check_codec
 from minga.testing.network_suite import NETWORK_CHECKS, check_network
 from minga.testing.recipe_suite import RECIPE_CHECKS, RecipeCase, RecipeViolation, check_recipe
+from minga.testing.sketch_suite import SKETCH_CHECKS, SketchViolation, check_sketch
 from minga.testing.strategy_suite import STRATEGY_CHECKS, StrategyViolation, check_strategy
 from minga.testing.suite import MakeNetwork
 
@@ -24,17 +26,20 @@ __all__ = [
     "CODEC_CHECKS",
     "NETWORK_CHECKS",
     "RECIPE_CHECKS",
+    "SKETCH_CHECKS",
     "STRATEGY_CHECKS",
     "AggregatorViolation",
     "CodecViolation",
     "MakeNetwork",
     "RecipeCase",
     "RecipeViolation",
+    "SketchViolation",
     "StrategyViolation",
     "check_aggregator",
     "check_codec",
     "check_network",
     "check_recipe",
+    "check_sketch",
     "check_strategy",
     "guard_threads",
 ]

@@ -18,9 +18,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minga.averaging.codecs.dense import CastCodec
 from minga.averaging.codecs.interface import (
@@ -61,6 +62,14 @@ def sample_vectors() -> Iterator[tuple[str, torch.Tensor]]:
     yield "magnitudes over 60 decades", torch.pow(10.0, torch.rand(5000, generator=chance) * 60 - 30)
     for value in (0.0, -0.0, 1.0, -1.0, 0.1, 65_504.0, 65_520.0, -1e30, FLOAT32_MAX, -FLOAT32_MAX, 1e-45, -(2.0**-126)):
         yield f"constant {value:g}", torch.full((300,), value)
+    normal = torch.randn(1000, generator=chance)
+    yield "Laplace values", torch.rand(1000, generator=chance).log() * normal.sign()
+    degrees = torch.randn(3, 1000, generator=chance).square().mean(0).sqrt()
+    yield "Student's t of 3 degrees", torch.randn(1000, generator=chance) / degrees
+    yield "alternating signs", torch.tensor([1.5, -1.5]).repeat(500)
+    alone = torch.zeros(1000)
+    alone[611] = -7.0
+    yield "one value among zeros", alone
     outlier = torch.randn(2048, generator=chance)
     outlier[777] = 1000.0
     yield "one value a thousand standard deviations out", outlier
@@ -265,14 +274,16 @@ def check_limit_is_consistent(codec: Codec) -> None:
 
 
 def check_hostile_bytes(codec: Codec) -> None:
-    """Whatever bytes come, decoding raises `InvalidEncodingError` with nothing written, or yields finite values."""
+    """Whatever bytes come, decoding raises `InvalidEncodingError` with nothing written, or yields finite values; and it
+    takes no more memory for that than twice what it decodes to, or 1 MiB where that is more.
+    """
     chance = torch.Generator().manual_seed(13)
     size = 600
     count = codec.max_encoded_bytes(size)
     cases = [bytes([fill]) * count for fill in range(256)]
     cases += [bytes(torch.randint(0, 256, (count,), generator=chance).tolist()) for _ in range(100)]
     valid = _encoded(codec, torch.randn(size, generator=chance))
-    cases += [bytes(valid[:stop]) for stop in range(0, len(valid), 3)]
+    cases += [bytes(valid[:stop]) for stop in range(len(valid))]
     for _ in range(1000):
         flipped, bit = bytearray(valid), int(torch.randint(0, 8 * len(valid), (), generator=chance))
         flipped[bit // 8] ^= 1 << bit % 8
@@ -281,18 +292,44 @@ def check_hostile_bytes(codec: Codec) -> None:
         flipped = bytearray(valid)
         flipped[position] = 0xFF - flipped[position]
         cases.append(bytes(flipped))
-    for case in cases:
-        accumulator, target = torch.full((size,), 7.0), torch.full((size,), 7.0)
-        try:
-            codec.decode_add(case, accumulator, WEIGHT_LIMIT)
-        except InvalidEncodingError:
-            _require(bool((accumulator == 7.0).all()), codec, "decode_add changed the sum before it raised")
-        _require(bool(accumulator.isfinite().all()), codec, "hostile bytes made a sum infinite or NaN")
-        try:
-            codec.decode(case, target)
-        except InvalidEncodingError:
-            _require(bool((target == 7.0).all()), codec, "decode changed its target before it raised")
-        _require(bool(target.isfinite().all()), codec, "hostile bytes decoded to infinity or NaN")
+    # Counts and lengths in the bytes, if there are any, at their largest in every place.
+    cases += [bytes(valid[:at]) + b"\xff" * 8 + bytes(valid[at + 8 :]) for at in range(0, len(valid) - 8, 5)]
+    with _Allocations() as allocations:
+        for case in cases:
+            _decode_hostile(codec, case, size)
+    most = max(2 * 4 * size, 1 << 20)
+    _require(allocations.largest <= most, codec, f"decoding {size} elements took {allocations.largest} bytes at once")
+
+
+def _decode_hostile(codec: Codec, case: bytes, size: int) -> None:
+    accumulator, target = torch.full((size,), 7.0), torch.full((size,), 7.0)
+    try:
+        codec.decode_add(case, accumulator, WEIGHT_LIMIT)
+    except InvalidEncodingError:
+        _require(bool((accumulator == 7.0).all()), codec, "decode_add changed the sum before it raised")
+    _require(bool(accumulator.isfinite().all()), codec, "hostile bytes made a sum infinite or NaN")
+    try:
+        codec.decode(case, target)
+    except InvalidEncodingError:
+        _require(bool((target == 7.0).all()), codec, "decode changed its target before it raised")
+    _require(bool(target.isfinite().all()), codec, "hostile bytes decoded to infinity or NaN")
+
+
+class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the largest tensor that anything inside makes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(each, torch.Tensor) and not each.is_meta:
+                self.largest = max(self.largest, each.untyped_storage().nbytes())
+        return found
 
 
 def check_cuts(codec: Codec) -> None:

@@ -7,7 +7,7 @@ it (`minga.recipes`). A monitor neither decodes nor aggregates, so it needs none
 
 from __future__ import annotations
 
-from minga.averaging.codecs.registry import ADAPTIVE, CODECS
+from minga.averaging.codecs.registry import ADAPTIVE, CODECS, SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec
@@ -16,7 +16,7 @@ from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
 
 def uses(spec: RunSpec) -> list[Use]:
     """The seams and names that peers of this run need; without the recipe."""
-    found: list[Use] = [(STRATEGIES, spec.training.strategy)]
+    found: list[Use] = [(STRATEGIES, spec.training.strategy), (SKETCHES, spec.averaging.sketch)]
     codecs = {spec.averaging.codec: None, spec.averaging.download_codec: None}
     found += [(CODECS, name) for name in codecs if name not in (None, ADAPTIVE)]
     if spec.security.mode == "byzantine":

@@ -99,6 +99,21 @@ def test_alone_it_is_the_own_vector() -> None:
     main()
 
 
+def test_a_round_of_which_nobody_has_samples_is_void() -> None:
+    @virtually
+    async def main() -> None:
+        layout = VectorLayout((5000,), "float16")
+        world = World(4, clients=1)
+        await world.start()
+        _, outcomes = await world.reduce(world.plan(layout), layout, [None] * 4, [0] * 4)
+        assert all(isinstance(outcome, RoundAbortedError) for outcome in outcomes)
+        assert any("nobody's samples" in str(outcome) for outcome in outcomes)
+        assert all(party.offences() == [] for party in world.parties)
+        await world.close()
+
+    main()
+
+
 # ---- a member that lies: the last party speaks the protocol by hand
 
 Lie = Callable[[MessageStream, VectorLayout, Plan], Awaitable[None]]

@@ -13,6 +13,7 @@ from minga.core.errors import ProtocolError
 from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
+from tests.worlds.reduce_world import one_vector
 from tests.worlds.swarm_tools import make_spec, rounds, virtually
 
 LEADER = PeerId("1" * 64)
@@ -20,7 +21,7 @@ PLAN = Plan("0" * 32, 3, (GroupMember(Address(LEADER), True),), (Part(10, 0),), 
 
 
 def batch_size(least: int = 100, most: int = 10_000, share: float = 0.1) -> BatchSize:
-    return BatchSize(GroupSettings(least, "", 1, 4, True, largest_batch_size=most, most_communication=share))
+    return BatchSize(GroupSettings(least, one_vector(1), True, largest_batch_size=most, most_communication=share))
 
 
 def registration(rate: float, batch: int = 0) -> Registration:

@@ -107,7 +107,29 @@ def test_fingerprints_tell_layouts_apart() -> None:
     assert VectorLayout((3, 70_000), "adaptive").fingerprint == "b65a753e61df70f8d6073d660f9fc723"
 
 
-@pytest.mark.parametrize("numels", [(), (0,), (0, 0), (-1, 5), (1.5,), ("3",), (True,)])
+def test_shapes_are_known_and_say_nothing_to_dense_codecs() -> None:
+    layout = VectorLayout(((4, 6), (), (5,), 7), "adaptive")
+    assert layout.shapes == ((4, 6), (), (5,), (7,))
+    assert layout.numels == (24, 1, 5, 7)
+    assert layout.total == 37
+    assert layout.fingerprint == VectorLayout((24, 1, 5, 7), "adaptive").fingerprint
+    assert hash(VectorLayout([[4, 6]], "int8")) == hash(VectorLayout(((4, 6),), "int8"))  # type: ignore[arg-type]
+    turned = VectorLayout(((6, 4), (), (5,), 7), "adaptive")
+    assert turned.fingerprint == layout.fingerprint
+    assert turned.shapes_digest != layout.shapes_digest
+
+
+def test_a_label_tells_vectors_of_equal_sizes_apart() -> None:
+    labels = ("", "fragment 0 of 2", "fragment 1 of 2")
+    layouts = [VectorLayout((24,), "int8", None, label) for label in labels]
+    assert len({layout.fingerprint for layout in layouts}) == 3
+    assert layouts[0].fingerprint == VectorLayout((24,), "int8").fingerprint
+    for bad in ("two\nlines", "\N{GREEK SMALL LETTER MU}", "x" * 201):
+        with pytest.raises(ConfigurationError, match="printable ASCII"):
+            VectorLayout((24,), "int8", None, bad)
+
+
+@pytest.mark.parametrize("numels", [(), (0,), (0, 0), (-1, 5), (1.5,), ("3",), (True,), ((2, -1), 3), ((2, 0),)])
 def test_bad_sizes(numels: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError):
         VectorLayout(numels, "float32")

@@ -9,14 +9,14 @@ from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import MOST_STEPS_KEPT, Fate, Residual
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, Fate, Residual
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import ConfigurationError
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
 from minga.testing import CodecViolation, check_codec
-from minga.testing.codec_suite import check_residual
+from minga.testing.codec_suite import check_hostile_bytes, check_residual
 from tests.worlds.loudest_codec import ENTRY, LoudestCodec
 from tests.worlds.reduce_world import World
 from tests.worlds.swarm_tools import assert_equal_states, later, make_spec, pull, vector_replica, virtually
@@ -49,6 +49,30 @@ def test_the_suite_finds_a_codec_that_leaves_out_more_than_there_is() -> None:
         check_residual(TooLoud())
 
 
+def test_the_suite_finds_a_codec_that_trusts_a_count_in_the_bytes() -> None:
+    class Trusting(LoudestCodec):
+        def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
+            torch.empty(int(raw[:4].clone().view(torch.int32)) & 0xFFFFFF)
+            super()._check(raw, numel, limit)
+
+    with pytest.raises(CodecViolation, match="bytes at once"):
+        check_hostile_bytes(Trusting())
+
+
+def test_alone_nothing_is_left_out_but_by_the_codec_of_the_means() -> None:
+    @virtually
+    async def main() -> None:
+        layout = VectorLayout((NUMEL,), "loudest", "float16")
+        world, residual, vector = World(1), Residual(NUMEL), torch.linspace(-1, 1, NUMEL)
+        await world.start()
+        (result,), _ = await world.reduce(world.plan(layout), layout, [vector], [9], residuals=[residual])
+        assert torch.equal(result, vector.half().float())
+        assert not residual.mass.any()
+        await world.close()
+
+    main()
+
+
 def test_a_contribution_gives_the_same_bytes_again(layout: VectorLayout) -> None:
     residual, (chunk, *_) = Residual(NUMEL), layout.chunks(0, NUMEL, 50)
     residual.mass.copy_(torch.arange(NUMEL))
@@ -67,7 +91,7 @@ def test_only_one_contribution_at_a_time() -> None:
         residual.seal(torch.ones(NUMEL), 1, 1)
 
 
-@pytest.mark.parametrize(("missed", "kept"), [(MOST_STEPS_KEPT, True), (MOST_STEPS_KEPT + 1, False), (-1, False)])
+@pytest.mark.parametrize(("missed", "kept"), [(MOST_ROUNDS_KEPT, True), (MOST_ROUNDS_KEPT + 1, False), (-1, False)])
 def test_a_residual_of_long_ago_is_forgotten(missed: int, kept: bool) -> None:
     residual = Residual(NUMEL)
     residual.mass.fill_(1.0)
@@ -168,7 +192,7 @@ def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLa
             await assert_equal_states(swarm)
             assert not swarm.log.of("round.aborted")
             for peer in swarm.peers.values():
-                residual = peer.session.member._residual  # type: ignore[union-attr]
+                residual = peer.session.member._vectors.residual(40)  # type: ignore[union-attr]
                 assert residual is not None
                 assert residual.step >= 38
                 assert residual.mass.any()

@@ -30,7 +30,7 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT
-from tests.worlds.reduce_world import Party, World
+from tests.worlds.reduce_world import Party, World, one_vector
 from tests.worlds.swarm_tools import virtually
 
 NUMEL = 1000
@@ -96,9 +96,8 @@ class Member:
         self.micro_batch, self.micro_batch_s = micro_batch, micro_batch_s
         self.port = GradientPort(asyncio.get_running_loop(), lambda: torch.zeros(1))
         dialable = party.network.address.dialable
-        settings = GroupSettings(
-            batch, "0" * 32, NUMEL, world.vector_bytes, dialable, wait_in_minority=world.wait_in_minority
-        )
+        vectors = one_vector(NUMEL, world.vector_bytes)
+        settings = GroupSettings(batch, vectors, dialable, wait_in_minority=world.wait_in_minority)
         self.sight = Sight(world, self)
         self.formation = GroupFormation(party.node, party.identity, settings, self.sight, self.port)
         self.plans: list[tuple[Plan, int]] = []
@@ -318,7 +317,7 @@ def test_a_join_in_the_name_of_somebody_else(method: str) -> None:
         assert isinstance(await ask(liar, victim.party, method, join), RemoteError)
         ((peer, what),) = victim.party.offences()
         assert peer == liar.peer_id
-        assert "address of somebody else" in what
+        assert "address of another peer" in what
         await camp.until_step(4)
         assert all(len(plan.members) == 3 for plan, _ in victim.plans[1:])
         await camp.close()

@@ -18,6 +18,7 @@ from minga.averaging.messages import FromLeader, Join, Limit, Redirect, Report, 
 from minga.core.aio.signal import Signal
 from minga.core.errors import SilentError, UnreachableError
 from minga.network.interface import Address, PeerId
+from tests.worlds.reduce_world import one_vector
 from tests.worlds.swarm_tools import later, virtually
 
 ME = PeerId("0" * 64)
@@ -97,7 +98,7 @@ class Scene:
         )
         registration = Registration(join_of(0, own, around.get("previous", ""))[1], own, 0.0)
         self.gathering = GroupLeader(
-            3, ME, registration, self.trainer, BatchSize(GroupSettings(batch, "", 1, 4, True)), surroundings
+            3, ME, registration, self.trainer, BatchSize(GroupSettings(batch, one_vector(1), True)), surroundings
         )
         self.tasks: list[asyncio.Task[None]] = []
 

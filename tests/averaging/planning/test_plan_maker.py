@@ -23,6 +23,7 @@ from minga.core.errors import RejectedError
 from minga.core.events.bus import Event, EventBus
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.interface import Address, PeerId
+from tests.worlds.reduce_world import one_vector
 from tests.worlds.swarm_tools import virtually
 
 PEERS = [PeerId(f"{index + 16:x}" * 32) for index in range(12)]
@@ -64,7 +65,7 @@ class Desk(PlanMaker):
         bus.subscribe(self.events.append)
         network = SimpleNamespace(wall_time=lambda: 1.7e9)
         node: Any = SimpleNamespace(peer_id=me, run_id="run", events=bus, network=network, spawn=asyncio.ensure_future)
-        settings = GroupSettings(100_000, "0" * 32, NUMEL, 4 * NUMEL, aggregates=True)
+        settings = GroupSettings(100_000, one_vector(NUMEL), aggregates=True)
         board: Any = Board(me, upload)
         self.board = board
         super().__init__(node, settings, board, self._count)

@@ -2,13 +2,18 @@
 
 from minga_extras.aggregator import TightClip
 from minga_extras.codec import Int4
+from minga_extras.sketch import Halves
 from minga_extras.strategy import Capped
 
-from minga.testing import check_aggregator, check_codec, check_recipe, check_strategy
+from minga.testing import check_aggregator, check_codec, check_recipe, check_sketch, check_strategy
 
 
 def test_codec():
     check_codec(Int4())
+
+
+def test_sketch():
+    check_sketch(Halves)
 
 
 def test_strategy():

@@ -102,6 +102,7 @@ def test_all_scenarios_are_shipped() -> None:
         (GHOST + "parameters = 5\n" + HOME, "a ghost has either a name"),
         ("[model]\nparameters = 5\n" + HOME, 'name and parameters are for kind = "ghost"'),
         (GHOST + "[stop]\nloss = 1.0\n" + HOME, "stop.loss: a ghost model has no numbers and so no loss"),
+        (GHOST + '[averaging]\nsketch = "thirds"\n' + HOME, "sketch: 'thirds' is none of identity"),
         (
             GHOST + "[averaging]\naverage_parameters_every = 5\n" + HOME,
             "averaging.average_parameters_every: it evens out",

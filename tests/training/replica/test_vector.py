@@ -31,6 +31,7 @@ def test_large_tensors_come_first_and_shared_ones_once() -> None:
 
 def test_what_is_accumulated_is_the_sum_over_samples() -> None:
     vector = vector_of((2, 3), (4,))
+    assert vector.layout.shapes == ((2, 3), (4,))
     flat = vector.new()
     first, second = vector.parameters()
     first.grad, second.grad = torch.full((2, 3), 2.0), torch.arange(4.0)

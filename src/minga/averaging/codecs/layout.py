@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -25,6 +25,8 @@ from minga.core.errors import ConfigurationError
 
 ADAPTIVE_INT8_MIN_ELEMENTS: Final = 65_537
 FINGERPRINT_BYTES: Final = 16
+MAX_LABEL_CHARACTERS: Final = 200
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +59,35 @@ class Chunk:
 
 @dataclass(frozen=True)
 class VectorLayout:
-    """The tensors of a vector by their numbers of elements, and the run's choice of codecs.
+    """The tensors of a vector, and the run's choice of codecs.
 
-    The mean travels by `download_choice`; None is as all the rest. Raises `ConfigurationError` for an unknown codec, a
-    negative size, or no elements at all.
+    Each of the `tensors` is given by its shape, or by its number of elements where only sizes matter: that is a shape
+    with one axis. The mean travels by `download_choice`; None is as all the rest. The `label` says what the vector is
+    of, where a run averages several (such as "fragment 1 of 4"). Raises `ConfigurationError` for an unknown codec, a
+    negative size, no elements at all, or a label that is not one line of ASCII.
+
+    Shapes are no part of the fingerprint: the bytes of a codec do not depend on them. What does depend on them has to
+    name them in the label (`shapes_digest`).
     """
 
-    numels: tuple[int, ...]
+    tensors: tuple[int | Shape, ...]
     codec_choice: str
     download_choice: str | None = None
+    label: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "numels", tuple(self.numels))
+        tensors = (tuple(each) if isinstance(each, Sequence) else each for each in self.tensors)
+        object.__setattr__(self, "tensors", tuple(tensors))
         check_codec_choice(self.codec_choice)
         if self.download_choice is not None:
             check_codec_choice(self.download_choice)
-        if any(isinstance(numel, bool) or not isinstance(numel, int) or numel < 0 for numel in self.numels):
+        axes = [axis for shape in self.shapes for axis in shape]
+        if any(isinstance(axis, bool) or not isinstance(axis, int) or axis < 0 for axis in axes):
             raise ConfigurationError("the sizes of a vector's tensors must be integers and not negative")
+        if not self.label.isascii() or not (self.label.isprintable() and len(self.label) <= MAX_LABEL_CHARACTERS):
+            raise ConfigurationError(
+                f"the label of a vector is at most {MAX_LABEL_CHARACTERS} printable ASCII characters"
+            )
         if not any(self.numels):
             raise ConfigurationError("the vector is empty: there is nothing to average")
         if _needs_residual(self.download_choice or self.codec_choice):
@@ -81,6 +95,22 @@ class VectorLayout:
                 f'the codec "{self.download_choice or self.codec_choice}" leaves out what it has to make up for later, '
                 "and means are not made up for: set averaging.download_codec to another one"
             )
+
+    @cached_property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shape of each tensor, in the order of the vector."""
+        return tuple(each if isinstance(each, tuple) else (each,) for each in self.tensors)
+
+    @cached_property
+    def numels(self) -> tuple[int, ...]:
+        """The number of elements of each tensor, in the order of the vector."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @cached_property
+    def shapes_digest(self) -> str:
+        """32 hexadecimal digits that differ between layouts whose tensors have other shapes."""
+        text = ",".join("x".join(str(axis) for axis in shape) for shape in self.shapes)
+        return blake3.blake3(f"minga vector shapes 1\n{text}\n".encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
 
     @cached_property
     def total(self) -> int:
@@ -114,6 +144,8 @@ class VectorLayout:
         text = f"minga vector layout 1\n{_identity(self.codec_choice)}\n{sizes}\n"
         if self.download_choice not in (None, self.codec_choice):
             text += f"download {_identity(str(self.download_choice))}\n"
+        if self.label:
+            text += f"label {self.label}\n"
         return blake3.blake3(text.encode("ascii")).hexdigest(length=FINGERPRINT_BYTES)
 
     def chunks(self, start: int, stop: int, target_bytes: int) -> tuple[Chunk, ...]:

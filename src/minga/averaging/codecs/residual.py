@@ -16,7 +16,7 @@ Source: error feedback (Seide et al. 2014, Karimireddy et al. 2019), with the ma
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import torch
@@ -25,8 +25,8 @@ from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.tensor_bytes import as_bytes
 
-MOST_STEPS_KEPT: Final = 10
-"""A residual that was last committed longer ago than so many steps is forgotten: the model is elsewhere by now."""
+MOST_ROUNDS_KEPT: Final = 10
+"""A residual that was last committed longer ago than so many rounds is forgotten: the model is elsewhere by now."""
 
 
 class Fate(enum.Enum):
@@ -40,13 +40,25 @@ class Fate(enum.Enum):
     """The mean was made without it."""
 
 
-class Residual:
-    """The residual of one peer, for vectors of `numel` elements. Use it in one round at a time."""
+def rounds_between(since: int, step: int) -> int:
+    """How many rounds there are from step `since` on, before `step`, if each step has one."""
+    return step - since
 
-    def __init__(self, numel: int, *, device: torch.device | str = "cpu") -> None:
+
+class Residual:
+    """The residual of one peer, for vectors of `numel` elements. Use it in one round at a time.
+
+    `age` tells how many rounds there are for its vector from one step on until another one: where several vectors take
+    turns, not each step has one.
+    """
+
+    def __init__(
+        self, numel: int, *, device: torch.device | str = "cpu", age: Callable[[int, int], int] = rounds_between
+    ) -> None:
         self.mass = torch.zeros(numel, dtype=torch.float32, device=device)
         self.step = 0
         """The step whose round was committed last."""
+        self._age = age
         self._sealed: int | None = None  # the step of the contribution that is neither committed nor taken back
 
     def seal(self, vector: torch.Tensor, weight: int, step: int) -> Encoder:
@@ -56,7 +68,7 @@ class Residual:
         """
         if self._sealed is not None:
             raise RuntimeError("the last contribution is neither committed nor taken back")
-        if not 0 <= step - self.step <= MOST_STEPS_KEPT:
+        if step < self.step or self._age(self.step, step) > MOST_ROUNDS_KEPT:
             self.mass.zero_()
         self._sealed = step
         return Encoder(vector, weight, self)

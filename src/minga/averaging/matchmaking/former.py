@@ -128,7 +128,7 @@ class GroupFormation:
         self._membership.begin_step(step, avoid)
         self._succession.begin_step(step)
         self._standby.begin_step(step)
-        self._plan_maker.expect(self.batch.present)
+        self._plan_maker.expect(step, self.batch.present)
         self._changed.fire()
         invited, tries = None, Counter[PeerId]()
         try:
@@ -189,7 +189,7 @@ class GroupFormation:
     async def _follow(self, leader: Address) -> Plan | Address:
         self._following = leader.peer_id
         try:
-            join, numel = self._join_message(leader.peer_id), self._settings.numel
+            join, numel = self._join_message(leader.peer_id), self._settings.vectors(self._step).numel
             outcome = await follow(self._node, self._contributor, self._acceptor, leader, join, numel, self._is_due)
         finally:
             self._following = None
@@ -207,7 +207,7 @@ class GroupFormation:
         rates = self._swarm_view.rates()
         return Join(
             step=self._step,
-            layout=self._settings.layout,
+            layout=self._settings.vectors(self._step).layout,
             address=self._node.address,
             aggregates=self._settings.aggregates,
             computes=self._settings.computes,
@@ -340,8 +340,9 @@ class GroupFormation:
         await stream.drain()  # it may have sent updates meanwhile
 
     def _check_join(self, peer: PeerId, join: Join) -> None:
-        if join.layout != self._settings.layout:
-            raise RejectedError("its parameters have other shapes or another codec than this run's", code="layout")
+        if join.layout != self._settings.vectors(join.step).layout:
+            why = "its parameters have other shapes or another codec than this run's, or its rounds other vectors"
+            raise RejectedError(why, code="layout")
         if join.address.peer_id != peer:
             raise ProtocolError("it joins with the address of another peer", peer=peer)
 

@@ -44,10 +44,11 @@ Divide = Callable[[SwarmRates, float], Division]
 
 @dataclass(frozen=True)
 class _Solved:
-    """A division of the peers `order`, and the rates that it was made of."""
+    """A division of the peers `order`, and the rates and the size that it was made of."""
 
     order: tuple[PeerId, ...]
     rates: SwarmRates
+    vector_bytes: float
     division: Division
 
 
@@ -65,16 +66,16 @@ class PlanMaker:
 
     def __init__(self, node: Node, settings: GroupSettings, swarm_view: SwarmView, divide: Divide) -> None:
         self._node, self._settings, self._swarm_view, self._divide = node, settings, swarm_view, divide
-        self._work = StepWork(settings.encoded_bytes, settings.target_batch_size, settings.overlapped)
+        self._work = StepWork(settings.vectors(0).encoded_bytes, settings.target_batch_size, settings.overlapped)
         self._solved: _Solved | None = None
         self._asked = _Standby()
         self._agreed = _Standby()
         self._rested_s = float("-inf")
         self._plans = 0
 
-    def expect(self, batch: int) -> None:
-        """The step that is planned for has so many samples."""
-        self._work = replace(self._work, batch=batch)
+    def expect(self, step: int, batch: int) -> None:
+        """It is `step` that is planned for, and it has so many samples."""
+        self._work = replace(self._work, batch=batch, vector_bytes=self._settings.vectors(step).encoded_bytes)
 
     # ---- the leader
 
@@ -91,7 +92,8 @@ class PlanMaker:
         self._plans += 1
         now = self._node.network.wall_time()  # so that no round has the name of an earlier one, aborted or long ago
         name = f"{run_id}\n{step}\n{self._plans}\n{now}\n" + "\n".join(order)
-        needs = PlanNeeds(step, self._settings.numel, self._settings.encoded_bytes)
+        vector = self._settings.vectors(step)
+        needs = PlanNeeds(step, vector.numel, vector.encoded_bytes)
         rests = next((r.peers for r in (self._asked, self._agreed) if r.order == solved.order), frozenset())
         members = [member_of(registrations[peer].join) for peer in order]
         return make_plan(name, needs, members, division, [i for i, peer in enumerate(order) if peer in rests])
@@ -117,10 +119,10 @@ class PlanMaker:
     async def _solve(self, registrations: Mapping[PeerId, Registration]) -> _Solved:
         order = tuple(sorted(registrations))
         rates = await self._rates(order, registrations)
-        solved = self._solved
-        if solved is None or solved.order != order or _has_moved(solved.rates, rates):
-            division = await _aside(self._divide, rates, self._work.vector_bytes)
-            solved = self._solved = _Solved(order, rates, division)
+        solved, size = self._solved, self._work.vector_bytes
+        if solved is None or (solved.order, solved.vector_bytes) != (order, size) or _has_moved(solved.rates, rates):
+            division = await _aside(self._divide, rates, size)
+            solved = self._solved = _Solved(order, rates, size, division)
         return solved
 
     async def _rates(

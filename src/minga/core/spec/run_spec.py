@@ -33,6 +33,7 @@ from minga.core.spec.run_spec_version_2 import (
     without_local_paths,
 )
 from minga.core.spec.sections import (
+    DEFAULT_SKETCH,
     AveragingSection,
     CheckpointsSection,
     FileEntry,
@@ -112,6 +113,18 @@ class RunSpec(Section):
             raise ValueError(prefix + "averaging.average_parameters_every = 0")
         if self.averaging.download_codec is not None:
             raise ValueError(prefix + "one codec for both directions: leave averaging.download_codec out")
+        if self.averaging.sketch != DEFAULT_SKETCH:
+            raise ValueError(prefix + f'averaging.sketch = "{DEFAULT_SKETCH}": members check whole gradients')
+        return self
+
+    @model_validator(mode="after")
+    def _check_sketch(self) -> RunSpec:
+        """The parameters are averaged by the plan of the round before, which has to be for as many elements."""
+        if self.averaging.sketch != DEFAULT_SKETCH and self.averaging.average_parameters_every:
+            raise ValueError(
+                f'averaging.sketch = "{self.averaging.sketch}" needs averaging.average_parameters_every = 0, since '
+                "rounds are planned for the image of the vector"
+            )
         return self
 
     @property
@@ -198,6 +211,8 @@ class RunSpec(Section):
             del values["plugins"]
         if self.averaging.download_codec is None:  # and those whose means travel as all the rest
             del values["averaging"]["download_codec"]
+        if self.averaging.sketch == DEFAULT_SKETCH:  # and those that average whole vectors
+            del values["averaging"]["sketch"]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = text.encode("ascii")
         if len(data) > MAX_SPEC_BYTES:

@@ -19,6 +19,7 @@ MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256
 DEFAULT_AGGREGATOR = "centered_clip"
+DEFAULT_SKETCH = "identity"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,99}){0,3}", re.ASCII)
 
@@ -133,6 +134,11 @@ class AveragingSection(Section):
 
     codec: PluginName = described("adaptive", "wire format; adaptive chooses by the size of a tensor", _A_CODEC)
     download_codec: PluginName | None = described(None, "wire format of the means, if it is another one", _A_CODEC)
+    sketch: PluginName = described(
+        DEFAULT_SKETCH,
+        "linear map whose image is averaged in the place of the gradient",
+        'the name of a sketch: "identity" or an installed one',
+    )
     average_parameters_every: int = whole(
         0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is never"
     )

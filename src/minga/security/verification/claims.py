@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from minga.network.interface import PeerId
-from minga.security.verification.count_sketch import BLOCK, ENTRY_DEVIATION, MAX_DIRECTIONS, Directions, Sketch
+from minga.security.verification.count_sketch import BLOCK, ENTRY_DEVIATION, MAX_DIRECTIONS, Directions, PartSketch
 from minga.security.verification.exact_sum import LaneSums, Vector, blocks, difference, total
 
 CLAIM_LIMIT: Final = 2.0**128
@@ -72,7 +72,7 @@ def claims(parts: Sequence[Vector], result: Vector, radius: float, directions: D
     return [_claim(_tensor(part), value, radius, sketch) for part in parts]
 
 
-def _claim(part: torch.Tensor, result: torch.Tensor, radius: float, sketch: Sketch) -> PartClaim:
+def _claim(part: torch.Tensor, result: torch.Tensor, radius: float, sketch: PartSketch) -> PartClaim:
     length = min(sketch.numel, BLOCK)
     buckets, squares = torch.zeros(sketch.width, dtype=torch.float64), torch.zeros(length, dtype=torch.float64)
     narrow, wide = torch.empty(length), torch.empty(length, dtype=torch.float64)

@@ -83,12 +83,12 @@ class Directions:
         """Those of a part that begins `start` elements further on."""
         return Directions(self.randomness, self.count, self.start + start)
 
-    def sketch(self, numel: int) -> Sketch:
+    def sketch(self, numel: int) -> PartSketch:
         """Of a part of `numel` elements."""
-        return Sketch(self, numel)
+        return PartSketch(self, numel)
 
     def entries(self, numel: int) -> npt.NDArray[np.float64]:
-        """The directions themselves, odd integers, as float64 [count, numel]; what `Sketch` never needs as a whole."""
+        """The directions themselves, odd integers, as float64 [count, numel]; `PartSketch` never needs all of them."""
         sketch, entries = self.sketch(numel), np.empty((self.count, numel))
         for block in sketch.blocks():
             buckets = slice(block.bucket, block.bucket + block.part.stop - block.part.start)
@@ -96,7 +96,7 @@ class Directions:
         return entries
 
 
-class Sketch:
+class PartSketch:
     """How one part is sketched, and what its directions make of a sketch."""
 
     def __init__(self, directions: Directions, numel: int) -> None:

@@ -20,6 +20,7 @@ from minga.core.spec.fields import Printable, Section, choice, described, whole
 from minga.core.spec.problems import explain
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import (
+    DEFAULT_SKETCH,
     AveragingSection,
     NetworkSection,
     OptimizerSection,
@@ -189,6 +190,8 @@ def _wrong_settings(scenario: Scenario) -> Iterator[str]:
         yield "network.relay: relays are not simulated; leave it out"
     if is_ghost and scenario.stop.loss is not None:
         yield 'stop.loss: a ghost model has no numbers and so no loss; use steps or time, or model.kind = "classifier"'
+    if is_ghost and scenario.averaging.sketch != DEFAULT_SKETCH:
+        yield 'averaging.sketch: a ghost model has no numbers to map; use model.kind = "classifier"'
     if is_ghost and scenario.averaging.average_parameters_every:
         yield (
             "averaging.average_parameters_every: it evens out parameters that drift apart, and a ghost model has no "

@@ -22,6 +22,7 @@ from blake3 import blake3
 from minga.averaging.codecs.layout import VectorLayout
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.training.state.manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
 from minga.training.state.scalars import Json
@@ -95,9 +96,9 @@ class SizeOnlyVector:
         self.layout: VectorLayout = SizeOnlyLayout(model.numels, codec, download_codec)
         self.numel = self.layout.total
 
-    def new(self) -> torch.Tensor:
-        """A float32 vector that takes no memory."""
-        return torch.empty(self.numel, dtype=torch.float32, device="meta")
+    def new(self, numel: int | None = None) -> torch.Tensor:
+        """A float32 vector that takes no memory, of `numel` elements if not as long as this one."""
+        return torch.empty(self.numel if numel is None else numel, dtype=torch.float32, device="meta")
 
 
 class SizeOnlyReplica:
@@ -109,6 +110,8 @@ class SizeOnlyReplica:
                 "averaging.average_parameters_every: it evens out numbers that drift apart, and a ghost model has "
                 "none; set it to 0 or simulate a real model"
             )
+        if spec.averaging.sketch != DEFAULT_SKETCH:
+            raise _no_numbers(f'the sketch "{spec.averaging.sketch}"')
         self.model, self.step = model, 0
         self.history = _hash(f"minga ghost {spec.training.seed}")
         """64 hexadecimal digits that stand for all rounds applied so far."""
@@ -119,6 +122,18 @@ class SizeOnlyReplica:
     def vector(self) -> SizeOnlyVector:
         """What is averaged."""
         return self._vector
+
+    def layout_of(self, step: int) -> VectorLayout:  # noqa: ARG002
+        """All rounds average the whole vector."""
+        return self._vector.layout
+
+    def project(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:  # noqa: ARG002
+        """All rounds average the whole vector."""
+        return vector
+
+    def expand(self, mean: torch.Tensor, step: int) -> torch.Tensor:  # noqa: ARG002
+        """All rounds average the whole vector."""
+        return mean
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:  # noqa: ARG002
         """There is nothing to add."""

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+import torch
+
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
-from minga.averaging.codecs.residual import Residual
+from minga.averaging.codecs.round_vectors import RoundVectors
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
@@ -113,15 +115,10 @@ class Member:
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
         self._synchroniser = Synchroniser(board, replica, port, download)
-        vector = replica.vector
-        self._result = vector.new()
-        layout = vector.layout
-        self._residual = Residual(vector.numel, device=self._result.device) if layout.needs_residual else None
+        self._vectors = RoundVectors(replica.layout_of, replica.vector.new)
         group = GroupSettings(
             settings.target_batch_sizes[0],
-            layout.fingerprint,
-            vector.numel,
-            layout.encoded_bytes(0, vector.numel),
+            self._vectors.described,
             settings.aggregates,
             computes=settings.computes,
             wait_in_minority=settings.wait_in_minority,
@@ -139,7 +136,7 @@ class Member:
             port,
             lambda: (self.step, self._formation.batch.present),
             client=not settings.aggregates,
-            vector_bytes=group.encoded_bytes,
+            vector_bytes=self._vectors.encoded_bytes,
         )
         self._too_slow = TooSlowNotice(node)
         self._needs_state = True
@@ -196,6 +193,11 @@ class Member:
 
     # ---- one step
 
+    @property
+    def _result(self) -> torch.Tensor:
+        """The mean of the present step's round."""
+        return self._vectors.result(self.step)
+
     async def _take_step(self) -> None:
         self._publisher.set_status("training")
         begun_s = asyncio.get_running_loop().time()
@@ -211,7 +213,7 @@ class Member:
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
         planned_s = asyncio.get_running_loop().time()
         self._port.limit_next(self._limit_by(plan))
-        vector, weight = await self._port.seal()
+        vector, weight = await self._contribution()
         self._publisher.set_status("averaging")
         self._node.events.emit(
             RoundBegun(
@@ -228,8 +230,8 @@ class Member:
         )
         watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
         try:
-            layout = self._replica.vector.layout
-            outcome = await self._all_reduce.reduce(plan, layout, vector, weight, self._result, self._residual)
+            layout, residual = self._vectors.layout_of(self.step), self._vectors.residual(self.step)
+            outcome = await self._all_reduce.reduce(plan, layout, vector, weight, self._result, residual)
         except RoundAbortedError as error:
             self._node.events.emit(RoundAborted(step=self.step, why=error.message))
             self.on_step_ended.tell()
@@ -257,6 +259,13 @@ class Member:
         await self._apply(outcome, weight)
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
+    async def _contribution(self) -> tuple[torch.Tensor | None, int]:
+        """What this peer brings to the round of the present step, and its samples."""
+        vector, weight = await self._port.seal()
+        loop, project = asyncio.get_running_loop(), self._replica.project
+        vector = await loop.run_in_executor(None, project, vector, weight, self.step)
+        return vector, weight if vector is not None else 0
+
     async def _watch_whether_overtaken(self, plan: Plan) -> None:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
         while not self._formation.others_are_past(plan.step + 1):
@@ -264,12 +273,12 @@ class Member:
         self._all_reduce.give_up(plan, "its other members went on without us")
 
     async def _apply(self, outcome: RoundOutcome, weight: int) -> None:
-        step, report = self.step + 1, self._port.report()
+        step, report, mean = self.step + 1, self._port.report(), self._result
         hashing = self._hash_result(outcome.plan.result_id)
         batch = self._formation.batch.present
         every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
-            await self._port.request("apply", lambda: self._replica.apply(self._result, step))
+            await self._port.request("apply", lambda: self._replica.apply(self._replica.expand(mean, step - 1), step))
             await self._average_parameters(outcome.plan)
             digest = await self._port.request("reopen", lambda: self._port.reopen(limit))
         else:
@@ -298,7 +307,7 @@ class Member:
         replica, port, result = self._replica, self._port, self._result
 
         def run() -> str | None:
-            replica.apply(result, step)
+            replica.apply(replica.expand(result, step - 1), step)
             port.reopen(limit)
             return replica.digest() if compares else None
 

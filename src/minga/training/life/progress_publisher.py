@@ -33,7 +33,7 @@ PROGRESS_PERIOD_S = 0.5
 class ProgressPublisher:
     """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 
-    `client` and `vector_bytes` as in `Progress`.
+    `client` and, of the step, `vector_bytes` as in `Progress`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ProgressPublisher:
         standing: Callable[[], tuple[int, int]],
         *,
         client: bool,
-        vector_bytes: int,
+        vector_bytes: Callable[[int], int],
     ) -> None:
         self._board, self._node, self._port, self._standing = board, node, port, standing
         self._client, self._vector_bytes = client, vector_bytes
@@ -76,7 +76,7 @@ class ProgressPublisher:
                 status=self._status,
                 time=self._node.network.wall_time(),
                 client=self._client,
-                vector_bytes=self._vector_bytes,
+                vector_bytes=self._vector_bytes(step),
                 target_batch_size=batch,
             )
         )

@@ -123,7 +123,7 @@ class VerifiedMember:
             port,
             lambda: (self.step, self._batch_size),
             client=False,
-            vector_bytes=layout.encoded_bytes(0, replica.vector.numel),
+            vector_bytes=lambda _: layout.encoded_bytes(0, layout.total),
         )
         kept = None if path is None else genesis_file(path, node.peer_id)
         self.founding = Founding(node, identity, options.organiser, security.founders, kept)

@@ -47,13 +47,13 @@ class ParameterVector:
         self._buffers = buffers
         self._staging: torch.Tensor | None = None
         self.layout = VectorLayout(
-            tuple(t.numel() for t in [*self._parameters, *buffers.averaged]), codec, download_codec
+            tuple(tuple(t.shape) for t in [*self._parameters, *buffers.averaged]), codec, download_codec
         )
         self.numel = self.layout.total
 
-    def new(self) -> torch.Tensor:
-        """A zeroed float32 vector in CPU memory."""
-        return torch.zeros(self.numel, dtype=torch.float32)
+    def new(self, numel: int | None = None) -> torch.Tensor:
+        """A zeroed float32 vector in CPU memory, of `numel` elements if not as long as this one."""
+        return torch.zeros(self.numel if numel is None else numel, dtype=torch.float32)
 
     def wait(self) -> None:
         """Block until the present gradients are there; an accelerator may still be computing them."""

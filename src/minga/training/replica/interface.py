@@ -21,12 +21,14 @@ class VectorInterface(Protocol):
     layout: VectorLayout
     numel: int
 
-    def new(self) -> torch.Tensor:
-        """A zeroed float32 vector, flat and in CPU memory (on the device `meta` if it has no numbers)."""
+    def new(self, numel: int | None = None) -> torch.Tensor:
+        """A zeroed float32 vector, flat and in CPU memory (on the device `meta` if it has no numbers), of `numel`
+        elements if not as long as this one.
+        """
 
 
 class ReplicaInterface(Protocol):
-    """One peer's copy of what is trained. All but `fingerprint` is for one thread only."""
+    """One peer's copy of what is trained. All but `fingerprint`, `layout_of` and `project` is for one thread only."""
 
     step: int
     """Global steps that this state has seen."""
@@ -34,6 +36,23 @@ class ReplicaInterface(Protocol):
     @property
     def vector(self) -> VectorInterface:
         """What is averaged."""
+
+    def layout_of(self, step: int) -> VectorLayout:
+        """The layout of the vector that the round of `step` averages; see `averaging/codecs/round_vectors.py`.
+
+        Any thread may ask.
+        """
+
+    def project(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:
+        """What this peer gives to the round of `step`, for its mean gradient over `weight` samples, which stays as it
+        is; None for nothing. On any thread.
+        """
+
+    def expand(self, mean: torch.Tensor, step: int) -> torch.Tensor:
+        """The mean gradient that the mean of the round of `step` stands for; `mean` stays as it is.
+
+        Once for each round that counts, in their order: what `project` left out is known from then on.
+        """
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""

@@ -9,6 +9,9 @@ import torch
 from blake3 import blake3
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.projection import Projection
+from minga.averaging.codecs.sketch import make_sketch
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -45,9 +48,25 @@ class Replica:
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = ParameterVector(optimizer, self._buffers, spec.averaging.codec, spec.averaging.download_codec)
-        self._state = TrainingState(optimizer, model=model, scheduler=scheduler, include_buffers=averaged)
+        sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
+        self._projection = Projection(sketch)
+        self._state = TrainingState(
+            optimizer, model=model, scheduler=scheduler, include_buffers=averaged, basis=sketch.basis()
+        )
         self._schedule_at = self._epoch()
         self.vector.quick = True
+
+    def layout_of(self, step: int) -> VectorLayout:
+        """The layout of the vector that the round of `step` averages. Any thread may ask."""
+        return self._projection.layout_of(step)
+
+    def project(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:
+        """What this peer gives to the round of `step`, for its mean gradient over `weight` samples. On any thread."""
+        return self._projection.contribution(vector, weight, step)
+
+    def expand(self, mean: torch.Tensor, step: int) -> torch.Tensor:
+        """The mean gradient that the mean of the round of `step` stands for, which counts."""
+        return self._projection.absorb(mean, step)
 
     def collect(self, samples: int) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?

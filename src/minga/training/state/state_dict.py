@@ -4,6 +4,7 @@ Theory of operation. Tensors are named by what they belong to, never by their pl
 
     model/<parameter or buffer name>                    every parameter and persistent buffer, tied ones once
     optimizer/<parameter name>/<key>                    tensors that the optimizer keeps for a parameter
+    sketch/<name>                                       the basis of the run's sketch, if it has one
 
 Python numbers that the optimizer keeps for a parameter, the numbers of its parameter groups and those of the scheduler
 are scalars (see `scalars.py`). The order is that of the model, then of the keys' names, so equal states give equal
@@ -17,7 +18,7 @@ place, so that views of them (a flat parameter buffer, a compiled graph) stay va
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from minga.training.state.scalars import (
 )
 from minga.training.state.snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes, padded
 
-MODEL, OPTIMIZER = "model/", "optimizer/"
+MODEL, OPTIMIZER, SKETCH = "model/", "optimizer/", "sketch/"
 
 _MAX_OPTIMIZER_FACTOR = 16
 _MAX_OPTIMIZER_EXTRA_BYTES = 64 << 20
@@ -48,7 +49,8 @@ class TrainingState:
     """A view of one optimizer, the model that it trains and its learning-rate scheduler.
 
     Without a `model`, the state's parameters are those of the optimizer and there are no buffers. With
-    `include_buffers=False` the model's buffers (BatchNorm statistics) stay each peer's own.
+    `include_buffers=False` the model's buffers (BatchNorm statistics) stay each peer's own. The tensors of `basis`, by
+    their names, belong to the state, too.
     """
 
     def __init__(
@@ -58,10 +60,11 @@ class TrainingState:
         model: torch.nn.Module | None = None,
         scheduler: LRScheduler | None = None,
         include_buffers: bool = True,
+        basis: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self._optimizer, self._scheduler = optimizer, scheduler
         self._model = None if model is None else _unwrapped(model)
-        self._include_buffers = include_buffers
+        self._include_buffers, self._basis = include_buffers, dict(basis or {})
 
     def capture(self, step: int, reuse: StateSnapshot | None = None) -> StateSnapshot:
         """Copy the whole state to the CPU, as it is after global step `step`.
@@ -108,14 +111,14 @@ class TrainingState:
         Raises `ConfigurationError`, before anything was changed, if the snapshot is not of this model and optimizer.
         """
         self._check(snapshot.tensors, snapshot.scalars)
-        model = {MODEL + name: tensor for name, tensor in self._model_tensors()}
+        fixed = dict(self._fixed_tensors())
         parameters = dict(self._optimized())
         groups = {parameter: group for group in self._optimizer.param_groups for parameter in group["params"]}
         state: dict[str, dict[str, Any]] = {name: {} for name in parameters}
         with torch.no_grad():
             for entry, value in snapshot.named_tensors():
-                if entry.name in model:
-                    model[entry.name].copy_(value)
+                if entry.name in fixed:
+                    fixed[entry.name].copy_(value)
                 else:
                     name, key = _split(entry.name)
                     parameter = parameters[name]
@@ -133,6 +136,11 @@ class TrainingState:
             self._scheduler.load_state_dict(merge_numbers(here, snapshot.scalars["scheduler"]))
 
     # ---- what there is
+
+    def _fixed_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full name and tensor of everything that is there from the beginning and keeps its shape."""
+        yield from ((MODEL + name, tensor) for name, tensor in self._model_tensors())
+        yield from ((SKETCH + name, tensor) for name, tensor in sorted(self._basis.items()))
 
     def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Name and tensor of everything that belongs under `model/`."""
@@ -159,8 +167,8 @@ class TrainingState:
                 yield names.get(id(parameter), own), parameter
 
     def _tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
-        for name, tensor in self._model_tensors():
-            yield _entry(MODEL + name, tensor), tensor.detach()
+        for name, tensor in self._fixed_tensors():
+            yield _entry(name, tensor), tensor.detach()
         for name, parameter in self._optimized():
             for key, value in sorted(self._optimizer.state.get(parameter, {}).items()):
                 if isinstance(value, torch.Tensor):
@@ -182,8 +190,8 @@ class TrainingState:
     # ---- what may come in
 
     def _check(self, tensors: tuple[TensorEntry, ...], scalars: dict[str, Json]) -> None:
-        here = {MODEL + name: _entry(MODEL + name, tensor) for name, tensor in self._model_tensors()}
-        there = {entry.name: entry for entry in tensors if entry.name.startswith(MODEL)}
+        here = {name: _entry(name, tensor) for name, tensor in self._fixed_tensors()}
+        there = {entry.name: entry for entry in tensors if entry.name.startswith((MODEL, SKETCH))}
         for name in sorted(here.keys() | there.keys()):
             if here.get(name) != there.get(name):
                 raise ConfigurationError(

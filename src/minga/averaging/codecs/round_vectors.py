@@ -1,0 +1,71 @@
+"""Which vector each round of a run averages, and one peer's memory for the means and the residuals of these.
+
+A run averages one vector in all rounds, or several in turn: fragments of the model, or the factors of a matrix. Which
+one it is follows from the round's number alone, so that all peers agree on it without a word. Each round has one
+layout, and with it a plan and a commit of its own; what a layout's uploads left out is made up for in the next round
+of that layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, Residual
+from minga.averaging.group import RoundVector
+
+LayoutOf = Callable[[int], VectorLayout]
+"""From the number of a round to the layout of its vector: the same on all peers, and quick. Few of them differ."""
+
+
+class RoundVectors:
+    """The vectors of one peer's rounds. `new` makes a zeroed vector of so many elements, where they are averaged."""
+
+    def __init__(self, layout_of: LayoutOf, new: Callable[[int], torch.Tensor]) -> None:
+        self.layout_of = layout_of
+        self._new = new
+        self._results: dict[int, torch.Tensor] = {}
+        self._residuals: dict[str, Residual] = {}
+
+    def described(self, step: int) -> RoundVector:
+        """The vector of the round of `step`, as group formation wants to know it."""
+        return _described(self.layout_of(step))
+
+    def encoded_bytes(self, step: int) -> int:
+        """Bytes that the vector of the round of `step` takes as encoded."""
+        return self.described(step).encoded_bytes
+
+    def result(self, step: int) -> torch.Tensor:
+        """Memory for the mean of the round of `step`, the same for all vectors of one length."""
+        numel = self.layout_of(step).total
+        if numel not in self._results:
+            self._results[numel] = self._new(numel)
+        return self._results[numel]
+
+    def residual(self, step: int) -> Residual | None:
+        """What was left out in earlier rounds of the vector of `step`; None if its codecs leave nothing out."""
+        layout = self.layout_of(step)
+        if not layout.needs_residual:
+            return None
+        name = layout.fingerprint
+        if name not in self._residuals:
+            device = self.result(step).device
+            self._residuals[name] = Residual(layout.total, device=device, age=lambda a, b: self._rounds_of(name, a, b))
+        return self._residuals[name]
+
+    def _rounds_of(self, fingerprint: str, since: int, step: int) -> int:
+        """How many rounds from `since` on, before `step`, are of this layout; it does not count beyond what matters."""
+        count = 0
+        for earlier in range(since, step):
+            count += self.layout_of(earlier).fingerprint == fingerprint
+            if count > MOST_ROUNDS_KEPT:
+                break
+        return count
+
+
+@lru_cache(maxsize=64)
+def _described(layout: VectorLayout) -> RoundVector:
+    return RoundVector(layout.fingerprint, layout.total, layout.encoded_bytes(0, layout.total))

@@ -1,0 +1,113 @@
+"""The sketch seam: a linear map, the same on all peers, whose image is averaged in the place of the vector itself.
+
+    vector ── project ──▶ values, fewer of them ── all-reduce ──▶ their mean ── expand ──▶ the mean vector, nearly
+
+Since it is linear, the image of the mean is the mean of the images, so rounds, codecs, repairs and weights are those of
+any other vector. What a sketch leaves out of one peer's vector is kept for that peer's next rounds (`projection.py`).
+A sketch may have a *basis* that changes with each mean, as PowerSGD has. The basis is part of the shared state: the
+digest covers it, checkpoints hold it and newcomers fetch it.
+
+`minga.testing` has the suite that each sketch must pass, and entry points "minga.sketches" of installed packages bring
+further ones (`registry.py`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+
+from minga.averaging.codecs.layout import Shape, VectorLayout
+from minga.averaging.codecs.registry import SKETCHES
+from minga.core.errors import ConfigurationError
+
+
+class Sketch(ABC):
+    """A linear map of vectors of the layout `whole`, and back. One instance belongs to one peer.
+
+    For each step, `expand` after `project` has to be an orthogonal projection: twice is as once, and nothing gets
+    longer. All of it is a function of the basis, the step and the layout alone, bit for bit equal on all machines.
+    Vectors are flat float32 CPU tensors. `project` may run on any thread, but not at the same time as `absorb`.
+    """
+
+    name: str
+    version: int = 1
+    """Raised when the same name begins to stand for other numbers: peers with another version are refused."""
+    is_identity: bool = False
+    """Whether the values are the vector itself."""
+
+    def __init__(self, whole: VectorLayout) -> None:
+        self.whole = whole
+        self._layouts: dict[tuple[tuple[int | Shape, ...], str], VectorLayout] = {}
+
+    @abstractmethod
+    def shapes(self, step: int) -> tuple[int | Shape, ...]:
+        """The values of the round of `step`, as tensors with these shapes or numbers of elements, in their order."""
+
+    def part(self, step: int) -> str:  # noqa: ARG002
+        """Which of several vectors that take turns the round of `step` averages; empty if there is one."""
+        return ""
+
+    def layout(self, step: int) -> VectorLayout:
+        """The layout of the values of the round of `step`: no peer with another sketch or other shapes has the same."""
+        key = self.shapes(step), self.part(step)
+        if key not in self._layouts:
+            label = f"{self.name} {self.version} of {self.whole.shapes_digest} {key[1]}".rstrip()
+            self._layouts[key] = VectorLayout(key[0], self.whole.codec_choice, self.whole.download_choice, label)
+        return self._layouts[key]
+
+    @abstractmethod
+    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
+        """The values of `vector`, which stays as it is."""
+
+    @abstractmethod
+    def expand(self, values: torch.Tensor, step: int) -> torch.Tensor:
+        """The vector that has these values; they stay as they are."""
+
+    def basis(self) -> Mapping[str, torch.Tensor]:
+        """What the map depends on and `absorb` changes, in place: always the same tensors. Empty if nothing does."""
+        return {}
+
+    def absorb(self, mean: torch.Tensor, step: int) -> None:  # noqa: B027
+        """Change the basis, if there is any, by the mean values of the round of `step`, which were expanded before."""
+
+
+class IdentitySketch(Sketch):
+    """No sketch: the vector is averaged as it is."""
+
+    name = "identity"
+    is_identity = True
+
+    def shapes(self, step: int) -> tuple[int | Shape, ...]:  # noqa: ARG002
+        """Those of the vector."""
+        return self.whole.tensors
+
+    def layout(self, step: int) -> VectorLayout:  # noqa: ARG002
+        """That of the vector."""
+        return self.whole
+
+    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:  # noqa: ARG002
+        """The vector."""
+        return vector
+
+    def expand(self, values: torch.Tensor, step: int) -> torch.Tensor:  # noqa: ARG002
+        """The vector."""
+        return values
+
+
+def make_sketch(name: str, whole: VectorLayout) -> Sketch:
+    """The sketch called `name` of vectors of the layout `whole`.
+
+    Raises `ConfigurationError` if no installed package brings it, if what it brings goes by another name, or if it
+    cannot be used with the codec of the layout.
+    """
+    sketch = SKETCHES.get(name)(whole)
+    if not isinstance(sketch, Sketch) or sketch.name != name:
+        raise ConfigurationError(f"sketch: what an installed package brings as {name!r} is {sketch!r}")
+    if whole.needs_residual and not sketch.is_identity:
+        raise ConfigurationError(
+            f'the codec "{whole.codec_choice}" and the sketch "{name}" both leave something out to make up for it '
+            'later: take one of them alone, with averaging.codec = "float16" or averaging.sketch = "identity"'
+        )
+    return sketch

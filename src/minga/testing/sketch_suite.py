@@ -1,0 +1,227 @@
+"""What every sketch must do, as checks to be run against what makes one.
+
+    @pytest.mark.parametrize("check", SKETCH_CHECKS)
+    def test_my_sketch(check):
+        check(MySketch)
+
+Each check raises `SketchViolation` with what failed. All data come from fixed seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.projection import Projection
+from minga.averaging.codecs.sketch import Sketch
+
+MakeSketch = Callable[[VectorLayout], Sketch]
+
+_ROUNDS: Final = 50
+_WHOLES: Final = (
+    VectorLayout(((12, 20), (7,), (), (3, 4, 5), (30, 9)), "float32"),
+    VectorLayout((5,), "float32"),
+    VectorLayout(((40, 40),), "float16"),
+)
+
+
+class SketchViolation(AssertionError):
+    """A sketch broke a promise of the interface."""
+
+
+def _require(holds: bool, sketch: Sketch, what: str) -> None:
+    if not holds:
+        raise SketchViolation(f"{sketch.name}: {what}")
+
+
+def _normal(whole: VectorLayout, seed: int) -> torch.Tensor:
+    return torch.randn(whole.total, generator=torch.Generator().manual_seed(seed))
+
+
+def _rounds(make: MakeSketch, count: int = 6) -> Iterator[tuple[Sketch, int]]:
+    """Sketches of several layouts before each of their first rounds, with bases that move."""
+    for whole in _WHOLES:
+        sketch = make(whole)
+        for step in range(count):
+            yield sketch, step
+            sketch.absorb(sketch.project(_normal(whole, 1000 + step), step), step)
+
+
+def _distance(one: torch.Tensor, other: torch.Tensor, scale: float) -> float:
+    return float((one.double() - other.double()).norm()) / max(scale, 1e-30)
+
+
+def check_layouts(make: MakeSketch) -> None:
+    """The layout of a round is a function of the step, differs from that of other shapes, and fits the values."""
+    for sketch, step in _rounds(make):
+        layout = sketch.layout(step)
+        _require(layout == make(sketch.whole).layout(step), sketch, f"step {step}: another instance has another layout")
+        values = sketch.project(_normal(sketch.whole, step), step)
+        fits = values.shape == (layout.total,) and values.dtype == torch.float32 and values.is_contiguous()
+        _require(fits, sketch, f"step {step}: the values do not fit the layout: {tuple(values.shape)}, {values.dtype}")
+        back = sketch.expand(values, step)
+        fits = back.shape == (sketch.whole.total,) and back.dtype == torch.float32 and back.is_contiguous()
+        _require(fits, sketch, f"step {step}: what is expanded does not fit the vector: {tuple(back.shape)}")
+    one, other = (make(VectorLayout(((rows, 36 // rows),), "float32")) for rows in (4, 9))
+    differ = one.is_identity or one.layout(0).fingerprint != other.layout(0).fingerprint
+    _require(differ, one, "matrices of other shapes have layouts that cannot be told apart")
+
+
+def check_purity(make: MakeSketch) -> None:
+    """`project` and `expand` leave what they are given as it is, and give the same again, also on another instance."""
+    for sketch, step in _rounds(make):
+        vector = _normal(sketch.whole, step)
+        values = sketch.project(vector, step)
+        _require(torch.equal(vector, _normal(sketch.whole, step)), sketch, "project changed the vector")
+        kept = values.clone()
+        back = sketch.expand(values, step)
+        _require(torch.equal(values, kept), sketch, "expand changed the values")
+        _require(torch.equal(sketch.project(vector, step), kept), sketch, "project gave other values the second time")
+        _require(torch.equal(sketch.expand(kept, step), back), sketch, "expand gave another vector the second time")
+
+
+def check_linear(make: MakeSketch) -> None:
+    """The image of a sum is the sum of the images: only so the mean of images is the image of the mean."""
+    for sketch, step in _rounds(make):
+        one, other = _normal(sketch.whole, 2 * step), _normal(sketch.whole, 2 * step + 1)
+        whole = sketch.project(0.25 * one - 3 * other, step)
+        parts = 0.25 * sketch.project(one, step) - 3 * sketch.project(other, step)
+        _require(_distance(whole, parts, float(parts.norm())) < 1e-5, sketch, f"step {step}: project is not linear")
+        whole = sketch.expand(whole, step)
+        parts = 0.25 * _image(sketch, one, step) - 3 * _image(sketch, other, step)
+        _require(_distance(whole, parts, float(parts.norm())) < 1e-5, sketch, f"step {step}: expand is not linear")
+        zeros = sketch.expand(sketch.project(torch.zeros(sketch.whole.total), step), step)
+        _require(not zeros.any(), sketch, f"step {step}: zeros do not stay zeros")
+
+
+def check_projection(make: MakeSketch) -> None:
+    """Projecting and expanding twice is as once, and what is left out is at right angles to what is not."""
+    for sketch, step in _rounds(make):
+        vector = _normal(sketch.whole, step)
+        image = _image(sketch, vector, step)
+        again, length = _image(sketch, image, step), float(vector.norm())
+        _require(_distance(again, image, length) < 1e-5, sketch, f"step {step}: twice is not as once")
+        longer = float(image.double().norm()) > length * (1 + 1e-5)
+        _require(not longer, sketch, f"step {step}: the image is longer than the vector")
+        overlap = float(image.double() @ (vector - image).double())
+        _require(abs(overlap) < 1e-5 * length**2, sketch, f"step {step}: what is left out overlaps with what is not")
+
+
+def check_basis(make: MakeSketch) -> None:
+    """After 50 rounds all peers have the same basis to the last bit, also one that took it over in the middle."""
+    for whole in _WHOLES:
+        peers = [make(whole), make(whole)]
+        for step in range(_ROUNDS):
+            if step == _ROUNDS // 2:
+                newcomer = make(whole)
+                for name, tensor in newcomer.basis().items():
+                    tensor.copy_(peers[0].basis()[name])
+                peers.append(newcomer)
+            tensors = peers[0].basis()
+            mean = peers[0].project(_normal(whole, step), step)
+            for peer in peers:
+                images = torch.equal(peer.expand(mean, step), peers[0].expand(mean, step))
+                _require(images, peer, f"step {step}: two peers expand a mean differently")
+            for peer in peers:
+                peer.absorb(mean, step)
+            same = peers[0].basis()
+            _require(
+                all(same[name] is tensor for name, tensor in tensors.items()),
+                peers[0],
+                "absorb put other tensors in the place of the basis; it has to change them in place",
+            )
+        for peer in peers[1:]:
+            _require(peer.basis().keys() == peers[0].basis().keys(), peer, "two peers have bases of other names")
+            for name, tensor in peer.basis().items():
+                equal = torch.equal(tensor, peers[0].basis()[name]) and bool(tensor.isfinite().all())
+                _require(equal, peer, f"{name} of the basis differs between peers, or is not finite")
+
+
+def check_conservation(make: MakeSketch) -> None:
+    """Of one peer alone: what rounds applied and what it still holds back is what it contributed, weights included."""
+    for whole in _WHOLES:
+        projection = Projection(make(whole))
+        given, applied = torch.zeros(whole.total, dtype=torch.float64), torch.zeros(whole.total, dtype=torch.float64)
+        for step in range(_ROUNDS):
+            weight, vector = 1 + step * 7 % 64, _normal(whole, step)
+            for _ in range(1 + step % 2):  # every other round comes to nothing first
+                values = projection.contribution(vector, weight, step)
+            if values is None:
+                raise SketchViolation(f"{projection.sketch.name}: step {step}: an ordinary vector was left out")
+            given += weight * vector.double()
+            applied += weight * projection.absorb(values, step).double()
+        rest = given - applied - projection.left_out.double()
+        held = float(rest.norm()) <= 1e-5 * float(given.norm())
+        _require(held, projection.sketch, "what was left out does not add up")
+
+
+def check_hard_vectors(make: MakeSketch) -> None:
+    """Zeros, equal columns, one element alone, and magnitudes from the smallest to 2**90 stay finite in all rounds."""
+    for whole in _WHOLES:
+        alone = torch.zeros(whole.total)
+        alone[-1] = 1.0
+        hard = [torch.zeros(whole.total), torch.ones(whole.total), alone, alone * 2.0**90]
+        hard += [_normal(whole, 3) * scale for scale in (2.0**-140, 2.0**-100, 2.0**80)]
+        sketch = make(whole)
+        for step, vector in enumerate(hard * 2):
+            values = sketch.project(vector, step)
+            image = sketch.expand(values, step)
+            finite = bool(values.isfinite().all() and image.isfinite().all())
+            _require(finite, sketch, f"step {step}: a finite vector has an image that is not")
+            longer = float(image.double().norm()) > float(vector.double().norm()) * (1 + 1e-5) + 1e-40
+            _require(not longer, sketch, f"step {step}: the image is longer than the vector")
+            sketch.absorb(values, step)
+            basis_is_finite = all(bool(tensor.isfinite().all()) for tensor in sketch.basis().values())
+            _require(basis_is_finite, sketch, f"step {step}: the basis is not finite any more")
+
+
+def check_residual_gets_through(make: MakeSketch) -> None:
+    """With a vector that stays the same, all of it arrives sooner or later: nothing is left out for ever."""
+    for whole in _WHOLES:
+        projection, vector = Projection(make(whole)), _normal(whole, 5)
+        applied = torch.zeros(whole.total, dtype=torch.float64)
+        for step in range(2 * _ROUNDS):
+            values = projection.contribution(vector, 8, step)
+            if values is not None:
+                applied += projection.absorb(values, step).double()
+        wrong = _distance(applied / (2 * _ROUNDS), vector, float(vector.norm()))
+        _require(wrong < 0.35, projection.sketch, f"{wrong:.0%} of a vector that stays the same never arrives")
+
+
+def check_facts(make: MakeSketch) -> None:
+    """The name and the version are such as runs can have, and the identity says that it is one."""
+    sketch = make(_WHOLES[0])
+    _require(isinstance(sketch.version, int) and sketch.version >= 1, sketch, f"version {sketch.version!r}")
+    vector = _normal(sketch.whole, 1)
+    values = sketch.project(vector, 0)
+    _require(sketch.is_identity == (values is vector), sketch, f"is_identity is {sketch.is_identity}")
+    tensors = sketch.basis().values()
+    fits = all(tensor.device.type == "cpu" and not tensor.requires_grad for tensor in tensors)
+    _require(fits, sketch, "the basis is to be of CPU tensors without gradients")
+
+
+def _image(sketch: Sketch, vector: torch.Tensor, step: int) -> torch.Tensor:
+    return sketch.expand(sketch.project(vector, step), step)
+
+
+SKETCH_CHECKS: Final[tuple[Callable[[MakeSketch], None], ...]] = (
+    check_layouts,
+    check_purity,
+    check_linear,
+    check_projection,
+    check_basis,
+    check_conservation,
+    check_hard_vectors,
+    check_residual_gets_through,
+    check_facts,
+)
+"""All checks, each taking what makes a sketch and raising `SketchViolation` if it fails."""
+
+
+def check_sketch(make: MakeSketch) -> None:
+    """Run every check in turn. Raises the first failure."""
+    for check in SKETCH_CHECKS:
+        check(make)

@@ -1,0 +1,265 @@
+"""Sketches: what the suite asks of them, residuals of the vector itself, and runs that train by them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.projection import Projection
+from minga.averaging.codecs.registry import CODECS, SKETCHES
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT
+from minga.averaging.codecs.sketch import IdentitySketch, Sketch, make_sketch
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.network.virtual.internet import HostSettings
+from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
+from minga.simulation.swarm.size_only_model import SizeOnlyModel, SizeOnlyReplica
+from minga.simulation.swarm.swarm import Swarm
+from minga.testing.sketch_suite import SKETCH_CHECKS, MakeSketch, SketchViolation, check_sketch
+from minga.training.plugins_of_run import uses
+from minga.training.replica.replica import Replica
+from tests.worlds import loudest_codec
+from tests.worlds.sketches import ENTRIES, BlockMeans, LowRank, SomeElements
+from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, make_spec, offences, virtually
+
+WHOLE = VectorLayout(((8, 6), (5,)), "float32")
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, entry in ENTRIES.items():
+        monkeypatch.setitem(SKETCHES._builtin, name, entry)
+    monkeypatch.setitem(CODECS._builtin, "loudest", loudest_codec.ENTRY)
+
+
+def normal(seed: int, numel: int = WHOLE.total) -> torch.Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("make", [IdentitySketch, SomeElements, BlockMeans, LowRank])
+@pytest.mark.parametrize("check", SKETCH_CHECKS)
+def test_conformance(check: Callable[[MakeSketch], None], make: MakeSketch) -> None:
+    check(make)
+
+
+class TooLong(BlockMeans):
+    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
+        return super().project(vector, step) * 1.1
+
+
+class NotLinear(SomeElements):
+    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
+        return super().project(vector, step).abs()
+
+
+class Whimsical(SomeElements):
+    def expand(self, values: torch.Tensor, step: int) -> torch.Tensor:
+        return super().expand(values, step) + 1e-3 * torch.rand(self.whole.total)
+
+
+class Destructive(SomeElements):
+    def project(self, vector: torch.Tensor, step: int) -> torch.Tensor:
+        values = super().project(vector, step)
+        vector.zero_()
+        return values
+
+
+class AlwaysTheSame(SomeElements):
+    def _chosen(self, step: int) -> torch.Tensor:
+        return super()._chosen(0)
+
+
+class NewBasis(LowRank):
+    def absorb(self, mean: torch.Tensor, step: int) -> None:
+        super().absorb(mean, step)
+        self._bases = {name: tensor.clone() for name, tensor in self._bases.items()}
+
+
+class HiddenBasis(LowRank):
+    def basis(self) -> dict[str, torch.Tensor]:
+        return {}
+
+
+class Unshaped(LowRank):
+    def layout(self, step: int) -> VectorLayout:
+        return VectorLayout(self.shapes(step), "float32")
+
+    def _is_low(self, shape: tuple[int, ...]) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    "make", [TooLong, NotLinear, Whimsical, Destructive, AlwaysTheSame, NewBasis, HiddenBasis, Unshaped]
+)
+def test_the_suite_finds_what_is_wrong(make: MakeSketch) -> None:
+    with pytest.raises(SketchViolation):
+        check_sketch(make)
+
+
+def test_a_matrix_of_low_rank_is_reproduced_after_one_round_of_each_side() -> None:
+    whole = VectorLayout(((30, 20), (4,)), "float32")
+    matrix = normal(1, 60).view(30, 2) @ normal(2, 40).view(2, 20)
+    vector = torch.cat([matrix.flatten(), normal(3, 4)])
+    sketch = LowRank(whole)
+    for step in range(2):
+        sketch.absorb(sketch.project(vector, step), step)
+    for step in (2, 3):
+        assert torch.allclose(sketch.expand(sketch.project(vector, step), step), vector, atol=1e-4)
+
+
+def test_what_is_left_out_comes_later_and_a_round_that_came_to_nothing_changes_nothing() -> None:
+    projection, vector = Projection(SomeElements(WHOLE)), normal(1)
+    first = projection.contribution(vector, 4, 0)
+    assert first is not None
+    assert not projection.left_out.any()
+    again = projection.contribution(vector, 4, 0)  # the round was given up, and begins anew
+    assert again is not None
+    assert torch.equal(first, again)
+    applied = projection.absorb(again, 0)
+    assert torch.allclose(projection.left_out, 4 * (vector - applied))
+    held = projection.left_out
+    assert projection.contribution(None, 0, 1) is None  # only receives
+    projection.absorb(torch.zeros(projection.layout_of(1).total), 1)
+    assert torch.equal(projection.left_out, held)
+    values = projection.contribution(vector, 2, 2)
+    assert values is not None
+    assert torch.allclose(values, projection.sketch.project(vector + held / 2, 2))
+
+
+@pytest.mark.parametrize(("missed", "kept"), [(MOST_ROUNDS_KEPT, True), (MOST_ROUNDS_KEPT + 1, False), (-1, False)])
+def test_what_was_left_out_long_ago_is_forgotten(missed: int, kept: bool) -> None:
+    projection, vector = Projection(SomeElements(WHOLE)), normal(1)
+    values = projection.contribution(vector, 1, 20)
+    assert values is not None
+    projection.absorb(values, 20)
+    projection.contribution(vector, 1, 20 + missed)
+    assert bool(projection.left_out.any()) == kept
+
+
+def test_a_contribution_that_is_not_finite_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    projection, vector = Projection(BlockMeans(WHOLE)), normal(1)
+    values = projection.contribution(vector, 1, 0)
+    assert values is not None
+    projection.absorb(values, 0)
+    vector[3] = torch.nan
+    assert projection.contribution(vector, 1, 1) is None
+    assert "left out of step" in caplog.text
+    assert not projection.left_out.any()
+
+
+def test_a_contribution_that_was_not_in_the_round_is_not_taken_for_one_that_was() -> None:
+    """It was sealed for a round that came to nothing here; the state of a later step came by a download."""
+    projection = Projection(SomeElements(WHOLE))
+    projection.contribution(normal(1), 1, 3)
+    projection.absorb(torch.zeros(projection.layout_of(7).total), 7)
+    assert not projection.left_out.any()
+
+
+def test_shapes_name_and_version_are_in_the_fingerprint() -> None:
+    turned = VectorLayout(((6, 8), (5,)), "float32")
+    assert turned.fingerprint == WHOLE.fingerprint == IdentitySketch(WHOLE).layout(0).fingerprint
+    newer = type("Newer", (SomeElements,), {"version": 2})
+    layouts = [each.layout(0) for each in (SomeElements(WHOLE), SomeElements(turned), newer(WHOLE))]
+    assert len({layout.fingerprint for layout in layouts}) == 3
+    assert SomeElements(WHOLE).layout(0) == SomeElements(WHOLE).layout(5)
+    assert BlockMeans(WHOLE).layout(0) != BlockMeans(WHOLE).layout(1)
+
+
+def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="sketch: 'unheard_of' is none of identity"):
+        make_sketch("unheard_of", WHOLE)
+    monkeypatch.setitem(SKETCHES._builtin, "other", ENTRIES["block_means"])
+    with pytest.raises(ConfigurationError, match="brings as 'other' is"):
+        make_sketch("other", WHOLE)
+    with pytest.raises(ConfigurationError, match="take one of them alone"):
+        make_sketch("block_means", VectorLayout((50,), "loudest", "float32"))
+    with pytest.raises(ConfigurationError, match=r'"byzantine" needs averaging\.sketch = "identity"'):
+        RunSpec.from_mapping({"name": "x", "averaging": {"sketch": "block_means"}, "security": {"mode": "byzantine"}})
+    with pytest.raises(ConfigurationError, match=r"needs averaging\.average_parameters_every = 0"):
+        make_spec(4, averaging={"sketch": "block_means", "average_parameters_every": 5})
+    with pytest.raises(ConfigurationError, match="a ghost model has no numbers: the sketch"):
+        SizeOnlyReplica(make_spec(4, averaging={"sketch": "block_means"}), SizeOnlyModel.of_size(100))
+
+
+def test_a_run_names_its_sketch_and_other_runs_are_what_they_were() -> None:
+    plain, sketched = make_spec(4), make_spec(4, averaging={"sketch": "block_means"})
+    assert b"sketch" not in plain.canonical_bytes()
+    assert RunSpec.from_canonical(plain.canonical_bytes()) == plain
+    assert RunSpec.from_canonical(sketched.canonical_bytes()) == RunSpec.from_toml(sketched.to_toml()) == sketched
+    assert plain.run_id != sketched.run_id
+    assert (SKETCHES, "block_means") in uses(sketched)
+
+
+def matrix_replica(spec: RunSpec) -> Replica:
+    """A small linear model: a matrix and a bias, under momentum."""
+    torch.manual_seed(1)
+    model = torch.nn.Linear(7, 6)
+    return Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5), model=model)
+
+
+def pull_to_number(peer: SimulatedPeer, samples: int) -> None:
+    """Gradients of the distance of all parameters to 3, with noise."""
+    chance = torch.Generator().manual_seed(peer.samples_done * 1009 + int(peer.network.peer_id[:8], 16))
+    for weight in peer.replica.vector.parameters():  # type: ignore[attr-defined]
+        weight.grad = weight.detach() - 3.0 + 0.1 * torch.randn(weight.shape, generator=chance)
+
+
+@pytest.mark.parametrize(
+    ("sketch", "strategy"),
+    [("some_elements", "synchronous"), ("block_means", "synchronous"), ("low_rank", "delayed")],
+)
+def test_a_run_with_a_sketch(sketch: str, strategy: str) -> None:
+    """A member dies in a round and a newcomer takes the state over, the basis included; all end in the same state."""
+
+    @virtually
+    async def main() -> None:
+        averaging = {"sketch": sketch, "codec": "float16"}
+        spec = make_spec(8, averaging=averaging, training={"strategy": strategy})
+        swarm = Swarm(spec, make_replica=matrix_replica, gradient=pull_to_number, seed=11)
+        peers = [swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1)) for _ in range(3)]
+        try:
+            await swarm.run_until_step(5, limit_s=100)
+            begun = len(swarm.log.of("round.begun"))
+            while len(swarm.log.of("round.begun")) == begun:
+                await asyncio.sleep(0.01)
+            swarm.internet.kill(peers[1].network)
+            newcomer = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
+            await swarm.run_until_step(45, limit_s=600)
+            await assert_equal_states(swarm)
+            assert_one_group_per_step(swarm)
+            assert not offences(swarm)
+            wrong = float((newcomer.replica.read_values() - 3.0).norm() / 3.0 / 48**0.5)
+            assert wrong < 0.2
+            names = [entry.name for entry in newcomer.replica.capture().tensors if entry.name.startswith("sketch/")]
+            assert names == (["sketch/left0", "sketch/right0"] if sketch == "low_rank" else [])
+        finally:
+            await swarm.close()
+
+    main()
+
+
+def test_a_state_without_the_basis_does_not_fit() -> None:
+    plain, sketched = (matrix_replica(make_spec(4, averaging={"sketch": name})) for name in ("identity", "low_rank"))
+    with pytest.raises(ConfigurationError, match="sketch/left0 is missing in the state"):
+        sketched.restore(plain.capture())
+    with pytest.raises(ConfigurationError, match="sketch/left0 is float32"):
+        plain.restore(sketched.capture())
+    other = matrix_replica(make_spec(4, averaging={"sketch": "low_rank"}))
+    projected: Any = sketched.project(normal(1, 48), 4, 0)
+    sketched.expand(projected, 0)
+    assert other.digest() != sketched.digest()
+    other.restore(sketched.capture())
+    assert other.digest() == sketched.digest()
+
+
+def test_the_identity_changes_nothing() -> None:
+    sketch: Sketch = make_sketch("identity", WHOLE)
+    vector = normal(1)
+    assert sketch.project(vector, 0) is sketch.expand(vector, 0) is vector
+    assert Projection(sketch).contribution(vector, 1, 0) is vector
+    assert not Projection(sketch).left_out.any()
