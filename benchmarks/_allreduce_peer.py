@@ -16,6 +16,7 @@ from benchmarks._entering import enter, tell_address
 from benchmarks._worker import Channel
 from minga.averaging.allreduce.service import AllReduce
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.round_vectors import RoundVectors
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.messages import Report
@@ -60,8 +61,8 @@ class AveragingPeer:
         self.layout = layout = VectorLayout((vector.numel(),), settings["codec"])
         self.vector, self.result = vector, torch.zeros_like(vector)
         self.contributor = FixedContributor(vector)
-        encoded_bytes = layout.encoded_bytes(0, vector.numel())
-        group = GroupSettings(settings["peers"] * SAMPLES, layout.fingerprint, vector.numel(), encoded_bytes, True)
+        vectors = RoundVectors(lambda _: layout, torch.zeros)
+        group = GroupSettings(settings["peers"] * SAMPLES, vectors.described, aggregates=True)
         swarm_view = BoardView(session.board, session.node)
         self.formation = GroupFormation(session.node, identity, group, swarm_view, self.contributor)
         self.all_reduce = AllReduce(session.node)

@@ -24,6 +24,7 @@ from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.apportionment import apportion
 from minga.averaging.clocking.registration import Registration
 from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.round_vectors import RoundVectors
 from minga.averaging.group import GroupSettings
 from minga.averaging.link_reporter import LinkReporter
 from minga.averaging.matchmaking.former import GroupFormation
@@ -116,17 +117,15 @@ class Averager:
         self.swarm_view = BoardView(session.board, session.node)
         group = GroupSettings(
             company.trainers * SAMPLES,
-            layout.fingerprint,
-            vector.numel(),
-            layout.encoded_bytes(0, vector.numel()),
+            RoundVectors(lambda _: layout, torch.zeros).described,
             aggregates=True,
             computes=company.computes,
         )
         self.formation = GroupFormation(session.node, identity, group, self.swarm_view, self.contributor)
         self.all_reduce = AllReduce(session.node)
-        desk = self.formation._desk
-        self._plan, desk.plan = desk.plan, self._make_plan  # type: ignore[method-assign]
-        self._check, desk.check = desk.check, self._check_plan  # type: ignore[method-assign]
+        maker = self.formation._plan_maker
+        self._plan, maker.plan = maker.plan, self._make_plan  # type: ignore[method-assign]
+        self._check, maker.check = maker.check, self._check_plan  # type: ignore[method-assign]
         self._probed = asyncio.Event()
         session.node.events.subscribe(self._on_event)
         session.node.spawn(Prober(session.node, self.swarm_view.reachable).run())

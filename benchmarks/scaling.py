@@ -212,7 +212,7 @@ def _joined(swarm: Swarm) -> set[str]:
     groups = []
     for peer in swarm.alive():
         formation = peer.session.member._formation if peer.session.member is not None else None
-        gathering = formation._gathering if formation is not None else None
+        gathering = formation._led_group if formation is not None else None
         if gathering is not None:
             groups.append(set(gathering.everyone()))
     return max(groups, key=len, default=set())

@@ -15,6 +15,8 @@ ASKED = (
     "averaging/apportionment.py",
     "averaging/clocking/",
     "averaging/codecs/layout.py",
+    "averaging/codecs/projection.py",
+    "averaging/codecs/round_vectors.py",
     "averaging/codecs/tensor_bytes.py",
     "averaging/election.py",
     "training/life/board_view.py",
