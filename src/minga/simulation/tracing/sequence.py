@@ -19,6 +19,8 @@ ASKED = (
     "averaging/codecs/round_vectors.py",
     "averaging/codecs/tensor_bytes.py",
     "averaging/election.py",
+    "averaging/link_record.py",
+    "averaging/link_reporter.py",
     "training/life/board_view.py",
     "training/replica/flat_vector.py",
     "training/session.py",
