@@ -208,13 +208,13 @@ def _streams(division: Division, size: int) -> tuple[int, int]:
 
 
 def _joined(swarm: Swarm) -> set[str]:
-    """The largest group in the making: its leader and those with a seat."""
+    """The largest group in the making: its leader and the registered members."""
     groups = []
     for peer in swarm.alive():
         formation = peer.session.member._formation if peer.session.member is not None else None
-        gathering = formation._led_group if formation is not None else None
-        if gathering is not None:
-            groups.append(set(gathering.everyone()))
+        group = formation._led_group if formation is not None else None
+        if group is not None:
+            groups.append(set(group.everyone()))
     return max(groups, key=len, default=set())
 
 

@@ -101,6 +101,14 @@ def longest_gap_s(swarm: Swarm, since: float = 0.0) -> float:
     return max((b - a for a, b in itertools.pairwise(times)), default=0.0)
 
 
+async def kill_in_a_round(swarm: Swarm, peer: SimulatedPeer) -> None:
+    """Kill a peer as soon as the next round begins."""
+    begun = len(swarm.log.of("round.begun"))
+    while len(swarm.log.of("round.begun")) == begun:
+        await asyncio.sleep(0.01)
+    swarm.internet.kill(peer.network)
+
+
 def grow(swarm: Swarm, count: int, rng: random.Random, *, clients: int = 0, **host: Any) -> None:
     """Add `count` trainers of slightly different speed, the last `clients` of which cannot be dialled."""
     for index in range(count):

@@ -20,6 +20,7 @@ from tests.worlds.loudest_codec import ENTRY
 from tests.worlds.swarm_tools import (
     assert_equal_states,
     assert_one_group_per_step,
+    kill_in_a_round,
     make_spec,
     offences,
     pull,
@@ -76,10 +77,7 @@ def test_two_vectors_take_turns(strategy: str, codec: str, with_loudest: None) -
         begun = half_by_half(spec).read_values()
         try:
             await swarm.run_until_step(5, limit_s=100)
-            begun_rounds = len(swarm.log.of("round.begun"))
-            while len(swarm.log.of("round.begun")) == begun_rounds:
-                await asyncio.sleep(0.01)
-            swarm.internet.kill(peers[1].network)
+            await kill_in_a_round(swarm, peers[1])
             newcomer = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
             await swarm.run_until_step(20, limit_s=300)
             assert newcomer.replica.step >= 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +24,14 @@ from minga.training.plugins_of_run import uses
 from minga.training.replica.replica import Replica
 from tests.worlds import loudest_codec
 from tests.worlds.sketches import ENTRIES, BlockMeans, LowRank, SomeElements
-from tests.worlds.swarm_tools import assert_equal_states, assert_one_group_per_step, make_spec, offences, virtually
+from tests.worlds.swarm_tools import (
+    assert_equal_states,
+    assert_one_group_per_step,
+    kill_in_a_round,
+    make_spec,
+    offences,
+    virtually,
+)
 
 WHOLE = VectorLayout(((8, 6), (5,)), "float32")
 
@@ -224,10 +230,7 @@ def test_a_run_with_a_sketch(sketch: str, strategy: str) -> None:
         peers = [swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1)) for _ in range(3)]
         try:
             await swarm.run_until_step(5, limit_s=100)
-            begun = len(swarm.log.of("round.begun"))
-            while len(swarm.log.of("round.begun")) == begun:
-                await asyncio.sleep(0.01)
-            swarm.internet.kill(peers[1].network)
+            await kill_in_a_round(swarm, peers[1])
             newcomer = swarm.add(HostSettings(latency_s=0.02), TrainerSettings(1, 0.1))
             await swarm.run_until_step(45, limit_s=600)
             await assert_equal_states(swarm)

@@ -63,6 +63,16 @@ def test_round_trip_with_further_files(tmp_path: Path) -> None:
     assert names(store.directory) == [path.name]
 
 
+def test_the_basis_of_a_sketch_has_a_file_of_its_own(tmp_path: Path) -> None:
+    entries = tuple(TensorEntry(name, "float32", (4,)) for name in ("model/weight", "sketch/basis"))
+    snapshot = StateSnapshot(3, entries, {}, torch.arange(layout_bytes(entries), dtype=torch.uint8))
+    path = CheckpointStore(tmp_path).save(snapshot)
+    assert list(load_file(path / "sketch.safetensors")) == ["basis"]
+    loaded = CheckpointStore(tmp_path).load()
+    assert loaded is not None
+    assert digest(loaded.snapshot) == digest(snapshot)
+
+
 def test_other_tools_can_read_it(tmp_path: Path) -> None:
     path = CheckpointStore(tmp_path).save(make_snapshot(1))
     tensors = load_file(path / "model.safetensors")

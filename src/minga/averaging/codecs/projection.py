@@ -53,6 +53,7 @@ class Projection:
     def contribution(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:
         """What this peer gives to the round of `step`, for its mean `vector` over `weight` samples; None for none.
 
+        `vector` is not to be changed before `absorb`, if the round counts.
         A contribution that cannot be sent is left out of the step, with a warning, and so is the residual then.
         """
         if self.sketch.is_identity:
@@ -68,7 +69,7 @@ class Projection:
             logger.warning("left out of step: the sketch of the gradients of %d samples is not finite", weight)
             self._mass = None
             return None
-        self._sealed = _Sealed(step, weight, whole.clone() if whole is vector else whole, values)
+        self._sealed = _Sealed(step, weight, whole, values)
         return values
 
     def absorb(self, mean: torch.Tensor, step: int) -> torch.Tensor:
@@ -77,7 +78,7 @@ class Projection:
             return mean
         vector, sealed, self._sealed = self.sketch.expand(mean, step), self._sealed, None
         if sealed is not None and sealed.step == step:
-            self._mass = sealed.whole.sub_(self.sketch.expand(sealed.values, step)).mul_(sealed.weight)
+            self._mass = torch.sub(sealed.whole, self.sketch.expand(sealed.values, step)).mul_(sealed.weight)
             self._step = step
         self.sketch.absorb(mean, step)
         return vector

@@ -238,28 +238,28 @@ class GroupFormation:
             self._abdicate,
             self._membership.at_work,
         )
-        gathering = GroupLeader(self._step, me, own, self._contributor, self.batch, around)
-        self._led_group, self._merge_into = gathering, None
+        group = GroupLeader(self._step, me, own, self._contributor, self.batch, around)
+        self._led_group, self._merge_into = group, None
         self._changed.fire()
         loop = asyncio.get_running_loop()
-        aside = [loop.create_task(self._probe_other_leaders(gathering)), loop.create_task(self._prepare(gathering))]
-        aside.append(loop.create_task(self._succession.learn_view(gathering)))
+        aside = [loop.create_task(self._probe_other_leaders(group)), loop.create_task(self._prepare(group))]
+        aside.append(loop.create_task(self._succession.learn_view(group)))
         try:
-            leader = await gathering.run()
+            leader = await group.run()
             if leader is not None:
                 return leader
-            registrations, ballot = gathering.everyone(), gathering.ballot
+            registrations, ballot = group.everyone(), group.ballot
             self._membership.gave_up_waiting(registrations)
             plan = await self._plan_maker.plan(self._step, registrations)
             next_batch = self.batch.next(registrations.values())
-            limits = gathering.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
+            limits = group.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
             plan = await self._succession.decide(plan, registrations, ballot)
             self._succession.enter(plan)
-            await gathering.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
+            await group.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
         except BaseException:
-            await gathering.dismiss()
+            await group.dismiss()
             raise
         finally:
             for task in aside:
@@ -267,13 +267,13 @@ class GroupFormation:
             self._led_group = None
             self._changed.fire()
 
-    async def _prepare(self, gathering: GroupLeader) -> None:
+    async def _prepare(self, group: GroupLeader) -> None:
         """While the step is under way: have a division at hand for the peers that are registered."""
         while True:
             await asyncio.sleep(PREPARE_PERIOD_S)
-            await self._plan_maker.prepare(gathering.everyone())
+            await self._plan_maker.prepare(group.everyone())
             if not any(
-                registration.goes_on or registration.report.samples for registration in gathering.registrations.values()
+                registration.goes_on or registration.report.samples for registration in group.registrations.values()
             ):
                 self._standby.break_off()  # nobody else computes: those for whom it rested are gone
 
@@ -286,39 +286,39 @@ class GroupFormation:
         # Newcomers have no view, so two of them may both lead for a moment: the worse in rank steps down.
         return None if self.view else self._membership.choose_leader()
 
-    async def _probe_other_leaders(self, gathering: GroupLeader) -> None:
+    async def _probe_other_leaders(self, group: GroupLeader) -> None:
         """Look for groups of this step that formed without us; the smaller one joins the larger."""
         while True:
             await asyncio.sleep(PROBE_PERIOD_S)
-            for peer in self._membership.strangers(gathering.everyone())[:3]:
+            for peer in self._membership.strangers(group.everyone())[:3]:
                 with contextlib.suppress(RemoteError):
                     found = await self._node.call(
-                        peer, PROBE, self._join_message(members=len(gathering.registrations)), Redirect
+                        peer, PROBE, self._join_message(members=len(group.registrations)), Redirect
                     )
                     if found.leader.peer_id not in (peer, self._node.peer_id):
                         leader = found.leader.peer_id
                         found = await self._node.call(
-                            leader, PROBE, self._join_message(members=len(gathering.registrations)), Redirect
+                            leader, PROBE, self._join_message(members=len(group.registrations)), Redirect
                         )
                     if found.leader.peer_id != self._node.peer_id:
                         self._merge_into = found.leader
-                        gathering.changed.fire()
+                        group.changed.fire()
 
     async def _serve_probe(self, peer: PeerId, stream: MessageStream) -> None:
         join = await stream.receive(Join)
         self._check_join(peer, join)
         await self._reach(join.step)
-        gathering = self._led_group
-        if gathering is None or gathering.closed:
+        group = self._led_group
+        if group is None or group.closed:
             leader = self._swarm_view.address(self._following) if self._following is not None else None
             if leader is None:
                 raise RejectedError("not leading and not following at the moment", code="stand_by")
             await stream.send(Redirect(leader))
-        elif (len(gathering.registrations), self._node.peer_id) > (join.seats, peer):
+        elif (len(group.registrations), self._node.peer_id) > (join.seats, peer):
             await stream.send(Redirect(self._node.address))
         else:
             self._merge_into = join.address
-            gathering.changed.fire()
+            group.changed.fire()
             await stream.send(Redirect(join.address))
 
     # ---- being asked
@@ -327,9 +327,9 @@ class GroupFormation:
         join = await stream.receive(Join)
         self._check_join(peer, join)
         await self._reach(join.step)
-        gathering = self._led_group
-        if gathering is not None and not gathering.closed:
-            await gathering.attend(peer, join, stream)
+        group = self._led_group
+        if group is not None and not group.closed:
+            await group.attend(peer, join, stream)
             return
         leader = self._following
         address = self._swarm_view.address(leader) if leader is not None else None

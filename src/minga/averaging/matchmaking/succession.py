@@ -56,17 +56,17 @@ class Succession:
             return False  # they know who decides, and are being asked
         return self._quorum.may_found(self._step, self._membership.everyone, group)
 
-    async def learn_view(self, gathering: GroupLeader) -> None:
+    async def learn_view(self, group: GroupLeader) -> None:
         """Where this leader fetched its state, and so missed the last round: ask the members that took part in it."""
         self._viewless = set[PeerId]()
         while not self._membership.view:
-            for peer in sorted(gathering.voters() - self._viewless - {self._node.peer_id}):
+            for peer in sorted(group.voters() - self._viewless - {self._node.peer_id}):
                 try:
                     self._membership.learn((await self._ask(peer)).members)
                     break
                 except RemoteError:
                     self._viewless.add(peer)
-            await gathering.changed.wait(CLOSE_CHECK_S)
+            await group.changed.wait(CLOSE_CHECK_S)
 
     def newest_held(self, registrations: Mapping[PeerId, Registration]) -> Accepted | None:
         """The latest result that a member with a vote held in an earlier attempt at the step: one with a number that

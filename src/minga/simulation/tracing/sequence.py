@@ -21,13 +21,17 @@ ASKED = (
     "averaging/election.py",
     "averaging/link_record.py",
     "averaging/link_reporter.py",
+    "averaging/matchmaking/former.py GroupFormation.others_are_past",
+    "averaging/planning/signed_plan.py chunk_bytes_of",
+    "training/bridge/gradient_port.py GradientPort.report",
     "training/life/board_view.py",
     "training/replica/flat_vector.py",
+    "training/replica/replica.py Replica.layout_of",
     "training/session.py",
     "training/strategy/",
     "training/transfer/",
 )
-"""What the others only ask something; shown only in a trace of everything."""
+"""Files, or one function of a file, that the others only ask something; shown only in a trace of everything."""
 
 TRAINER = "simulation/swarm/"
 """What stands for the training thread."""
@@ -93,7 +97,7 @@ def text(traced: TracedStep, lines: list[SequenceLine]) -> Iterator[str]:
 
 def _matters(call: TracedCall) -> bool:
     """Whether a call is shown where not all are."""
-    if not call.file.startswith(SHOWN) or call.file.startswith(ASKED) or call.kind == "property":
+    if not call.file.startswith(SHOWN) or call.kind == "property" or f"{call.file} {call.function}".startswith(ASKED):
         return False
     is_from_afar = call.caller.startswith((*SHOWN, TRAINER)) and _folder(call.file) != _folder(call.caller)
     return call.kind in ("message", "coroutine") or is_from_afar
