@@ -11,11 +11,11 @@ small state machine under a lock:
 How many samples the trainer stops at (its *limit*) is said by the leader of the step, or before that by the plan of the
 last one. The loop may seal at any time: what was accumulated up to the last boundary goes into the round. The
 micro-batch under way then has a gradient of parameters that are about to change: it is dropped when it ends, unless the
-strategy keeps late ones. While PARKED or SEALED the thread waits, unless the strategy *overlaps*: then parking sets the
-sum aside, and the thread goes on into another one. The result is applied at the first boundary after it came, so
-gradients are at most one step old. Where rounds take longer than computing does, the thread waits when it has the
-samples of the next step; the plan of the round says how many these are, and before it came they are taken to be about
-as many as lie aside.
+strategy keeps late ones. While PARKED or SEALED the thread waits, unless the strategy has rounds *in flight* beside
+computing. Then parking sets the sum aside, and the thread goes on into another one. The result is applied at the first
+boundary after it came, so gradients are at most one step old. Where rounds take longer than computing does, the thread
+waits when it has the samples of the next step; the plan of the round says how many these are, and before it came they
+are taken to be about as many as lie aside.
 
 At its boundaries, and while it waits, the thread does the work that the loop asks for (`ThreadTask`): apply a reduced
 vector, capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
@@ -75,6 +75,7 @@ class GradientPort(TrainingThread):
         """Samples that have weight 1 in the vector."""
         self._target = target_batch_sizes[1] if target_batch_sizes else None
         self._facts = strategy.facts
+        self._parks = strategy.facts.max_in_flight == 0
         self._sum = strategy(new_vector, self.condition, unit=self.unit)
         self._phase = PortPhase.OPEN
         self._limit: int | None = None
@@ -108,7 +109,7 @@ class GradientPort(TrainingThread):
                 self._last_samples, self._boundary_s = samples, now
                 if taken:
                     self._sum.count(samples)
-                urgent = self._phase is not PortPhase.OPEN and not self._facts.overlaps
+                urgent = self._phase is not PortPhase.OPEN and self._parks
                 if self._is_done():
                     self._park()
                     urgent = True
@@ -144,7 +145,7 @@ class GradientPort(TrainingThread):
     def wait(self, seconds: float | None = None) -> None:
         """Block the thread until `poll` may answer something else, or for at most `seconds`."""
         with self.condition:
-            if not self._work and self.closed is None and (self._facts.overlaps or self._has_to_wait()):
+            if not self._work and self.closed is None and (not self._parks or self._has_to_wait()):
                 self.condition.wait(seconds)
 
     def pause(self) -> None:
@@ -225,7 +226,7 @@ class GradientPort(TrainingThread):
             self._phase = PortPhase.PARKED
 
     def _has_to_wait(self) -> bool:
-        if self._facts.overlaps:
+        if not self._parks:
             return self._resting or (self._phase is not PortPhase.OPEN and self._is_ahead())
         return self._resting or self._phase is not PortPhase.OPEN
 

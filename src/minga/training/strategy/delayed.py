@@ -14,7 +14,7 @@ from minga.training.strategy.interface import Strategy
 class Delayed(Strategy):
     """Two buffers: one is averaged while the trainer goes on into the other, so gradients are at most one step old."""
 
-    facts = StrategyFacts(overlaps=True, keeps_late_micro_batches=True, vectors=2)
+    facts = StrategyFacts(max_in_flight=1, keeps_late_micro_batches=True, vectors=2)
 
     def __init__(self, new_vector: Callable[[], torch.Tensor], condition: threading.Condition, *, unit: int) -> None:
         super().__init__(new_vector, condition, unit=unit)

@@ -11,7 +11,7 @@ from minga.training.strategy.interface import Strategy
 class Synchronous(Strategy):
     """One buffer; the trainer waits while it is averaged."""
 
-    facts = StrategyFacts(overlaps=False, keeps_late_micro_batches=False, vectors=1)
+    facts = StrategyFacts(max_in_flight=0, keeps_late_micro_batches=False, vectors=1)
 
     @property
     def samples(self) -> int:
