@@ -49,7 +49,7 @@ def test_the_suite_finds_a_strategy_that_loses_what_came_back() -> None:
         def take_back(self) -> None:
             self._forget_complete()
 
-    with pytest.raises(StrategyViolation, match="after take_back"):
+    with pytest.raises(StrategyViolation, match="contributed nothing"):
         check_take_back(Forgetful)
 
 
@@ -78,7 +78,7 @@ def test_the_suite_finds_a_strategy_that_goes_uphill() -> None:
             mean, samples = super().contribution()
             return None if mean is None else -mean, samples
 
-    with pytest.raises(StrategyViolation, match="alone it came to"):
+    with pytest.raises(StrategyViolation, match="alone it came"):
         check_alone(Uphill)
 
 

@@ -47,7 +47,7 @@ class Synchroniser:
 
         def restore() -> None:
             self._replica.restore(snapshot)
-            self._port.reopen(0, drop_all=True)  # the leader says whether there is time for a micro-batch
+            self._port.restart(0)  # the leader says whether there is time for a micro-batch
 
         await self._port.request("restore", restore)
         self._digests.clear()

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import torch
 
 from minga.averaging.strategy_choice import StrategyFacts
-from minga.training.strategy.interface import Strategy
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.strategy.gradient_sums import GradientSums
 
 
-class Delayed(Strategy):
+class Delayed(GradientSums):
     """Two buffers: one is averaged while the trainer goes on into the other, so gradients are at most one step old."""
 
     facts = StrategyFacts(max_in_flight=1, keeps_late_micro_batches=True, vectors=2)
 
-    def __init__(self, new_vector: Callable[[], torch.Tensor], condition: threading.Condition, *, unit: int) -> None:
-        super().__init__(new_vector, condition, unit=unit)
-        self._aside = new_vector()
+    def __init__(self, condition: threading.Condition, *, unit: int) -> None:
+        super().__init__(condition, unit=unit)
         self._aside_samples = 0
+
+    def begin(self, replica: ReplicaInterface) -> None:
+        """See `Strategy`."""
+        super().begin(replica)
+        self._aside = replica.vector.new()
 
     @property
     def samples(self) -> int:
@@ -55,13 +59,12 @@ class Delayed(Strategy):
         with self._condition:
             self._samples, self._aside_samples = self.samples, 0
 
-    def absorb(self, *, everything: bool) -> None:
+    def forget(self) -> None:
         """See `Strategy`."""
-        if everything:
-            self._vector.zero_()
-            with self._condition:
-                self._samples = 0
-        self._forget_complete()
+        self._vector.zero_()
+        with self._condition:
+            self._samples = 0
+        super().forget()
 
     def _complete(self) -> torch.Tensor:
         return self._aside
