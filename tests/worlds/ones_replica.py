@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.snapshot import StateSnapshot
 
 
 class OnesVector:
@@ -39,6 +40,12 @@ class OnesReplica(ReplicaInterface):
         if self.is_finite:
             vector.add_(weight)
         return self.is_finite
+
+    def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
+        pass
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        self.step = snapshot.step
 
     def apply(self, mean: torch.Tensor, step: int) -> None:
         self.step = step

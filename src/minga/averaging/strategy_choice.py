@@ -33,6 +33,11 @@ class StrategyFacts:
     payload: Payload = "gradient"
     contributors: Literal["all", "leader"] = "all"
 
+    @property
+    def shares_optimizer(self) -> bool:
+        """Whether the optimizer steps by means, so that its state is the same for all; else each peer has its own."""
+        return self.payload in ("gradient", "coefficients")
+
     def __post_init__(self) -> None:
         if self.max_in_flight not in (0, 1) or self.vectors < 0:
             raise ConfigurationError(f"strategy: {self} has other than 0 or 1 rounds in flight, or less than 0 vectors")

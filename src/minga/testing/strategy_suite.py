@@ -102,10 +102,10 @@ def check_facts(kind: type[Strategy]) -> None:
     vectors = 0
 
     class Counting(ParameterVector):
-        def new(self) -> torch.Tensor:
+        def new(self, numel: int | None = None) -> torch.Tensor:
             nonlocal vectors
             vectors += 1
-            return super().new()
+            return super().new(numel)
 
     trainer = _Trainer(kind)
     trainer.replica.vector.__class__ = Counting
@@ -212,7 +212,7 @@ def check_unequal_speeds(kind: type[Strategy]) -> None:
 
 
 def check_absorb(kind: type[Strategy]) -> None:
-    """`absorb` forgets what was complete and nothing that came after it; `forget` forgets everything."""
+    """`absorb` forgets what was complete and nothing that came after it; `restored` forgets everything."""
     trainer = _Trainer(kind)
     trainer.feed((2.0, 2))
     mean, _ = trainer.seal()
@@ -231,7 +231,7 @@ def check_absorb(kind: type[Strategy]) -> None:
         trainer.contributes(12.0 if late else 16.0, late + 4, "after absorb")
     trainer.absorb(mean)
     trainer.feed((1.0, 1))
-    trainer.strategy.forget()
+    trainer.strategy.restored(trainer.strategy.shared_tensors(), trainer.replica.step, None)
     _require(trainer.strategy.samples == 0, kind, "it kept samples that it was to forget")
     trainer.feed((5.0, 1))
     _require(trainer.seal()[1] == 1, kind, "it kept samples that it was to forget")

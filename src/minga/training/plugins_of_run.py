@@ -13,6 +13,7 @@ from minga.averaging.strategy_choice import STRATEGIES, facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.plugins import Use, check_recorded, recorded
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.security.robust.registry import AGGREGATORS, verifiable_aggregator
 
 
@@ -51,6 +52,11 @@ def _check_combination(spec: RunSpec) -> None:
         raise ConfigurationError(
             f"averaging.average_parameters_every: with strategy {name!r} peers share their parameters in every round; "
             "set it to 0"
+        )
+    if spec.averaging.sketch != DEFAULT_SKETCH and facts.payload == "parameters":
+        raise ConfigurationError(
+            f"averaging.sketch: strategy {name!r} sends parameters, and {spec.averaging.sketch!r} would leave most "
+            f'out; set it to "{DEFAULT_SKETCH}"'
         )
     upload = spec.averaging.codec
     if upload == ADAPTIVE or not codec(upload).needs_residual:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from minga.averaging.election import ranking
 from minga.averaging.group import GroupSettings
@@ -29,6 +30,7 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT
+from minga.training.strategy.interface import ContributionFate
 from tests.worlds.ones_replica import OnesReplica
 from tests.worlds.reduce_world import Party, World, one_vector
 from tests.worlds.swarm_tools import virtually
@@ -120,7 +122,8 @@ class Member:
                 self.plans.append((plan, samples))
                 await asyncio.sleep(0.3)
                 self.formation.commit(plan)
-                self.port.restart()
+                self.port.absorb(self.step + 1, torch.zeros(2), ContributionFate.COUNTED)
+                self.port.reopen()
                 self.step += 1
         except (MinorityError, OutOfSyncError) as error:
             self.error = error

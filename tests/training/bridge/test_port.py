@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from minga.core.errors import ClosedError
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
+from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.delayed import Delayed
-from minga.training.strategy.interface import ContributionFate
+from minga.training.strategy.interface import ContributionFate, Recovery
 from minga.training.strategy.synchronous import Synchronous
 from tests.worlds.ones_replica import OnesReplica
 from tests.worlds.swarm_tools import virtually
@@ -215,7 +216,7 @@ async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
     assert samples == 6
     assert vector is not None
     assert vector.tolist() == [1.0, 1.0]
-    p.restart()
+    p.restore(StateSnapshot(1, (), {}, torch.empty(0, dtype=torch.uint8)), Recovery.FETCH)
     assert await p.seal() == (None, 0)
 
 

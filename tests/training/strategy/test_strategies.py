@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from minga.averaging.codecs.registry import CODECS
+from minga.averaging.codecs.registry import CODECS, SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -114,6 +114,7 @@ def test_what_is_no_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         ({"payload": "parameters"}, {"average_parameters_every": 4}, "average_parameters_every: with strategy 'own'"),
         ({"payload": "pseudo-gradient"}, {"average_parameters_every": 4}, "share their parameters in every round"),
         ({"contributors": "leader"}, {"codec": "loudest", "download_codec": "float16"}, "'loudest' would send a part"),
+        ({"payload": "parameters"}, {"sketch": "odd"}, "'odd' would leave most out"),
         ({"payload": "parameters"}, {"codec": "loudest", "download_codec": "float16"}, "would set most to zero"),
     ],
 )
@@ -124,6 +125,7 @@ def test_facts_that_rule_out_other_settings_of_a_run(
     monkeypatch.setitem(STRATEGIES._builtin, "own", "minga.training.strategy.synchronous:Synchronous")
     monkeypatch.setitem(STRATEGIES._loaded, "own", own)
     monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
+    monkeypatch.setitem(SKETCHES._builtin, "odd", "minga.averaging.codecs.sketch:IdentitySketch")
     run = {"name": "a run", "training": {"strategy": "own"}, "averaging": averaging}
     with pytest.raises(ConfigurationError, match=message):
         check_plugins(RunSpec.from_mapping(run))

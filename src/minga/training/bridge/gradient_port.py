@@ -39,7 +39,8 @@ from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 from minga.training.replica.interface import ReplicaInterface
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 from minga.training.strategy.synchronous import Synchronous
 
 logger = logging.getLogger("minga.training")
@@ -218,11 +219,23 @@ class GradientPort(TrainingThread):
             self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
         self._wake()
 
-    def restart(self, limit: int | None = None) -> None:
-        """The replica has another state: forget what was accumulated, and begin a new step, up to `limit` at first."""
-        with self._strategy.arithmetic:
-            self._strategy.forget()
+    def restore(self, snapshot: StateSnapshot, recovery: Recovery, limit: int | None = None) -> None:
+        """Have the replica become what `snapshot` holds, and begin a new step, up to `limit` at first.
+
+        For the training thread. Raises `ConfigurationError` if the snapshot is of another model or optimizer.
+        """
+        strategy = self._strategy
+        with strategy.arithmetic:
+            local = None
+            if recovery is Recovery.REBASE:
+                local = {name: tensor.clone() for name, tensor in strategy.local_tensors().items()}
+            strategy.replica.restore(snapshot)
+            strategy.restored(_tensors_of(snapshot), snapshot.step, local)
         self.reopen(limit)
+
+    def missed(self, rounds: int) -> Recovery:
+        """What this peer does that missed so many rounds."""
+        return self._strategy.missed(rounds)
 
     # ---- inner workings
 
@@ -293,3 +306,7 @@ class GradientPort(TrainingThread):
                 self._phase = PortPhase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None
         self._wake()
+
+
+def _tensors_of(snapshot: StateSnapshot) -> dict[str, torch.Tensor]:
+    return {entry.name: tensor for entry, tensor in snapshot.named_tensors()}

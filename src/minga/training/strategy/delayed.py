@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 import torch
 
@@ -59,12 +60,13 @@ class Delayed(GradientSums):
         with self._condition:
             self._samples, self._aside_samples = self.samples, 0
 
-    def forget(self) -> None:
-        """See `Strategy`."""
+    def restored(
+        self, shared: Mapping[str, torch.Tensor], round: int, local: Mapping[str, torch.Tensor] | None
+    ) -> None:
+        """See `GradientSums`."""
         self._vector.zero_()
-        with self._condition:
-            self._samples = 0
-        super().forget()
+        self._count_anew()
+        super().restored(shared, round, local)
 
     def _complete(self) -> torch.Tensor:
         return self._aside

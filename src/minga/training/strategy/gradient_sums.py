@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
+from collections.abc import Mapping
 
 import torch
 
@@ -34,8 +35,7 @@ class GradientSums(Strategy):
             return self.replica.accumulate(self._vector, samples / self._unit)
         except BaseException:
             self._vector.zero_()
-            with self._condition:
-                self._samples = 0
+            self._count_anew()
             raise
 
     def contribution(self) -> tuple[torch.Tensor | None, int]:
@@ -63,8 +63,13 @@ class GradientSums(Strategy):
         self.replica.apply(mean, round)
         self._forget_complete()
 
-    def forget(self) -> None:
-        """See `Strategy`."""
+    def restored(
+        self,
+        shared: Mapping[str, torch.Tensor],  # noqa: ARG002
+        round: int,  # noqa: ARG002
+        local: Mapping[str, torch.Tensor] | None,  # noqa: ARG002
+    ) -> None:
+        """Forget all gradients: they are those of other parameters."""
         self._forget_complete()
 
     @abstractmethod

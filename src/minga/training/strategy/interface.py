@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -37,6 +38,15 @@ class ContributionFate(enum.Enum):
     """There was none: this peer only received."""
 
 
+class Recovery(enum.Enum):
+    """What a peer that missed rounds does with the state of the others, once it has it."""
+
+    FETCH = "fetch"
+    """It begins anew with that, as a newcomer does."""
+    REBASE = "rebase"
+    """It takes over the shared part and keeps its own."""
+
+
 class Strategy(ABC):
     """What one peer sends and takes up. A contribution over `unit` samples has weight 1.
 
@@ -51,8 +61,12 @@ class Strategy(ABC):
         self._samples = 0
 
     def begin(self, replica: ReplicaInterface) -> None:
-        """Work on `replica` from now on, which is at a global step; called once."""
+        """Work on `replica` from now on, which is at a global step; called once.
+
+        From then on the replica's digest, the state that it serves and checkpoints have the `shared_tensors`.
+        """
         self.replica = replica
+        replica.define_shared(self.shared_tensors, optimizer=self.facts.shares_optimizer)
 
     # ---- under the condition: nothing here touches a number
 
@@ -81,6 +95,11 @@ class Strategy(ABC):
     def count(self, samples: int) -> None:
         """Samples were added."""
         self._samples += samples
+
+    def _count_anew(self, samples: int = 0) -> None:
+        """From now on so many samples are here; takes the condition itself."""
+        with self._condition:
+            self._samples = samples
 
     # ---- under `arithmetic`
 
@@ -114,6 +133,30 @@ class Strategy(ABC):
         of this peer's own contribution. `mean` is served to other peers and must not be changed.
         """
 
+    # ---- state: on the training thread, between two micro-batches
+
+    def shared_tensors(self) -> Mapping[str, torch.Tensor]:
+        """What is the same for all peers at one global step, by name: all of `model/…`, and any of `optimizer/…` and
+        `strategy/…`. In this order it is hashed.
+
+        By default what the replica has: then micro-batches must not change it.
+        """
+        return self.replica.tensors()
+
+    def local_tensors(self) -> Mapping[str, torch.Tensor]:
+        """What this peer alone has, by other names: only its own checkpoints hold it beside the shared part."""
+        return {}
+
     @abstractmethod
-    def forget(self) -> None:
-        """The replica was given another state: forget everything that came before."""
+    def restored(
+        self, shared: Mapping[str, torch.Tensor], round: int, local: Mapping[str, torch.Tensor] | None
+    ) -> None:
+        """The replica was given the `shared` state of global step `round`: take over the rest of it.
+
+        `local` is what `local_tensors` returned in this state, or in an earlier one if `missed` says to rebase; None
+        for a newcomer. What of it is not in `local` is forgotten.
+        """
+
+    def missed(self, rounds: int) -> Recovery:  # noqa: ARG002
+        """What a peer does that missed so many rounds, at least 1."""
+        return Recovery.FETCH
