@@ -23,7 +23,7 @@ from minga.core.errors import NonFiniteError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.replica.replica import Replica
-from minga.training.strategy.interface import ContributionFate, Strategy
+from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 
 _NUMEL: Final = 5
 _SPEC: Final = RunSpec.from_mapping({"name": "suite"})
@@ -262,6 +262,67 @@ def check_shared_part(kind: type[Strategy]) -> None:
     _require(len(set(digests)) == 1, kind, "what peers share depends on more than the mean and the round")
 
 
+def check_parts_of_the_state(kind: type[Strategy]) -> None:
+    """Shared and local tensors have different names; with both a peer goes on to the bit, with the first it joins."""
+    first = _Trainer(kind)
+    first.pull((1.0, 2), (2.0, 3))
+    mean = first.seal()[0].clone()
+    first.absorb(mean)
+    if first.strategy.local_tensors():
+        first.pull((5.0, 1))
+    local = {name: tensor.clone() for name, tensor in first.strategy.local_tensors().items()}
+    snapshot = first.replica.capture()
+    shared = {entry.name: tensor for entry, tensor in snapshot.named_tensors()}
+    _require(not shared.keys() & local.keys(), kind, "a tensor is both shared and local")
+    again, joiner = _Trainer(kind), _Trainer(kind)
+    for trainer, own in ((again, local), (joiner, None)):
+        trainer.replica.restore(snapshot)
+        trainer.strategy.restored(shared, snapshot.step, own)
+        _require(trainer.replica.digest() == first.replica.digest(), kind, "a restored state has another digest")
+    _require(joiner.strategy.samples == 0, kind, "a newcomer has samples")
+    contributions = []
+    for trainer in (first, again):
+        trainer.pull((3.0, 2))
+        contributions.append(trainer.seal())
+    same = torch.equal(contributions[0][0], contributions[1][0]) and contributions[0][1] == contributions[1][1]
+    _require(same, kind, "after both parts of its state were restored it contributed something else")
+    for trainer in (first, again, joiner):
+        trainer.absorb(mean)
+    digests = {trainer.replica.digest() for trainer in (first, again, joiner)}
+    _require(len(digests) == 1, kind, "a restored peer and a newcomer are in other states after a round")
+
+
+def check_missed_rounds(kind: type[Strategy]) -> None:
+    """A peer that missed 1, 2 or 20 rounds, and does as it says, has the digest of the others."""
+    for rounds in (1, 2, 20):
+        others, late = _Trainer(kind), _Trainer(kind)
+        late.pull((5.0, 2))
+        for _ in range(rounds):
+            others.pull((1.0, 2))
+            others.absorb(others.seal()[0].clone())
+        recovery = late.strategy.missed(rounds)
+        _require(isinstance(recovery, Recovery), kind, f"missed({rounds}) is {recovery}")
+        rebases = recovery is Recovery.REBASE
+        local = {name: each.clone() for name, each in late.strategy.local_tensors().items()} if rebases else None
+        snapshot = others.replica.capture()
+        late.replica.restore(snapshot)
+        late.strategy.restored({entry.name: each for entry, each in snapshot.named_tensors()}, snapshot.step, local)
+        same = late.replica.digest() == others.replica.digest()
+        _require(same, kind, f"after {rounds} missed rounds it is in another state than the others")
+
+
+def check_dtypes(kind: type[Strategy]) -> None:
+    """Parameters of 16 bits are trained as well, and equal means lead to equal states."""
+    source = _Trainer(kind, dtype=torch.bfloat16)
+    source.pull((1.0, 2))
+    mean = source.seal()[0].clone()
+    _require(mean.dtype is torch.float32, kind, f"it contributes {mean.dtype}")
+    other = _Trainer(kind, dtype=torch.bfloat16)
+    for trainer in (source, other):
+        trainer.absorb(mean)
+    _require(source.replica.digest() == other.replica.digest(), kind, "with bfloat16 equal means lead apart")
+
+
 def check_nothing(kind: type[Strategy]) -> None:
     """Without samples there is no contribution, of weight 0; and the round may count or come to nothing."""
     trainer = _Trainer(kind)
@@ -341,6 +402,9 @@ STRATEGY_CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = (
     check_unequal_speeds,
     check_absorb,
     check_shared_part,
+    check_parts_of_the_state,
+    check_missed_rounds,
+    check_dtypes,
     check_nothing,
     check_not_finite,
     check_broken_sum,

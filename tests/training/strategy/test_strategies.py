@@ -21,6 +21,7 @@ from minga.testing.strategy_suite import (
     check_alone,
     check_facts,
     check_repeated_calls,
+    check_shared_part,
     check_take_back,
     check_unequal_speeds,
 )
@@ -88,6 +89,15 @@ def test_the_suite_finds_a_strategy_that_takes_more_memory_than_it_says() -> Non
 
     with pytest.raises(StrategyViolation, match="it holds 2 vectors, not 1"):
         check_facts(Modest)
+
+
+def test_the_suite_finds_a_strategy_whose_own_part_is_in_the_digest() -> None:
+    class Stepping(Synchronous):
+        def micro_batch(self, samples: int) -> bool:
+            return super().micro_batch(samples) and self.replica.inner_step()
+
+    with pytest.raises(StrategyViolation, match="depends on more than the mean"):
+        check_shared_part(Stepping)
 
 
 def test_the_facts_of_minga_s_own() -> None:

@@ -144,7 +144,7 @@ class Strategy(ABC):
         return self.replica.tensors()
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
-        """What this peer alone has, by other names: only its own checkpoints hold it beside the shared part."""
+        """What this peer alone has, by other names than the shared part: it keeps that where it rebases."""
         return {}
 
     @abstractmethod
@@ -154,7 +154,7 @@ class Strategy(ABC):
         """The replica was given the `shared` state of global step `round`: take over the rest of it.
 
         `local` is what `local_tensors` returned in this state, or in an earlier one if `missed` says to rebase; None
-        for a newcomer. What of it is not in `local` is forgotten.
+        for a peer that begins anew. What of it is not in `local` is forgotten.
         """
 
     def missed(self, rounds: int) -> Recovery:  # noqa: ARG002

@@ -38,12 +38,13 @@ class LocalSGD(Strategy):
 
     def local_tensors(self):
         own = {name: each for name, each in self.replica.tensors().items() if name.startswith("optimizer/")}
-        return own | {"parameters": self.replica.read_values(), "samples": torch.tensor(self.samples)}
+        own |= {"parameters": self.replica.read_values(), "anchor": self.anchor}
+        return own | {"samples": torch.tensor(self.samples)}
 
     def restored(self, shared, round, local):
-        before, self.anchor, self.sealed = self.anchor, self.replica.read_values(), None
+        self.anchor, self.sealed = self.replica.read_values(), None
         if local is not None:  # what this peer has moved goes on from the new parameters, to the bit if they are old
-            own = local["parameters"]
+            own, before = local["parameters"], local["anchor"]
             self.replica.write_values(torch.where(before == self.anchor, own, self.anchor + (own - before)))
             self.replica.put({name: each for name, each in local.items() if name.startswith("optimizer/")})
         self._count_anew(0 if local is None else int(local["samples"]))
