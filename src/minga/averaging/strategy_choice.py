@@ -6,24 +6,43 @@ Nobody but the strategy itself asks for its name: they ask for its facts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.plugins import Registry
+
+Payload = Literal["gradient", "pseudo-gradient", "parameters", "coefficients"]
 
 
 @dataclass(frozen=True)
 class StrategyFacts:
     """What follows from a run's strategy, the same on all peers.
 
-    overlaps: computing goes on while a round runs; else the trainer waits for it.
+    max_in_flight: rounds that may run while the trainer computes, 0 or 1. With 0 the trainer is parked meanwhile.
     keeps_late_micro_batches: one that ends after its step was sealed counts towards the next; else it is dropped.
     vectors: how many vectors as long as the averaged one it holds.
+    payload: the quantity whose mean is taken. Coefficients are those of gradients in another basis.
+    contributors: the peers whose vectors have weight in a round, all or the one that leads.
+
+    Raises `ConfigurationError` for values out of range.
     """
 
-    overlaps: bool
+    max_in_flight: int
     keeps_late_micro_batches: bool
     vectors: int
+    payload: Payload = "gradient"
+    contributors: Literal["all", "leader"] = "all"
+
+    @property
+    def shares_optimizer(self) -> bool:
+        """Whether the optimizer steps by means, so that its state is the same for all; else each peer has its own."""
+        return self.payload in ("gradient", "coefficients")
+
+    def __post_init__(self) -> None:
+        if self.max_in_flight not in (0, 1) or self.vectors < 0:
+            raise ConfigurationError(f"strategy: {self} has other than 0 or 1 rounds in flight, or less than 0 vectors")
+        if self.payload not in get_args(Payload) or self.contributors not in ("all", "leader"):
+            raise ConfigurationError(f"strategy: {self} has an unknown payload, or unknown contributors")
 
 
 STRATEGIES: Final[Registry[Any]] = Registry(

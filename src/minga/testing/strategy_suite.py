@@ -5,10 +5,12 @@
         check(MyStrategy)
 
 Each check raises `StrategyViolation` with the case that failed. All numbers are exact in float32, so that all sums are.
+What is said of gradients is checked where the strategy's facts say that it sends these.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -18,9 +20,13 @@ import torch
 
 from minga.averaging.strategy_choice import StrategyFacts
 from minga.core.errors import NonFiniteError
-from minga.training.strategy.interface import Strategy
+from minga.core.spec.run_spec import RunSpec
+from minga.training.replica.flat_vector import ParameterVector
+from minga.training.replica.replica import Replica
+from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 
 _NUMEL: Final = 5
+_SPEC: Final = RunSpec.from_mapping({"name": "suite"})
 
 
 class StrategyViolation(AssertionError):
@@ -32,84 +38,126 @@ def _require(holds: bool, kind: type[Strategy], what: str) -> None:
         raise StrategyViolation(f"{kind.__name__}: {what}")
 
 
-def _begin(kind: type[Strategy], unit: int = 1) -> Strategy:
-    return kind(lambda: torch.zeros(_NUMEL), threading.Condition(), unit=unit)
+class _Trainer:
+    """One strategy at work on a model of a few numbers, all 8 at first, under plain gradient descent."""
+
+    def __init__(self, kind: type[Strategy], unit: int = 1, *, dtype: torch.dtype = torch.float32) -> None:
+        model = torch.nn.Linear(_NUMEL, 1, bias=False, dtype=dtype)
+        torch.nn.init.constant_(model.weight, 8.0)
+        self.kind, self.weight = kind, model.weight
+        self.replica = Replica(_SPEC, torch.optim.SGD(model.parameters(), lr=0.5), model=model)
+        self.strategy = kind(threading.Condition(), unit=unit)
+        self.strategy.begin(self.replica)
+
+    def feed(self, *micro_batches: tuple[float, int]) -> None:
+        """Micro-batches by the value of their mean gradients and their samples."""
+        for value, samples in micro_batches:
+            self.weight.grad = torch.full_like(self.weight, value)
+            if self.strategy.micro_batch(samples):
+                self.strategy.count(samples)
+            self.replica.zero_grad()
+
+    def pull(self, *micro_batches: tuple[float, int]) -> None:
+        """The same by the values to which they pull all numbers."""
+        for target, samples in micro_batches:
+            self.feed((float(self.weight.detach().flatten()[0]) - target, samples))
+
+    def seal(self) -> tuple[torch.Tensor, int]:
+        """Close the round; what is contributed. Raises `StrategyViolation` if that is nothing."""
+        self.strategy.close()
+        return self.contribution()
+
+    def contribution(self) -> tuple[torch.Tensor, int]:
+        """What is contributed to a round that was closed. Raises `StrategyViolation` if that is nothing."""
+        vector, samples = self.strategy.contribution()
+        if vector is None:
+            raise StrategyViolation(f"{self.kind.__name__}: it contributed nothing")
+        return vector, samples
+
+    def contributes(self, value: float, samples: int, what: str) -> None:
+        """Require that a mean gradient of `value` is contributed to a round that was closed."""
+        mean, weight = self.contribution()
+        good = weight == samples and torch.equal(mean, torch.full((_NUMEL,), value))
+        _require(good, self.kind, f"{what}: contributed {mean} of {weight} samples, not {value} of {samples}")
+
+    def take_back(self) -> None:
+        """The round came to nothing."""
+        self.strategy.take_back()
+        if self.strategy.has_leftover:
+            self.strategy.merge()
+
+    def absorb(self, mean: torch.Tensor, fate: ContributionFate = ContributionFate.COUNTED) -> None:
+        """The round counted."""
+        self.strategy.absorb(self.replica.step + 1, mean, fate)
 
 
-def _feed(strategy: Strategy, *micro_batches: tuple[float, int]) -> None:
-    """Micro-batches by the value of their mean gradients and their samples."""
-    for value, samples in micro_batches:
-
-        def accumulate(vector: torch.Tensor, weight: float = value * samples) -> bool:
-            vector.add_(weight)
-            return True
-
-        strategy.micro_batch(accumulate)
-        strategy.count(samples)
-
-
-def _contribution(kind: type[Strategy], strategy: Strategy, value: float, samples: int, what: str) -> None:
-    mean, weight = strategy.contribution()
-    wanted = torch.full((_NUMEL,), value)
-    good = mean is not None and weight == samples and torch.equal(mean, wanted)
-    _require(good, kind, f"{what}: contributed {mean} of {weight} samples, not {value} of {samples}")
+def _sends_gradients(kind: type[Strategy]) -> bool:
+    return kind.facts.payload == "gradient"
 
 
 def check_facts(kind: type[Strategy]) -> None:
-    """The facts are facts of the class, equal for every instance."""
-    _require(isinstance(kind.facts, StrategyFacts) and kind.facts.vectors >= 1, kind, "its facts are none")
-    _require(_begin(kind).facts == kind.facts == _begin(kind, 7).facts, kind, "its facts differ between instances")
-    vectors = []
-    kind(lambda: vectors.append(0) or torch.zeros(_NUMEL), threading.Condition(), unit=1)  # type: ignore[func-returns-value]
-    _require(len(vectors) == kind.facts.vectors, kind, f"it holds {len(vectors)} vectors, not {kind.facts.vectors}")
+    """The facts are facts of the class, equal for every instance; gradients it sends take the vectors that it says."""
+    _require(isinstance(kind.facts, StrategyFacts), kind, "its facts are none")
+    _require(_Trainer(kind).strategy.facts == kind.facts == _Trainer(kind, 7).strategy.facts, kind, "its facts differ")
+    vectors = 0
+
+    class Counting(ParameterVector):
+        def new(self, numel: int | None = None) -> torch.Tensor:
+            nonlocal vectors
+            vectors += 1
+            return super().new(numel)
+
+    trainer = _Trainer(kind)
+    trainer.replica.vector.__class__ = Counting
+    kind(threading.Condition(), unit=1).begin(trainer.replica)
+    _require(vectors <= kind.facts.vectors, kind, f"it holds {vectors} vectors, not {kind.facts.vectors}")
 
 
 def check_mean(kind: type[Strategy]) -> None:
     """A contribution is the mean by samples of all that came before it was closed, whatever `unit` is."""
-    strategy = _begin(kind)
-    _feed(strategy, (2.0, 1), (6.0, 3))
-    _require(strategy.samples == 4, kind, "samples are miscounted")
-    strategy.close()
-    _require(strategy.complete_samples == 4, kind, "not all samples are complete once they are closed")
-    _contribution(kind, strategy, 5.0, 4, "two micro-batches")
+    trainer = _Trainer(kind)
+    trainer.feed((2.0, 1), (6.0, 3))
+    _require(trainer.strategy.samples == 4, kind, "samples are miscounted")
+    trainer.strategy.close()
+    _require(trainer.strategy.complete_samples == 4, kind, "not all samples are complete once they are closed")
+    if _sends_gradients(kind):
+        trainer.contributes(5.0, 4, "two micro-batches")
 
 
 def check_take_back(kind: type[Strategy]) -> None:
     """After `take_back` a new contribution is the same, and micro-batches that came meanwhile count as well."""
-    strategy = _begin(kind)
-    _feed(strategy, (2.0, 2), (4.0, 2))
-    strategy.close()
-    _contribution(kind, strategy, 3.0, 4, "the first time")
-    strategy.take_back()
-    _contribution(kind, strategy, 3.0, 4, "after take_back")
-    if kind.facts.keeps_late_micro_batches:
-        _feed(strategy, (11.0, 4))
-    strategy.take_back()
-    if strategy.has_leftover:
-        strategy.merge()
-    if not kind.facts.keeps_late_micro_batches:
-        _feed(strategy, (11.0, 4))
-    _require(strategy.samples == 8, kind, "samples were lost or doubled by take_back")
-    strategy.close()
-    _contribution(kind, strategy, 7.0, 8, "after take_back and more micro-batches")
+    late = kind.facts.keeps_late_micro_batches
+    trainer, whole = _Trainer(kind), _Trainer(kind)
+    trainer.feed((2.0, 2), (4.0, 2))
+    first = trainer.seal()[0].clone()
+    trainer.strategy.take_back()
+    _require(torch.equal(trainer.contribution()[0], first), kind, "after take_back it contributed something else")
+    if late:
+        trainer.feed((11.0, 4))
+    trainer.take_back()
+    if not late:
+        trainer.feed((11.0, 4))
+    _require(trainer.strategy.samples == 8, kind, "samples were lost or doubled by take_back")
+    whole.feed((2.0, 2), (4.0, 2), (11.0, 4))
+    same = torch.equal(trainer.seal()[0], whole.seal()[0])
+    _require(same, kind, "after take_back and more micro-batches it contributed something else")
 
 
 def check_repeated_calls(kind: type[Strategy]) -> None:
     """A contribution gives the same bytes again, and taking it back twice takes it back once."""
-    strategy = _begin(kind, unit=8)
-    _feed(strategy, (0.3, 3), (0.7, 4))
-    strategy.close()
-    first, samples = strategy.contribution()
-    before = None if first is None else first.clone()
-    again, samples_again = strategy.contribution()
-    same = before is not None and again is not None and torch.equal(before, again) and samples == samples_again
+    trainer = _Trainer(kind, unit=8)
+    trainer.feed((0.3, 3), (0.7, 4))
+    vector, samples = trainer.seal()
+    first = vector.clone()
+    again, samples_again = trainer.contribution()
+    same = torch.equal(first, again) and samples == samples_again
     _require(same, kind, "a second contribution of the same samples differs")
-    strategy.take_back()
-    once = strategy.samples, strategy.contribution()[0].clone()  # type: ignore[union-attr]
-    strategy.take_back()
-    strategy.take_back()
-    twice = strategy.samples, strategy.contribution()[0]
-    good = once[0] == twice[0] == 7 and twice[1] is not None and torch.allclose(once[1], twice[1], rtol=1e-6)
+    trainer.strategy.take_back()
+    once = trainer.strategy.samples, trainer.contribution()[0].clone()
+    trainer.strategy.take_back()
+    trainer.strategy.take_back()
+    twice = trainer.strategy.samples, trainer.contribution()[0]
+    good = once[0] == twice[0] == 7 and torch.allclose(once[1], twice[1], rtol=1e-6)
     _require(good, kind, "taking back twice is not taking back once")
 
 
@@ -118,119 +166,230 @@ def check_late_micro_batches(kind: type[Strategy]) -> None:
     if not kind.facts.keeps_late_micro_batches:
         return
     for late in (1, 2, 5):
-        strategy = _begin(kind)
-        _feed(strategy, (4.0, 2))
-        strategy.close()
-        strategy.contribution()
-        _feed(strategy, *[(8.0, 2)] * late)
-        strategy.take_back()
-        if strategy.has_leftover:
-            strategy.merge()
-        strategy.close()
-        _contribution(kind, strategy, (8.0 + 16.0 * late) / (2 + 2 * late), 2 + 2 * late, f"{late} late micro-batches")
+        trainer, whole = _Trainer(kind), _Trainer(kind)
+        trainer.feed((4.0, 2))
+        trainer.seal()
+        trainer.feed(*[(8.0, 2)] * late)
+        trainer.take_back()
+        whole.feed((4.0, 2), *[(8.0, 2)] * late)
+        (got, samples), (wanted, _) = trainer.seal(), whole.seal()
+        good = samples == 2 + 2 * late and torch.allclose(got, wanted, rtol=1e-6)
+        _require(good, kind, f"{late} late micro-batches do not all count after take_back")
 
 
 def check_alone(kind: type[Strategy]) -> None:
-    """One peer, whose mean is its own contribution, descends exactly as a hand-written loop does: sign and scale."""
-    by_hand = through = torch.full((_NUMEL,), 8.0)
-    strategy = _begin(kind)
+    """One peer, whose mean is its own contribution, comes down: sign and scale. With gradients, by hand's steps."""
+    by_hand, trainer = torch.full((_NUMEL,), 8.0), _Trainer(kind)
     for _ in range(20):
         micro_batches = [(1.0, 1), (2.0, 3)]  # targets, samples
         gradient = sum((by_hand - target) * samples for target, samples in micro_batches) / 4
         by_hand = by_hand - 0.5 * gradient
-        _feed(strategy, *[(float(through[0] - target), samples) for target, samples in micro_batches])
-        strategy.close()
-        mean, samples = strategy.contribution()
-        if mean is None or samples != 4:
-            raise StrategyViolation(f"{kind.__name__}: alone it contributed {mean} of {samples} samples")
-        through = through - 0.5 * mean
-        strategy.absorb(everything=False)
-    _require(torch.allclose(by_hand, through, rtol=1e-6), kind, f"alone it came to {through}, by hand to {by_hand}")
+        trainer.pull(*micro_batches)
+        mean, samples = trainer.seal()
+        _require(samples == 4, kind, f"alone it contributed {samples} of 4 samples")
+        trainer.absorb(mean)
+    through = trainer.weight.detach().flatten()
+    if _sends_gradients(kind):
+        good = torch.allclose(by_hand, through, rtol=1e-6)
+        _require(good, kind, f"alone it came to {through}, by hand to {by_hand}")
+    _require(bool(((through - 1.5).abs() < 3.0).all()), kind, f"alone it came from 8 to {through}, not near 1 to 2")
 
 
 def check_unequal_speeds(kind: type[Strategy]) -> None:
     """Peers with 1, 4 and 16 times the samples contribute with these weights: the mean is over samples, not peers."""
     total, weights = torch.zeros(_NUMEL), 0
     for value, speed in ((32.0, 1), (16.0, 4), (2.0, 16)):
-        strategy = _begin(kind)
-        _feed(strategy, *[(value, 1)] * speed)
-        strategy.close()
-        mean, weight = strategy.contribution()
-        _require(mean is not None and weight == speed, kind, f"it counted {weight} samples, not {speed}")
-        if mean is not None:
-            total += mean * weight
-            weights += weight
+        trainer = _Trainer(kind)
+        trainer.feed(*[(value, 1)] * speed)
+        mean, weight = trainer.seal()
+        _require(weight == speed, kind, f"it counted {weight} samples, not {speed}")
+        total += mean * weight
+        weights += weight
     wanted = (32.0 + 64.0 + 32.0) / 21
-    good = weights == 21 and torch.allclose(total / weights, torch.full((_NUMEL,), wanted), rtol=1e-6)
-    _require(good, kind, f"the mean over samples is {total / weights}, not {wanted}")
+    good = torch.allclose(total / weights, torch.full((_NUMEL,), wanted), rtol=1e-6)
+    if _sends_gradients(kind):
+        _require(good, kind, f"the mean over samples is {total / weights}, not {wanted}")
 
 
 def check_absorb(kind: type[Strategy]) -> None:
-    """`absorb` forgets what was complete and nothing that came after it, unless it is to forget everything."""
-    strategy = _begin(kind)
-    _feed(strategy, (2.0, 2))
-    strategy.close()
-    strategy.contribution()
+    """`absorb` forgets what was complete and nothing that came after it; `restored` forgets everything."""
+    trainer = _Trainer(kind)
+    trainer.feed((2.0, 2))
+    mean, _ = trainer.seal()
     late = 4 if kind.facts.keeps_late_micro_batches else 0
     if late:
-        _feed(strategy, (8.0, late))
-    strategy.absorb(everything=False)
-    _require(strategy.samples == late and strategy.complete_samples in (0, late), kind, "absorb forgot other samples")
-    _feed(strategy, (16.0, 4))
-    strategy.close()
-    _contribution(kind, strategy, 12.0 if late else 16.0, late + 4, "after absorb")
-    _feed(strategy, (1.0, 1))
-    strategy.absorb(everything=True)
-    _require(strategy.samples == 0, kind, "absorb kept samples that it was to forget")
-    _feed(strategy, (5.0, 1))
-    strategy.close()
-    _contribution(kind, strategy, 5.0, 1, "after everything was forgotten")
+        trainer.feed((8.0, late))
+    before = mean.clone()
+    trainer.absorb(mean := before.clone())
+    _require(torch.equal(mean, before), kind, "absorb changed the mean, which is served to other peers")
+    _require(trainer.replica.step == 1, kind, "absorb did not bring the replica to the step of the round")
+    counts = trainer.strategy.samples, trainer.strategy.complete_samples
+    _require(counts[0] == late and counts[1] in (0, late), kind, "absorb forgot other samples")
+    trainer.feed((16.0, 4))
+    _require(trainer.seal()[1] == late + 4, kind, "after absorb samples are miscounted")
+    if _sends_gradients(kind):
+        trainer.contributes(12.0 if late else 16.0, late + 4, "after absorb")
+    trainer.absorb(mean)
+    trainer.feed((1.0, 1))
+    trainer.strategy.restored(trainer.strategy.shared_tensors(), trainer.replica.step, None)
+    _require(trainer.strategy.samples == 0, kind, "it kept samples that it was to forget")
+    trainer.feed((5.0, 1))
+    _require(trainer.seal()[1] == 1, kind, "it kept samples that it was to forget")
+    if _sends_gradients(kind):
+        trainer.contributes(5.0, 1, "after everything was forgotten")
+
+
+def check_shared_part(kind: type[Strategy]) -> None:
+    """Peers that absorb equal means are in equal states, whatever each computed and whether that is in the mean."""
+    source = _Trainer(kind)
+    source.pull((1.0, 2), (2.0, 3))
+    mean = source.seal()[0].clone()
+    digests = []
+    for fate, targets in (
+        (ContributionFate.COUNTED, [(1.0, 2), (2.0, 3)]),
+        (ContributionFate.COUNTED, [(5.0, 7)]),
+        (ContributionFate.UNCOUNTED, [(3.0, 1)]),
+        (ContributionFate.ABSENT, []),
+    ):
+        trainer = _Trainer(kind)
+        for _ in range(2):
+            trainer.pull(*targets)
+            trainer.strategy.close()
+            trainer.strategy.contribution()
+            trainer.absorb(mean, fate)
+            trainer.pull((2.5, 1))
+        digests.append(trainer.replica.digest())
+    _require(len(set(digests)) == 1, kind, "what peers share depends on more than the mean and the round")
+
+
+def check_parts_of_the_state(kind: type[Strategy]) -> None:
+    """Shared and local tensors have different names; with both a peer goes on to the bit, with the first it joins."""
+    first = _Trainer(kind)
+    first.pull((1.0, 2), (2.0, 3))
+    mean = first.seal()[0].clone()
+    first.absorb(mean)
+    if first.strategy.local_tensors():
+        first.pull((5.0, 1))
+    local = {name: tensor.clone() for name, tensor in first.strategy.local_tensors().items()}
+    snapshot = first.replica.capture()
+    shared = {entry.name: tensor for entry, tensor in snapshot.named_tensors()}
+    _require(not shared.keys() & local.keys(), kind, "a tensor is both shared and local")
+    again, joiner = _Trainer(kind), _Trainer(kind)
+    for trainer, own in ((again, local), (joiner, None)):
+        trainer.replica.restore(snapshot)
+        trainer.strategy.restored(shared, snapshot.step, own)
+        _require(trainer.replica.digest() == first.replica.digest(), kind, "a restored state has another digest")
+    _require(joiner.strategy.samples == 0, kind, "a newcomer has samples")
+    contributions = []
+    for trainer in (first, again):
+        trainer.pull((3.0, 2))
+        contributions.append(trainer.seal())
+    same = torch.equal(contributions[0][0], contributions[1][0]) and contributions[0][1] == contributions[1][1]
+    _require(same, kind, "after both parts of its state were restored it contributed something else")
+    for trainer in (first, again, joiner):
+        trainer.absorb(mean)
+    digests = {trainer.replica.digest() for trainer in (first, again, joiner)}
+    _require(len(digests) == 1, kind, "a restored peer and a newcomer are in other states after a round")
+
+
+def check_missed_rounds(kind: type[Strategy]) -> None:
+    """A peer that missed 1, 2 or 20 rounds, and does as it says, has the digest of the others."""
+    for rounds in (1, 2, 20):
+        others, late = _Trainer(kind), _Trainer(kind)
+        late.pull((5.0, 2))
+        for _ in range(rounds):
+            others.pull((1.0, 2))
+            others.absorb(others.seal()[0].clone())
+        recovery = late.strategy.missed(rounds)
+        _require(isinstance(recovery, Recovery), kind, f"missed({rounds}) is {recovery}")
+        rebases = recovery is Recovery.REBASE
+        local = {name: each.clone() for name, each in late.strategy.local_tensors().items()} if rebases else None
+        snapshot = others.replica.capture()
+        late.replica.restore(snapshot)
+        late.strategy.restored({entry.name: each for entry, each in snapshot.named_tensors()}, snapshot.step, local)
+        same = late.replica.digest() == others.replica.digest()
+        _require(same, kind, f"after {rounds} missed rounds it is in another state than the others")
+
+
+def check_dtypes(kind: type[Strategy]) -> None:
+    """Parameters of 16 bits are trained as well, and equal means lead to equal states."""
+    source = _Trainer(kind, dtype=torch.bfloat16)
+    source.pull((1.0, 2))
+    mean = source.seal()[0].clone()
+    _require(mean.dtype is torch.float32, kind, f"it contributes {mean.dtype}")
+    other = _Trainer(kind, dtype=torch.bfloat16)
+    for trainer in (source, other):
+        trainer.absorb(mean)
+    _require(source.replica.digest() == other.replica.digest(), kind, "with bfloat16 equal means lead apart")
 
 
 def check_nothing(kind: type[Strategy]) -> None:
     """Without samples there is no contribution, of weight 0; and the round may count or come to nothing."""
-    strategy = _begin(kind)
+    trainer = _Trainer(kind)
     for _ in range(2):
+        strategy = trainer.strategy
         strategy.close()
         _require(strategy.contribution() == (None, 0), kind, "it contributed something without samples")
         strategy.take_back()
-        strategy.absorb(everything=False)
+        trainer.absorb(trainer.replica.read_values(), ContributionFate.ABSENT)
 
 
 def check_not_finite(kind: type[Strategy]) -> None:
-    """A sum that is not finite raises `NonFiniteError` and is forgotten."""
+    """A micro-batch that is not finite is refused, or later raises `NonFiniteError` once and is forgotten."""
     for value in (math.nan, math.inf, 1e38):
-        strategy = _begin(kind)
-        _feed(strategy, (value, 1))
-        strategy.close()
-        try:
-            strategy.contribution()
-        except NonFiniteError:
-            _require(strategy.samples == 0, kind, f"samples of a sum of {value} still count")
-        else:
-            raise StrategyViolation(f"{kind.__name__}: a sum of {value} was contributed")
-        _feed(strategy, (3.0, 1))
-        strategy.close()
-        _contribution(kind, strategy, 3.0, 1, "after a sum that was not finite")
+        trainer = _Trainer(kind)
+        trainer.replica.look_closely()
+        trainer.feed((value, 1))
+        trainer.strategy.close()
+        with contextlib.suppress(NonFiniteError):
+            contributed = trainer.strategy.contribution()
+            _require(contributed == (None, 0), kind, f"gradients of {value} were contributed")
+        _require(trainer.strategy.samples == 0, kind, f"samples with gradients of {value} still count")
+        trainer.feed((3.0, 1))
+        vector, samples = trainer.seal()
+        good = samples == 1 and bool(vector.isfinite().all())
+        _require(good, kind, f"after gradients of {value} it contributed {vector}")
+
+
+def check_broken_sum(kind: type[Strategy]) -> None:
+    """A sum of gradients that is not finite, each of which was, raises `NonFiniteError` and is forgotten."""
+    if not _sends_gradients(kind):
+        return
+    trainer = _Trainer(kind)
+    trainer.feed((1e28, 1 << 36), (1e28, 1 << 36))
+    trainer.strategy.close()
+    try:
+        trainer.strategy.contribution()
+    except NonFiniteError:
+        _require(trainer.strategy.samples == 0, kind, "samples of a sum that is not finite still count")
+    else:
+        raise StrategyViolation(f"{kind.__name__}: a sum that is not finite was contributed")
+    trainer.feed((3.0, 1))
+    trainer.strategy.close()
+    trainer.contributes(3.0, 1, "after a sum that was not finite")
 
 
 def check_interrupted(kind: type[Strategy]) -> None:
     """A micro-batch that fails half-way leaves nothing behind in the open sum."""
-    strategy = _begin(kind)
+    if not _sends_gradients(kind):
+        return
+    trainer = _Trainer(kind)
+    accumulate = trainer.replica.accumulate
 
-    def broken(vector: torch.Tensor) -> bool:
-        vector[0] = 7.0
+    def broken(vector: torch.Tensor, weight: float) -> bool:
+        vector[0] = weight
         raise KeyboardInterrupt
 
+    trainer.replica.accumulate = broken  # type: ignore[method-assign]
     try:
-        strategy.micro_batch(broken)
+        trainer.strategy.micro_batch(1)
     except KeyboardInterrupt:
-        pass
+        trainer.replica.accumulate = accumulate  # type: ignore[method-assign]
     else:
         raise StrategyViolation(f"{kind.__name__}: an interrupt was swallowed")
-    _feed(strategy, (3.0, 1))
-    strategy.close()
-    _contribution(kind, strategy, 3.0, 1, "after an interrupt")
+    trainer.feed((3.0, 1))
+    trainer.strategy.close()
+    trainer.contributes(3.0, 1, "after an interrupt")
 
 
 STRATEGY_CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = (
@@ -242,8 +401,13 @@ STRATEGY_CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = (
     check_alone,
     check_unequal_speeds,
     check_absorb,
+    check_shared_part,
+    check_parts_of_the_state,
+    check_missed_rounds,
+    check_dtypes,
     check_nothing,
     check_not_finite,
+    check_broken_sum,
     check_interrupted,
 )
 """All checks, each taking the class and raising `StrategyViolation` if it fails."""

@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts
     from minga.training.strategy.delayed import Delayed
-    from minga.training.strategy.interface import Strategy
+    from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
     from minga.training.strategy.synchronous import Synchronous
 
-__all__ = ["STRATEGIES", "Delayed", "Strategy", "StrategyFacts", "Synchronous"]
+__all__ = ["STRATEGIES", "ContributionFate", "Delayed", "Recovery", "Strategy", "StrategyFacts", "Synchronous"]
 
 _LATE = {  # imported when they are first asked for
+    "ContributionFate": "minga.training.strategy.interface",
     "Delayed": "minga.training.strategy.delayed",
+    "Recovery": "minga.training.strategy.interface",
     "STRATEGIES": "minga.averaging.strategy_choice",
     "Strategy": "minga.training.strategy.interface",
     "StrategyFacts": "minga.averaging.strategy_choice",

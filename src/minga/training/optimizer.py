@@ -215,7 +215,11 @@ class Optimizer(torch.optim.Optimizer):
         port, peer = self._port, self.peer
         if port is None or peer is None:
             return
-        if port.add(lambda vector: self._replica.accumulate(vector, samples / port.unit), samples):
+        if isinstance(port, GradientPort):
+            is_taken = port.add(samples)
+        else:
+            is_taken = port.add(lambda vector: self._replica.accumulate(vector, samples / port.unit), samples)
+        if is_taken:
             value = math.nan if loss is None else float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
             peer.count(samples, value if math.isfinite(value) else None)
         else:

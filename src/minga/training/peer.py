@@ -191,7 +191,7 @@ class Peer:
                 return public
             port = GradientPort(
                 self._thread.loop,
-                replica.vector.new,
+                replica,
                 strategy=STRATEGIES.get(training.strategy),
                 target_batch_sizes=training.batch_range,
             )

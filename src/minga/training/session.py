@@ -220,7 +220,7 @@ class Session:
             target_batch_sizes=spec.training.batch_range,
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
-            overlapped=facts_of(spec.training.strategy).overlaps,
+            overlapped=facts_of(spec.training.strategy).max_in_flight > 0,
             most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,

@@ -30,6 +30,8 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.virtual.internet import HostSettings
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT
+from minga.training.strategy.interface import ContributionFate
+from tests.worlds.ones_replica import OnesReplica
 from tests.worlds.reduce_world import Party, World, one_vector
 from tests.worlds.swarm_tools import virtually
 
@@ -94,7 +96,7 @@ class Member:
     def __init__(self, world: Camp, party: Party, batch: int, micro_batch: int, micro_batch_s: float) -> None:
         self.party, self.step = party, 0
         self.micro_batch, self.micro_batch_s = micro_batch, micro_batch_s
-        self.port = GradientPort(asyncio.get_running_loop(), lambda: torch.zeros(1))
+        self.port = GradientPort(asyncio.get_running_loop(), OnesReplica())
         dialable = party.network.address.dialable
         vectors = one_vector(NUMEL, world.vector_bytes)
         settings = GroupSettings(batch, vectors, dialable, wait_in_minority=world.wait_in_minority)
@@ -110,7 +112,7 @@ class Member:
                 await self.port.woken.wait(0.5)
                 continue
             await asyncio.sleep(self.micro_batch_s * self._random.uniform(0.95, 1.05))
-            self.port.add(lambda vector: True, self.micro_batch)
+            self.port.add(self.micro_batch)
 
     async def live(self) -> None:
         try:
@@ -120,6 +122,7 @@ class Member:
                 self.plans.append((plan, samples))
                 await asyncio.sleep(0.3)
                 self.formation.commit(plan)
+                self.port.absorb(self.step + 1, torch.zeros(2), ContributionFate.COUNTED)
                 self.port.reopen()
                 self.step += 1
         except (MinorityError, OutOfSyncError) as error:

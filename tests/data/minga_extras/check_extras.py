@@ -2,6 +2,7 @@
 
 from minga_extras.aggregator import TightClip
 from minga_extras.codec import Int4
+from minga_extras.local_sgd import LocalSGD
 from minga_extras.sketch import Halves
 from minga_extras.strategy import Capped
 
@@ -18,6 +19,7 @@ def test_sketch():
 
 def test_strategy():
     check_strategy(Capped)
+    check_strategy(LocalSGD)
 
 
 def test_recipe(tmp_path):

@@ -184,10 +184,6 @@ def test_what_needs_numbers_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"average_parameters_every.*ghost"):
         replica(SizeOnlyModel.of_size(10), averaging={"codec": "float32", "average_parameters_every": 5})
     ghostly = replica(SizeOnlyModel.of_size(10))
-    with pytest.raises(ConfigurationError, match="no numbers"):
-        ghostly.read_values()
-    with pytest.raises(ConfigurationError, match="no numbers"):
-        ghostly.write_values(ghostly.vector.new())
     with pytest.raises(ConfigurationError, match="another model"):
         ghostly.restore(replica(SizeOnlyModel.of_size(11)).capture())
     real = vector_replica(10)(make_spec(8))

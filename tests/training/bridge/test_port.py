@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -12,27 +11,27 @@ from hypothesis import strategies as st
 from minga.core.errors import ClosedError
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
+from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.delayed import Delayed
+from minga.training.strategy.interface import ContributionFate, Recovery
 from minga.training.strategy.synchronous import Synchronous
+from tests.worlds.ones_replica import OnesReplica
 from tests.worlds.swarm_tools import virtually
 
 
 def port(*, delayed: bool = False) -> GradientPort:
-    return GradientPort(
-        asyncio.get_running_loop(), lambda: torch.zeros(2), strategy=Delayed if delayed else Synchronous
-    )
+    return GradientPort(asyncio.get_running_loop(), OnesReplica(), strategy=Delayed if delayed else Synchronous)
 
 
-def ones(samples: int) -> Any:
-    def accumulate(vector: torch.Tensor) -> bool:
-        vector.add_(torch.ones(2), alpha=samples)
-        return True
-
-    return accumulate
+def ones_of(p: GradientPort) -> OnesReplica:
+    replica = p._strategy.replica
+    assert isinstance(replica, OnesReplica)
+    return replica
 
 
-def refuse(vector: torch.Tensor) -> bool:
-    return False
+def end_round(p: GradientPort, limit: int | None = None) -> None:
+    p.absorb(1, torch.zeros(2), ContributionFate.COUNTED)
+    p.reopen(limit)
 
 
 @virtually
@@ -40,7 +39,7 @@ async def test_synchronous_life_of_a_step() -> None:
     p = port()
     assert p.poll() is None
     await asyncio.sleep(0.5)
-    assert p.add(ones(4), 4)
+    assert p.add(4)
     report = p.report()
     assert (report.samples, report.micro_batch, report.parked) == (4, 4, False)
     assert report.rate == pytest.approx(8.0)
@@ -50,7 +49,7 @@ async def test_synchronous_life_of_a_step() -> None:
     assert p.report().busy_s == pytest.approx(0.2)
     p.limit(0)
     assert not p.report().parked  # a micro-batch is under way
-    assert p.add(ones(4), 4)
+    assert p.add(4)
     assert p.report().parked
     assert p.poll() is WAIT
     vector, samples = await p.seal()
@@ -58,7 +57,7 @@ async def test_synchronous_life_of_a_step() -> None:
     assert vector is not None
     assert vector.tolist() == [1.0, 1.0]
     assert p.poll() is WAIT
-    p.reopen()
+    end_round(p)
     assert p.report().samples == 0
     assert p.poll() is None
 
@@ -67,12 +66,12 @@ async def test_synchronous_life_of_a_step() -> None:
 async def test_a_micro_batch_that_ends_after_the_seal_is_dropped() -> None:
     p = port()
     assert p.poll() is None
-    assert p.add(ones(1), 1)
+    assert p.add(1)
     assert p.poll() is None
     _, samples = await p.seal()
     assert samples == 1
-    assert not p.add(ones(1), 1)
-    p.reopen()
+    assert not p.add(1)
+    end_round(p)
     assert await p.seal() == (None, 0)
 
 
@@ -80,7 +79,8 @@ async def test_a_micro_batch_that_ends_after_the_seal_is_dropped() -> None:
 async def test_a_micro_batch_that_is_not_finite_is_dropped() -> None:
     p = port()
     assert p.poll() is None
-    assert not p.add(refuse, 3)
+    ones_of(p).is_finite = False
+    assert not p.add(3)
     assert p.report().samples == 0
     p.limit(0)
     assert p.poll() is WAIT
@@ -92,16 +92,16 @@ def test_what_an_aborted_round_sealed_counts_again(delayed: bool) -> None:
     @virtually
     async def main() -> None:
         p = port(delayed=delayed)
-        assert p.add(ones(3), 3)
+        assert p.add(3)
         p.limit(0)
         assert p.poll() is (None if delayed else WAIT)
         vector, samples = await p.seal()
         assert (samples, vector.tolist() if vector is not None else None) == (3, [1.0, 1.0])
         if delayed:
-            assert p.add(ones(2), 2)
+            assert p.add(2)
         await p.unseal()
         assert p.report().samples == (5 if delayed else 3)
-        assert p.add(ones(2), 2)
+        assert p.add(2)
         vector, samples = await p.seal()
         assert samples == (7 if delayed else 5)
         assert vector is not None
@@ -139,7 +139,7 @@ async def test_the_loop_is_told_when_the_thread_begins_to_compute() -> None:
 
     listening = asyncio.ensure_future(listen())
     assert p.poll() is None
-    assert p.add(ones(4), 4)
+    assert p.add(4)
     p.limit(0)
     assert p.poll() is WAIT
     p.limit(None)
@@ -158,8 +158,8 @@ async def test_the_loop_is_told_when_the_thread_begins_to_compute() -> None:
 async def test_work_at_a_boundary_is_no_micro_batch() -> None:
     p = port()
     assert p.poll() is None
-    assert p.add(ones(4), 4)
-    done = p.request("apply", p.reopen)
+    assert p.add(4)
+    done = p.request("apply", lambda: end_round(p))
     work = p.poll()
     assert isinstance(work, ThreadTask)
     await asyncio.sleep(5.0)
@@ -173,7 +173,7 @@ async def test_work_at_a_boundary_is_no_micro_batch() -> None:
 @virtually
 async def test_a_delayed_trainer_that_was_resumed_parks_again_with_all_it_has() -> None:
     p = port(delayed=True)
-    assert p.add(ones(4), 4)
+    assert p.add(4)
     p.limit(0)
     assert p.poll() is None
     p.limit(None)
@@ -183,7 +183,7 @@ async def test_a_delayed_trainer_that_was_resumed_parks_again_with_all_it_has() 
     assert p.poll() is None
     assert (p.report().samples, p.report().parked) == (4, True)
     p.limit(None)
-    assert p.add(ones(2), 2)
+    assert p.add(2)
     assert p.report().samples == 6
     vector, samples = await p.seal()
     assert samples == 6
@@ -195,20 +195,20 @@ async def test_a_delayed_trainer_that_was_resumed_parks_again_with_all_it_has() 
 async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
     p = port(delayed=True)
     assert p.poll() is None
-    assert p.add(ones(4), 4)
+    assert p.add(4)
     assert p.poll() is None
     p.limit(0)
-    assert p.add(ones(2), 2)  # the boundary at which it parks
+    assert p.add(2)  # the boundary at which it parks
     assert p.report().samples == 6
     assert p.report().parked
     assert p.poll() is None  # it does not wait
-    assert p.add(ones(5), 5)
+    assert p.add(5)
     vector, samples = await p.seal()
     assert samples == 6
     assert vector is not None
     assert vector.tolist() == [1.0, 1.0]
-    assert p.add(ones(1), 1)  # while the round is under way
-    p.reopen()
+    assert p.add(1)  # while the round is under way
+    end_round(p)
     assert p.report().samples == 6
     p.limit(0)
     assert p.poll() is None
@@ -216,23 +216,23 @@ async def test_the_delayed_strategy_goes_on_into_a_second_buffer() -> None:
     assert samples == 6
     assert vector is not None
     assert vector.tolist() == [1.0, 1.0]
-    p.reopen(drop_all=True)
+    p.restore(StateSnapshot(1, (), {}, torch.empty(0, dtype=torch.uint8)), Recovery.FETCH)
     assert await p.seal() == (None, 0)
 
 
 @virtually
 async def test_a_delayed_trainer_computes_what_the_next_step_asks_for_while_the_round_lasts() -> None:
     p = port(delayed=True)
-    assert p.add(ones(4), 4)
+    assert p.add(4)
     p.limit(4)
     assert p.poll() is None
     p.limit_next(6)
     await p.seal()
     for _ in range(3):
         assert p.poll() is None
-        assert p.add(ones(2), 2)
+        assert p.add(2)
     assert p.poll() is WAIT
-    p.reopen(6)
+    end_round(p, 6)
     assert (p.report().samples, p.poll()) == (6, None)
     assert p.report().parked, "the next step is full as soon as it begins"
     p.limit_next(0)
@@ -290,7 +290,7 @@ def test_no_sample_counts_twice_and_none_is_lost_unseen(delayed: bool, moves: li
         for move in [*moves, "round", "round"]:
             if move == "add" and p.poll() is None:
                 computed += 2
-                dropped += 0 if p.add(ones(2), 2) else 2
+                dropped += 0 if p.add(2) else 2
             elif move == "poll":
                 assert p.poll() is None or isinstance(p.poll(), Wait)
             elif move == "park":
@@ -303,7 +303,7 @@ def test_no_sample_counts_twice_and_none_is_lost_unseen(delayed: bool, moves: li
                     assert torch.allclose(vector, torch.ones(2))
                 if move == "round":
                     applied += samples
-                    p.reopen()
+                    end_round(p)
                 else:
                     await p.unseal()
         assert computed == applied + dropped
@@ -326,7 +326,7 @@ def test_a_real_thread_waits_works_and_is_let_go() -> None:
                         p.finish(work)
                     elif work is WAIT:
                         p.wait(1.0)
-                    elif p.add(ones(1), 1):
+                    elif p.add(1):
                         trained += 1
             except ClosedError:
                 return
@@ -334,7 +334,7 @@ def test_a_real_thread_waits_works_and_is_let_go() -> None:
         def apply() -> None:
             nonlocal applied
             applied += 1
-            p.reopen()
+            end_round(p)
 
         thread = threading.Thread(target=train)
         thread.start()
@@ -365,14 +365,13 @@ def test_the_loop_does_not_wait_while_a_micro_batch_is_added(delayed: bool) -> N
         p = port(delayed=delayed)
         adding, go_on = threading.Event(), threading.Event()
 
-        def accumulate(vector: torch.Tensor) -> bool:
+        def hold() -> None:
             adding.set()
             assert go_on.wait(5.0)
-            vector.add_(3.0)
-            return True
 
+        ones_of(p).before_adding = hold
         assert p.poll() is None
-        thread = threading.Thread(target=p.add, args=(accumulate, 3))
+        thread = threading.Thread(target=p.add, args=(3,))
         thread.start()
         assert adding.wait(5.0)
         assert p.report().samples == 0
@@ -398,10 +397,10 @@ def test_who_rests_computes_nothing_until_told(delayed: bool) -> None:
         p = port(delayed=delayed)
         assert p.poll() is None
         p.rest(resting=True)
-        assert p.add(ones(4), 4), "what was under way still counts"
+        assert p.add(4), "what was under way still counts"
         assert p.poll() is WAIT
         assert p.report().micro_batch == 0, "nobody waits for it"
-        p.reopen()
+        end_round(p)
         assert p.poll() is WAIT
         woken = asyncio.ensure_future(p.woken.wait())
         await asyncio.sleep(0)

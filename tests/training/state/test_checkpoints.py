@@ -63,11 +63,12 @@ def test_round_trip_with_further_files(tmp_path: Path) -> None:
     assert names(store.directory) == [path.name]
 
 
-def test_the_basis_of_a_sketch_has_a_file_of_its_own(tmp_path: Path) -> None:
-    entries = tuple(TensorEntry(name, "float32", (4,)) for name in ("model/weight", "sketch/basis"))
-    snapshot = StateSnapshot(3, entries, {}, torch.arange(layout_bytes(entries), dtype=torch.uint8))
+def test_a_basis_and_the_tensors_of_a_strategy_have_files_of_their_own(tmp_path: Path) -> None:
+    names_of = ("model/weight", "sketch/basis", "strategy/momentum")
+    entries = tuple(TensorEntry(name, "float32", (4,)) for name in names_of)
+    snapshot = StateSnapshot(3, entries, {}, torch.arange(48, dtype=torch.uint8))
     path = CheckpointStore(tmp_path).save(snapshot)
-    assert list(load_file(path / "sketch.safetensors")) == ["basis"]
+    assert names(path)[3:] == ["sketch.safetensors", "strategy.safetensors"]
     loaded = CheckpointStore(tmp_path).load()
     assert loaded is not None
     assert digest(loaded.snapshot) == digest(snapshot)

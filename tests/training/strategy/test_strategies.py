@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from minga.averaging.codecs.registry import CODECS, SKETCHES
 from minga.averaging.strategy_choice import STRATEGIES, StrategyFacts, facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -19,6 +21,7 @@ from minga.testing.strategy_suite import (
     check_alone,
     check_facts,
     check_repeated_calls,
+    check_shared_part,
     check_take_back,
     check_unequal_speeds,
 )
@@ -26,13 +29,14 @@ from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.delayed import Delayed
 from minga.training.strategy.interface import Strategy
 from minga.training.strategy.synchronous import Synchronous
+from tests.worlds.loudest_codec import ENTRY
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, virtually
 
 
 class Waiting(Delayed):
     """Two buffers, and a trainer that waits all the same; what is late is kept."""
 
-    facts = replace(Delayed.facts, overlaps=False)
+    facts = replace(Delayed.facts, max_in_flight=0)
 
 
 @pytest.mark.parametrize("kind", [Synchronous, Delayed, Waiting])
@@ -46,7 +50,7 @@ def test_the_suite_finds_a_strategy_that_loses_what_came_back() -> None:
         def take_back(self) -> None:
             self._forget_complete()
 
-    with pytest.raises(StrategyViolation, match="after take_back"):
+    with pytest.raises(StrategyViolation, match="contributed nothing"):
         check_take_back(Forgetful)
 
 
@@ -75,21 +79,30 @@ def test_the_suite_finds_a_strategy_that_goes_uphill() -> None:
             mean, samples = super().contribution()
             return None if mean is None else -mean, samples
 
-    with pytest.raises(StrategyViolation, match="alone it came to"):
+    with pytest.raises(StrategyViolation, match="alone it came"):
         check_alone(Uphill)
 
 
 def test_the_suite_finds_a_strategy_that_takes_more_memory_than_it_says() -> None:
     class Modest(Delayed):
-        facts = StrategyFacts(overlaps=True, keeps_late_micro_batches=True, vectors=1)
+        facts = StrategyFacts(max_in_flight=1, keeps_late_micro_batches=True, vectors=1)
 
     with pytest.raises(StrategyViolation, match="it holds 2 vectors, not 1"):
         check_facts(Modest)
 
 
+def test_the_suite_finds_a_strategy_whose_own_part_is_in_the_digest() -> None:
+    class Stepping(Synchronous):
+        def micro_batch(self, samples: int) -> bool:
+            return super().micro_batch(samples) and self.replica.inner_step()
+
+    with pytest.raises(StrategyViolation, match="depends on more than the mean"):
+        check_shared_part(Stepping)
+
+
 def test_the_facts_of_minga_s_own() -> None:
     assert STRATEGIES.names() == ("synchronous", "delayed")
-    assert [facts_of(name).overlaps for name in STRATEGIES.names()] == [False, True]
+    assert [facts_of(name).max_in_flight for name in STRATEGIES.names()] == [0, 1]
 
 
 def test_a_run_needs_a_strategy_and_a_codec_that_are_installed() -> None:
@@ -103,6 +116,35 @@ def test_what_is_no_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(STRATEGIES._builtin, "wrong", "minga.core.spec.run_spec:RunSpec")
     with pytest.raises(ConfigurationError, match="brings as 'wrong' is none"):
         facts_of("wrong")
+
+
+@pytest.mark.parametrize(
+    ("facts", "averaging", "message"),
+    [
+        ({"payload": "parameters"}, {"average_parameters_every": 4}, "average_parameters_every: with strategy 'own'"),
+        ({"payload": "pseudo-gradient"}, {"average_parameters_every": 4}, "share their parameters in every round"),
+        ({"contributors": "leader"}, {"codec": "loudest", "download_codec": "float16"}, "'loudest' would send a part"),
+        ({"payload": "parameters"}, {"sketch": "odd"}, "'odd' would leave most out"),
+        ({"payload": "parameters"}, {"codec": "loudest", "download_codec": "float16"}, "would set most to zero"),
+    ],
+)
+def test_facts_that_rule_out_other_settings_of_a_run(
+    facts: dict[str, Any], averaging: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = type("Own", (Synchronous,), {"facts": replace(Synchronous.facts, **facts)})
+    monkeypatch.setitem(STRATEGIES._builtin, "own", "minga.training.strategy.synchronous:Synchronous")
+    monkeypatch.setitem(STRATEGIES._loaded, "own", own)
+    monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
+    monkeypatch.setitem(SKETCHES._builtin, "odd", "minga.averaging.codecs.sketch:IdentitySketch")
+    run = {"name": "a run", "training": {"strategy": "own"}, "averaging": averaging}
+    with pytest.raises(ConfigurationError, match=message):
+        check_plugins(RunSpec.from_mapping(run))
+
+
+@pytest.mark.parametrize("wrong", [{"max_in_flight": 2}, {"payload": "moments"}, {"contributors": "some"}])
+def test_facts_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="strategy: "):
+        replace(Synchronous.facts, **wrong)
 
 
 def test_a_run_uses_a_strategy_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def forecast_text(best: Forecast, warnings: Sequence[str], precision: str) -> It
     yield (
         f"{best.steps_per_hour:.3g} steps an hour of {best.batch:,} samples: a step takes "
         f"{format_duration(best.step_s)}, of which {format_duration(best.filling_s)} computing"
-        + (" beside" if facts_of(setting.strategy).overlaps else ", then")
+        + (" beside" if facts_of(setting.strategy).max_in_flight > 0 else ", then")
         + f" {format_duration(best.forming_s)} of round trips, a round of {format_duration(best.round_s)} "
         f"({format_size(best.vector_bytes)}) and {format_duration(best.update_s)} for the update. "
         f"The machines compute {best.utilisation:.0%} of the time for steps that count."

@@ -64,6 +64,6 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
     if not live.vector_bytes:
         raise UnreachableError("nobody takes part in this run at present")
     names = tuple(one[:10] for one in live.peers)
-    overlapped = facts_of(spec.training.strategy).overlaps
+    overlapped = facts_of(spec.training.strategy).max_in_flight > 0
     work = StepWork(live.vector_bytes, batch, overlapped=overlapped)
     return SwarmFile(names, live.rates, work)

@@ -90,7 +90,7 @@ def _idle(found: Forecast) -> Iterator[str]:
     if found.idle <= IDLE_SHARE + 0.005:
         return
     advice = f"raise the target batch to {advised_batch(found):,}, which brings that down to {IDLE_SHARE:.0%}"
-    if not facts_of(found.setting.strategy).overlaps:
+    if facts_of(found.setting.strategy).max_in_flight == 0:
         advice += ', or take strategy = "delayed"'
     yield f"communication takes {found.idle:.0%} of each step: {advice}"
 

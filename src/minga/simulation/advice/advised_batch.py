@@ -36,7 +36,7 @@ def advised_batch(found: Forecast, limits: BatchLimits = BatchLimits()) -> int:
     round_s = divide(rates, found.vector_bytes).predicted_s or 0.0
     speed = sum(peer.samples_per_second for peer in rates.peers)
     communication_s = found.communication_s - found.round_s + round_s
-    overlapped = facts_of(setting.strategy).overlaps
+    overlapped = facts_of(setting.strategy).max_in_flight > 0
     allowed = limits.least, limits.most
     return smallest_batch(speed, communication_s, limits.idle_share, allowed, overlapped=overlapped)
 

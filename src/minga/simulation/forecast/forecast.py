@@ -105,7 +105,7 @@ def forecast(setting: PlannedRun) -> Forecast:
     """
     given = _checked(setting)
     vector_bytes = encoded_bytes(setting.model, setting.codec)
-    overlapped = facts_of(setting.strategy).overlaps
+    overlapped = facts_of(setting.strategy).max_in_flight > 0
     work = StepWork(vector_bytes, setting.target_batch_size, overlapped)
     rests = resting(given, work)
     rates = with_resting(given, rests)
@@ -181,7 +181,7 @@ def _computing(setting: PlannedRun, paces: Sequence[PeerPace], filling: StepFill
     With the delayed strategy members that stop go on into the next step, so all that have part in a step compute all
     the time, and since they get out of step those with the smallest micro-batches make it just full.
     """
-    if not facts_of(setting.strategy).overlaps or not filling.seconds < math.inf:
+    if facts_of(setting.strategy).max_in_flight == 0 or not filling.seconds < math.inf:
         return filling.seconds, sum(filling.samples)
     heard = [pace for pace, samples in zip(paces, filling.samples, strict=True) if samples]
     least = min(pace.micro_batch for pace in heard)

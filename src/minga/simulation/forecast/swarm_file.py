@@ -155,7 +155,7 @@ def parse_swarm(values: Mapping[str, Any], source: str) -> SwarmFile:
         for each in classes
         for number in range(1, each.count + 1)
     ]
-    overlapped = facts_of(head.strategy).overlaps
+    overlapped = facts_of(head.strategy).max_in_flight > 0
     work = StepWork(_vector_bytes(head, source), head.target_batch_size, overlapped=overlapped)
     return SwarmFile(tuple(names), SwarmRates(tuple(peers), pairs), work)
 

@@ -7,8 +7,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from minga.averaging.strategy_choice import STRATEGIES
 from minga.core.errors import ClosedError, ConfigurationError, LocalError, RemoteError, RunFinishedError
 from minga.core.spec.run_spec import RunSpec
@@ -128,7 +126,7 @@ class SimulatedPeer:
     async def _train(self, task: TrainingTask) -> None:
         spec, checkpoint_every = task.spec, task.checkpoint_every
         strategy = STRATEGIES.get(spec.training.strategy)
-        self.port = port = GradientPort(asyncio.get_running_loop(), self.replica.vector.new, strategy=strategy)
+        self.port = port = GradientPort(asyncio.get_running_loop(), self.replica, strategy=strategy)
         member = self.session.attach(spec, self.replica, port, task.organiser)
         await self._serve(port, member.ready.is_set, checkpoint_every)
         while True:
@@ -139,7 +137,7 @@ class SimulatedPeer:
             micro_batch = self.settings.micro_batch
             await self._compute(self.settings, self.settings.micro_batch_s)
             task.gradient(self, micro_batch)
-            if port.add(self._accumulate, micro_batch):
+            if port.add(micro_batch):
                 self.samples_done += micro_batch
             self.replica.zero_grad()
             await self._serve(port, lambda: True, checkpoint_every)
@@ -175,9 +173,6 @@ class SimulatedPeer:
         self._busy_since, self._busy_s = asyncio.get_running_loop().time(), seconds
         await asyncio.sleep(seconds)
         self._computed_s, self._busy_s = self._computed_s + seconds, 0.0
-
-    def _accumulate(self, vector: torch.Tensor) -> bool:
-        return self.replica.accumulate(vector, self.settings.micro_batch if self.settings else 0)
 
     async def _serve(
         self, port: GradientPort | AssignedPort, until: Callable[[], bool], checkpoint_every: int | None

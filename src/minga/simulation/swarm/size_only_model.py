@@ -12,7 +12,7 @@ but for the vectors that it keeps (`SizeOnlyModel.moments`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -151,13 +151,34 @@ class SizeOnlyReplica:
         """Note that the mean of the last round led to `step`."""
         self.step, self.history = step, _hash(f"{self.history} {step} {self._mean}")
 
-    def read_values(self) -> torch.Tensor:
-        """Refused."""
-        raise _no_numbers("reading its parameters")
+    def inner_step(self) -> bool:
+        """There is nothing to change."""
+        return True
 
-    def write_values(self, values: torch.Tensor) -> None:  # noqa: ARG002
-        """Refused."""
-        raise _no_numbers("setting its parameters")
+    def adopt(self, values: torch.Tensor, step: int) -> None:
+        """Note that the mean of the last round led to `step`."""
+        self.apply(values, step)
+
+    def read_values(self) -> torch.Tensor:
+        """A vector without numbers."""
+        return self._vector.new()
+
+    def write_values(self, values: torch.Tensor) -> None:
+        """There is nothing to set."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """None: the state is a history."""
+        return {}
+
+    def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        """None."""
+        return {}
+
+    def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
+        """The history is shared, whatever a strategy keeps beside it."""
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """There is nothing to put back."""
 
     def capture(self) -> StateSnapshot:
         """The state after the last step: its sizes and the history."""

@@ -11,11 +11,11 @@ small state machine under a lock:
 How many samples the trainer stops at (its *limit*) is said by the leader of the step, or before that by the plan of the
 last one. The loop may seal at any time: what was accumulated up to the last boundary goes into the round. The
 micro-batch under way then has a gradient of parameters that are about to change: it is dropped when it ends, unless the
-strategy keeps late ones. While PARKED or SEALED the thread waits, unless the strategy *overlaps*: then parking sets the
-sum aside, and the thread goes on into another one. The result is applied at the first boundary after it came, so
-gradients are at most one step old. Where rounds take longer than computing does, the thread waits when it has the
-samples of the next step; the plan of the round says how many these are, and before it came they are taken to be about
-as many as lie aside.
+strategy keeps late ones. While PARKED or SEALED the thread waits, unless the strategy has rounds *in flight* beside
+computing. Then parking sets the sum aside, and the thread goes on into another one. The result is applied at the first
+boundary after it came, so gradients are at most one step old. Where rounds take longer than computing does, the thread
+waits when it has the samples of the next step; the plan of the round says how many these are, and before it came they
+are taken to be about as many as lie aside.
 
 At its boundaries, and while it waits, the thread does the work that the loop asks for (`ThreadTask`): apply a reduced
 vector, capture the state, restore one. The same machine serves a coroutine in simulations: nothing here blocks.
@@ -38,7 +38,9 @@ from minga.core.errors import NonFiniteError
 from minga.training.bridge.moving_average import MovingAverage
 from minga.training.bridge.thread_bridge import TrainingThread
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
-from minga.training.strategy.interface import Strategy
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.state.snapshot import StateSnapshot
+from minga.training.strategy.interface import ContributionFate, Recovery, Strategy
 from minga.training.strategy.synchronous import Synchronous
 
 logger = logging.getLogger("minga.training")
@@ -53,7 +55,7 @@ class PortPhase(enum.Enum):
 
 
 class GradientPort(TrainingThread):
-    """The meeting point of one trainer and its loop. `new_vector` makes an empty accumulator.
+    """The meeting point of one trainer and its loop: the phases of a step, in which `strategy` works on `replica`.
 
     With `target_batch_sizes` (the smallest and the largest B of the run) the trainer never goes on beyond the largest,
     and its vector holds gradients times samples / B instead of times samples, B being the smallest; where that is the
@@ -63,7 +65,7 @@ class GradientPort(TrainingThread):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        new_vector: Callable[[], torch.Tensor],
+        replica: ReplicaInterface,
         *,
         strategy: type[Strategy] = Synchronous,
         target_batch_sizes: tuple[int, int] | None = None,
@@ -75,7 +77,9 @@ class GradientPort(TrainingThread):
         """Samples that have weight 1 in the vector."""
         self._target = target_batch_sizes[1] if target_batch_sizes else None
         self._facts = strategy.facts
-        self._sum = strategy(new_vector, self.condition, unit=self.unit)
+        self._parks = strategy.facts.max_in_flight == 0
+        self._strategy = strategy(self.condition, unit=self.unit)
+        self._strategy.begin(replica)
         self._phase = PortPhase.OPEN
         self._limit: int | None = None
         self._next_limit: int | None = None
@@ -87,19 +91,19 @@ class GradientPort(TrainingThread):
 
     # ---- the training thread
 
-    def add(self, accumulate: Callable[[torch.Tensor], bool], samples: int) -> bool:
-        """A micro-batch of `samples` ended: let `accumulate` add it to the vector.
+    def add(self, samples: int) -> bool:
+        """A micro-batch of `samples` ended, whose mean gradients the replica has: let the strategy take them up.
 
         Returns False if it was dropped, because the step was closed without it or because it was not finite.
         """
-        with self._sum.arithmetic:
+        with self._strategy.arithmetic:
             with self.condition:
                 began_s, self._paused = self._boundary_s, False
                 self._boundary_s = self._loop.time() if began_s is None else began_s
                 taken = self._phase is not PortPhase.SEALED or self._facts.keeps_late_micro_batches
             if taken:
                 self._merge()
-                taken = self._sum.micro_batch(accumulate)
+                taken = self._strategy.micro_batch(samples)
             with self.condition:
                 now = self._loop.time()
                 if began_s is not None and samples:
@@ -107,8 +111,8 @@ class GradientPort(TrainingThread):
                     self._batch_time.add(now - began_s)
                 self._last_samples, self._boundary_s = samples, now
                 if taken:
-                    self._sum.count(samples)
-                urgent = self._phase is not PortPhase.OPEN and not self._facts.overlaps
+                    self._strategy.count(samples)
+                urgent = self._phase is not PortPhase.OPEN and self._parks
                 if self._is_done():
                     self._park()
                     urgent = True
@@ -144,7 +148,7 @@ class GradientPort(TrainingThread):
     def wait(self, seconds: float | None = None) -> None:
         """Block the thread until `poll` may answer something else, or for at most `seconds`."""
         with self.condition:
-            if not self._work and self.closed is None and (self._facts.overlaps or self._has_to_wait()):
+            if not self._work and self.closed is None and (not self._parks or self._has_to_wait()):
                 self.condition.wait(seconds)
 
     def pause(self) -> None:
@@ -159,7 +163,7 @@ class GradientPort(TrainingThread):
         """Samples, speed and the micro-batch under way."""
         with self.condition:
             parked = self._phase in (PortPhase.PARKED, PortPhase.SEALED)
-            samples = self._sum.complete_samples if parked else self._sum.samples
+            samples = self._strategy.complete_samples if parked else self._strategy.samples
             rate = 1.0 / self._speed.value if self._speed.value else 0.0
             is_idle = self._paused or self._resting or (self._boundary_s is None and not parked)
             if is_idle:
@@ -174,7 +178,7 @@ class GradientPort(TrainingThread):
         """
         with self.condition:
             self._limit = samples
-            if self._phase is PortPhase.PARKED and not self._has_enough(self._sum.complete_samples):
+            if self._phase is PortPhase.PARKED and not self._has_enough(self._strategy.complete_samples):
                 self._phase = PortPhase.OPEN
             elif self._is_done() and self._boundary_s is None:
                 self._park()
@@ -201,17 +205,37 @@ class GradientPort(TrainingThread):
         """The round came to nothing: what was sealed counts again, for the next group."""
         await self._loop.run_in_executor(None, self._unseal)
 
-    def reopen(self, limit: int | None = None, *, drop_all: bool = False) -> None:
-        """A new step begins, up to `limit` at first: forget what went into the last one (with `drop_all` also what was
-        accumulated since).
+    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
+        """The round that leads to global step `round` counted: let the strategy change the replica by its mean.
 
-        For the training thread, as part of the work that changes the model.
+        For the training thread; `reopen` comes after it.
         """
-        with self._sum.arithmetic:
-            self._sum.absorb(everything=drop_all)
-            with self.condition:
-                self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
+        with self._strategy.arithmetic:
+            self._strategy.absorb(round, mean, fate)
+
+    def reopen(self, limit: int | None = None) -> None:
+        """A new step begins, up to `limit` at first. For the training thread, after it has changed the model."""
+        with self.condition:
+            self._phase, self._limit, self._next_limit = PortPhase.OPEN, limit, None
         self._wake()
+
+    def restore(self, snapshot: StateSnapshot, recovery: Recovery, limit: int | None = None) -> None:
+        """Have the replica become what `snapshot` holds, and begin a new step, up to `limit` at first.
+
+        For the training thread. Raises `ConfigurationError` if the snapshot is of another model or optimizer.
+        """
+        strategy = self._strategy
+        with strategy.arithmetic:
+            local = None
+            if recovery is Recovery.REBASE:
+                local = {name: tensor.clone() for name, tensor in strategy.local_tensors().items()}
+            strategy.replica.restore(snapshot)
+            strategy.restored(_tensors_of(snapshot), snapshot.step, local)
+        self.reopen(limit)
+
+    def missed(self, rounds: int) -> Recovery:
+        """What this peer does that missed so many rounds."""
+        return self._strategy.missed(rounds)
 
     # ---- inner workings
 
@@ -220,20 +244,20 @@ class GradientPort(TrainingThread):
 
         Where a higher limit left a buffer aside, there is none to go on into before `_merge`: the thread parks later.
         """
-        if not self._sum.has_leftover:
-            self._sum.close()
+        if not self._strategy.has_leftover:
+            self._strategy.close()
             self._phase = PortPhase.PARKED
 
     def _has_to_wait(self) -> bool:
-        if self._facts.overlaps:
+        if not self._parks:
             return self._resting or (self._phase is not PortPhase.OPEN and self._is_ahead())
         return self._resting or self._phase is not PortPhase.OPEN
 
     def _is_ahead(self) -> bool:
         """Whether there is enough for the next step already, as far as one knows."""
         if self._next_limit is not None:
-            return self._sum.samples - self._sum.complete_samples >= self._next_limit
-        return not self._sum.complete_samples or self._sum.is_ahead(self._last_samples)
+            return self._strategy.samples - self._strategy.complete_samples >= self._next_limit
+        return not self._strategy.complete_samples or self._strategy.is_ahead(self._last_samples)
 
     def _has_enough(self, samples: int) -> bool:
         limits = [limit for limit in (self._limit, self._target) if limit is not None]
@@ -241,11 +265,11 @@ class GradientPort(TrainingThread):
 
     def _is_done(self) -> bool:
         """Whether the thread should park at its next boundary."""
-        return self._phase is PortPhase.OPEN and self._has_enough(self._sum.samples)
+        return self._phase is PortPhase.OPEN and self._has_enough(self._strategy.samples)
 
     def _park_here(self) -> None:
         """On the training thread, between two micro-batches: park if the limit is still reached."""
-        with self._sum.arithmetic:
+        with self._strategy.arithmetic:
             self._merge()
             with self.condition:
                 parks = self._is_done()
@@ -257,28 +281,32 @@ class GradientPort(TrainingThread):
     def _merge(self) -> None:
         """Under the arithmetic lock: what was set aside for a group that was not closed counts towards its step."""
         with self.condition:
-            left_over = self._sum.has_leftover and self._phase is PortPhase.OPEN
+            left_over = self._strategy.has_leftover and self._phase is PortPhase.OPEN
         if left_over:
-            self._sum.merge()
+            self._strategy.merge()
 
     def _seal(self) -> tuple[torch.Tensor | None, int]:
-        with self._sum.arithmetic:
+        with self._strategy.arithmetic:
             self._merge()
             with self.condition:
                 if self._phase is PortPhase.OPEN:
                     self._park()
                 self._phase = PortPhase.SEALED
             try:
-                return self._sum.contribution()
+                return self._strategy.contribution()
             except NonFiniteError as error:
                 logger.warning("left out of step: %s", error)
                 self.on_broken_sum()
                 return None, 0
 
     def _unseal(self) -> None:
-        with self._sum.arithmetic:
-            self._sum.take_back()
+        with self._strategy.arithmetic:
+            self._strategy.take_back()
             with self.condition:
                 self._phase = PortPhase.OPEN  # and parks at the next boundary, with what came since
                 self._next_limit = None
         self._wake()
+
+
+def _tensors_of(snapshot: StateSnapshot) -> dict[str, torch.Tensor]:
+    return {entry.name: tensor for entry, tensor in snapshot.named_tensors()}

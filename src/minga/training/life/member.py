@@ -45,14 +45,15 @@ from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.bridge.gradient_port import GradientPort
+from minga.training.bridge.parameter_average import ParameterAverage
 from minga.training.life.board_view import BoardView
 from minga.training.life.leaving import closing, see_others_off
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
 from minga.training.life.too_slow import TooSlowNotice
 from minga.training.replica.interface import ReplicaInterface
-from minga.training.replica.parameter_average import ParameterAverage
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.strategy.interface import ContributionFate
 
 SYNC_RETRY_S = 1.0
 SYNC_PAUSE_S = 0.1
@@ -256,7 +257,7 @@ class Member:
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
         self._lost = tuple(outcome.lost)
-        await self._apply(outcome, weight)
+        await self._apply(outcome, weight, fate_of(vector, plan, self._node.peer_id))
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
     async def _contribution(self) -> tuple[torch.Tensor | None, int]:
@@ -272,17 +273,18 @@ class Member:
             await asyncio.sleep(OVERTAKEN_PERIOD_S)
         self._all_reduce.give_up(plan, "its other members went on without us")
 
-    async def _apply(self, outcome: RoundOutcome, weight: int) -> None:
-        step, report, mean = self.step + 1, self._port.report(), self._result
+    async def _apply(self, outcome: RoundOutcome, weight: int, fate: ContributionFate) -> None:
+        step, report, replica = self.step + 1, self._port.report(), self._replica
+        port, result = self._port, self._result
         hashing = self._hash_result(outcome.plan.result_id)
         batch = self._formation.batch.present
         every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
-            await self._port.request("apply", lambda: self._replica.apply(self._replica.expand(mean, step - 1), step))
+            await port.request("apply", lambda: port.absorb(step, replica.expand(result, step - 1), fate))
             await self._average_parameters(outcome.plan)
             digest = await self._port.request("reopen", lambda: self._port.reopen(limit))
         else:
-            digest = await self._apply_and_reopen(step, limit)
+            digest = await self._apply_and_reopen(step, fate, limit)
         self._formation.previous = await hashing
         self._too_slow.note(outcome.plan, limit, report)
         self.step = step
@@ -300,14 +302,14 @@ class Member:
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
 
-    async def _apply_and_reopen(self, step: int, limit: int | None) -> str | None:
+    async def _apply_and_reopen(self, step: int, fate: ContributionFate, limit: int | None) -> str | None:
         """Returns the digest of the state where states are to be compared and not averaged."""
         is_due = not self._settings.average_parameters_every and step % self._settings.digest_every == 0
         compares = is_due and bool(self.swarm_view.active())
         replica, port, result = self._replica, self._port, self._result
 
         def run() -> str | None:
-            replica.apply(replica.expand(result, step - 1), step)
+            port.absorb(step, replica.expand(result, step - 1), fate)
             port.reopen(limit)
             return replica.digest() if compares else None
 
@@ -384,3 +386,11 @@ class Member:
     def _is_finished(self) -> bool:
         last = self._settings.stop_after_steps
         return last is not None and self.step >= last and not self._needs_state
+
+
+def fate_of(vector: torch.Tensor | None, plan: Plan, peer_id: PeerId) -> ContributionFate:
+    """Whether what this peer sealed for the round of `plan` is in the mean with which it ended."""
+    if vector is None:
+        return ContributionFate.ABSENT
+    is_counted = not plan.adopts or peer_id in plan.view
+    return ContributionFate.COUNTED if is_counted else ContributionFate.UNCOUNTED

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
+import torch
+
 from minga.core.aio.hedging import racing
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.board import Board
@@ -14,6 +16,7 @@ from minga.training.life.digest_exchange import DigestHistory
 from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.strategy.interface import Recovery
 
 Download = Callable[[int, StateSnapshot], Coroutine[Any, Any, StateSnapshot]]
 
@@ -38,16 +41,21 @@ class Synchroniser:
     async def fetch(self, minimum_step: int, overtaken: Coroutine[Any, Any, NoReturn]) -> int:
         """Take over the swarm's state of at least `minimum_step`; returns its step.
 
-        Gradients accumulated towards a step are dropped. Raises, with nothing changed, `RemoteError` if no peer can
-        serve the state, or the error of `overtaken` during the download.
+        What becomes of this peer's own work is for its strategy to say. Raises, with nothing changed, `RemoteError` if
+        no peer can serve the state, or the error of `overtaken` during the download.
         """
         own = await self.capture()
         async with racing((self._download(minimum_step, own), overtaken)) as ends:
             snapshot: StateSnapshot = await next(ends)
 
+        recovery = Recovery.FETCH
+        if _is_same(snapshot, own):
+            recovery = Recovery.REBASE  # nothing was missed
+        elif snapshot.step > own.step:
+            recovery = self._port.missed(snapshot.step - own.step)
+
         def restore() -> None:
-            self._replica.restore(snapshot)
-            self._port.reopen(0, drop_all=True)  # the leader says whether there is time for a micro-batch
+            self._port.restore(snapshot, recovery, 0)  # the leader says whether there is time for a micro-batch
 
         await self._port.request("restore", restore)
         self._digests.clear()
@@ -62,3 +70,10 @@ class Synchroniser:
         """Whether most of `others`, as far as they published theirs, have another state than this peer."""
         told = ((peer, state) for peer, state in self._board.payloads(StateInfo).items() if peer in others)
         return self._digests.is_minority(told, self._board.peer_id)
+
+
+def _is_same(one: StateSnapshot, other: StateSnapshot) -> bool:
+    """Whether two snapshots hold the same state; those without numbers have it in their scalars."""
+    if (one.step, one.tensors, one.scalars) != (other.step, other.tensors, other.scalars):
+        return False
+    return one.buffer.is_meta or torch.equal(one.buffer, other.buffer)

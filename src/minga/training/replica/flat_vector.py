@@ -67,11 +67,9 @@ class ParameterVector:
         Returns False, leaving `vector` unchanged, if a gradient is not finite. Missing gradients count as zero, sparse
         ones are made dense. The mean of a buffer is thus over all micro-batches, as that of a gradient is.
         """
-        values = [*(p.grad for p in self._parameters), *self._buffers.movements()]
-        quick = self.quick
-        if not all_finite([v for v in values if v is not None and not (quick and v.numel() > QUICK_ELEMENTS)]):
-            self._buffers.undo_broken()
+        if not self.is_finite():
             return False
+        values = [*(p.grad for p in self._parameters), *self._buffers.movements()]
         far: list[tuple[int, torch.Tensor]] = []
         offset = 0
         for value, numel in zip(values, self.layout.numels, strict=True):
@@ -87,22 +85,43 @@ class ParameterVector:
         return True
 
     @torch.no_grad()
+    def is_finite(self) -> bool:
+        """Whether the present gradients and the buffers' movements are, as far as they are looked at; broken buffers
+        go back.
+        """
+        values, quick = [*(p.grad for p in self._parameters), *self._buffers.movements()], self.quick
+        if all_finite([v for v in values if v is not None and not (quick and v.numel() > QUICK_ELEMENTS)]):
+            return True
+        self._buffers.undo_broken()
+        return False
+
+    @torch.no_grad()
     def load(self, vector: torch.Tensor) -> None:
         """Set all gradients from a vector of means, and move the averaged buffers by theirs."""
-        slices = self._slices(vector)
-        for parameter in self._parameters:
+        self.load_gradients(vector)
+        self._buffers.advance(list(self._slices(vector))[len(self._parameters) :])
+
+    @torch.no_grad()
+    def load_gradients(self, vector: torch.Tensor) -> None:
+        """Set all gradients from a vector."""
+        for parameter, part in zip(self._parameters, self._slices(vector), strict=False):
             if parameter.grad is None or parameter.grad.is_sparse:
                 parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(next(slices).view(parameter.shape))
-        self._buffers.advance(list(slices))
+            parameter.grad.copy_(part.view(parameter.shape))
 
     @torch.no_grad()
     def read_values(self) -> torch.Tensor:
-        """The parameters themselves, in the order of the vector; buffers, which cannot drift apart, as zeros."""
+        """The parameters themselves, in the order of the vector, and the movements of averaged buffers."""
         values = self.new()
-        for parameter, part in zip(self._parameters, self._slices(values), strict=False):
-            part.copy_(parameter.reshape(-1))
+        for value, part in zip([*self._parameters, *self._buffers.movements()], self._slices(values), strict=True):
+            part.copy_(value.reshape(-1))
         return values
+
+    @torch.no_grad()
+    def adopt(self, vector: torch.Tensor) -> None:
+        """Set the parameters from such a vector, and move the averaged buffers by their means."""
+        self.write_values(vector)
+        self._buffers.advance(list(self._slices(vector))[len(self._parameters) :])
 
     @torch.no_grad()
     def write_values(self, vector: torch.Tensor) -> None:

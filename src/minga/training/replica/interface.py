@@ -6,6 +6,7 @@ matters.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
@@ -66,14 +67,38 @@ class ReplicaInterface(Protocol):
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to global step `step`."""
 
+    def inner_step(self) -> bool:
+        """Take an optimizer step of this peer alone by the present gradients; the global step stays. False, with
+        nothing changed, if the gradients are not finite.
+        """
+
+    def adopt(self, values: torch.Tensor, step: int) -> None:
+        """Come to global step `step` with these parameters, as `read_values` has them, instead of by an optimizer step;
+        learning-rate schedules go on.
+        """
+
     def read_values(self) -> torch.Tensor:
-        """The parameters as a vector."""
+        """The parameters as a vector, with the movements of averaged buffers since the last global step."""
 
     def write_values(self, values: torch.Tensor) -> None:
         """Set the parameters from such a vector."""
 
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """What this peer has, by name: `model/…` and `optimizer/…`. The tensors themselves, not copies."""
+
+    def named(self, vector: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """The parameters in a vector as `read_values` makes it, by those names."""
+
+    def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
+        """From now on the state that peers share consists of the tensors that `shared` returns: all of `model/…`, and
+        any of `optimizer/…` and `strategy/…`. Without `optimizer` the numbers that the optimizer keeps are not shared.
+        """
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put some of the tensors that `tensors` had back in place."""
+
     def capture(self) -> StateSnapshot:
-        """A copy of the whole state after the last step."""
+        """A copy of the whole shared state after the last step."""
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""
@@ -82,4 +107,4 @@ class ReplicaInterface(Protocol):
         """Refuse a manifest of another model or optimizer, by `ConfigurationError`."""
 
     def digest(self) -> str:
-        """The state digest, by which peers compare: the hash of the manifest."""
+        """The digest of the shared state, by which peers compare: the hash of the manifest."""

@@ -7,6 +7,8 @@ its replica because the swarm says so, it has the others do as well, before all 
     rank 0                            other ranks
       ◀────── gradients, samples ──────    collect
       ── APPLY step, vector ──────────▶    apply
+      ── INNER vector ────────────────▶    step_by
+      ── ADOPT step, vector ──────────▶    adopt
       ── WRITE vector ────────────────▶    write_values
       ── RESTORE state ───────────────▶    restore
       ── RELEASE finished ────────────▶    back to the program
@@ -20,7 +22,7 @@ and apply the same bytes stay equal to the last bit. If a rank dies, the others'
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
@@ -40,6 +42,8 @@ WRITE: Final = 2
 RESTORE: Final = 3
 RELEASE: Final = 4
 FAIL: Final = 5
+INNER: Final = 6
+ADOPT: Final = 7
 
 PATIENCE: Final = timedelta(days=7)
 """How long a rank waits for the others; only a rank that hangs without dying ever takes that long."""
@@ -158,6 +162,26 @@ class LeaderReplica(Replica):
         self._ranks.share(mean)
         super().apply(mean, step)
 
+    def inner_step(self) -> bool:
+        """Take an optimizer step of this peer alone in all ranks, by the gradients that `collect` combined."""
+        gradients = self.vector.new()
+        if not self.accumulate(gradients, 1.0):
+            return False
+        self._ranks.announce(Header(INNER))
+        self._ranks.share(gradients)
+        return self.step_by(gradients)
+
+    def adopt(self, values: torch.Tensor, step: int) -> None:
+        """Come to `step` with these parameters in all ranks."""
+        self._ranks.announce(Header(ADOPT, step))
+        self._ranks.share(values)
+        super().adopt(values, step)
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put some tensors back, and have the other ranks take over everything that is here then."""
+        super().put(tensors)
+        self._send(self.capture_all())
+
     def write_values(self, values: torch.Tensor) -> None:
         """Set the parameters in all ranks."""
         self._ranks.announce(Header(WRITE))
@@ -211,11 +235,15 @@ class FollowerReplica(Replica):
         """
         vector: torch.Tensor | None = None
         while (header := self._ranks.announce(Header(0))).kind != RELEASE:
-            if header.kind in (APPLY, WRITE):
+            if header.kind in (APPLY, WRITE, INNER, ADOPT):
                 vector = self.vector.new() if vector is None else vector
                 self._ranks.share(vector)
                 if header.kind == APPLY:
                     self.apply(vector, header.value)
+                elif header.kind == ADOPT:
+                    self.adopt(vector, header.value)
+                elif header.kind == INNER:
+                    self.step_by(vector)
                 else:
                     self.write_values(vector)
             elif header.kind == RESTORE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -106,6 +107,30 @@ class Replica:
         if self.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.vector.parameters(), self.max_grad_norm)
         self.optimizer.step()
+        self._end_step(step)
+
+    def inner_step(self) -> bool:
+        """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`."""
+        return self.vector.is_finite() and self._step_alone()
+
+    def step_by(self, gradients: torch.Tensor) -> bool:
+        """The same by the gradients in a vector; averaged buffers stay this peer's."""
+        self.zero_grad()
+        self.vector.load_gradients(gradients)
+        return self._step_alone()
+
+    def _step_alone(self) -> bool:
+        if self.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.vector.parameters(), self.max_grad_norm)
+        self.optimizer.step()
+        return True
+
+    def adopt(self, values: torch.Tensor, step: int) -> None:
+        """Come to global step `step` with these parameters; see `ReplicaInterface`."""
+        self.vector.adopt(values)
+        self._end_step(step)
+
+    def _end_step(self, step: int) -> None:
         if self.scheduler is not None:
             try:
                 self.scheduler.step()
@@ -114,8 +139,27 @@ class Replica:
         self.zero_grad()
         self.step = step
 
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All tensors of model and optimizer by their names in checkpoints."""
+        return self._state.tensors()
+
+    def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
+        """Have the state consist of the tensors that `shared` returns; see `ReplicaInterface`."""
+        self._state.define_shared(shared, optimizer=optimizer)
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put some of `tensors` back."""
+        self._state.put(tensors)
+
+    def named(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parameters of such a vector by their names in checkpoints, in their own dtypes."""
+        names = self._state.names()
+        parameters = self.vector.parameters()
+        parts = zip(parameters, torch.split(vector, list(self.vector.layout.numels)), strict=False)
+        return {names[id(parameter)]: part.view(parameter.shape).to(parameter.dtype) for parameter, part in parts}
+
     def read_values(self) -> torch.Tensor:
-        """The parameters as a vector (float32, flat, CPU)."""
+        """The parameters as a vector, and movements of averaged buffers (float32, flat, CPU)."""
         return self.vector.read_values()
 
     def write_values(self, values: torch.Tensor) -> None:
@@ -123,8 +167,13 @@ class Replica:
         self.vector.write_values(values)
 
     def capture(self) -> StateSnapshot:
-        """A copy of the whole state after the last step, in CPU memory."""
+        """A copy of the whole shared state after the last step, in CPU memory."""
         with self._buffers.at_base():
+            return self._state.capture(self.step)
+
+    def capture_all(self) -> StateSnapshot:
+        """The same of all that is here, whatever is shared."""
+        with self._buffers.at_base(), self._state.unshared():
             return self._state.capture(self.step)
 
     def restore(self, snapshot: StateSnapshot) -> None:

@@ -4,6 +4,7 @@
     model.safetensors         parameters and buffers under their own names: any tool can read them
     optimizer.safetensors     what the optimizer keeps, as <parameter>/<key>
     sketch.safetensors        the basis of the run's sketch, if it has one
+    strategy.safetensors      what the run's strategy keeps beside them, if it keeps anything
     …                         further files given by the caller, such as the run spec
 
 Everything is verified on reading: the state against the chunk hashes, those against the digest.
@@ -27,10 +28,16 @@ from minga.core.decoding import DECODING_ERRORS
 from minga.training.state.manifest import FORMAT, MAX_MANIFEST_BYTES, Manifest, build_manifest
 from minga.training.state.scalars import Json, canonical_json
 from minga.training.state.snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes
-from minga.training.state.state_dict import MODEL, OPTIMIZER, SKETCH
+from minga.training.state.state_dict import MODEL, OPTIMIZER, SKETCH, STRATEGY
 
 MANIFEST_NAME = "manifest.json"
-_TENSOR_FILES = {MODEL: "model.safetensors", OPTIMIZER: "optimizer.safetensors", SKETCH: "sketch.safetensors"}
+_TENSOR_FILES = {
+    MODEL: "model.safetensors",
+    OPTIMIZER: "optimizer.safetensors",
+    SKETCH: "sketch.safetensors",
+    STRATEGY: "strategy.safetensors",
+}
+_WRITTEN_IF_NEEDED = (SKETCH, STRATEGY)
 RESERVED_NAMES = frozenset({MANIFEST_NAME, *_TENSOR_FILES.values()})
 
 
@@ -81,7 +88,7 @@ def write_checkpoint(folder: Path, snapshot: StateSnapshot, manifest: Manifest, 
         prefix = next((each for each in tensors if entry.name.startswith(each)), OPTIMIZER)
         tensors[prefix][entry.name.removeprefix(prefix)] = tensor
     for prefix, name in _TENSOR_FILES.items():
-        if prefix == SKETCH and not tensors[prefix]:
+        if prefix in _WRITTEN_IF_NEEDED and not tensors[prefix]:
             continue
         try:
             save_file(tensors[prefix], folder / name, metadata={"format": "pt", "step": str(snapshot.step)})
@@ -148,7 +155,7 @@ def _fill(folder: Path, snapshot: StateSnapshot) -> None:
     """Read all tensors into the snapshot's buffer."""
     targets = {entry.name: tensor for entry, tensor in snapshot.named_tensors()}
     for prefix, name in _TENSOR_FILES.items():
-        if prefix == SKETCH and not any(each.startswith(prefix) for each in targets):
+        if prefix in _WRITTEN_IF_NEEDED and not any(each.startswith(prefix) for each in targets):
             continue
         try:
             with safe_open(folder / name, framework="pt", device="cpu") as file:

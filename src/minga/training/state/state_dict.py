@@ -5,6 +5,7 @@ Theory of operation. Tensors are named by what they belong to, never by their pl
     model/<parameter or buffer name>                    every parameter and persistent buffer, tied ones once
     optimizer/<parameter name>/<key>                    tensors that the optimizer keeps for a parameter
     sketch/<name>                                       the basis of the run's sketch, if it has one
+    strategy/<name>                                     tensors that the run's strategy keeps beside them
 
 Python numbers that the optimizer keeps for a parameter, the numbers of its parameter groups and those of the scheduler
 are scalars (see `scalars.py`). The order is that of the model, then of the keys' names, so equal states give equal
@@ -18,7 +19,8 @@ place, so that views of them (a flat parameter buffer, a compiled graph) stay va
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,7 +40,7 @@ from minga.training.state.scalars import (
 )
 from minga.training.state.snapshot import DTYPE_NAMES, StateSnapshot, TensorEntry, layout_bytes, padded
 
-MODEL, OPTIMIZER, SKETCH = "model/", "optimizer/", "sketch/"
+MODEL, OPTIMIZER, SKETCH, STRATEGY = "model/", "optimizer/", "sketch/", "strategy/"
 
 _MAX_OPTIMIZER_FACTOR = 16
 _MAX_OPTIMIZER_EXTRA_BYTES = 64 << 20
@@ -65,6 +67,32 @@ class TrainingState:
         self._optimizer, self._scheduler = optimizer, scheduler
         self._model = None if model is None else _unwrapped(model)
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
+        self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
+        self._shares_optimizer = True
+
+    def define_shared(self, shared: Callable[[], Mapping[str, torch.Tensor]], *, optimizer: bool) -> None:
+        """From now on the state that is captured and described has the tensors that `shared` returns, and not those
+        that are here; and the optimizer's numbers only with `optimizer`.
+        """
+        self._shared, self._shares_optimizer = shared, optimizer
+
+    @contextlib.contextmanager
+    def unshared(self) -> Iterator[None]:
+        """Inside, the state is what is here."""
+        kept = self._shared, self._shares_optimizer
+        self._shared, self._shares_optimizer = None, True
+        try:
+            yield
+        finally:
+            self._shared, self._shares_optimizer = kept
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that is here, by name: the tensors themselves."""
+        return {entry.name: tensor for entry, tensor in self._own_tensors()}
+
+    def names(self) -> dict[int, str]:
+        """The names of all model tensors that are here, by their `id`."""
+        return {id(tensor): MODEL + name for name, tensor in self._model_tensors()}
 
     def capture(self, step: int, reuse: StateSnapshot | None = None) -> StateSnapshot:
         """Copy the whole state to the CPU, as it is after global step `step`.
@@ -111,18 +139,8 @@ class TrainingState:
         Raises `ConfigurationError`, before anything was changed, if the snapshot is not of this model and optimizer.
         """
         self._check(snapshot.tensors, snapshot.scalars)
-        fixed = dict(self._fixed_tensors())
         parameters = dict(self._optimized())
-        groups = {parameter: group for group in self._optimizer.param_groups for parameter in group["params"]}
-        state: dict[str, dict[str, Any]] = {name: {} for name in parameters}
-        with torch.no_grad():
-            for entry, value in snapshot.named_tensors():
-                if entry.name in fixed:
-                    fixed[entry.name].copy_(value)
-                else:
-                    name, key = _split(entry.name)
-                    parameter = parameters[name]
-                    state[name][key] = self._own_tensor(parameter, groups[parameter], key, value)
+        state = self._fill((entry.name, value) for entry, value in snapshot.named_tensors())
         for name, values in _dictionary(snapshot.scalars["state"]).items():
             state[name].update({key: _plain(value) for key, value in _dictionary(values).items()})
         for name, parameter in parameters.items():
@@ -134,6 +152,29 @@ class TrainingState:
         if self._scheduler is not None:
             here = self._scheduler.state_dict()
             self._scheduler.load_state_dict(merge_numbers(here, snapshot.scalars["scheduler"]))
+
+    def put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put some tensors back under the names that `tensors` had for them, and leave the rest as it is."""
+        parameters = dict(self._optimized())
+        for name, values in self._fill(iter(tensors.items())).items():
+            if values:
+                self._optimizer.state[parameters[name]].update(values)
+
+    def _fill(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, dict[str, Any]]:
+        """Copy into model and basis what belongs there; returns the optimizer's tensors by parameter name and key."""
+        fixed = dict(self._fixed_tensors())
+        parameters = dict(self._optimized())
+        groups = {parameter: group for group in self._optimizer.param_groups for parameter in group["params"]}
+        state: dict[str, dict[str, Any]] = {name: {} for name in parameters}
+        with torch.no_grad():
+            for full_name, value in tensors:
+                if full_name in fixed:
+                    fixed[full_name].copy_(value)
+                elif full_name.startswith(OPTIMIZER):
+                    name, key = _split(full_name)
+                    parameter = parameters[name]
+                    state[name][key] = self._own_tensor(parameter, groups[parameter], key, value)
+        return state
 
     # ---- what there is
 
@@ -167,6 +208,14 @@ class TrainingState:
                 yield names.get(id(parameter), own), parameter
 
     def _tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
+        """What the state consists of, in its order."""
+        if self._shared is None:
+            yield from self._own_tensors()
+            return
+        for name, tensor in self._shared().items():
+            yield _entry(name, tensor), tensor.detach()
+
+    def _own_tensors(self) -> Iterator[tuple[TensorEntry, torch.Tensor]]:
         for name, tensor in self._fixed_tensors():
             yield _entry(name, tensor), tensor.detach()
         for name, parameter in self._optimized():
@@ -176,7 +225,7 @@ class TrainingState:
 
     def _scalars(self) -> dict[str, Json]:
         state: dict[str, Json] = {}
-        for name, parameter in self._optimized():
+        for name, parameter in self._optimized() if self._shares_optimizer else ():
             values = self._optimizer.state.get(parameter, {}).items()
             numbers = {_plain_key(k): _scalar(name, k, v) for k, v in values if not isinstance(v, torch.Tensor)}
             if numbers:
@@ -199,7 +248,8 @@ class TrainingState:
                     f"{_describe(here.get(name))} here; build the same model with the same dtype as the run"
                 )
         model_bytes = sum(entry.size_bytes for entry in here.values())
-        others = [entry for entry in tensors if entry.name not in here]
+        self._check_strategy([entry for entry in tensors if entry.name.startswith(STRATEGY)])
+        others = [entry for entry in tensors if entry.name not in here and not entry.name.startswith(STRATEGY)]
         if layout_bytes(others) > _MAX_OPTIMIZER_FACTOR * model_bytes + _MAX_OPTIMIZER_EXTRA_BYTES:
             raise ConfigurationError("the state holds far more optimizer state than any optimizer keeps for this model")
         parameters = {name for name, _ in self._optimized()}
@@ -207,6 +257,19 @@ class TrainingState:
             if not entry.name.startswith(OPTIMIZER) or _split(entry.name)[0] not in parameters:
                 raise ConfigurationError(f"the state holds {entry.name}, which this optimizer does not train")
         self._check_scalars(scalars, parameters)
+
+    def _check_strategy(self, tensors: list[TensorEntry]) -> None:
+        """Without a strategy, as in an export, its tensors are of no use and may be any."""
+        if self._shared is None:
+            return
+        here = {name: _entry(name, tensor) for name, tensor in self._shared().items() if name.startswith(STRATEGY)}
+        there = {entry.name: entry for entry in tensors}
+        for name in sorted(here.keys() | there.keys()):
+            if here.get(name) != there.get(name):
+                raise ConfigurationError(
+                    f"the state does not fit the strategy of this run: {name} is {_describe(there.get(name))} in the "
+                    f"state and {_describe(here.get(name))} here"
+                )
 
     def _check_scalars(self, scalars: dict[str, Json], parameters: set[str]) -> None:
         if scalars.keys() != {"groups", "scheduler", "state"}:

@@ -2,9 +2,9 @@
 
     gradient_port ─ micro_batch ─▶ strategy ─ close, contribution ─▶ a round ─▶ absorb, or take_back if it failed
 
-Read: interface (the strategy seam: sums of gradients and their counts), synchronous (the trainer waits while its
-gradients are averaged), delayed (it goes on into a second buffer, one step behind).
+Read: interface (the strategy seam), gradient_sums (what strategies share that send mean gradients), synchronous (the
+trainer waits while its gradients are averaged), delayed (it goes on into a second buffer, one step behind).
 
-Called by bridge/gradient_port. It knows neither models nor peers; facts that planning asks about stand in
-averaging/strategy_choice, and other packages add strategies there by an entry point.
+Called by bridge/gradient_port. It works on replica/interface and knows no peers. Facts that planning asks about stand
+in averaging/strategy_choice, and other packages add strategies there by an entry point.
 """

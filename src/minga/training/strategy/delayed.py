@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import torch
 
 from minga.averaging.strategy_choice import StrategyFacts
-from minga.training.strategy.interface import Strategy
+from minga.training.replica.interface import ReplicaInterface
+from minga.training.strategy.gradient_sums import GradientSums
 
 
-class Delayed(Strategy):
+class Delayed(GradientSums):
     """Two buffers: one is averaged while the trainer goes on into the other, so gradients are at most one step old."""
 
-    facts = StrategyFacts(overlaps=True, keeps_late_micro_batches=True, vectors=2)
+    facts = StrategyFacts(max_in_flight=1, keeps_late_micro_batches=True, vectors=2)
 
-    def __init__(self, new_vector: Callable[[], torch.Tensor], condition: threading.Condition, *, unit: int) -> None:
-        super().__init__(new_vector, condition, unit=unit)
-        self._aside = new_vector()
+    def __init__(self, condition: threading.Condition, *, unit: int) -> None:
+        super().__init__(condition, unit=unit)
         self._aside_samples = 0
+
+    def begin(self, replica: ReplicaInterface) -> None:
+        """See `Strategy`."""
+        super().begin(replica)
+        self._aside = replica.vector.new()
 
     @property
     def samples(self) -> int:
@@ -55,13 +60,13 @@ class Delayed(Strategy):
         with self._condition:
             self._samples, self._aside_samples = self.samples, 0
 
-    def absorb(self, *, everything: bool) -> None:
-        """See `Strategy`."""
-        if everything:
-            self._vector.zero_()
-            with self._condition:
-                self._samples = 0
-        self._forget_complete()
+    def restored(
+        self, shared: Mapping[str, torch.Tensor], round: int, local: Mapping[str, torch.Tensor] | None
+    ) -> None:
+        """See `GradientSums`."""
+        self._vector.zero_()
+        self._count_anew()
+        super().restored(shared, round, local)
 
     def _complete(self) -> torch.Tensor:
         return self._aside

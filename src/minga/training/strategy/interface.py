@@ -1,136 +1,162 @@
 """The strategy seam: what is sent when, and what becomes of gradients that come while a round runs.
 
-A strategy holds the sums of gradients and turns them into contributions. Synchronous has one buffer; Delayed has two
-that change places, so that the trainer goes on into one while the other is averaged. The port
+A strategy turns micro-batches into contributions, and applies the mean of a round to the replica. The port
 (`training/bridge/gradient_port.py`) keeps the phases of a step and asks the strategy's facts whether to wait. Entry
 points "minga.strategies" of installed packages bring further ones; `minga.testing` has the suite that each must pass.
 
-    close ──▶ contribution ──▶ absorb         the round counted: what went into it is forgotten
+    close ──▶ contribution ──▶ absorb         the round counted: the mean goes into the replica
       ▲             └────────▶ take_back      it came to nothing: all of it counts again, later micro-batches too
       └─ micro_batch, merge ◀──────┘
 
-The counts, and which buffer is which, change under the `condition` of the port that this belongs to; the numbers in the
-buffers change under `arithmetic`, which is taken first. So a count can be read at once, however long the buffers are.
+The counts, and which buffer is which, change under the `condition` of the port that this belongs to; numbers change
+under `arithmetic`, which is taken first. So a count can be read at once, however long the vectors are. The replica is
+changed by the training thread only: in `micro_batch`, `absorb` and what follows a download.
 """
 
 from __future__ import annotations
 
+import enum
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 
-from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.strategy_choice import StrategyFacts
-from minga.core.errors import NonFiniteError
+from minga.training.replica.interface import ReplicaInterface
+
+
+class ContributionFate(enum.Enum):
+    """Whether this peer's contribution is in the mean of a round that counted."""
+
+    COUNTED = "counted"
+    """It is; also where nobody says whether each slice of it is."""
+    UNCOUNTED = "uncounted"
+    """The mean was made without it: the round adopted an earlier result, in which this peer had no part."""
+    ABSENT = "absent"
+    """There was none: this peer only received."""
+
+
+class Recovery(enum.Enum):
+    """What a peer that missed rounds does with the state of the others, once it has it."""
+
+    FETCH = "fetch"
+    """It begins anew with that, as a newcomer does."""
+    REBASE = "rebase"
+    """It takes over the shared part and keeps its own."""
 
 
 class Strategy(ABC):
-    """Sums of `new_vector()`'s shape, in which `unit` samples have weight 1."""
+    """What one peer sends and takes up. A contribution over `unit` samples has weight 1.
+
+    The defaults are those of a strategy whose trainer waits while a round runs.
+    """
 
     facts: ClassVar[StrategyFacts]
 
-    def __init__(self, new_vector: Callable[[], torch.Tensor], condition: threading.Condition, *, unit: int) -> None:
+    def __init__(self, condition: threading.Condition, *, unit: int) -> None:
         self.arithmetic = threading.Lock()
         self._condition, self._unit = condition, unit
-        self._vector = new_vector()
         self._samples = 0
-        self._is_contributed = False  # what is complete is a mean at present, no sum
 
-    # ---- under the condition: nothing here touches a number in a buffer
+    def begin(self, replica: ReplicaInterface) -> None:
+        """Work on `replica` from now on, which is at a global step; called once.
+
+        From then on the replica's digest, the state that it serves and checkpoints have the `shared_tensors`.
+        """
+        self.replica = replica
+        replica.define_shared(self.shared_tensors, optimizer=self.facts.shares_optimizer)
+
+    # ---- under the condition: nothing here touches a number
 
     @property
-    @abstractmethod
     def samples(self) -> int:
         """All samples that are here and not dropped."""
+        return self._samples
 
     @property
-    @abstractmethod
     def complete_samples(self) -> int:
         """Samples that go into the round, once it is closed."""
+        return self._samples
 
     @property
-    @abstractmethod
     def has_leftover(self) -> bool:
         """Whether there is something that `merge` would count towards the open step."""
+        return False
 
-    @abstractmethod
-    def is_ahead(self, micro_batch: int) -> bool:
+    def is_ahead(self, micro_batch: int) -> bool:  # noqa: ARG002
         """Whether there is enough for the step after this one already, micro-batches having so many samples."""
+        return False
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """What was added is complete for its step."""
 
     def count(self, samples: int) -> None:
         """Samples were added."""
         self._samples += samples
 
+    def _count_anew(self, samples: int = 0) -> None:
+        """From now on so many samples are here; takes the condition itself."""
+        with self._condition:
+            self._samples = samples
+
     # ---- under `arithmetic`
 
-    def micro_batch(self, accumulate: Callable[[torch.Tensor], bool]) -> bool:
-        """Let `accumulate` add to the sum. Interrupted half-way that would be wrong: then the step begins anew."""
-        try:
-            return accumulate(self._vector)
-        except BaseException:
-            self._vector.zero_()
-            with self._condition:
-                self._samples = 0
-            raise
-
     @abstractmethod
-    def merge(self) -> None:
+    def micro_batch(self, samples: int) -> bool:
+        """The replica has the mean gradients of so many samples: add them. False, with nothing changed, if they are
+        not finite.
+        """
+
+    def merge(self) -> None:  # noqa: B027
         """What was closed for a round that came to nothing counts towards the open step again."""
 
+    @abstractmethod
     def contribution(self) -> tuple[torch.Tensor | None, int]:
-        """The mean of what is complete, and its samples; None and 0 if it is empty. It must not be changed.
+        """What is complete, and its samples; None and 0 if it is empty. It must not be changed.
 
-        Until `absorb` or `take_back` it is the same however often it is asked for.
-        Raises `NonFiniteError`, with the sum forgotten, if it holds NaN, infinity or numbers too large to be sent.
+        Until `absorb` or `take_back` it is the same however often it is asked for. It is asked for on any thread, so
+        the replica may be read at most. Raises `NonFiniteError`, with what was complete forgotten, if it holds NaN,
+        infinity or numbers too large to be sent.
         """
-        vector, samples = self._complete(), self.complete_samples
-        if not samples:
-            return None, 0
-        if not self._is_contributed:
-            try:
-                self._to_mean(vector, samples)
-            except NonFiniteError:
-                self._forget_complete()
-                raise
-            self._is_contributed = True
-        return vector, samples
 
+    @abstractmethod
     def take_back(self) -> None:
         """The round came to nothing: undo `contribution`, unless that is done already."""
-        if self._is_contributed:
-            self._is_contributed = False
-            self._to_sum(self._complete(), self.complete_samples)
 
     @abstractmethod
-    def absorb(self, *, everything: bool) -> None:
-        """The model has changed: forget what is complete, or everything."""
+    def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
+        """The round that leads to global step `round` counted: bring the replica there, and forget what is complete.
+
+        What peers share is to be a function of what they shared before, `mean` and `round` alone, whatever the `fate`
+        of this peer's own contribution. `mean` is served to other peers and must not be changed.
+        """
+
+    # ---- state: on the training thread, between two micro-batches
+
+    def shared_tensors(self) -> Mapping[str, torch.Tensor]:
+        """What is the same for all peers at one global step, by name: all of `model/…`, and any of `optimizer/…` and
+        `strategy/…`. In this order it is hashed.
+
+        By default what the replica has: then micro-batches must not change it.
+        """
+        return self.replica.tensors()
+
+    def local_tensors(self) -> Mapping[str, torch.Tensor]:
+        """What this peer alone has, by other names than the shared part: it keeps that where it rebases."""
+        return {}
 
     @abstractmethod
-    def _complete(self) -> torch.Tensor: ...
+    def restored(
+        self, shared: Mapping[str, torch.Tensor], round: int, local: Mapping[str, torch.Tensor] | None
+    ) -> None:
+        """The replica was given the `shared` state of global step `round`: take over the rest of it.
 
-    def _forget_complete(self) -> None:
-        self._is_contributed = False
-        self._complete().zero_()
-        with self._condition:
-            self._forget_count()
+        `local` is what `local_tensors` returned in this state, or in an earlier one if `missed` says to rebase; None
+        for a peer that begins anew. What of it is not in `local` is forgotten.
+        """
 
-    @abstractmethod
-    def _forget_count(self) -> None:
-        """Under the condition: there are no complete samples."""
-
-    def _to_mean(self, vector: torch.Tensor, samples: int) -> None:
-        """Make the sum over `samples` samples what is contributed, in place. Raises `NonFiniteError`."""
-        vector.div_(samples / self._unit)
-        if not is_finite(vector, CONTRIBUTION_LIMIT):
-            raise NonFiniteError(f"the sum of the gradients of {samples} samples is not finite")
-
-    def _to_sum(self, vector: torch.Tensor, samples: int) -> None:
-        """Undo `_to_mean`."""
-        vector.mul_(samples / self._unit)
+    def missed(self, rounds: int) -> Recovery:  # noqa: ARG002
+        """What a peer does that missed so many rounds, at least 1."""
+        return Recovery.FETCH
