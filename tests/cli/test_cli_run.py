@@ -17,6 +17,7 @@ from minga.cli.terminal import exit_codes
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.training.rejoin import KnownAddresses
+from tests.worlds import installed_wheel
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
 
@@ -28,11 +29,14 @@ def spec(tmp_path: Path) -> str:
 
 
 def test_host_join_status(spec: str, tmp_path: Path) -> None:
-    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host"), fresh=True) as host:
+    """Host and trainer are what a user has who installed the wheel."""
+    wheel, _ = installed_wheel.build(tmp_path / "dist")
+    python = installed_wheel.install(wheel, tmp_path / "environment")
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host"), python=python) as host:
         link = host.wait_for("link")
         assert any(event["event"] == "evaluation" for event in host.events), "the first figures come before the link"
         joining = ("join", link["link"], *ALONE, "--directory", str(tmp_path / "join"), "--evaluate")
-        with Running(*joining, fresh=True) as trainer:
+        with Running(*joining, python=python) as trainer:
             assert trainer.wait_for("ready")["micro_batch"] == 16
             assert trainer.wait_for("evaluation")["heldout_mlm_loss"] > 0.0, "it has figures of its own while it trains"
             step = trainer.wait_for("step.applied")["step"]

@@ -109,15 +109,13 @@ def last_json(output: str) -> dict[str, Any]:
 class Running:
     """A command with `--json` that runs beside the test; use it as a context manager."""
 
-    def __init__(self, *arguments: str, fresh: bool = False) -> None:
-        """A `fresh` interpreter runs it if the imports matter; else see `forked`."""
+    def __init__(self, *arguments: str, python: str | None = None) -> None:
+        """This interpreter runs it, if one is given and so the imports matter; else see `forked`."""
         words = (GUARDED_MINGA, *arguments, "--json", "--leash")
         pipe = subprocess.PIPE
         self.process = (
-            subprocess.Popen(
-                [sys.executable, *words], stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8"
-            )
-            if fresh
+            subprocess.Popen([python, *words], stdin=pipe, stdout=pipe, stderr=pipe, text=True, encoding="utf-8")
+            if python
             else forked.start(*words, stdin=pipe, stdout=pipe, stderr=pipe)
         )
         self.events: list[dict[str, Any]] = []

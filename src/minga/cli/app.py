@@ -45,11 +45,13 @@ ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
-    if version:
-        from importlib.metadata import version as installed
+def _root(
+    only_version: Annotated[bool, typer.Option("--version", help="Show the version of minga and exit.")] = False,
+) -> None:
+    if only_version:
+        from importlib import metadata
 
-        typer.echo(installed("minga"))
+        typer.echo(metadata.version("minga"))
         raise typer.Exit
 
 
@@ -363,6 +365,15 @@ def doctor(
     from minga.cli.diagnosing.doctor import run_doctor
 
     raise typer.Exit(run_doctor(link, identity, bind, ready.output))
+
+
+@app.command()
+def version(json_output: Json = False) -> None:
+    """Show the versions of minga, of its wire format, and of the libraries under it."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.diagnosing.version import run_version
+
+    run_version(ready)
 
 
 @app.command()

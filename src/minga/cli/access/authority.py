@@ -42,7 +42,7 @@ def run_authority(link: str, options: AuthorityOptions, peer: PeerOptions, conte
         from minga.authority.server.revocation import barring
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f"the authority needs the package {error.name}: pip install 'minga[authority]'"
+            f"the authority needs the package {error.name}: pip install starlette uvicorn"
         ) from error
     output = context.output
     parsed = Link.parse(sys.stdin.read(MAX_INPUT_CHARACTERS) if link == "-" else link)

@@ -2,7 +2,8 @@
 
     doctor ─▶ hops (authority, entries, clock, version, run spec) ─▶ udp: a firewall, or nobody there?
 
-Read: doctor (`minga doctor`), hops (one after the other), udp (plain probes), evidence (`minga evidence`).
+Read: doctor (`minga doctor`), hops (one after the other), udp (plain probes), evidence (`minga evidence`),
+version (`minga version`).
 
 Called by app.
 """
