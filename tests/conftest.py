@@ -9,6 +9,7 @@ import torch
 from minga.testing import guard_threads
 from tests.worlds import forked
 
+gc.disable()  # until all tests are imported: collections meanwhile would find a million objects and nothing to free
 REFUSED = guard_threads()
 torch.set_num_threads(1)  # small tensors, and several test processes on one machine
 
@@ -24,8 +25,8 @@ def _nothing_of_a_loop_is_used_on_another_thread() -> Iterator[None]:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and not session.config.option.collectonly:
-        gc.collect()
         gc.freeze()  # libraries and tests stay: no collection looks at their million objects again
+        gc.enable()
         forked.open_server()
 
 
