@@ -152,7 +152,7 @@ def check_conservation(make: MakeSketch) -> None:
             if values is None:
                 raise SketchViolation(f"{projection.sketch.name}: step {step}: an ordinary vector was left out")
             given += weight * vector.double()
-            applied += weight * projection.absorb(values, step).double()
+            applied += weight * projection.absorb(values, step, counted=True).double()
         rest = given - applied - projection.left_out.double()
         held = float(rest.norm()) <= 1e-5 * float(given.norm())
         _require(held, projection.sketch, "what was left out does not add up")
@@ -186,7 +186,7 @@ def check_residual_gets_through(make: MakeSketch) -> None:
         for step in range(2 * _ROUNDS):
             values = projection.contribution(vector, 8, step)
             if values is not None:
-                applied += projection.absorb(values, step).double()
+                applied += projection.absorb(values, step, counted=True).double()
         wrong = _distance(applied / (2 * _ROUNDS), vector, float(vector.norm()))
         _require(wrong < 0.35, projection.sketch, f"{wrong:.0%} of a vector that stays the same never arrives")
 

@@ -46,7 +46,7 @@ class HalfByHalf(Replica):
     def project(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:
         return None if vector is None else vector[self._span(step)]
 
-    def expand(self, mean: torch.Tensor, step: int) -> torch.Tensor:
+    def expand(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:
         whole = self.vector.new()
         whole[self._span(step)] = mean
         return whole

@@ -126,11 +126,11 @@ def test_what_is_left_out_comes_later_and_a_round_that_came_to_nothing_changes_n
     again = projection.contribution(vector, 4, 0)  # the round was given up, and begins anew
     assert again is not None
     assert torch.equal(first, again)
-    applied = projection.absorb(again, 0)
+    applied = projection.absorb(again, 0, counted=True)
     assert torch.allclose(projection.left_out, 4 * (vector - applied))
     held = projection.left_out
     assert projection.contribution(None, 0, 1) is None  # only receives
-    projection.absorb(torch.zeros(projection.layout_of(1).total), 1)
+    projection.absorb(torch.zeros(projection.layout_of(1).total), 1, counted=True)
     assert torch.equal(projection.left_out, held)
     values = projection.contribution(vector, 2, 2)
     assert values is not None
@@ -142,7 +142,7 @@ def test_what_was_left_out_long_ago_is_forgotten(missed: int, kept: bool) -> Non
     projection, vector = Projection(SomeElements(WHOLE)), normal(1)
     values = projection.contribution(vector, 1, 20)
     assert values is not None
-    projection.absorb(values, 20)
+    projection.absorb(values, 20, counted=True)
     projection.contribution(vector, 1, 20 + missed)
     assert bool(projection.left_out.any()) == kept
 
@@ -151,7 +151,7 @@ def test_a_contribution_that_is_not_finite_is_left_out_with_a_warning(caplog: py
     projection, vector = Projection(BlockMeans(WHOLE)), normal(1)
     values = projection.contribution(vector, 1, 0)
     assert values is not None
-    projection.absorb(values, 0)
+    projection.absorb(values, 0, counted=True)
     vector[3] = torch.nan
     assert projection.contribution(vector, 1, 1) is None
     assert "left out of step" in caplog.text
@@ -162,8 +162,20 @@ def test_a_contribution_that_was_not_in_the_round_is_not_taken_for_one_that_was(
     """It was sealed for a round that came to nothing here; the state of a later step came by a download."""
     projection = Projection(SomeElements(WHOLE))
     projection.contribution(normal(1), 1, 3)
-    projection.absorb(torch.zeros(projection.layout_of(7).total), 7)
+    projection.absorb(torch.zeros(projection.layout_of(7).total), 7, counted=True)
     assert not projection.left_out.any()
+
+
+def test_a_round_that_counts_without_this_peer_leaves_out_all_that_it_gave() -> None:
+    """What the means applied and what is left out is what was contributed, whether or not a round had it in it."""
+    projection, vector, applied = Projection(SomeElements(WHOLE)), normal(1), torch.zeros(WHOLE.total)
+    for step, counted in enumerate((True, False, False, True)):
+        values = projection.contribution(vector, 3, step)
+        assert values is not None
+        mean = values if counted else torch.full_like(values, 7.0)  # an earlier result, which other peers made
+        expanded = projection.absorb(mean, step, counted=counted)
+        applied += 3 * expanded if counted else 0
+        torch.testing.assert_close(applied + projection.left_out, 3.0 * (step + 1) * vector)
 
 
 def test_shapes_name_and_version_are_in_the_fingerprint() -> None:
@@ -254,7 +266,7 @@ def test_a_state_without_the_basis_does_not_fit() -> None:
         plain.restore(sketched.capture())
     other = matrix_replica(make_spec(4, averaging={"sketch": "low_rank"}))
     projected: Any = sketched.project(normal(1, 48), 4, 0)
-    sketched.expand(projected, 0)
+    sketched.expand(projected, 0, counted=True)
     assert other.digest() != sketched.digest()
     other.restore(sketched.capture())
     assert other.digest() == sketched.digest()

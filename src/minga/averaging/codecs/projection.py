@@ -4,8 +4,9 @@ What is left out is counted as mass, values times samples, as in `residual.py`:
 
     vector g of n samples, residual e ──▶ u = g + e / n ──▶ project ──▶ the round ──▶ e = n (u - expand(project(u)))
 
-The residual changes when the mean of the round is absorbed, not before: a round that came to nothing leaves it as it
-was. It takes as much memory as the vector does, and as much again while a round runs.
+A round may count without this peer's contribution, as one does that adopts an earlier result: then e = n u. The
+residual changes when the mean of the round is absorbed, not before: a round that came to nothing leaves it as it was.
+It takes as much memory as the vector does, and as much again while a round runs.
 """
 
 from __future__ import annotations
@@ -72,13 +73,18 @@ class Projection:
         self._sealed = _Sealed(step, weight, whole, values)
         return values
 
-    def absorb(self, mean: torch.Tensor, step: int) -> torch.Tensor:
-        """The vector that the mean of the round of `step` stands for. For each round that counts, in its order."""
+    def absorb(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:
+        """The vector that the mean of the round of `step` stands for. For each round that counts, in its order.
+
+        `counted` tells whether the mean has this peer's contribution in it. If not, all of that was left out.
+        """
         if self.sketch.is_identity:
             return mean
         vector, sealed, self._sealed = self.sketch.expand(mean, step), self._sealed, None
         if sealed is not None and sealed.step == step:
-            self._mass = torch.sub(sealed.whole, self.sketch.expand(sealed.values, step)).mul_(sealed.weight)
+            whole = sealed.whole
+            rest = torch.sub(whole, self.sketch.expand(sealed.values, step)) if counted else whole.clone()
+            self._mass = rest.mul_(sealed.weight)
             self._step = step
         self.sketch.absorb(mean, step)
         return vector

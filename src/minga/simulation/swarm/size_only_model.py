@@ -131,7 +131,7 @@ class SizeOnlyReplica:
         """All rounds average the whole vector."""
         return vector
 
-    def expand(self, mean: torch.Tensor, step: int) -> torch.Tensor:  # noqa: ARG002
+    def expand(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:  # noqa: ARG002
         """All rounds average the whole vector."""
         return mean
 

@@ -280,7 +280,7 @@ class Member:
         batch = self._formation.batch.present
         every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
-            await port.request("apply", lambda: port.absorb(step, replica.expand(result, step - 1), fate))
+            await port.request("apply", lambda: absorb(replica, port, result, step, fate))
             await self._average_parameters(outcome.plan)
             digest = await self._port.request("reopen", lambda: self._port.reopen(limit))
         else:
@@ -309,7 +309,7 @@ class Member:
         replica, port, result = self._replica, self._port, self._result
 
         def run() -> str | None:
-            port.absorb(step, replica.expand(result, step - 1), fate)
+            absorb(replica, port, result, step, fate)
             port.reopen(limit)
             return replica.digest() if compares else None
 
@@ -386,6 +386,13 @@ class Member:
     def _is_finished(self) -> bool:
         last = self._settings.stop_after_steps
         return last is not None and self.step >= last and not self._needs_state
+
+
+def absorb(
+    replica: ReplicaInterface, port: GradientPort, result: torch.Tensor, step: int, fate: ContributionFate
+) -> None:
+    """Bring the replica to `step` by the result of the round before it. On the training thread."""
+    port.absorb(step, replica.expand(result, step - 1, counted=fate is ContributionFate.COUNTED), fate)
 
 
 def fate_of(vector: torch.Tensor | None, plan: Plan, peer_id: PeerId) -> ContributionFate:

@@ -49,10 +49,11 @@ class ReplicaInterface(Protocol):
         is; None for nothing. On any thread.
         """
 
-    def expand(self, mean: torch.Tensor, step: int) -> torch.Tensor:
+    def expand(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:
         """The mean gradient that the mean of the round of `step` stands for; `mean` stays as it is.
 
-        Once for each round that counts, in their order: what `project` left out is known from then on.
+        Once for each round that counts, in their order: what `project` left out is known from then on. `counted` tells
+        whether this peer's contribution is in the mean.
         """
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:

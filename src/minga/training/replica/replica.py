@@ -65,9 +65,9 @@ class Replica:
         """What this peer gives to the round of `step`, for its mean gradient over `weight` samples. On any thread."""
         return self._projection.contribution(vector, weight, step)
 
-    def expand(self, mean: torch.Tensor, step: int) -> torch.Tensor:
-        """The mean gradient that the mean of the round of `step` stands for, which counts."""
-        return self._projection.absorb(mean, step)
+    def expand(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:
+        """The mean gradient that the mean of the round of `step` stands for, which counts; see `Projection.absorb`."""
+        return self._projection.absorb(mean, step, counted=counted)
 
     def collect(self, samples: int) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?
