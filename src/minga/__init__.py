@@ -30,7 +30,8 @@ from minga.core.events.bus import Event
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
     from minga.identity.links.links import Link
-    from minga.training.join import PeerOptions, host, join
+    from minga.training.host import host
+    from minga.training.join import PeerOptions, join
     from minga.training.optimizer import Optimizer
     from minga.training.peer import Peer
 
@@ -67,7 +68,7 @@ _LATE = {  # what takes long to import, torch above all, is imported when it is 
     "Peer": "minga.training.peer",
     "PeerOptions": "minga.training.join",
     "RunSpec": "minga.core.spec.run_spec",
-    "host": "minga.training.join",
+    "host": "minga.training.host",
     "join": "minga.training.join",
 }
 

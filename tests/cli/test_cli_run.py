@@ -16,7 +16,7 @@ from minga import cli
 from minga.cli.terminal import exit_codes
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
-from minga.training.rejoin import KnownAddresses
+from minga.training.run_folder.rejoin import KnownAddresses
 from tests.worlds import installed_wheel
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
@@ -78,15 +78,27 @@ def test_export_and_plot_what_a_run_left_behind(spec: str, tmp_path: Path) -> No
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_restart_gives_the_same_run_and_goes_on(spec: str, tmp_path: Path) -> None:
-    arguments = ("host", spec, *ALONE, "--directory", str(tmp_path), "--role", "trainer")
-    with Running(*arguments) as first:
+def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(spec: str, tmp_path: Path) -> None:
+    work = (*LOCAL, "--device", "cpu", "--threads", "1", "--identity", str(tmp_path / "key.json"), "--role", "trainer")
+    runs = ("--directory", str(tmp_path / "runs"))
+    with Running("host", spec, *work, *runs) as first:
         link = first.wait_for("link")
         step = first.finish(3)["step"]
-    with Running(*arguments) as second:
-        again = second.wait_for("link")
-        assert again["run_id"] == link["run_id"]
-        assert second.wait_for("step.applied")["step"] == step + 1
+    with Running("host", spec, *work, *runs) as second:
+        assert second.wait_for("link")["run_id"] != link["run_id"]
+        assert second.wait_for("step.applied")["step"] == 1
+    listed = last_json(run("runs", *runs, "--json").stdout)["runs"]
+    assert {each["run_id"]: each["step"] for each in listed}[link["run_id"]] == step
+    assert len(listed) == 2
+    with Running("host", "--resume", link["directory"], *work) as third:
+        assert third.wait_for("resumed")["step"] == step
+        assert third.wait_for("link")["run_id"] == link["run_id"]
+        assert third.wait_for("step.applied")["step"] == step + 1
+        refused = run("runs", *runs, "--remove", link["run_id"][:16])
+        assert "hosts this run already" in refused.stderr
+    assert run("runs", *runs, "--remove", link["run_id"][:16]).returncode == 0
+    assert not Path(link["directory"]).exists()
+    assert "no run in" in run("runs", *runs, "--remove", link["run_id"][:16]).stderr
 
 
 def _places_known(directory: Path) -> int:

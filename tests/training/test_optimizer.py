@@ -689,13 +689,13 @@ def test_a_checkpoint_is_where_the_next_peer_goes_on(tmp_path: Path) -> None:
     spec = minga.RunSpec.from_mapping(
         {"name": "t", "model": {"recipe": "custom"}, "training": {"target_batch_size": BATCH}}
     )
-    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+    options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
     first, second = small_model(), small_model()
     with minga.host(spec, options) as peer:
         opt = minga.Optimizer(torch.optim.AdamW(first.parameters(), lr=0.1), peer, model=first)
         train(opt, first, steps=3)
         opt.save_checkpoint()
-    with minga.host(spec, options) as peer:
+    with minga.host(spec, options, resume=peer.directory) as peer:
         opt = minga.Optimizer(torch.optim.AdamW(second.parameters(), lr=0.1), peer, model=second)
         assert opt.global_step == 3
         assert same(first, second)

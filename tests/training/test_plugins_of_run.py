@@ -12,7 +12,7 @@ from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.security.robust.registry import AGGREGATORS
 from minga.training.plugins_of_run import check_plugins, with_origins
-from minga.training.rejoin import SPEC_FILE
+from minga.training.run_folder.rejoin import SPEC_FILE
 from tests.worlds.plugin_packages import install, look_again
 
 KEY = "aggregator:half_clip"

@@ -44,6 +44,12 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="UDP port; keep it, an
 ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
 
 
+def run_folder_here() -> Path | None:
+    """The working directory, if it is the folder of a run."""
+    here = Path.cwd()
+    return here if (here / "run-spec.signed").is_file() else None
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     only_version: Annotated[bool, typer.Option("--version", help="Show the version of minga and exit.")] = False,
@@ -89,19 +95,30 @@ def host(
     directory: Directory = None,
     identity: IdentityFile = None,
     ephemeral: Ephemeral = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the run in this folder, in the place of RUN.TOML.", show_default=False),
+    ] = None,
     qr: Annotated[bool, typer.Option(help="Show the link as a QR code, too.")] = True,
     example: Annotated[bool, typer.Option("--example", help="Print a commented run spec and exit.")] = False,
     parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
 ) -> None:
-    """Start a run, or go on with it: prints ONE link, and stays as monitor, seed and auxiliary."""
+    """Begin a run, or go on with one: prints ONE link, and stays as monitor, seed and auxiliary.
+
+    Without RUN.TOML, in the folder of a run, it goes on with that run.
+    """
     if example:
         from minga.core.spec.sections import ModelSection
         from minga.recipes.registry import example_toml
 
         typer.echo(example_toml(ModelSection().recipe), nl=False)
         return
-    if spec is None:
+    if spec is not None and resume is not None:
+        raise typer.BadParameter("a run keeps its settings: name either a run spec or --resume DIRECTORY")
+    if spec is None and resume is None:
+        resume = run_folder_here()
+    if spec is None and resume is None:
         raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
     from minga.cli.taking_part.host import run_host
@@ -117,7 +134,7 @@ def host(
         host=bind,
         port=port,
     )
-    run_host(spec, peer, WorkOptions(device, micro_batch, threads), ready, show_qr=qr)
+    run_host(spec, resume, peer, WorkOptions(device, micro_batch, threads), ready, show_qr=qr)
 
 
 @app.command()
@@ -365,6 +382,21 @@ def doctor(
     from minga.cli.diagnosing.doctor import run_doctor
 
     raise typer.Exit(run_doctor(link, identity, bind, ready.output))
+
+
+@app.command()
+def runs(
+    remove: Annotated[
+        str | None, typer.Option(help="Delete the folder of the run with an id that begins like this.")
+    ] = None,
+    directory: Directory = None,
+    json_output: Json = False,
+) -> None:
+    """List the runs that lie on this machine, with step, age and size; --remove deletes one."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.taking_part.runs import run_runs
+
+    run_runs(directory, remove, ready)
 
 
 @app.command()

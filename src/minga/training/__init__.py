@@ -1,13 +1,13 @@
 """Training together: the objects that a program holds (optimizer, peer), and one peer's presence in one run.
 
-    program ─▶ join ─▶ peer ─▶ session ─▶ network, board, servers
-                │        ▲         └─▶ life/ (steps) ◀── bridge/ ──▶ optimizer on the training thread
-                └ rejoin ┘
+    program ─▶ join, host ─▶ peer ─▶ session ─▶ network, board, servers
+                    ▲                  └─▶ life/ (steps) ◀── bridge/ ──▶ optimizer on the training thread
+                    └ run_folder/
 
-Read: optimizer (`minga.Optimizer`), peer (`minga.Peer`), join (`minga.join` and `minga.host`), session (assembles what
-lies below), rejoin (how a peer finds its run again), host_lock (a run is hosted once from its folder), own_access (a
-peer's own credentials), organiser (invite, admit, revoke), plugins_of_run (packages that a run names), record_kinds
-(records about training). Then the folders: state, replica, bridge, strategy, transfer, access, life.
+Read: optimizer (`minga.Optimizer`), peer (`minga.Peer`), join (`minga.join`), host (`minga.host`), session (assembles
+what lies below), own_access (a peer's own credentials), organiser (invite, admit, revoke), plugins_of_run (packages
+that a run names), record_kinds (records about training). Then the folders: state, replica, bridge, strategy, transfer,
+access, life, run_folder.
 
 Called by programs, recipes, monitor, authority and cli. It knows any torch model, and no recipe.
 """

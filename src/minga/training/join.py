@@ -1,22 +1,17 @@
-"""Ways into a run: `join` by a link, `host` with a run spec."""
+"""The way into a run by a link: `minga.join`; and what it shares with `minga.host`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import platformdirs
-from blake3 import blake3
-
-from minga.core.errors import ConfigurationError, IdentityError, StorageError
-from minga.core.files import write_atomically
+from minga.core.errors import ConfigurationError, IdentityError, LinkError, StorageError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
-from minga.core.spec.sections import FileEntry
-from minga.identity.keys.keys import HeldIdentity, Identity
+from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import Address, PeerId
@@ -26,11 +21,11 @@ from minga.network.rpc.handshake import Role
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.admission import Admission
 from minga.training.bridge.loop_thread import LoopThread
-from minga.training.host_lock import HostLock
 from minga.training.own_access import Obtain, RunAccess
 from minga.training.peer import Peer
-from minga.training.plugins_of_run import check_plugins, with_origins
-from minga.training.rejoin import MAX_PLACES, KnownAddresses, RejoinFile, merged, own_port
+from minga.training.plugins_of_run import check_plugins
+from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
+from minga.training.run_folder.rejoin import MAX_PLACES, KnownAddresses, RejoinFile, merged, own_port
 from minga.training.session import Session, SessionSettings
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.transfer.run_files_fetch import fetch_files
@@ -51,16 +46,21 @@ class PeerOptions:
     """
 
     role: Role = "trainer"
-    identity: Path | None = None
+    identity: Path | str | None = None
     ephemeral: bool = False
-    directory: Path | None = None
+    directory: Path | str | None = None
     max_upload: RateCap | str | float | None = None
     max_download: RateCap | str | float | None = None
     host: str | None = None
     port: int = 0
-    voucher: Path | None = None
+    voucher: Path | str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("identity", "directory", "voucher"):
+            if not isinstance(value := getattr(self, name), Path | str | None):
+                raise ConfigurationError(f"{name} = {value!r} is no path")
+        if not isinstance(self.port, int) or not 0 <= self.port <= 65_535:
+            raise ConfigurationError(f"port = {self.port!r} is no whole number from 0 to 65535")
         if self.role not in get_args(Role):
             raise ConfigurationError(f"role = {self.role!r} is none of {', '.join(get_args(Role))}")
         self.caps()
@@ -71,19 +71,27 @@ class PeerOptions:
         upload, download = (None if value is None else RateCap.parse(value, name) for name, value in named)
         return upload, download
 
-    def open_identity(self) -> HeldIdentity | Identity:
-        """This peer's key; a key file is held for this process alone."""
-        return Identity.ephemeral() if self.ephemeral else Identity.acquire(self.identity)
+    def hold_identity(self, held: contextlib.ExitStack) -> Identity:
+        """This peer's key; a key file is held for this process alone, as long as `held` is open."""
+        return (
+            Identity.ephemeral()
+            if self.ephemeral
+            else held.enter_context(Identity.acquire(_path(self.identity))).identity
+        )
 
     @property
     def keeps_files(self) -> bool:
         """Whether the peer leaves files that lead back into the run: not who only looks on, or forgets its key."""
         return not self.ephemeral and self.role != "monitor"
 
+    @property
+    def runs_directory(self) -> Path:
+        """Where the folders of runs lie."""
+        return runs_folder(_path(self.directory))
+
     def run_directory(self, run_id: str) -> Path:
         """The folder of one run; created if it is missing."""
-        base = self.directory or platformdirs.user_data_path("minga") / "runs"
-        path = base / run_id[:16]
+        path = self.runs_directory / run_id[:FOLDER_DIGITS]
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -102,8 +110,7 @@ def join(
     a damaged link, and `RemoteError` if no peer in it answers or admits this one. Raises `ConfigurationError` if this
     version of minga cannot follow the run spec, or lacks a package that it names.
     """
-    link = Link.parse(link) if isinstance(link, str) else link
-    options = options or PeerOptions()
+    link, options = read_link(link), checked_options(options)
     entries = [Address(PeerId(e.peer_id), e.direct, e.relay) for e in link.entries]
     relays = tuple(dict.fromkeys(e.relay for e in link.entries if e.relay is not None))
     network = NetworkSettings(
@@ -116,7 +123,7 @@ def join(
     if known is not None and needs_plugins:
         check_plugins(known[1])
     vouches = options.role == "monitor" and options.ephemeral
-    vouchers = _stored(options.voucher) if vouches else []
+    vouchers = _stored(_path(options.voucher)) if vouches else []
     access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers, obtain=obtain)
 
     async def find(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
@@ -132,53 +139,34 @@ def join(
         known is not None and options.role == "trainer" and bool(CheckpointStore(directory / "checkpoints").steps())
     )
     with contextlib.ExitStack() as held:
-        peer = _enter(link.run_id, options, network, directory, entries, find, access, held, may_be_alone=may_be_alone)
+        identity = options.hold_identity(held)
+        peer = enter(
+            link.run_id, options, network, directory, entries, find, access, identity, may_be_alone=may_be_alone
+        )
         peer.hold(held.pop_all())
     return peer
 
 
-def host(spec: RunSpec, options: PeerOptions | None = None, *, files: Mapping[str, bytes] | None = None) -> Peer:
-    """Start a run, or go on with it on this machine: the peer that is returned has the `link` for all others.
+def read_link(link: Link | str) -> Link:
+    """A link from whatever says one. Raises `LinkError`."""
+    if isinstance(link, Link):
+        return link
+    if isinstance(link, str):
+        return Link.parse(link)
+    raise LinkError(f"a link is a text that begins with minga1, not a {type(link).__name__}")
 
-    `files` travel with the run. The link stays valid as long as any peer that it names can be reached; so host with
-    the same key and port to keep it for good. Raises `LocalError`s only: `ConfigurationError` if the run is hosted
-    from the same folder already, or was begun there with another key, and if a package that the spec names is missing.
-    """
-    options = options or PeerOptions()
-    shipped = dict(files or {})
-    published = with_origins(spec).published(
-        {name: FileEntry(blake3=blake3(b).hexdigest(), size_bytes=len(b)) for name, b in shipped.items()}
-    )
-    network = NetworkSettings(
-        relay=published.network.relay, host=options.host, port=options.port, dialable=options.role != "client"
-    )
 
-    directory = options.run_directory(published.run_id)
-    access = RunAccess(AccessFiles(directory), keeps=options.keeps_files)
+def checked_options(options: PeerOptions | None) -> PeerOptions:
+    """These options, or by default the usual ones. Raises `ConfigurationError` for anything else."""
+    if options is None:
+        return PeerOptions()
+    if not isinstance(options, PeerOptions):
+        raise ConfigurationError(f"options are a minga.PeerOptions, not a {type(options).__name__}")
+    return options
 
-    async def publish(_: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
-        paths: dict[str, Path] = {}
-        for name, body in shipped.items():
-            path = directory / "files" / name
-            try:
-                write_atomically(path, body)
-            except OSError as error:
-                raise StorageError(f"{path} cannot be written: {error}") from error
-            paths[name] = path
-        return *access.spec(), paths
 
-    def sign(identity: Identity) -> None:
-        if options.keeps_files:
-            RejoinFile.check_organiser(directory, published.run_id, identity)
-        access.known = SignedRunSpec.sign(published, identity), published
-
-    with contextlib.ExitStack() as held:
-        claim = held.enter_context(HostLock.take(directory))
-        run_id = published.run_id
-        peer = _enter(run_id, options, network, directory, [], publish, access, held, may_be_alone=True, before=sign)
-        claim.tell(peer.link)
-        peer.hold(held.pop_all())
-    return peer
+def _path(path: Path | str | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 def _stored(path: Path | None) -> list[Identity]:
@@ -193,7 +181,7 @@ def _stored(path: Path | None) -> list[Identity]:
 Publish = Callable[[Session], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
 
 
-def _enter(
+def enter(
     run_id: str,
     options: PeerOptions,
     network: NetworkSettings,
@@ -201,17 +189,11 @@ def _enter(
     entries: Sequence[Address],
     publish: Publish,
     access: RunAccess,
-    held: contextlib.ExitStack,
+    identity: Identity,
     *,
     may_be_alone: bool,
-    before: Callable[[Identity], None] = lambda _: None,
 ) -> Peer:
-    """Start the background thread, appear in the run, and get spec and files by `publish`; undo all if that fails.
-
-    The key is added to what is `held` for this process alone.
-    """
-    key = options.open_identity()
-    identity = held.enter_context(key).identity if isinstance(key, HeldIdentity) else key
+    """Start the background thread, appear in the run, and get spec and files by `publish`; undo all if that fails."""
     rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
     places = KnownAddresses() if rejoin_file is None else rejoin_file.places()
     thread = LoopThread("minga")
@@ -219,7 +201,6 @@ def _enter(
 
     async def start() -> Session:
         nonlocal session
-        before(identity)
         opened = await _open_network(identity, network, places.own_port)
         session = Session(
             opened,

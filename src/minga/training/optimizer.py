@@ -63,6 +63,10 @@ class Optimizer(torch.optim.Optimizer):
     ) -> None:
         if isinstance(optimizer, Optimizer):
             raise ConfigurationError("this is a minga.Optimizer already; pass the torch optimizer that it wraps")
+        if not isinstance(peer, Peer | None):
+            raise ConfigurationError(
+                f"peer is what minga.join(link) or minga.host(spec) returns, not a {type(peer).__name__}"
+            )
         ranks = ProcessGroup.of_this_process(has_peer=peer is not None)
         spec = _spec(ranks, peer)
         if target_batch_size not in (None, spec.training.target_batch_size):

@@ -24,7 +24,7 @@ from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
-from minga.training.rejoin import RejoinFile
+from minga.training.run_folder.rejoin import RejoinFile
 
 GOSSIP_S = 3.0
 """Seconds in which a board that was just synchronised learns of all peers that are alive."""

@@ -73,6 +73,18 @@ def test_local_paths_are_not_signed() -> None:
     assert SignedRunSpec.sign(local.published(), ORGANISER).run_id == local.published().run_id
 
 
+def test_each_begin_is_another_run_and_no_other_key_can_sign_it() -> None:
+    runs = [SPEC.begin(ORGANISER.peer_id) for _ in range(2)]
+    assert len({SPEC.run_id, *(run.run_id for run in runs)}) == 3
+    assert runs[0].begun_by == ORGANISER.peer_id
+    begun = SignedRunSpec.sign(runs[0], ORGANISER)
+    assert begun.verify(runs[0].run_id, ORGANISER.peer_id) == runs[0]
+    thief = Identity.from_seed(b"t" * 32)
+    stolen = SignedRunSpec.sign(runs[0], thief)
+    with pytest.raises(ProtocolError, match="another peer began"):
+        stolen.verify(runs[0].run_id, thief.peer_id)
+
+
 def fields(**changes: object) -> bytes:
     return msgspec.msgpack.encode({**msgspec.structs.asdict(SIGNED), **changes})
 

@@ -27,7 +27,7 @@ def join(link: Link | str, options: PeerOptions | None = None, person: LoginUser
     all that takes. Raises what `minga.join` raises: `RejectedError` if the authority refuses, `UnreachableError` if it
     does not answer, and `ConfigurationError` if `person` cannot say what is needed.
     """
-    link = Link.parse(link) if isinstance(link, str) else link
+    link = join_module.read_link(link)
     person = person or Credentials()
     if link.authority is None:
         return join_module.join(link, options)

@@ -16,7 +16,7 @@ from minga.security.accountability.verify import verify
 from minga.training.life.founding import Genesis
 from minga.training.life.verified_files import evidence_file, genesis_file, witnesses
 from minga.training.plugins_of_run import check_plugins
-from minga.training.rejoin import SPEC_FILE
+from minga.training.run_folder.rejoin import SPEC_FILE
 
 
 def run_evidence(directory: Path, context: Context) -> int:

@@ -1,11 +1,11 @@
-"""Commands of people who take part: host, join, status, export.
+"""Commands of people who take part: host, join, status, export, runs.
 
     host ─▶ prepared_files ─┐
     join ─▶ login ──────────┴─▶ status_view, held_out ─▶ graceful_leave
 
-Read: host (`minga host`), join (`minga join`), prepared_files (the same files after a restart), login (the person
-at the machine), held_out (held-out figures beside training), graceful_leave (leaving a secure run between two
-steps), status (`minga status`), status_view (how statuses look), export (`minga export`).
+Read: host (`minga host`), join (`minga join`), prepared_files (prepared once for equal settings), login (the person at
+the machine), held_out (held-out figures beside training), graceful_leave (leaving a secure run between two steps),
+status (`minga status`), status_view (how statuses look), export (`minga export`), runs (`minga runs`).
 
 Called by app.
 """

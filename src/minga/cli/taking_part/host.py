@@ -1,4 +1,4 @@
-"""`minga host`: start a run, or go on with it, and stay as its monitor, seed and auxiliary."""
+"""`minga host`: begin a run, or go on with one, and stay as its monitor, seed and auxiliary."""
 
 from __future__ import annotations
 
@@ -16,21 +16,36 @@ from minga.cli.terminal.exit_codes import done_so_far
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
-from minga.training.join import PeerOptions, host
+from minga.training.host import host
+from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
+from minga.training.run_folder.known_runs import known_run, known_runs, signed_spec
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
     from minga.cli.terminal.output import Output
 
 
-def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, context: Context, *, show_qr: bool) -> None:
-    """Prepare, host, and stay until the run ends or Ctrl-C comes."""
+def run_host(
+    spec_path: Path | None,
+    resume: Path | None,
+    peer: PeerOptions,
+    work: WorkOptions,
+    context: Context,
+    *,
+    show_qr: bool,
+) -> None:
+    """Begin the run of the spec, or go on with the one in the folder `resume`; stay until it ends or Ctrl-C comes."""
     from minga.recipes.registry import CUSTOM, published
 
-    spec = with_origins(RunSpec.from_file(spec_path))  # to prepare the files can take minutes
     output = context.output
+    if spec_path is not None:
+        spec = with_origins(RunSpec.from_file(spec_path))  # to prepare the files can take minutes
+    elif resume is not None:
+        _, spec = signed_spec(resume)
+    else:
+        raise ConfigurationError("name a run spec to begin a run, or --resume DIRECTORY to go on with one")
     if spec.model.recipe == CUSTOM:
         if peer.role not in ("monitor", "auxiliary"):
             raise ConfigurationError(
@@ -40,11 +55,30 @@ def run_host(spec_path: Path, peer: PeerOptions, work: WorkOptions, context: Con
     elif spec.security.mode == "byzantine" and peer.role == "auxiliary":
         peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
     apply_threads(work.threads)
-    output.say(f"Preparing [bold]{spec.name}[/] …")
-    files = prepared_files(spec, peer.directory)
-    with host(published(spec), peer, files=files) as hosted:
+    if resume is not None:
+        run = known_run(resume)
+        if run is not None:
+            output.event("resumed", run_id=run.run_id, step=run.step, age_s=round(run.age_s, 1))
+            output.say(f"Going on with [bold]{run.name}[/]: {run.progress}.")
+        hosting = host(None, peer, resume=resume)
+    else:
+        output.say(f"Preparing [bold]{spec.name}[/] …")
+        _name_earlier_run(spec.name, peer, output)
+        hosting = host(published(spec), peer, files=prepared_files(spec, peer.runs_directory))
+    with hosting as hosted:
         wire(context, hosted)
         _Hosting(hosted, work, context, show_qr=show_qr).run()
+
+
+def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
+    """Tell people who meant to go on with a run that they begin another one."""
+    for run in known_runs(peer.runs_directory):
+        if run.name == name:
+            output.say(
+                f"This begins a new run. To go on with the one of this name ({run.progress}), end this command and "
+                f"type: minga host --resume {run.directory}"
+            )
+            return
 
 
 class _Hosting:

@@ -1,8 +1,7 @@
-"""The files of a run on the organiser's disk, so that a restart gives the same run.
+"""The files of a run on the organiser's disk, so that they are prepared once for all runs of equal settings.
 
-Training a tokenizer twice need not give the same bytes twice, and other bytes are another run id. So what a recipe
-prepared is kept, under a hash of the run spec and of the sizes and dates of the organiser's own files that the recipe
-reads.
+Training a tokenizer takes minutes, and need not give the same bytes twice. So what a recipe prepared is kept, under a
+hash of the run spec and of the sizes and dates of the organiser's own files that the recipe reads.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from blake3 import blake3
 
 from minga.core.errors import StorageError
@@ -24,15 +22,15 @@ from minga.recipes.registry import CUSTOM, load_recipe
 _INDEX = "index.json"
 
 
-def prepared_files(spec: RunSpec, directory: Path | None) -> dict[str, bytes]:
-    """The files that ship with the run, from the cache below `directory` (None: the user's data folder) or made now.
+def prepared_files(spec: RunSpec, directory: Path) -> dict[str, bytes]:
+    """The files that ship with the run, from the cache below `directory` or made now.
 
     Raises `ConfigurationError` where the recipe's data cannot be used, `StorageError` if the cache cannot be written.
     """
     if spec.model.recipe == CUSTOM:
         return {}
     recipe = load_recipe(spec)
-    folder = (directory or platformdirs.user_data_path("minga") / "runs") / "prepared" / _key(spec, recipe)[:16]
+    folder = directory / "prepared" / _key(spec, recipe)[:16]
     stored = _read(folder)
     if stored is None:
         stored = recipe.prepare()

@@ -4,6 +4,12 @@ An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no 
 section `security` those of its mode, none if that is "open") and every float in Python's shortest exact spelling. So
 equal specs have equal bytes on every machine. The run id is the BLAKE3 digest of those bytes in key derivation mode.
 
+No two runs share an id, though their settings may be equal. The peer that begins a run writes its key and a number of
+128 bits that it draws into the spec (`begun`), so both are under the digest. The link names run id and organiser. A
+peer that joins accepts a spec only if its digest is that run id, the organiser signed it, and `begun` names the
+organiser (`SignedRunSpec.verify`). So two runs of one id would need a collision of BLAKE3, or one key that draws the
+same number twice; and no other key can claim the id of a run.
+
 The settings of the recipe, `[recipe.NAME]`, are hashed as they stand and understood by the recipe alone
 (`minga.recipes`). Specs of version 2 had them elsewhere and are read, hashed and written as they were.
 """
@@ -11,6 +17,7 @@ The settings of the recipe, `[recipe.NAME]`, are hashed as they stand and unders
 from __future__ import annotations
 
 import json
+import secrets
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,6 +58,7 @@ SPEC_VERSION = 3
 MAX_SPEC_BYTES = 256 << 10
 MAX_FILES = 16
 _RUN_ID_CONTEXT = "minga v1 run id"
+_BEGUN = r"^[0-9a-f]{64}:[0-9a-f]{32}$"
 _PLUGIN = r"^[a-z]{1,32}:[a-z][a-z0-9_.-]{0,63}$"
 
 
@@ -64,6 +72,11 @@ class RunSpec(Section):
         ...,
         "name of the run, for people",
         "a text of 1 to 64 printable characters on one line, without blanks at its ends",
+    )
+    begun: Annotated[str, Field(pattern=_BEGUN)] | None = described(
+        None,
+        "key of the peer that began the run, and a number; written by that peer",
+        "64 hexadecimal digits, a colon and 32 hexadecimal digits",
     )
     model: ModelSection = ModelSection()
     recipe: dict[str, dict[str, Any]] = described(
@@ -207,6 +220,8 @@ class RunSpec(Section):
         del values["security"]
         if self.security.mode != "open":  # open runs keep the id, and the peers, that they had without the section
             values["security"] = security
+        if self.begun is None:  # specs that no peer has published yet, and runs of earlier versions
+            del values["begun"]
         if not self.plugins:  # and so do runs that need nothing but minga
             del values["plugins"]
         if self.averaging.download_codec is None:  # and those whose means travel as all the rest
@@ -239,6 +254,16 @@ class RunSpec(Section):
             values["files"] = {name: entry.model_dump(mode="json") for name, entry in files.items()}
         return type(self).from_mapping(values, "published run spec")
 
+    @property
+    def begun_by(self) -> str | None:
+        """The key of the peer that began the run, as 64 hexadecimal digits; None in a run of an earlier version."""
+        return None if self.begun is None else self.begun.partition(":")[0]
+
+    def begin(self, organiser: str) -> RunSpec:
+        """The spec of a new run, begun by the peer with this key."""
+        values = {**self.model_dump(mode="json"), "begun": f"{organiser}:{secrets.token_hex(16)}"}
+        return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+
     def with_plugins(self, origins: Mapping[str, Origin]) -> RunSpec:
         """The spec with these origins of its plug-ins, by "what:name", see `minga.core.spec.plugins.recorded`."""
         values = self.model_dump(mode="json")
@@ -260,7 +285,7 @@ class RunSpec(Section):
     @classmethod
     def example_toml(cls, spec: RunSpec | None = None) -> str:
         """`spec` (a new one) as a commented TOML file, but for the settings of the recipe."""
-        return render(spec or cls(name="my first run"), comments=True)
+        return render(spec or cls(name="my first run"), comments=True, leave_out=("begun",))
 
     def _as_written(self) -> dict[str, Any]:
         """All tables, in the places of the spec's version."""

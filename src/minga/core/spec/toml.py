@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,12 +17,19 @@ _TITLE = """\
 """
 
 
-def render(spec: BaseModel, *, comments: bool, plain: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+def render(
+    spec: BaseModel,
+    *,
+    comments: bool,
+    plain: Mapping[str, Mapping[str, Any]] | None = None,
+    leave_out: Collection[str] = (),
+) -> str:
     """The settings of `spec` in the order of their declaration; None is left out, or shown commented out.
 
-    `plain` are tables by name that are written as they are, in place of sections of these names.
+    `plain` are tables by name that are written as they are, in place of sections of these names. Settings to
+    `leave_out` are not for people to write.
     """
-    fields = [name for name in type(spec).model_fields if name not in (plain or {})]
+    fields = [name for name in type(spec).model_fields if name not in (plain or {}) and name not in leave_out]
     values = {name: getattr(spec, name) for name in fields}
     lines = [_TITLE] if comments else []
     own = [name for name, value in values.items() if not isinstance(value, BaseModel | dict)]

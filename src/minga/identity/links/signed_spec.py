@@ -68,6 +68,8 @@ class SignedRunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not verify(self.organiser, self.signature, self.spec, context=SIGNATURE_CONTEXT):
             raise ProtocolError("sent a run spec whose signature is wrong", peer=peer)
         spec = RunSpec.from_canonical(self.spec, "the organiser's run spec")
+        if spec.begun_by not in (None, self.organiser):
+            raise ProtocolError("sent the run spec of a run that another peer began", peer=peer)
         _refuse_local_paths(spec)
         return spec
 

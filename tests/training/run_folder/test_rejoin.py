@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import shutil
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import minga
 from minga.cli.taking_part.host import announce
@@ -18,8 +22,8 @@ from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import Address, PeerId
-from minga.training.host_lock import HostLock
-from minga.training.rejoin import MAX_PLACES, SPEC_FILE, KnownAddresses, RejoinFile, merged, own_port
+from minga.training.run_folder.host_lock import HostLock
+from minga.training.run_folder.rejoin import MAX_PLACES, SPEC_FILE, KnownAddresses, RejoinFile, merged, own_port
 
 ME = PeerId("0" * 64)
 
@@ -96,13 +100,14 @@ def test_other_peers_of_the_machine_do_not_touch_what_it_keeps(tmp_path: Path) -
 def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
     spec = minga.RunSpec.from_mapping({"name": "once", "model": {"recipe": "custom"}})
     options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
+    folder = None
     for _ in range(2):  # it is free again when the first one has ended
-        with minga.host(spec, options) as organiser:
-            with pytest.raises(minga.ConfigurationError, match=f"hosts this run already.*minga join {organiser.link}`"):
-                minga.host(spec, options)
-            link = organiser.link
-    with minga.host(spec.model_copy(update={"name": "another"}), options) as other:
-        assert other.run_id != link.run_id
+        with minga.host(spec, options, resume=folder) as organiser:
+            folder, link = organiser.directory, organiser.link
+            other = minga.PeerOptions(identity=tmp_path / "other.json", directory=tmp_path, host="127.0.0.1")
+            shutil.copy(tmp_path / "key.json", tmp_path / "other.json")  # the same key, by a path that is not locked
+            with pytest.raises(minga.ConfigurationError, match=f"hosts this run already.*minga join {link}`"):
+                minga.host(None, other, resume=folder)
     claim = tmp_path / link.run_id[:16] / "hosted.link"
     for damaged in (b"", b"minga1abc", b"\xff" * 9000):
         with HostLock.take(claim.parent):
@@ -111,18 +116,67 @@ def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
                 HostLock.take(claim.parent)
 
 
+def test_an_ephemeral_host_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TMPDIR", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = {"name": "brief", "model": {"recipe": "custom"}}
+    with minga.host(settings, minga.PeerOptions(ephemeral=True, host="127.0.0.1")) as organiser:
+        assert organiser.directory.parent == tmp_path
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    with pytest.raises(minga.ConfigurationError, match="ephemeral key leaves none"):
+        minga.host(resume=organiser.directory)
+
+
+def test_a_run_keeps_its_settings(tmp_path: Path) -> None:
+    settings = {"name": "kept", "model": {"recipe": "custom"}, "training": {"target_batch_size": 64}}
+    options = minga.PeerOptions(identity=str(tmp_path / "key.json"), directory=str(tmp_path), host="127.0.0.1")
+    with minga.host(settings, options, files={"words.txt": b"one two"}) as organiser:
+        folder, run_id = organiser.directory, organiser.run_id
+    changed = {**settings, "training": {"target_batch_size": 65}}
+    with pytest.raises(minga.ConfigurationError, match="with other settings of training"):
+        minga.host(changed, options, resume=folder)
+    with minga.host(settings, options, resume=str(folder)) as organiser:
+        assert organiser.run_id == run_id
+        assert organiser.files["words.txt"].read_bytes() == b"one two"
+    (folder / "files" / "words.txt").write_bytes(b"three")
+    with pytest.raises(minga.ConfigurationError, match=r"words\.txt is not the one"):
+        minga.host(None, options, resume=folder)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: minga.host(), "host what"),
+        (lambda: minga.host(7), "not a int"),
+        (lambda: minga.host("no-such.toml"), "no-such.toml: cannot be read"),
+        (lambda: minga.host({"name": 5}), "name"),
+        (lambda: minga.host({"name": "x"}, {"role": "client"}), "not a dict"),
+        (lambda: minga.join(None), "not a NoneType"),
+        (lambda: minga.join("foo"), "no link"),
+        (lambda: minga.PeerOptions(directory=5), "directory = 5"),
+        (lambda: minga.PeerOptions(port=70_000), "port = 70000"),
+        (lambda: minga.Optimizer(torch.optim.SGD([torch.zeros(1)]), "minga1abc"), "not a str"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((minga.ConfigurationError, minga.LinkError), match=message):
+        call()
+
+
 def test_a_run_is_hosted_with_the_key_that_began_it(tmp_path: Path) -> None:
     """A peer of another run may hold the usual key; then the next one would be taken, and the old link lead nowhere."""
     spec = minga.RunSpec.from_mapping({"name": "mine", "model": {"recipe": "custom"}})
     options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")
     with minga.host(spec, options) as organiser:
         own, folder = organiser.peer_id, organiser.directory
-    with Identity.acquire(options.identity), pytest.raises(minga.ConfigurationError, match=f"is {own[:10]}.*move "):
-        minga.host(spec, options)
+    assert options.identity is not None
+    with (
+        Identity.acquire(Path(options.identity)),
+        pytest.raises(minga.ConfigurationError, match=f"is {own[:10]}.*organiser's link"),
+    ):
+        minga.host(spec, options, resume=folder)
     assert SignedRunSpec.decode((folder / SPEC_FILE).read_bytes()).organiser == own
-    (folder / SPEC_FILE).write_bytes(b"damaged")
-    with Identity.acquire(options.identity), minga.host(spec, options) as another:
-        assert another.peer_id != own
 
 
 @pytest.mark.parametrize("others", [0, 2])

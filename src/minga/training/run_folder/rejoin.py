@@ -68,8 +68,7 @@ class RejoinFile:
             raise ConfigurationError(
                 f"the organiser of this run is {signed.organiser[:10]}, and the key in use here is "
                 f"{identity.peer_id[:10]}, whose link would lead into another run: if that key is yours, name its file "
-                "with --identity, or end the peer that uses it; if not, join by the organiser's link; to begin anew, "
-                f"move {path} away"
+                "with --identity, or end the peer that uses it; if not, join by the organiser's link"
             )
 
     def keep_spec(self, signed: SignedRunSpec) -> None:

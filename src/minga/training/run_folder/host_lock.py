@@ -41,7 +41,7 @@ class HostLock:
             way = f"`minga join {link}`" if link else "the link that it printed"
             raise ConfigurationError(
                 f"another process on this machine hosts this run already, from {directory}: take part in it by {way}, "
-                "end that process to host in its place, or change the name in the run spec to begin another run"
+                "or end that process to host in its place"
             )
         claim = cls(path, lock)
         claim._write("")

@@ -1,0 +1,153 @@
+"""The way into a run with a run spec: `minga.host` begins a run, or goes on with one that lies on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from blake3 import blake3
+
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write_atomically
+from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import FileEntry
+from minga.identity.keys.keys import Identity
+from minga.identity.links.signed_spec import SignedRunSpec
+from minga.network.iroh.settings import NetworkSettings
+from minga.training.access.access_files import AccessFiles
+from minga.training.join import PeerOptions, checked_options, enter
+from minga.training.own_access import RunAccess
+from minga.training.peer import Peer
+from minga.training.plugins_of_run import check_plugins, with_origins
+from minga.training.run_folder.host_lock import HostLock
+from minga.training.run_folder.known_runs import known_run, signed_spec
+from minga.training.run_folder.rejoin import RejoinFile
+from minga.training.session import Session
+
+logger = logging.getLogger("minga.training")
+
+_WRITTEN_BY_HOST = frozenset({"begun", "files", "plugins"})
+"""Settings that no organiser writes."""
+
+
+class _Run(NamedTuple):
+    """A run that this machine hosts: what is published of it, and where it lies."""
+
+    signed: SignedRunSpec
+    spec: RunSpec
+    files: Mapping[str, bytes]
+    directory: Path
+
+
+def host(
+    spec: RunSpec | Mapping[str, Any] | Path | str | None = None,
+    options: PeerOptions | None = None,
+    *,
+    files: Mapping[str, bytes] | None = None,
+    resume: Path | str | None = None,
+) -> Peer:
+    """Begin a run, or go on with one: the peer that is returned has the `link` for all others.
+
+    `spec` is a run spec, its settings by name, or the path of a TOML file. Each call begins another run, of another run
+    id, though the settings may be equal. `resume` is the folder of a run that this machine hosted before, and goes on
+    with that one; a `spec` must then agree with it. The link stays valid as long as any peer that it names can be
+    reached. A run that is hosted again has the same port, unless `options` say otherwise. `files` travel with the run.
+
+    With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine.
+
+    Raises `LocalError`s only: `ConfigurationError` if the run is hosted from this folder already, if it was begun with
+    another key, if a package that the spec names is missing, or if an argument makes no sense.
+    """
+    options = checked_options(options)
+    given = None if spec is None else read_spec(spec)
+    with contextlib.ExitStack() as held:
+        identity = options.hold_identity(held)
+        if resume is not None:
+            run = _resumed(Path(resume), given, files, identity)
+        elif given is not None:
+            run = _begun(given, dict(files or {}), identity, options, held)
+        else:
+            raise ConfigurationError("host what? Pass a run spec, or resume=DIRECTORY to go on with a run")
+        return _enter(run, options, identity, held)
+
+
+def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:
+    """A run spec from whatever says one. Raises `ConfigurationError`."""
+    if isinstance(spec, RunSpec):
+        return spec
+    if isinstance(spec, Mapping):
+        return RunSpec.from_mapping(spec)
+    if isinstance(spec, Path | str):
+        return RunSpec.from_file(spec)
+    raise ConfigurationError(
+        f"a run spec is a minga.RunSpec, a mapping of its settings, or the path of a TOML file, not a "
+        f"{type(spec).__name__}"
+    )
+
+
+def _begun(
+    spec: RunSpec, files: Mapping[str, bytes], identity: Identity, options: PeerOptions, held: contextlib.ExitStack
+) -> _Run:
+    entries = {name: FileEntry(blake3=blake3(b).hexdigest(), size_bytes=len(b)) for name, b in files.items()}
+    published = with_origins(spec).published(entries).begin(identity.peer_id)
+    if options.ephemeral and options.directory is None:
+        directory = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="minga-", ignore_cleanup_errors=True)))
+    else:
+        directory = options.run_directory(published.run_id)
+    for name, body in files.items():
+        path = directory / "files" / name
+        try:
+            write_atomically(path, body)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error}") from error
+    return _Run(SignedRunSpec.sign(published, identity), published, files, directory)
+
+
+def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, bytes] | None, identity: Identity) -> _Run:
+    signed, spec = signed_spec(directory)
+    RejoinFile.check_organiser(directory, signed.run_id, identity)
+    check_plugins(spec)
+    if given is not None and (wrong := _differences(given, spec)):
+        raise ConfigurationError(
+            f"the run in {directory} was begun with other settings of {', '.join(wrong)}; a run keeps its settings: "
+            "leave the spec out, or begin a new run without resume"
+        )
+    there = {}
+    for name, entry in spec.files.items():
+        try:
+            body = (files or {}).get(name) or (directory / "files" / name).read_bytes()
+        except OSError as error:
+            raise StorageError(f"{directory / 'files' / name}, a file of this run, cannot be read: {error}") from error
+        if blake3(body).hexdigest() != entry.blake3:
+            raise ConfigurationError(f"the file {name} is not the one with which this run was begun")
+        there[name] = body
+    if (run := known_run(directory)) is not None:
+        logger.info("going on with the run %r: %s", run.name, run.progress)
+    return _Run(signed, spec, there, directory)
+
+
+def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
+    """The sections of `given` that are not as in `spec`."""
+    ours, theirs = (each.published().model_dump(mode="json") for each in (given, spec))
+    return sorted(name for name in ours if name not in _WRITTEN_BY_HOST and ours[name] != theirs[name])
+
+
+def _enter(run: _Run, options: PeerOptions, identity: Identity, held: contextlib.ExitStack) -> Peer:
+    network = NetworkSettings(
+        relay=run.spec.network.relay, host=options.host, port=options.port, dialable=options.role != "client"
+    )
+    access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
+
+    async def publish(_: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
+        return *access.spec(), {name: run.directory / "files" / name for name in run.files}
+
+    claim = held.enter_context(HostLock.take(run.directory))
+    run_id = run.signed.run_id
+    peer = enter(run_id, options, network, run.directory, [], publish, access, identity, may_be_alone=True)
+    claim.tell(peer.link)
+    peer.hold(held.pop_all())
+    return peer
