@@ -275,6 +275,37 @@ def test_a_stalled_member_finds_itself_too_late() -> None:
     main()
 
 
+def test_a_member_that_gave_the_round_up_takes_no_part_in_its_repair() -> None:
+    """Its contribution counts again elsewhere, in the same memory: what it sent now would be other numbers."""
+
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        plan = world.plan(LAYOUT)
+        repair = Repair(plan.round_id, 1, (), (), (), ())
+        refusals: list[RemoteError] = []
+
+        async def give() -> None:
+            quitter = world.parties[3]
+            quitter.all_reduce.give_up(plan, "overtaken")
+            round, _ = quitter.all_reduce._rounds[plan.round_id]
+            round.spawn(asyncio.sleep(0.0), frozenset())
+            try:
+                await world.parties[0].node.call(quitter.peer_id, REPAIR, repair, Done)
+            except RemoteError as error:
+                refusals.append(error)
+            assert not round._tasks
+
+        later(0.3, lambda: world.parties[0].network.process.run(give()))
+        _, outcomes = await world.reduce(plan, LAYOUT, list(vectors_of(4)), [1] * 4)
+        assert isinstance(outcomes[3], RoundAbortedError)
+        assert [str(error).count("overtaken") for error in refusals] == [1]
+        await world.close()
+
+    main()
+
+
 @settings(deadline=None, max_examples=50)
 @given(numel=st.integers(1, 5000), count=st.integers(1, 6), target=st.integers(1024, 5000), have=st.integers(0))
 def test_chunks_tile_the_vector_and_bitmaps_can_be_undone(numel: int, count: int, target: int, have: int) -> None:

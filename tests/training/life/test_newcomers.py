@@ -61,6 +61,25 @@ def test_whoever_misses_the_step_that_was_held_gets_into_a_later_one(sync_s: flo
     main()
 
 
+@virtually
+async def test_a_newcomer_that_is_left_alone_stands_where_its_own_state_does() -> None:
+    """The swarm went on while it fetched, and then ended: the step that it announced is not one that it has."""
+    swarm = await trained(3)
+    newcomer = swarm.add(HostSettings(latency_s=0.01, down_bytes_per_s=STATE_BYTES / 16), TrainerSettings(4, 0.25))
+    for _ in range(600):
+        if any(e.peer == newcomer.name for e in swarm.log.of("sync.overtaken")):
+            break
+        await asyncio.sleep(0.1)
+    for name in ("peer-0", "peer-1", "peer-2"):
+        swarm.internet.kill(name)
+    await asyncio.sleep(90.0)
+    begun = [e.event.fields["step"] for e in swarm.log.of("round.begun") if e.peer == newcomer.name]
+    assert begun[0] == 0
+    assert begun == sorted(set(begun))
+    assert newcomer.replica.step in (begun[-1], begun[-1] + 1)
+    await swarm.close()
+
+
 def test_newcomer_after_newcomer_does_not_hold_the_others_up() -> None:
     @virtually
     async def main() -> None:

@@ -198,7 +198,7 @@ class Repairer:
         round = self._round
         if sender != round.me:
             self._check_order(sender, repair.term, repair.dead)
-        if repair.term <= round.term or repair.term < round.promised:
+        if round.aborted or repair.term <= round.term or repair.term < round.promised:
             return
         round.term = round.promised = repair.term
         round.changed.fire()

@@ -266,7 +266,13 @@ class Round:
                 self.mark_dead(member, f"it is alive, but nothing came from it for {IDLE_S:.0f} s")
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], needs: frozenset[int]) -> None:
-        """Run a task that ends with the round, or when one of the members that it `needs` is buried or revoked."""
+        """Run a task that ends with the round, or when one of the members that it `needs` is buried or revoked.
+
+        Once the round is over, nothing begins: the tensors that it worked on may be in use elsewhere.
+        """
+        if self.over.is_set():
+            coroutine.close()
+            return
         task = self.node.spawn(coroutine)
         self._tasks[task] = needs
         task.add_done_callback(lambda t: self._tasks.pop(t, None))

@@ -93,9 +93,9 @@ class AllReduce:
         round = Round(self._node, plan, layout, local, weight, result, residual)
         repairer = Repairer(round)
         self._rounds[plan.round_id] = (round, repairer)
-        repairer.start()
         self._changed.fire()
         try:
+            repairer.start()
             await repairer.run()
         except BaseException:  # cancelled, or a bug: nothing may go on writing to the caller's tensors
             round.retire()
@@ -203,7 +203,9 @@ class AllReduce:
 
     async def _serve_repair(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Repair)
-        _, repairer, sender = await self._expect(peer, request.round_id)
+        round, repairer, sender = await self._expect(peer, request.round_id)
+        if round.aborted:  # given up, or its result left: what it would send is being changed already
+            raise RejectedError(round.aborted, code="aborted")
         repairer.apply(sender, request)
         await stream.send(Done())
 

@@ -335,6 +335,7 @@ class Member:
             try:
                 self.step = await self._synchroniser.fetch(newest, self._watch_whether_over(newest))
             except OutOfSyncError as error:
+                self.step = standing  # what this peer has: the next fetch announces its own step
                 self._fetches_given_up += 1
                 self._node.events.emit(SyncOvertaken(step=newest, why=error.message))
                 return
@@ -392,6 +393,8 @@ def absorb(
     replica: ReplicaInterface, port: GradientPort, result: torch.Tensor, step: int, fate: ContributionFate
 ) -> None:
     """Bring the replica to `step` by the result of the round before it. On the training thread."""
+    if replica.step != step - 1:
+        raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
     port.absorb(step, replica.expand(result, step - 1, counted=fate is ContributionFate.COUNTED), fate)
 
 
