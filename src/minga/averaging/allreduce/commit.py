@@ -51,7 +51,7 @@ from minga.averaging.allreduce.coordinator import ALIVE
 from minga.averaging.allreduce.round import Round
 from minga.averaging.messages import Alive, Committed, Hold, RoundState
 from minga.core.aio.hedging import racing
-from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
 from minga.network.rpc.framing import MessageStream
 
@@ -131,7 +131,7 @@ class QuorumCommit:
         pause_s = max(PATIENCE_S, round.expected_s)
 
         async def tell(member: int) -> None:
-            with contextlib.suppress(RemoteError):  # the coordinator counts, and whether it lives
+            with contextlib.suppress(RemoteError, ClosedError):  # the coordinator counts, and whether it lives
                 await self._ask(member, term)
 
         async with asyncio.TaskGroup() as group:
