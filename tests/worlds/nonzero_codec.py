@@ -34,7 +34,7 @@ class NonzeroCodec(Codec):
 
     def _check(self, raw: torch.Tensor, numel: int, limit: float) -> None:
         bits, values = self._split(raw, numel)
-        if bits[numel:].any() or len(values) != 4 * bits.sum():
+        if len(bits) < numel or bits[numel:].any() or len(values) != 4 * bits.sum():
             raise InvalidEncodingError("there are not as many values as bits")
         numbers = np.frombuffer(values, "<f4")
         if not (np.abs(numbers) <= limit).all() or (numbers == 0).any():

@@ -29,9 +29,9 @@ Rate = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)]
 Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 AssignmentKey = tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)], Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARTS)]]
-RoundId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-Fingerprint = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
-Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+RoundId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+Fingerprint = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+Peer = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Members = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 Ballot = Annotated[int, msgspec.Meta(ge=0, le=MAX_BALLOT)]
 
@@ -98,7 +98,7 @@ class Join(msgspec.Struct, frozen=True):
     download_shown: bool = True
     suspects: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=64)] = ()
     seats: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_MEMBERS)] = 0
-    previous: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+    previous: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
     batch: Samples = 0
     ballot: Ballot = 0
     accepted: Accepted | None = None
@@ -121,7 +121,7 @@ class AskView(msgspec.Struct, frozen=True):
     """Leader to member: who took part in the last round before `step`, or if it is named in round `round_id`?"""
 
     step: Step
-    round_id: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+    round_id: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -202,7 +202,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     voters: Members = ()
     electorate: Annotated[int, msgspec.Meta(ge=0, le=MAX_MEMBERS)] = 0
     tie_breaker: Index | None = None
-    adopts: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+    adopts: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
     holders: Members = ()
     view: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import struct
 from collections.abc import Awaitable, Callable
 
@@ -234,6 +236,56 @@ def test_a_lying_sender_is_named_and_left_out(lie: Lie) -> None:
         assert torch.allclose(results[0].double(), mean_of(vectors[:3], weights[:3]), atol=0.02)
         assert [peer for peer, _ in victim.offences()] == [liar.peer_id]
         assert all(peer == liar.peer_id for party in world.parties[:3] for peer, _ in party.offences())
+        await world.close()
+
+    main()
+
+
+def frames_of_no_encoding(rng: random.Random, most: int, numel: int) -> dict[str, bytes]:
+    """Frames of a codec whose encodings differ in length that no encoder makes; it takes `most` bytes at most."""
+    bits = -(-numel // 8)
+    return {
+        "nothing": b"",
+        "one byte": b"\0",
+        "bits cut short": bytes(bits - 1),
+        "more values than bits": bytes(bits) + struct.pack("<f", 1.0),
+        "fewer values than bits": b"\xff" * bits + struct.pack("<f", 1.0) * (numel - 1),
+        "nan": b"\x80" + bytes(bits - 1) + struct.pack("<f", float("nan")),
+        "infinity": b"\x80" + bytes(bits - 1) + struct.pack("<f", float("inf")),
+        "too long": bytes(most + 1),
+        "far too long": bytes(1 << 24),
+        "noise": rng.randbytes(rng.randrange(1, most)),
+        "a value cut short": b"\x80" + bytes(bits - 1) + b"\0\0\x80",
+    }
+
+
+@pytest.mark.parametrize("name", frames_of_no_encoding(random.Random(0), 1000, 100))
+def test_frames_of_any_length_are_checked_before_they_count(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY._builtin, "nonzero", ENTRY)
+
+    @virtually
+    async def main() -> None:
+        layout, weights = VectorLayout((9_000,), "nonzero"), [3, 4, 5, 6]
+        world = World(4)
+        await world.start()
+        vectors, plan = vectors_of(layout, 4), world.plan(layout)
+        liar, victim, chunk = world.parties[3], world.parties[0], layout.chunks(0, 2250, 16384)[0]
+        lie = frames_of_no_encoding(random.Random(1), chunk.upload_bytes, chunk.numel)[name]
+
+        async def tell_the_lie() -> None:
+            with contextlib.suppress(RemoteError):
+                async with liar.node.open(victim.peer_id, PART) as stream:
+                    await say(stream)
+                    await stream.send_bulk(lie)
+                    await stream.receive_bulk_up_to(memoryview(bytearray(chunk.download_bytes)))
+
+        telling = liar.network.process.run(tell_the_lie())
+        results, outcomes = await world.reduce(plan, layout, list(vectors), weights, who=[0, 1, 2])
+        await telling
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes)
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert torch.allclose(results[0].double(), mean_of(vectors[:3], weights[:3]), atol=1e-5)
+        assert [peer for peer, _ in victim.offences()] == [liar.peer_id]
         await world.close()
 
     main()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 from collections.abc import Sequence
 
 import msgspec
 import pytest
 import torch
 
+from minga.averaging.allreduce.commit import HOLD
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.messages import Plan
-from tests.worlds.reduce_world import World
+from minga.averaging.messages import Committed, Hold, Plan
+from minga.core.errors import RemoteError
+from minga.network.rpc.framing import MessageStream
+from tests.worlds.reduce_world import ROUND, World
 from tests.worlds.swarm_tools import later, virtually
 
 LAYOUT = VectorLayout((40_000,), "float32")
@@ -122,3 +127,116 @@ async def test_a_round_with_lost_holders_is_given_up_and_nothing_is_reduced_anew
     outcomes = await reduce(world, plan, results, range(3))
     assert all(isinstance(outcome, RoundAbortedError) and outcome.held_term is None for outcome in outcomes), outcomes
     await world.close()
+
+
+def lies_of(seed: int) -> list[Hold]:
+    rng = random.Random(seed)
+    everyone = tuple(range(4))
+    return [
+        [Hold(ROUND, term, everyone) for term in (1, 64, 1000)],
+        [Hold(ROUND, rng.randrange(1, 1001), tuple(rng.choices(everyone, k=1000))) for _ in range(3000)],
+        [Hold(ROUND, 0, (3,))] * 3000,
+        [Hold(ROUND, 0, (3, 999))],
+    ][seed]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_member_cannot_hold_is_its_offence_and_stops_no_round(seed: int) -> None:
+    """A term that no repair had was taken for a result that all others have: one message ended the round for all."""
+
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        liar = world.parties[3]
+
+        async def lie() -> None:
+            for victim in world.parties[:3]:
+                with contextlib.suppress(RemoteError):
+                    async with liar.node.open(victim.peer_id, HOLD) as stream:
+                        for message in lies_of(seed):
+                            await stream.send(message)
+                        await stream.receive(Committed)
+
+        later(0.05, lambda: liar.network.process.run(lie()))
+        results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors_of(4)), [1] * 4)
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes), outcomes
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert {peer for party in world.parties for peer, _ in party.offences()} == {liar.peer_id}
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("silent", [(0,), (0, 1), (0, 2)])
+def test_a_coordinator_that_lives_and_never_answers_stops_no_round(silent: tuple[int, ...]) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(5, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+
+        async def listen(_peer: str, stream: MessageStream) -> None:
+            while True:
+                await stream.receive(Hold)
+
+        for member in silent:
+            world.parties[member].node.serve(HOLD, listen)
+        async with asyncio.timeout(120.0):
+            results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors_of(5)), [1] * 5)
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes), outcomes
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert all(not outcome.lost for outcome in outcomes if isinstance(outcome, RoundOutcome)), "nobody is accused"
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("term", [0, 1, 1000])
+def test_a_wrong_answer_of_the_coordinator_ends_no_member_s_round_without_end(term: int) -> None:
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+
+        async def answer(_peer: str, stream: MessageStream) -> None:
+            await stream.receive(Hold)
+            await stream.send(Committed(term))
+
+        world.parties[0].node.serve(HOLD, answer)
+        async with asyncio.timeout(120.0):
+            _, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors_of(4)), [1] * 4)
+        for outcome in outcomes[1:]:
+            assert isinstance(outcome, RoundAbortedError if term else RoundOutcome)
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("is_past", [False, True])
+def test_what_crosses_with_the_answer_is_no_offence(is_past: bool) -> None:
+    """A member that hears of one more holder says so; the answer may be on its way to it by then."""
+
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        coordinator, member = world.parties[0], world.parties[3]
+        reducing = asyncio.ensure_future(world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors_of(4)), [1] * 4))
+
+        async def say_more() -> None:
+            if is_past:
+                await reducing
+                coordinator.all_reduce.retire()
+            async with member.node.open(coordinator.peer_id, HOLD) as stream:
+                await stream.send(Hold(ROUND, 0, (3,)))
+                await asyncio.sleep(5.0)
+                await stream.send(Hold(ROUND, 0, (2, 3)))
+                await asyncio.sleep(1.0)
+
+        await member.network.process.run(say_more())
+        _, outcomes = await reducing
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes), outcomes
+        assert coordinator.offences() == []
+        await world.close()
+
+    main()

@@ -20,7 +20,7 @@ from minga.averaging.allreduce.round import Round, RoundOutcome, chunk_table, un
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Encoder
-from minga.averaging.messages import MAX_TERM, ChunkMap, Done, Freeze, Lost, Part, Repair
+from minga.averaging.messages import MAX_TERM, Assignment, ChunkMap, Done, Freeze, Lost, Part, Repair
 from minga.core.errors import RemoteError
 from tests.worlds.reduce_world import ROUND, Party, World
 from tests.worlds.swarm_tools import later, virtually
@@ -386,6 +386,35 @@ def test_a_client_can_be_reached_by_whoever_mends_the_round() -> None:
         assert [isinstance(outcomes[i], RoundOutcome) for i in (1, 3, 4)] == [True] * 3, outcomes
         assert all(torch.equal(results[i], results[1]) for i in (3, 4))
         assert plausible(results[1], vectors, {0, 2})
+        await world.close()
+
+    main()
+
+
+@pytest.mark.parametrize("chunks", [(), (0, 0), (1 << 17,)])
+def test_an_assignment_of_nothing_or_of_what_does_not_exist_is_not_taken_on(
+    chunks: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task of a member failed where it attended to an assignment without chunks."""
+
+    @virtually
+    async def main() -> None:
+        world = World(4, up_bytes_per_s=RATE, down_bytes_per_s=RATE)
+        await world.start()
+        liar, *others = world.parties
+
+        async def lie() -> None:
+            assignments = tuple(Assignment((1, index), index, chunks) for index in range(4))
+            for other in others:
+                with contextlib.suppress(RemoteError):
+                    await liar.node.call(other.peer_id, REPAIR, Repair(ROUND, 1, (), (), assignments, ()), Done)
+
+        later(0.1, lambda: liar.network.process.run(lie()))
+        results, outcomes = await world.reduce(world.plan(LAYOUT), LAYOUT, list(vectors_of(4)), [1] * 4)
+        assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes[1:]), outcomes
+        assert {peer for outcome in outcomes[1:] for peer in outcome.lost} <= {liar.peer_id}  # type: ignore[union-attr]
+        assert "task failed" not in caplog.text
+        assert all(torch.equal(result, results[1]) for result in results[1:])
         await world.close()
 
     main()

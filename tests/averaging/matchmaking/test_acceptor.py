@@ -10,7 +10,7 @@ import pytest
 
 from minga.averaging.election import Electorate, has_quorum
 from minga.averaging.matchmaking.acceptor import MOST_RAISED, Acceptor
-from minga.averaging.messages import Accepted, GroupMember, Part, Plan
+from minga.averaging.messages import MAX_BALLOT, Accepted, GroupMember, Part, Plan
 from minga.core.errors import ProtocolError
 from minga.network.interface import Address, PeerId
 from tests.worlds.seeds import seeds
@@ -96,6 +96,27 @@ def test_a_promise_is_raised_by_bounded_amounts_only() -> None:
     acceptor = voter(PEERS[0])
     acceptor.promise(PEERS[1])
     assert acceptor.raise_to(PEERS[1], 1 << 32) == 1 + MOST_RAISED
+
+
+def test_a_leader_that_asks_again_and_again_raises_a_promise_no_further() -> None:
+    """Each peer would else promise a number that no message can say, and no other leader could take it."""
+    acceptor = voter(PEERS[0])
+    acceptor.promise(PEERS[1])
+    assert max(acceptor.raise_to(PEERS[1], MAX_BALLOT) for _ in range(100)) == 1 + MOST_RAISED
+    assert acceptor.promise(PEERS[2]) == 2 + MOST_RAISED
+
+
+@pytest.mark.parametrize("ballot", [1 << 21, MAX_BALLOT])
+@pytest.mark.parametrize("is_first_group", [False, True])
+def test_a_plan_with_a_number_near_the_last_one_is_refused(ballot: int, is_first_group: bool) -> None:
+    """The peer would have to promise the next leader a higher number than a message may have."""
+    acceptor = Acceptor(PEERS[0]) if is_first_group else voter(PEERS[0])
+    acceptor.begin_step(STEP)
+    acceptor.promise(PEERS[1])
+    members = [PEERS[1], PEERS[0]]
+    with pytest.raises(ProtocolError, match="no attempt"):
+        acceptor.enter(plan_of(ballot, members, members, 0 if is_first_group else 2))
+    assert acceptor.promise(PEERS[2]) <= 2
 
 
 def test_who_was_started_anew_has_no_vote_until_a_round_is_committed() -> None:

@@ -15,7 +15,7 @@ from minga.network.gossip import anti_entropy, gossip, records, rumours
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.gossip import EXCHANGE_METHOD
 from minga.network.gossip.peer_records import StoredRecord
-from minga.network.gossip.record_kinds import BEAT, Beat, Payload
+from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Payload
 from minga.network.gossip.records import Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader
@@ -377,6 +377,29 @@ def test_large_records_come_to_everybody_without_being_repeated(monkeypatch: pyt
         assert {sender for sender, _ in pushed} == {writer.peer_id}
 
     in_swarm(16, scenario)
+
+
+@pytest.mark.parametrize("code", [RUN_KINDS.of(Progress).code, ADDRESS.code, 99])
+def test_large_records_that_nobody_can_read_are_not_repeated_whatever_kind_they_claim(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Else each of them would cost every peer three to six times its bytes, for the price of one."""
+    pushed: list[PeerId] = []
+    unreadable = records.make_record(STRANGER, RUN, code, EPOCH_MS + 1, EPOCH_MS + 600_000, bytes(4000))
+
+    async def scenario(swarm: Swarm) -> None:
+        async def push(self: RumourSpreader, peer: PeerId, entries: list[StoredRecord]) -> None:
+            pushed.extend(peer for entry in entries if entry.record == unreadable)
+            await original(self, peer, entries)
+
+        original = RumourSpreader._push
+        monkeypatch.setattr(RumourSpreader, "_push", push)
+        assert swarm.peers[0].board.receive(unreadable, PeerId(STRANGER.peer_id)) is Verdict.NEW
+        swarm.peers[0].gossip._pusher.add(unreadable.owner, code, PeerId(STRANGER.peer_id))
+        await swarm.until(lambda: all(peer.board.has(unreadable) for peer in swarm.peers), 30.0)
+        assert pushed == []
+
+    in_swarm(8, scenario)
 
 
 def test_a_slow_neighbour_and_a_flood_of_owners_cost_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from minga.network.gossip import anti_entropy, opaque_records, records
 from minga.network.gossip.anti_entropy import Detail, Held
 from minga.network.gossip.board import Board
 from minga.network.gossip.opaque_records import MAX_OWNER_BYTES, MAX_UNKNOWN_KINDS, RECORD_BYTES
-from minga.network.gossip.peer_records import PeerRecords
+from minga.network.gossip.peer_records import MAX_DROPPED, PeerRecords
 from minga.network.gossip.record_kinds import AddressInfo, Kind, Payload, RecordKinds
 from minga.network.gossip.records import Record, Verdict
 from minga.network.interface import PeerId
@@ -160,7 +160,7 @@ def test_records_come_through_peers_that_cannot_read_them() -> None:
 class World:
     """A board of this version; the test turns its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: RecordKinds = RUN_KINDS) -> None:
         self.now_s = 0.0
         self.board = Board(
             ME,
@@ -168,14 +168,18 @@ class World:
             wall_time=lambda: EPOCH_S + self.now_s,
             clock=lambda: self.now_s,
             events=EventBus(lambda: self.now_s),
-            kinds=RUN_KINDS,
+            kinds=kinds,
         )
 
-    def tell(self, code: int, size: int, signer: Identity = ANN, sender: Identity | None = None) -> Verdict:
-        """Somebody says something in bytes that mean nothing here, a second later."""
+    def wait(self) -> None:
+        """A second passes."""
         for _ in range(4):
             self.now_s += 0.25
             self.board.watch(0.5)
+
+    def tell(self, code: int, size: int, signer: Identity = ANN, sender: Identity | None = None) -> Verdict:
+        """Somebody says something in bytes that mean nothing here, a second later."""
+        self.wait()
         return self.board.receive(self.record(code, bytes(size), signer), PeerId((sender or signer).peer_id))
 
     def record(self, code: int, payload: bytes, signer: Identity = ANN) -> Record:
@@ -226,6 +230,105 @@ def test_many_owners_crowd_out_the_largest_of_themselves(monkeypatch: pytest.Mon
     assert verdicts <= {Verdict.NEW, Verdict.CROWDED}
     assert not Verdict.CROWDED.is_offence
     assert sorted(w.owner(BOB).entries) == [9]
+
+
+def offered(holder: World, other: World) -> list[int]:
+    """The codes of the records that `holder` would send if it began an exchange with `other` now."""
+    detail = anti_entropy.detail(other.board, anti_entropy.summarise(holder.board, full=True), PeerId(BOB.peer_id))
+    return sorted(entry.record.code for entry in anti_entropy.compare(holder.board, detail, float("inf"))[0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_peer_with_more_room_does_not_send_in_each_exchange_what_another_one_dropped(seed: int) -> None:
+    """One peer knows twelve kinds more than another one: four records more, once a second, for as long as both live."""
+    rng = random.Random(seed)
+    codes = list(range(20, 32))
+    later = [
+        Kind(f"later{code}", code, msgspec.defstruct(f"L{code}", [], bases=(Payload,), frozen=True), 64)
+        for code in codes
+    ]
+    other, holder = World(), World(RUN_KINDS.extended(*later))
+    said = []
+    for code in codes:
+        holder.now_s = other.now_s = other.now_s + 1.0
+        said.append(holder.record(code, b""))
+        assert holder.board.receive(said[-1], PeerId(ANN.peer_id)) is Verdict.NEW
+    rng.shuffle(said)
+    for record in said:
+        other.now_s += 0.25
+        other.board.receive(record, PeerId(BOB.peer_id))
+    assert len(other.owner(ANN).entries) == MAX_UNKNOWN_KINDS
+    assert offered(holder, other) == []
+    holder.now_s += 1.0
+    newer = holder.record(20, b"")
+    assert holder.board.receive(newer, PeerId(ANN.peer_id)) is Verdict.NEW
+    assert offered(holder, other) == [20], "what is new is offered as ever"
+
+
+def test_an_owner_of_whom_all_was_dropped_is_not_taken_up_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boards that forget that they dropped a record would send one another a flood for as long as it is valid."""
+    monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 20_000)
+    other, holder = World(), World()
+    flood = []
+    for number in range(20):
+        flooder = Identity.from_seed(bytes([100 + number]) * 32)
+        holder.now_s = other.now_s = other.now_s + 1.0
+        flood.append(other.record(20, bytes(3500), flooder))
+        other.board.receive(flood[-1], PeerId(ANN.peer_id))
+    monkeypatch.setattr(opaque_records, "MAX_TOTAL_BYTES", 1 << 20)
+    for record in flood:
+        assert holder.board.receive(record, PeerId(ANN.peer_id)) is Verdict.NEW
+    other.board.sweep()
+    detail = anti_entropy.detail(other.board, anti_entropy.summarise(holder.board, full=True), PeerId(BOB.peer_id))
+    assert anti_entropy.compare(holder.board, detail, float("inf")) == ([], [])
+    theirs = anti_entropy.detail(holder.board, anti_entropy.summarise(other.board, full=True), PeerId(BOB.peer_id))
+    assert anti_entropy.compare(other.board, theirs, float("inf")) == ([], [])
+    assert {other.board.receive(record, PeerId(ANN.peer_id)) for record in flood} == {Verdict.STALE}
+    other.now_s += 3_000.0 + 121.0
+    other.board.sweep()
+    assert len(other.board.store.owners) == 1, "what expired is forgotten wholly"
+
+
+def test_what_a_stranger_claims_of_dropped_records_has_to_be_signed_and_is_bounded() -> None:
+    w = World()
+    early = [w.record(code, b"") for code in range(60, 120)]
+    for code in range(20, 40):
+        w.tell(code, 10)
+    forged = msgspec.structs.replace(early[0], code=200)
+    assert w.board.receive(forged, PeerId(BOB.peer_id)) is Verdict.FORGED
+    for record in early:
+        w.wait()
+        assert w.board.receive(record, PeerId(BOB.peer_id)) is Verdict.STALE
+    assert len(w.owner(ANN).dropped) == MAX_DROPPED
+    assert len(list(w.owner(ANN).versions())) == MAX_DROPPED + MAX_UNKNOWN_KINDS
+    w.now_s += 1.0
+    left = w.record(6, msgspec.msgpack.encode({}))
+    assert w.board.receive(left, PeerId(BOB.peer_id)) is Verdict.NEW
+    assert not w.owner(ANN).dropped, "a goodbye voids them"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fields_of_any_shape_that_nobody_here_knows_are_no_offence_and_break_nothing(seed: int) -> None:
+    """Deep nests, keys of thousands of characters, the same key a hundred times, numbers where words are due."""
+    rng, w = random.Random(seed), World()
+    known = RUN_KINDS.encode(Progress(1, 2, 3.0, "training", 4.0))
+    fields = msgspec.msgpack.decode(known)
+    deep = b"\x91" * 3000 + b"\xc0"
+    hostile = [
+        msgspec.msgpack.encode({**fields, "k" * 3500: 1}),
+        msgspec.msgpack.encode({**fields, **{f"f{n}": rng.random() for n in range(200)}}),
+        bytes([known[0] + 1]) + known[1:] + b"\xa1x" + deep,
+        bytes([known[0] + 1]) + known[1:] + b"\xa1x" + b"\xdf\xff\xff\xff\xff",
+        bytes([known[0] + 1]) + known[1:] + b"\xa1x" + b"\xc9\xff\xff\xff\xff\x01",
+        bytes([known[0] + 1]) + known[1:] + b"\xa2\xff\xfe\xc0",
+        b"\xdc\xff\xff" + rng.randbytes(2000),
+        *(rng.randbytes(rng.randrange(1, 4096)) for _ in range(50)),
+    ]
+    for payload in hostile:
+        w.wait()
+        verdict = w.board.receive(w.record(RUN_KINDS.of(Progress).code, payload), PeerId(BOB.peer_id))
+        assert verdict is Verdict.NEW
+        w.board.get(PeerId(ANN.peer_id), Progress)
 
 
 def test_an_unknown_kind_with_a_wrong_signature_is_an_offence() -> None:

@@ -337,6 +337,48 @@ def test_far_too_much_or_foreign_optimizer_state_is_refused() -> None:
             state.check(msgspec.structs.replace(manifest, tensors=(*manifest.tensors, entry)))
 
 
+def _without(name: str, tensors: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
+    return tuple(entry for entry in tensors if entry.name != name)
+
+
+STRATEGY_LIES: dict[str, tuple[TensorEntry, ...]] = {
+    "missing": (),
+    "of another shape": (TensorEntry("strategy/anchor", "float32", (3, 4)),),
+    "with one axis": (TensorEntry("strategy/anchor", "float32", (12,)),),
+    "far too large": (TensorEntry("strategy/anchor", "float32", (1 << 20, 1 << 17)),),
+    "of another type": (TensorEntry("strategy/anchor", "float64", (4, 3)),),
+    "one more": (TensorEntry("strategy/anchor", "float32", (4, 3)), TensorEntry("strategy/more", "uint8", (1 << 40,))),
+    "far too many": (
+        TensorEntry("strategy/anchor", "float32", (4, 3)),
+        *(TensorEntry(f"strategy/{number}", "uint8", ()) for number in range(10_000)),
+    ),
+    "with other names": (TensorEntry("strategy/Anchor", "float32", (4, 3)),),
+    "with a path": (TensorEntry("strategy/../anchor", "float32", (4, 3)),),
+    "without a name": (TensorEntry("strategy/", "float32", (4, 3)),),
+}
+
+
+@pytest.mark.parametrize("lie", STRATEGY_LIES)
+@pytest.mark.parametrize("shares_optimizer", [False, True])
+def test_tensors_of_a_strategy_that_are_not_its_own_are_refused_before_memory_is_taken(
+    lie: str, shares_optimizer: bool
+) -> None:
+    model = Tied(0)
+    state, own = TrainingState(torch.optim.SGD(model.parameters()), model=model), torch.ones(4, 3)
+    mine = {name: tensor for name, tensor in state.tensors().items() if name.startswith("model/")}
+    state.define_shared(lambda: {**mine, "strategy/anchor": own}, optimizer=shares_optimizer)
+    before, manifest = state.digest(0), state.manifest(0)
+    state.check(manifest)
+    tensors = (*_without("strategy/anchor", manifest.tensors), *STRATEGY_LIES[lie])
+    with pytest.raises(ConfigurationError, match="does not fit the strategy"):
+        state.check(msgspec.structs.replace(manifest, tensors=tensors))
+    if lie not in ("far too large", "one more"):
+        buffer = torch.zeros(layout_bytes(tensors), dtype=torch.uint8)
+        with pytest.raises(ConfigurationError, match="does not fit the strategy"):
+            state.restore(StateSnapshot(0, tensors, manifest.scalars, buffer))
+    assert state.digest(0) == before
+
+
 def test_state_that_cannot_be_described_is_named() -> None:
     model = Tied(0)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)

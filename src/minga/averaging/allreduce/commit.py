@@ -7,7 +7,9 @@ the living in the order of the plan, that it *holds* the result, and stays on th
     coordinator  ── Committed{term} ──────▶ member         a quorum holds it: apply
 
 That costs one round trip to the coordinator. A coordinator that falls silent is replaced by the next in order, as in a
-repair. A round that is given up before the answer came leaves its members in doubt: others may have applied it.
+repair. One that gives signs of life and no answer is not waited for alone: after `PATIENCE_S` each member tells the
+next in order, too, then the one after that. Any member that hears of a quorum knows the same as a coordinator. A round
+that is given up before the answer came leaves its members in doubt: others may have applied it.
 
 Why no two results of one step are ever applied. This is Paxos (Lamport, "The Part-Time Parliament", 1998), with one
 instance for each step, and these parts:
@@ -42,13 +44,14 @@ which either may decide alone, and a first group, which succeeds none.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 
 from minga.averaging.allreduce.coordinator import ALIVE
 from minga.averaging.allreduce.round import Round
 from minga.averaging.messages import Alive, Committed, Hold, RoundState
 from minga.core.aio.hedging import racing
-from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
 from minga.network.rpc.framing import MessageStream
 
@@ -56,6 +59,20 @@ HOLD = "round.hold"
 LOOK_S, LOOK_SHARE = 1.0, 0.05
 """Seconds, or the share of the round if that is longer, after which a coordinator that still waits for a quorum asks
 the members of which it does not know that they hold it."""
+PATIENCE_S = 30.0
+"""Seconds, or as long as the whole round was foreseen to take if that is longer, after which a member that still has no
+answer tells one more member what it holds."""
+CROSSING_S = 30.0
+"""Seconds in which what a member sent before it had the answer may still arrive."""
+
+
+async def answer(stream: MessageStream, term: int) -> None:
+    """Say that the result of `term` is committed; what the member said meanwhile crosses with that and is dropped."""
+    await stream.send(Committed(term))
+    await stream.finish()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CROSSING_S):
+            await stream.drain()
 
 
 @loop_bound
@@ -81,7 +98,8 @@ class QuorumCommit:
             elif coordinator == round.me:
                 await self._gather_quorum()
             else:
-                await self._tell(coordinator, term)
+                async with racing([self._tell(coordinator, term), self._tell_more(term)]) as ends:
+                    await next(ends)
 
     async def serve(self, sender: int, stream: MessageStream, request: Hold) -> None:
         """Take down who holds the result, and answer when it is committed; raises `RejectedError` if it never is."""
@@ -93,41 +111,62 @@ class QuorumCommit:
             await next(ends)
         if round.committed_term is None:
             raise RejectedError(round.aborted or "aborted", code="aborted")
-        await stream.send(Committed(round.committed_term))
+        await answer(stream, round.committed_term)
 
     # ---- the member
 
     async def _tell(self, coordinator: int, term: int) -> None:
         round = self._round
         try:
-            async with round.node.open(round.members[coordinator], HOLD) as stream:
-                listening = asyncio.get_running_loop().create_task(stream.receive(Committed))
-                listening.add_done_callback(lambda _: round.changed.fire())
-                told: set[int] = set()
-                try:
-                    while self._is_due(coordinator, term) and not listening.done():
-                        if self._held[term] - told:
-                            told = set(self._held[term])
-                            await stream.send(Hold(round.plan.round_id, term, tuple(sorted(told))))
-                        else:
-                            await round.changed.wait()
-                    if listening.done():
-                        self._judge(listening.result().term)
-                finally:
-                    listening.cancel()
-                    await asyncio.gather(listening, return_exceptions=True)
+            await self._ask(coordinator, term)
         except RemoteError as error:
             if isinstance(error, RejectedError) and error.code == "given_up":
                 round.abort(error.message)
             elif not round.decided.is_set():
                 round.mark_dead(coordinator, error.message)
 
-    def _is_due(self, coordinator: int, term: int) -> bool:
-        """Whether it is still this coordinator that has to hear of this term."""
+    async def _tell_more(self, term: int) -> None:
+        """Tell the members after the coordinator, one more after each pause; ends only if it is cancelled."""
+        round = self._round
+        pause_s = max(PATIENCE_S, round.expected_s)
+
+        async def tell(member: int) -> None:
+            with contextlib.suppress(RemoteError, ClosedError):  # the coordinator counts, and whether it lives
+                await self._ask(member, term)
+
+        async with asyncio.TaskGroup() as group:
+            for member in round.alive()[1:]:
+                await asyncio.sleep(pause_s)
+                if member != round.me:
+                    group.create_task(tell(member))
+            await asyncio.Event().wait()
+
+    async def _ask(self, member: int, term: int) -> None:
+        """Say who holds the result of `term` until the answer comes, or `member` need not hear of it any more."""
+        round = self._round
+        async with round.node.open(round.members[member], HOLD) as stream:
+            listening = asyncio.get_running_loop().create_task(stream.receive(Committed))
+            listening.add_done_callback(lambda _: round.changed.fire())
+            told: set[int] = set()
+            try:
+                while self._is_due(member, term) and not listening.done():
+                    if self._held[term] - told:
+                        told = set(self._held[term])
+                        await stream.send(Hold(round.plan.round_id, term, tuple(sorted(told))))
+                    else:
+                        await round.changed.wait()
+                if listening.done():
+                    self._judge(listening.result().term)
+            finally:
+                listening.cancel()
+                await asyncio.gather(listening, return_exceptions=True)
+
+    def _is_due(self, member: int, term: int) -> bool:
+        """Whether this member, if it coordinates, still has to hear of this term."""
         round = self._round
         if round.decided.is_set():
             return False
-        return round.may_hold and round.term == term and round.alive()[0] == coordinator
+        return round.may_hold and round.term == term and member not in round.dead
 
     def _judge(self, term: int) -> None:
         """The result of `term` counts, and with it that of all later terms: is it what this member holds?"""
@@ -139,13 +178,17 @@ class QuorumCommit:
     # ---- the coordinator
 
     def _hear(self, request: Hold, stream: MessageStream) -> None:
-        if any(member >= len(self._round.members) for member in request.members):
+        round = self._round
+        if any(member >= len(round.members) for member in request.members):
             raise ProtocolError("it names a member that the round does not have", peer=stream.peer, phase="commit")
+        if request.term > max(round.term, round.promised):  # each member that is not given up was frozen for a repair
+            raise ProtocolError("it holds the result of a repair that never was", peer=stream.peer, phase="commit")
         self._note(request.term, set(request.members))
 
     async def _hear_more(self, stream: MessageStream) -> None:
-        while True:
+        for _ in self._round.members:  # each message names more of them than the one before
             self._hear(await stream.receive(Hold), stream)
+        raise ProtocolError("it says again what it said before", peer=stream.peer, phase="commit")
 
     def _note(self, term: int, members: set[int]) -> None:
         if members <= self._held[term]:

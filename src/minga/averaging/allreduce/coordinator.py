@@ -213,6 +213,8 @@ def is_valid(round: Round, assignment: Assignment, last_term: int) -> bool:
     worker = assignment.aggregator
     if not 0 < assignment.key[0] <= last_term or worker >= len(round.members) or assignment.relays:
         return False
+    if not assignment.chunks:  # nobody is given nothing to do
+        return False
     return (worker == round.me or round.plan.members[worker].aggregates) and exist(round, assignment.chunks)
 
 

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 
 import torch
 
-from minga.averaging.allreduce.commit import HOLD
+from minga.averaging.allreduce.commit import HOLD, answer
 from minga.averaging.allreduce.coordinator import ALIVE, FREEZE, LOST, REPAIR
 from minga.averaging.allreduce.repair import Repairer
 from minga.averaging.allreduce.round import Round, RoundOutcome
@@ -16,7 +16,6 @@ from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.residual import Residual
 from minga.averaging.messages import (
     Alive,
-    Committed,
     Done,
     FetchChunks,
     Freeze,
@@ -212,7 +211,7 @@ class AllReduce:
     async def _serve_hold(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Hold)
         if (term := self._past.get(request.round_id)) is not None:
-            await stream.send(Committed(term))
+            await answer(stream, term)
             return
         _, repairer, sender = await self._expect(peer, request.round_id)
         await repairer.commit.serve(sender, stream, request)

@@ -16,7 +16,9 @@ from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 
 MOST_RAISED = 1000
-"""By how much a leader may raise a promise at once: a step has few attempts, and numbers must not run out."""
+"""By how much a leader may raise a promise in all: a step has few attempts, and numbers must not run out."""
+MOST_AHEAD = 1 << 20
+"""By how much the number of a plan may exceed a promise: no honest leaders can get so far apart."""
 
 
 @loop_bound
@@ -32,7 +34,8 @@ class Acceptor:
         self.has_vote = False
         """Whether this process took part in a committed round before, so that it forgot no promise."""
         self._step = -1
-        self._promised = 0
+        self._promised = self._joined = 0
+        """The highest number promised at this step, and the one promised when the present leader was joined."""
         self._leader: PeerId | None = None
         self._is_used = False
 
@@ -44,6 +47,7 @@ class Acceptor:
             self.has_vote = False
         if step != self._step:
             self.accepted, self.succession, self._promised, self._leader = None, (), 0, None
+            self._joined = 0
         self._step = step
 
     def promise(self, leader: PeerId) -> int:
@@ -52,20 +56,21 @@ class Acceptor:
             return 0
         if leader != self._leader or self._is_used:
             self._promised, self._leader, self._is_used = self._promised + 1, leader, False
+            self._joined = self._promised
         return self._promised
 
     def raise_to(self, leader: PeerId, ballot: int) -> int:
         """Promise `leader`, which was joined, a higher number; returns what is promised to it now."""
         if self.has_vote and leader == self._leader and not self._is_used:
-            self._promised = max(self._promised, min(ballot, self._promised + MOST_RAISED))
+            self._promised = max(self._promised, min(ballot, self._joined + MOST_RAISED))
             return self._promised
         return 0
 
     def enter(self, plan: Plan) -> None:
         """This peer takes part in the round of a plan.
 
-        Raises `ProtocolError` if it has a vote and promised a higher number, or if the plan takes it for
-        a holder of what it does not hold.
+        Raises `ProtocolError` if it has a vote and promised a higher number, if the number is so high that numbers
+        would soon run out, or if the plan takes it for a holder of what it does not hold.
         """
         leader, me = plan.members[0].peer_id, [member.peer_id for member in plan.members].index(self._me)
         is_holder, held = me in plan.holders, self.accepted.round_id if self.accepted is not None else ""
@@ -73,6 +78,8 @@ class Acceptor:
             raise ProtocolError("the plan counts on a result that this peer does not hold", peer=leader, phase="group")
         if self.has_vote and plan.electorate and (leader != self._leader or plan.ballot < self._promised):
             raise ProtocolError("the plan has a lower number than its leader was promised", peer=leader, phase="group")
+        if plan.ballot > self._promised + MOST_AHEAD:
+            raise ProtocolError("the plan has a number that no attempt gets to", peer=leader, phase="group")
         if not is_holder:  # the round writes over what was held before; a quorum promised that this does not count
             self.accepted, self.succession = None, ()
         self._promised, self._leader, self._is_used = max(self._promised, plan.ballot), leader, True

@@ -162,4 +162,4 @@ def _may_pass(entry: StoredRecord, before: float) -> bool:
 
 def _known(board: Board) -> dict[bytes, PeerRecords]:
     owners = board.store.owners
-    return {owner.prefix: owner for _, owner in sorted(owners.items()) if owner.entries}
+    return {owner.prefix: owner for _, owner in sorted(owners.items()) if owner.entries or owner.dropped}

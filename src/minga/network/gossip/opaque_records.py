@@ -8,8 +8,9 @@ unread, so that it reaches peers that can read it. This peer cannot judge their 
 * when all together take more than `MAX_TOTAL_BYTES`, the owner with the most bytes loses its oldest, again and again,
   until an eighth of the room is free. So a flood from one key crowds out itself, and one from many keys the largest.
 
-Dropped records are remembered as one version for each owner (`PeerRecords.opaque_floor`). So it is not fetched again
-from peers that have room for it, or can read it; the next version is taken as usual.
+Of dropped records the newest version of each owner is remembered (`PeerRecords.opaque_floor`). So none is fetched again
+from peers that have room for it, or can read it; the next version is taken as usual. Codes and versions are remembered,
+too, until they expire (`PeerRecords.dropped`). So such peers do not send them again.
 
 A record of a known kind may be unreadable (a later version's word in an old field, or more bytes). It stays in the one
 place that its kind has anyway, so it takes at most `MAX_PAYLOAD_BYTES` for each known kind.

@@ -16,6 +16,8 @@ RECORDS_PER_SECOND = 25.0
 
 LEFT = LEFT_KIND.code
 PREFIX_BYTES = 8
+MAX_DROPPED = 32
+"""Records of one owner that were dropped for want of room, of which the versions are remembered."""
 _VERSION = struct.Struct(">BQ")
 
 
@@ -48,14 +50,18 @@ class PeerRecords:
     (`introducer`).
 
     `is_forgotten` while nothing of it may be read. `opaque_floor` is the newest version of a kind outside `kinds` that
-    was dropped for want of room: nothing older of such kinds comes in again.
+    was dropped for want of room: nothing older of such kinds comes in again. Other peers may have room for what is
+    `dropped` here (codes and versions), so this peer tells them that it knows these versions: else they would send them
+    in each exchange.
     """
 
     __slots__ = (
         "_budget",
         "_budget_time",
+        "_dropped_expires",
         "_fingerprint",
         "_kinds",
+        "dropped",
         "entries",
         "floor",
         "introducer",
@@ -69,7 +75,8 @@ class PeerRecords:
         self.introducer, self._kinds = introducer, kinds
         self.prefix = bytes.fromhex(peer[: 2 * PREFIX_BYTES])
         self.entries: dict[int, StoredRecord] = {}
-        self.newest = self.floor = self.opaque_floor = 0
+        self.dropped: dict[int, int] = {}
+        self.newest = self.floor = self.opaque_floor = self._dropped_expires = 0
         self.is_forgotten = False
         self._budget, self._budget_time = 2.0 * RECORDS_PER_SECOND, now
         self._fingerprint: bytes | None = None
@@ -97,11 +104,13 @@ class PeerRecords:
         self._budget -= 1.0
         self._fingerprint = None
         self.entries[record.code] = entry
+        self.dropped.pop(record.code, None)
         self.newest = max(self.newest, record.version)
         left = self.entries.get(LEFT)
         if left is not None:
             self.floor = max(self.floor, left.record.version)
             self.entries = {code: e for code, e in self.entries.items() if e is left or e.record.version > self.floor}
+            self.dropped = {code: version for code, version in self.dropped.items() if version > self.floor}
             if self.newest > left.record.version:
                 del self.entries[LEFT]
 
@@ -112,8 +121,27 @@ class PeerRecords:
 
     def evict(self, entry: StoredRecord) -> None:
         """Drop an entry of a kind that is not known here, for want of room."""
-        self.opaque_floor = max(self.opaque_floor, entry.record.version)
-        del self.entries[entry.record.code]
+        record = entry.record
+        self.opaque_floor = max(self.opaque_floor, record.version)
+        self._dropped_expires = max(self._dropped_expires, record.expires)
+        del self.entries[record.code]
+        self._note_dropped(record)
+
+    def lacks_room_for(self, record: Record) -> bool:
+        """Whether the record is news that is refused only because newer ones were dropped for want of room."""
+        if record.code in self._kinds or record.code in self.entries:
+            return False
+        return record.version > max(self.floor, self.dropped.get(record.code, 0))
+
+    def turn_away(self, record: Record) -> None:
+        """Note a genuine record for which there is no room; it counts as one that its owner wrote."""
+        self._budget -= 1.0
+        self._note_dropped(record)
+
+    def _note_dropped(self, record: Record) -> None:
+        self.dropped[record.code] = record.version
+        if len(self.dropped) > MAX_DROPPED:
+            del self.dropped[min(self.dropped, key=self.dropped.__getitem__)]
         self._fingerprint = None
 
     @property
@@ -128,18 +156,22 @@ class PeerRecords:
             entry.payload, entry.passed_on = None, False
 
     def expires_completely(self, before_ms: float) -> bool:
-        """Whether every record expired before `before_ms` (Unix milliseconds)."""
-        return all(entry.record.expires < before_ms for entry in self.entries.values())
+        """Whether every record, dropped ones too, expired before `before_ms` (Unix milliseconds)."""
+        newest = max((entry.record.expires for entry in self.entries.values()), default=0)
+        return max(newest, self._dropped_expires) < before_ms
 
     def expire(self, before_ms: float) -> None:
         """Drop the records that expired before `before_ms` (Unix milliseconds)."""
         kept = {code: entry for code, entry in self.entries.items() if entry.record.expires >= before_ms}
         if len(kept) < len(self.entries):
             self.entries, self._fingerprint = kept, None
+        if self.dropped and self._dropped_expires < before_ms:
+            self.dropped, self._fingerprint = {}, None
 
     def versions(self) -> Iterator[tuple[int, int]]:
-        """Code and version of each record, in order of codes."""
-        return ((code, self.entries[code].record.version) for code in sorted(self.entries))
+        """Code and version of each record, dropped ones too, in order of codes."""
+        held = {code: entry.record.version for code, entry in self.entries.items()}
+        return iter(sorted((self.dropped | held).items()))
 
     @property
     def fingerprint(self) -> bytes:

@@ -54,7 +54,7 @@ class RecordStore:
         if owner is not self.own and record.code != ACCESS.code and not self._authorizer.admits(owner_id, name):
             return Verdict.NOT_ADMITTED
         if owner is not None and owner.is_stale(record):
-            return Verdict.STALE
+            return self._judge_stale(owner, record, now)
         if owner is self.own:  # an earlier life of this peer, whose clock may have been another one
             return Verdict.SUPERSEDING if records.is_genuine(record, self._run_id) else Verdict.FORGED
         verdict = records.check_dates(record, wall_time_s * 1000.0)
@@ -110,6 +110,14 @@ class RecordStore:
             else:
                 owner.expire(before_ms)
         return gone
+
+    def _judge_stale(self, owner: PeerRecords, record: Record, now: float) -> Verdict:
+        """Remember what there is no room for, so that it is not sent again."""
+        if owner.lacks_room_for(record) and owner.may_write(now):
+            if not records.is_genuine(record, self._run_id):
+                return Verdict.FORGED
+            owner.turn_away(record)
+        return Verdict.STALE
 
     def _is_full_for(self, owner_id: PeerId, sender: PeerId) -> bool:
         if len(self.owners) < MAX_OWNERS:

@@ -35,8 +35,8 @@ URGENT_PER_PEER_S = 0.002
 PUSH_TIMEOUT_S = 10.0
 
 LARGE_BYTES = 512
-"""Only owners send records of unknown kinds with more bytes, as with large known ones. Each repetition costs as many
-bytes again, and the exchanges deliver them some seconds later.
+"""Only owners send records with more bytes that are not readable here, as with large known kinds. Each repetition costs
+as many bytes again, and the exchanges deliver them some seconds later.
 """
 
 Key = tuple[PeerId, int]
@@ -130,10 +130,10 @@ class RumourSpreader:
 
     def _is_large(self, key: Key) -> bool:
         kind = self._board.kinds.with_code(key[1])
-        if kind is not None:
-            return kind.is_large
         owner = self._board.store.owners.get(key[0])
         entry = owner.entries.get(key[1]) if owner is not None else None
+        if kind is not None and (kind.is_large or entry is None or not entry.is_opaque):
+            return kind.is_large
         return entry is not None and len(entry.record.payload) > LARGE_BYTES
 
     def _tells_all(self, key: Key, peer: PeerId) -> bool:

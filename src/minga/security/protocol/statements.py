@@ -38,7 +38,7 @@ SIGNING_CONTEXT = b"secure step"
 T = TypeVar("T")
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
-Peer = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Peer = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 BodyBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_BODY_BYTES)]
 Signature = Annotated[bytes, msgspec.Meta(min_length=64, max_length=64)]
 Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]

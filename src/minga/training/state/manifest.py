@@ -39,7 +39,7 @@ MAX_MANIFEST_BYTES = 128 << 20
 _PARALLEL_BYTES = 32 << 20
 """States of at least this size are hashed by several threads."""
 
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 """A state digest: 64 lower-case hexadecimal digits."""
 
 
