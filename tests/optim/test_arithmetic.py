@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minga.optim import arithmetic, pieces
-from minga.optim.arithmetic import is_exact, power, rounded, square_root_
+from minga.optim.arithmetic import is_exact, power, rounded, square_root
 from minga.optim.norms import FEWEST_LANES, clip_by_global_norm, global_norm, norms, sums_of_squares
 
 CPU = torch.device("cpu")
@@ -27,8 +27,8 @@ def test_square_roots_are_rounded_once() -> None:
     """torch.sqrt is not on every CPU: MKL is one unit in the last place off, here and there."""
     numbers = np.random.default_rng(4).lognormal(0.0, 20.0, 3000).astype(np.float32)
     numbers[:3] = 0.0, 1e-45, 3.4e38
-    roots = torch.from_numpy(numbers.copy())
-    square_root_(roots)
+    roots = torch.empty(len(numbers))
+    square_root(torch.from_numpy(numbers), roots)
     for number, root in zip(numbers, roots.numpy(), strict=True):
         below, above = (float(np.nextafter(root, np.float32(end))) for end in (0.0, np.inf))
         low, high = ((Fraction(float(root)) + Fraction(other)) / 2 for other in (below, above))
@@ -82,19 +82,17 @@ def test_a_norm_neither_overflows_nor_vanishes() -> None:
     assert math.isnan(global_norm([torch.ones(3), torch.tensor([math.nan])]))
 
 
-def test_the_order_of_the_sum_is_that_of_the_definition() -> None:
-    numel, lanes = 40_000, 4096
-    values = np.random.default_rng(2).standard_normal(numel).astype(np.float32)
-    sums = [Fraction(0)] * lanes
-    as_floats = [0.0] * lanes
-    for index, value in enumerate(values):
-        as_floats[index % lanes] += float(value) ** 2
-        sums[index % lanes] += Fraction(float(value)) ** 2
-    while len(as_floats) > 1:
-        half = len(as_floats) // 2
-        as_floats = [as_floats[i] + as_floats[i + half] for i in range(half)]
-    assert sums_of_squares([torch.from_numpy(values)]) == as_floats
-    assert as_floats[0] == pytest.approx(float(sum(sums)), rel=1e-15)
+@pytest.mark.parametrize("numel", [1, 700, 1025, 3000, 16_385, 40_000, 70_001, 131_072])
+def test_the_order_of_the_sum_is_that_of_the_definition(numel: int) -> None:
+    values = np.random.default_rng(numel).standard_normal(numel).astype(np.float32)
+    expected = [float(value) ** 2 for value in values]
+    while len(expected) & (len(expected) - 1):
+        expected.append(0.0)
+    while len(expected) > 1:
+        half = len(expected) // 2
+        expected = [low + high for low, high in zip(expected[:half], expected[half:], strict=True)]
+    both = torch.stack([torch.from_numpy(values), torch.zeros(numel)], dim=1)
+    assert sums_of_squares([torch.from_numpy(values), both[:, 0], torch.ones(3)]) == [*expected, *expected, 3.0]
 
 
 def test_clipping_is_that_of_torch_up_to_rounding() -> None:

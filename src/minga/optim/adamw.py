@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minga.optim.arithmetic import rounded, square_root_
+from minga.optim.arithmetic import rounded, square_root
 from minga.optim.moments import MOMENTS, Decay, adaptive_defaults, bias_corrections
 from minga.optim.reproducible import AlikeParameters, ReproducibleOptimizer
 
@@ -52,8 +52,7 @@ class AdamW(ReproducibleOptimizer):
         for value, mean, square, gradient in batch.pieces(*MOMENTS):
             change = scratch[: value.numel()]
             decay.update(mean, square, gradient, change)
-            change.copy_(square)
-            square_root_(change)
+            square_root(square, change)
             change.add_(eps)
             torch.div(mean, change, out=change)
             change.mul_(rate)

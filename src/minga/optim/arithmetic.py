@@ -6,7 +6,7 @@ has equal bits on every processor that follows the standard, with any vector wid
 else may differ from device to device. Fused operations (`addcmul`, `lerp`, `alpha=`, foreach and fused kernels) round
 once or twice. Sums over a tensor are added in an order that the kernel chooses. So:
 
-* Updates are made of `mul`, `add`, `sub`, `div` and `square_root_`, one operation a call. On a CPU torch leaves `sqrt`
+* Updates are made of `mul`, `add`, `sub`, `div` and `square_root`, one operation a call. On a CPU torch leaves `sqrt`
   to MKL, which rounds one of six roots wrongly on some processors; NumPy uses the processor's own instruction.
 * Tensors are divided by tensors only. CUDA divides by a constant by multiplying with its rounded reciprocal.
 * Constants are rounded to the type of the tensor before they meet it (`rounded`). What leads to them is computed in
@@ -39,13 +39,12 @@ def rounded(value: float, dtype: torch.dtype) -> float:
     return value if dtype == torch.float64 else ctypes.c_float(value).value
 
 
-def square_root_(values: Tensor) -> None:
-    """Replace each element, none below 0, by its square root, rounded once."""
+def square_root(values: Tensor, out: Tensor) -> None:
+    """Write the square root of each element, none below 0, to `out`, rounded once."""
     if values.device.type == "cpu":
-        array = values.numpy()
-        np.sqrt(array, out=array)
+        np.sqrt(values.numpy(), out=out.numpy())
     else:
-        values.sqrt_()
+        torch.sqrt(values, out=out)
 
 
 def power(base: float, exponent: int) -> float:
@@ -94,8 +93,8 @@ def _is_gradual() -> bool:
 def _agrees(device: torch.device, dtype: type[np.float32 | np.float64]) -> bool:
     first, second = _numbers(dtype)
     a, b = (torch.from_numpy(each).to(device) for each in (first, second))
-    constant, roots = rounded(0.1, a.dtype), a.abs()
-    square_root_(roots)
+    constant, roots = rounded(0.1, a.dtype), torch.empty_like(a)
+    square_root(a.abs(), roots)
     with np.errstate(all="ignore"):
         pairs = [
             (a + b, first + second),

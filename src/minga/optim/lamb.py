@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from minga.optim.arithmetic import rounded, square_root_
+from minga.optim.arithmetic import rounded, square_root
 from minga.optim.moments import MOMENTS, Decay, adaptive_defaults, bias_corrections
 from minga.optim.norms import norms
 from minga.optim.pieces import pieces
@@ -54,8 +54,7 @@ class LAMB(ReproducibleOptimizer):
         scratch = batch.scratch()
         for value, mean, square, update, gradient in batch.pieces(*MOMENTS, extra=[updates]):
             decay.update(mean, square, gradient, update)
-            update.copy_(square)
-            square_root_(update)
+            square_root(square, update)
             update.add_(eps)
             torch.div(mean, update, out=update)
             if pull != 0:

@@ -1,16 +1,16 @@
 """Norms that are equal on every device: sums of squares in float64, in an order that only the size of a tensor decides.
 
 Theory of operation. A sum of floating-point numbers depends on the order in which they are added, and kernels choose
-theirs by vector width, threads and device. Here the order is part of the definition, and each addition is elementwise.
-A tensor of n elements has L lanes, L a power of two of about n / 16 and at least 1024:
+theirs by vector width, threads and device. Here the order is part of the definition, and each addition is elementwise:
 
-1. Element i, in the order of the indices, goes to lane i mod L; each lane adds its squares in the order of i.
-2. The upper half of the lanes is added to the lower half, until one lane is left.
-3. Sums of several tensors are padded with zeros to a power of two and folded in the same way.
+1. The squares of a tensor, in the order of its indices, are padded with zeros to a power of two.
+2. The upper half is added to the lower half, until one number is left.
+3. Sums of several tensors are padded and folded in the same way.
 
 Squares of float32 numbers are exact in float64, and can neither overflow nor vanish. The error of a norm is below 1e-14
-of it, so it is a float32 norm that was rounded once, for all purposes. Lanes are computed in blocks that fit a cache;
-all tensors of a device share their last ten foldings.
+of it, so for all purposes it is the exact norm, rounded once. Work is cut where no bit depends on it. The first four
+foldings are those of 16 rows, of which a block of columns is computed at once, so that it fits a cache. All tensors of
+a device share their last ten foldings.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from minga.optim.arithmetic import rounded, work_device
 from minga.optim.pieces import by_place, pieces
 
 FEWEST_LANES: Final = 1 << 10
-ELEMENTS_OF_A_LANE: Final = 16
+_ROWS: Final = 16
 _BLOCK: Final = 1 << 14
-_ACCELERATOR_BLOCK: Final = 1 << 22
+_ACCELERATOR_BLOCK: Final = 1 << 20
+"""Columns that are folded at once."""
 _TINY: Final = 1e-6
 """Keeps a gradient of norm 0 from being divided by 0, as torch's clipping does."""
 
@@ -81,32 +82,34 @@ def sums_of_squares(tensors: Sequence[Tensor]) -> list[float]:
 
 def _add_up(flat: Tensor, row: Tensor) -> None:
     """Fold the squares of `flat` into the zeros of `row`."""
-    count = _power_of_two(-(-flat.numel() // ELEMENTS_OF_A_LANE))
-    if count <= FEWEST_LANES:
-        _add_lanes(flat, row)
+    numel = flat.numel()
+    if numel <= FEWEST_LANES:
+        row[:numel].copy_(flat)
+        row.mul_(row)
         return
-    lanes = torch.zeros(count, dtype=torch.float64, device=flat.device)
-    _add_lanes(flat, lanes)
-    row.copy_(_fold(lanes, FEWEST_LANES))
+    size = _power_of_two(numel)
+    count = max(FEWEST_LANES, size // _ROWS)
+    lanes = row if count == FEWEST_LANES else torch.empty(count, dtype=torch.float64, device=flat.device)
+    _fold_rows(flat, size // count, lanes)
+    if count > FEWEST_LANES:
+        row.copy_(_fold(lanes, FEWEST_LANES))
 
 
-def _add_lanes(flat: Tensor, lanes: Tensor) -> None:
-    """Add the square of element i to lane i mod len(lanes)."""
-    count, block = len(lanes), min(len(lanes), _block(flat.device))
-    squares: Tensor | None = None
-    for start in range(0, min(count, flat.numel()), block):
-        for first in range(start, flat.numel(), count):
-            part = flat[first : first + block]
-            target = lanes[start : start + part.numel()]
-            if first == start:  # into the zeros
-                target.copy_(part)
-                target.mul_(target)
-                continue
-            squares = torch.empty(block, dtype=torch.float64, device=flat.device) if squares is None else squares
-            square = squares[: part.numel()]
-            square.copy_(part)
-            square.mul_(square)
-            target.add_(square)
+def _fold_rows(flat: Tensor, rows: int, lanes: Tensor) -> None:
+    """Fold the squares of `flat`, which are more than half of `rows` times as many as `lanes`, into the lanes."""
+    count, numel = len(lanes), flat.numel()
+    full, width = numel // count, min(count, _block(flat.device))
+    table, rest = flat[: full * count].reshape(full, count), flat[full * count :]
+    squares = torch.zeros(rows, width, dtype=torch.float64, device=flat.device)
+    used = squares[: -(-numel // count)]  # the others are in the upper half, so they stay 0
+    for start in range(0, count, width):
+        used[:full].copy_(table[:, start : start + width])
+        if full < len(used):
+            part = rest[start : start + width]
+            used[full, part.numel() :].zero_()
+            used[full, : part.numel()].copy_(part)
+        used.mul_(used)
+        lanes[start : start + width].copy_(_fold(squares, 1)[0])
 
 
 def _block(device: torch.device) -> int:

@@ -1,7 +1,7 @@
 """Several tensors of each parameter (value, gradient, moments) as flat pieces that are updated side by side.
 
 Theory of operation. An update is some ten elementwise operations, each of which reads and writes whole tensors. On a
-CPU that costs memory bandwidth, so large tensors are cut into pieces that stay in the cache of a core meanwhile. Small
+CPU that costs memory bandwidth, so large tensors are cut into pieces that stay in a processor's cache meanwhile. Small
 ones are joined, because each call costs a microsecond. Elementwise results do not depend on how tensors are cut or
 joined, so sizes may follow the machine.
 
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from minga.optim.arithmetic import work_device
 
-CPU_PIECE: Final = 1 << 15
-"""Elements of a piece for each thread: five float32 vectors of them fit into a core's cache, and torch gives a thread
-no fewer.
+CPU_PIECE: Final = 1 << 17
+"""Elements of a piece for each thread: five float32 vectors of them (2.5 MiB) fit into its share of the last cache, and
+a call takes far longer than its overhead.
 """
 ACCELERATOR_PIECE: Final = 1 << 24
 JOINED_BELOW: Final = 1 << 13
