@@ -15,7 +15,7 @@ import pytest
 import minga
 from tests.optim.test_reproducible_optimizers import widths_here
 
-STEPS = 30
+STEPS = 16
 
 SCRIPT = """
 import json, pathlib, sys, torch, minga

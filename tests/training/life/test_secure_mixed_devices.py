@@ -13,7 +13,7 @@ from typing import Any
 import minga
 from tests.optim.test_reproducible_optimizers import widths_here
 
-STEPS = 8
+STEPS = 6
 
 SCRIPT = """
 import json, pathlib, sys, numpy, torch, minga
