@@ -118,11 +118,11 @@ def _block(device: torch.device) -> int:
 
 def _fold(lanes: Tensor, until: int) -> Tensor:
     """Add the upper half of the rows to the lower half until `until` are left; `lanes` is used up."""
-    while len(lanes) > until:
-        half = len(lanes) // 2
-        upper, lanes = lanes[half:], lanes[:half]
-        lanes.add_(upper)
-    return lanes
+    size = lanes.shape[0]
+    while size > until:
+        size //= 2
+        lanes[:size].add_(lanes[size : 2 * size])
+    return lanes[:until]
 
 
 def _power_of_two(least: int) -> int:
