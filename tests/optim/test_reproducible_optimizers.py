@@ -75,6 +75,7 @@ def test_bits_do_not_depend_on_how_tensors_are_cut_and_joined(name: str, monkeyp
     expected = play(name, 6)
     monkeypatch.setattr(pieces, "CPU_PIECE", 1000)
     monkeypatch.setattr(pieces, "JOINED_BELOW", 30)
+    monkeypatch.setattr(pieces, "CPU_PART", 5000)
     monkeypatch.setattr(norms, "_BLOCK", 1 << 8)
     assert play(name, 6) == expected
     monkeypatch.setattr(pieces, "JOINED_BELOW", 1 << 20)

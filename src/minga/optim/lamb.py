@@ -28,7 +28,7 @@ class LAMB(ReproducibleOptimizer):
     """LAMB as a `torch.optim.Optimizer`, with equal bits everywhere; settings may differ between parameter groups.
 
     State of each parameter: `step`, `exp_avg` and `exp_avg_sq`. See `ReproducibleOptimizer` for errors. An update needs
-    memory for one more vector of the size of the group.
+    memory of the size of the largest parameter, on an accelerator of that of the group.
     """
 
     def __init__(
@@ -47,6 +47,10 @@ class LAMB(ReproducibleOptimizer):
         return MOMENTS
 
     def _update(self, group: dict[str, Any], batch: AlikeParameters) -> None:
+        for part in batch.parts():
+            self._update_part(group, part)
+
+    def _update_part(self, group: dict[str, Any], batch: AlikeParameters) -> None:
         dtype = batch.place.dtype
         updates = batch.vectors()
         decay = Decay.of(group["betas"], dtype)

@@ -27,7 +27,7 @@ class LARS(ReproducibleOptimizer):
 
     A group with `trust_coefficient` 0 is updated as by SGD, which is usual for biases and the parameters of norms.
     State of each parameter: `momentum_buffer`, if there is momentum. See `ReproducibleOptimizer` for errors. An update
-    needs memory for one more vector of the size of the group.
+    needs memory of the size of the largest parameter, on an accelerator of that of the group.
     """
 
     counts: ClassVar[bool] = False
@@ -54,6 +54,12 @@ class LARS(ReproducibleOptimizer):
         if coefficient == 0:
             descend(group, batch, batch.gradients, weight_decay)
             return
+        for part in batch.parts():
+            self._update_part(group, part, coefficient, weight_decay)
+
+    def _update_part(
+        self, group: dict[str, Any], batch: AlikeParameters, coefficient: float, weight_decay: float
+    ) -> None:
         dtype = batch.place.dtype
         pull = rounded(weight_decay, dtype)
         scaled = batch.vectors()

@@ -24,6 +24,8 @@ CPU_PIECE: Final = 1 << 17
 a call takes far longer than its overhead.
 """
 ACCELERATOR_PIECE: Final = 1 << 24
+CPU_PART: Final = 1 << 21
+"""Elements that are updated together where that needs memory of their size: 8 MiB, which malloc hands out again."""
 JOINED_BELOW: Final = 1 << 13
 """Tensors of fewer elements are joined."""
 
@@ -43,6 +45,14 @@ class Place(NamedTuple):
     def piece_elements(self) -> int:
         """The most elements that a piece has."""
         return CPU_PIECE * torch.get_num_threads() if self.device.type == "cpu" else ACCELERATOR_PIECE
+
+    @property
+    def part_elements(self) -> int | None:
+        """The most elements that are updated together where that needs memory of their size; None for any number.
+
+        An accelerator has memory at hand, and norms of more tensors in one go cost it fewer synchronisations.
+        """
+        return CPU_PART if self.device.type == "cpu" else None
 
     def empty(self, numel: int) -> Tensor:
         """New memory for `numel` elements."""

@@ -38,6 +38,19 @@ class AlikeParameters:
         changed = [self.parameters, *(self.state(name) for name in names), *extra]
         return pieces(self.place, changed, [self.gradients if gradients is None else gradients])
 
+    def parts(self) -> Iterator[AlikeParameters]:
+        """The same parameters a few at a time, or one that is large, for updates that need memory of their size."""
+        limit, part, elements = self.place.part_elements, AlikeParameters(self.place, self.step), 0
+        for parameter, gradient, state in zip(self.parameters, self.gradients, self.states, strict=True):
+            if limit is not None and part.parameters and elements + parameter.numel() > limit:
+                yield part
+                part, elements = AlikeParameters(self.place, self.step), 0
+            part.parameters.append(parameter)
+            part.gradients.append(gradient)
+            part.states.append(state)
+            elements += parameter.numel()
+        yield part
+
     def scratch(self) -> Tensor:
         """Memory as long as the largest piece."""
         return self.place.scratch(self.parameters)
