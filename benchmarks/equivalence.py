@@ -249,7 +249,7 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--real", action="store_true", help="four processes over iroh")
     options.add_argument("--steps", type=int, default=20)
-    options.add_argument("--optimizer", choices=["lamb", "adamw", "sgd"], default="lamb")
+    options.add_argument("--optimizer", choices=["lamb", "adamw", "sgd", "lars"], default="lamb")
     arguments = options.parse_args()
     torch.set_num_threads(1)
     execute = run_over_iroh if arguments.real else run_in_virtual_world

@@ -10,6 +10,7 @@ import sys
 import torch
 
 import minga
+from minga.optim import AdamW
 
 SPEC = {
     "name": "spirals",
@@ -38,7 +39,7 @@ def main() -> None:
     peer = (
         minga.join(sys.argv[1], options) if len(sys.argv) > 1 else minga.host(minga.RunSpec.from_mapping(SPEC), options)
     )
-    optimizer = minga.Optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3), peer, model=model)
+    optimizer = minga.Optimizer(AdamW(model.parameters(), lr=3e-3), peer, model=model)
     if len(sys.argv) == 1:
         print("others join with:  python examples/custom_loop.py", peer.link, flush=True)
     shown = 0

@@ -1,7 +1,7 @@
 """minga: train one neural network together with people you do not know, over the internet.
 
 peer = minga.join(link)
-optimizer = minga.Optimizer(torch.optim.AdamW(model.parameters()), peer)
+optimizer = minga.Optimizer(minga.optim.AdamW(model.parameters()), peer)
 """
 
 from importlib import import_module

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, NonFiniteError
-from minga.training.replica.lamb import Lamb
+from minga.optim import LAMB, LARS, SGD, AdamW
 from minga.training.state.manifest import (
     CHUNK_BYTES,
     HASH_BYTES,
@@ -41,7 +41,11 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "nadam": lambda p: torch.optim.NAdam(p, lr=1e-2),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-2, momentum=0.5, centered=True),
     "rprop": lambda p: torch.optim.Rprop(p, lr=1e-2),
-    "lamb": lambda p: Lamb(p, lr=1e-2),
+    "minga_sgd": lambda p: SGD(p, lr=0.1),
+    "minga_sgd_momentum": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "minga_adamw": lambda p: AdamW(p, lr=1e-2),
+    "minga_lamb": lambda p: LAMB(p, lr=1e-2),
+    "minga_lars": lambda p: LARS(p, lr=1e-2),
 }
 
 

@@ -235,8 +235,8 @@ class VerifiedMember:
             if self._divergences >= MAX_DIVERGENCES:
                 raise ConfigurationError(
                     f"{self._divergences} times in a row this peer came to another state than the members by the same "
-                    "step: it computes in another way, so look for another kind of device, number of threads or "
-                    "version of torch than theirs"
+                    "step: it computes in another way, so take an optimizer of minga.optim, or look for another kind "
+                    "of device, number of threads or version of torch than theirs"
                 ) from error
             self._attempts += 1
             if self._attempts >= PATIENT_ATTEMPTS:

@@ -4,7 +4,7 @@
     buffers ─────▲ moved since the last step         several processes: process_group repeats it on each rank
 
 Read: interface (the replica seam), replica (for real models), flat_vector (tensors as one vector), buffers
-(averaged buffers), process_group (a peer of several ranks), build_optimizer (from the run spec), lamb (LAMB).
+(averaged buffers), process_group (a peer of several ranks), build_optimizer (from the run spec).
 
 Used on the training thread only; called by training/optimizer, strategy and life. It knows no peers.
 """

@@ -1,4 +1,4 @@
-"""From the optimizer section of a run spec to a torch optimizer and its schedule."""
+"""From the optimizer section of a run spec to an optimizer of `minga.optim` and its schedule."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
-from minga.training.replica.lamb import Lamb
+from minga.optim import LAMB, LARS, SGD, AdamW
 
 
 def build_optimizer(settings: OptimizerSection, model: nn.Module) -> tuple[Optimizer, LRScheduler]:
     """The optimizer of a run, and the scheduler that is to be stepped once per global step.
 
     Weight decay applies to matrices and higher; vectors and scalars, which are biases and the parameters of norms, have
-    none. Gradient clipping is not the optimizer's: it comes after averaging. Raises `ConfigurationError` if the model
-    has nothing to train.
+    none, and LARS does not scale their gradients. Gradient clipping is not the optimizer's: it comes after averaging.
+    Raises `ConfigurationError` if the model has nothing to train.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
@@ -29,28 +29,32 @@ def build_optimizer(settings: OptimizerSection, model: nn.Module) -> tuple[Optim
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
-    optimizer: Optimizer
-    if settings.name == "lamb":
-        optimizer = Lamb(
-            groups,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            clamp_value=settings.clamp_value,
-        )
-    elif settings.name == "adamw":
-        optimizer = AdamW(groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.epsilon)
-    else:
-        optimizer = SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
+    optimizer = _optimizer(settings, [group for group in groups if group["params"]])
     return optimizer, LambdaLR(optimizer, schedule(settings))
+
+
+def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]]) -> Optimizer:
+    rate, betas = settings.learning_rate, settings.betas
+    match settings.name:
+        case "lamb":
+            return LAMB(groups, lr=rate, betas=betas, eps=settings.epsilon, clamp_value=settings.clamp_value)
+        case "adamw":
+            return AdamW(groups, lr=rate, betas=betas, eps=settings.epsilon)
+        case "lars":
+            for group in groups:
+                if group["params"][0].ndim < 2:
+                    group["trust_coefficient"] = 0.0
+            return LARS(groups, lr=rate, momentum=settings.momentum)
+        case "sgd":
+            return SGD(groups, lr=rate, momentum=settings.momentum)
 
 
 def schedule(settings: OptimizerSection) -> Callable[[int], float]:
     """The learning rate's factor of update number `step` (from 0), a function of the global step alone.
 
     It rises linearly over the warm-up, of which the last update has the full rate (the first is not wasted on a rate of
-    0), then falls to 0 at `total_steps`, linearly or along half a cosine, or stays.
+    0), then falls to 0 at `total_steps`, linearly or along half a cosine, or stays. The rate belongs to the state that
+    peers compare, so it is computed by operations that round alike everywhere.
     """
     warmup, total, kind = settings.warmup_steps, settings.total_steps, settings.schedule
 
@@ -60,6 +64,19 @@ def schedule(settings: OptimizerSection) -> Callable[[int], float]:
         if kind == "constant":
             return 1.0
         left = max(0.0, (total - step) / max(1, total - warmup))
-        return left if kind == "linear" else 0.5 * (1.0 - math.cos(math.pi * left))
+        return left if kind == "linear" else _half_cosine(left)
 
     return factor
+
+
+def _half_cosine(left: float) -> float:
+    """Return (1 - cos(π left)) / 2, `left` from 0 to 1, as the square of the sine's Taylor series of order 23.
+
+    Libraries of mathematics differ in the last bit of a cosine.
+    """
+    angle = left * (math.pi / 2)
+    square, ratio = angle * angle, 1.0
+    for order in range(22, 0, -2):
+        ratio = 1.0 - square / (order * (order + 1)) * ratio
+    sine = angle * ratio
+    return sine * sine

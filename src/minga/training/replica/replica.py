@@ -16,6 +16,7 @@ from minga.averaging.codecs.sketch import make_sketch
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.optim.norms import clip_by_global_norm
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.state.manifest import Manifest
@@ -105,7 +106,7 @@ class Replica:
         self.zero_grad()  # of parameters that are not in the vector, too
         self.vector.load(mean)
         if self.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.vector.parameters(), self.max_grad_norm)
+            clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self._end_step(step)
 
@@ -121,7 +122,7 @@ class Replica:
 
     def _step_alone(self) -> bool:
         if self.max_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.vector.parameters(), self.max_grad_norm)
+            clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
         self.optimizer.step()
         return True
 

@@ -10,10 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from minga.core.errors import ConfigurationError
-from minga.core.spec.sections import OptimizerSection
-from minga.training.replica.build_optimizer import build_optimizer, schedule
-from minga.training.replica.lamb import Lamb
+from minga.optim import LAMB
 
 
 def reference_step(theta, g, m, v, t, lr, betas, eps, wd, clamp):
@@ -44,7 +41,7 @@ def test_equals_the_formula(seed, lr, betas, eps, wd, clamp):
     start = [rng.normal(size=shape) for shape in shapes]
     start[1] = np.zeros(5)  # norm 0: the trust ratio is 1
     parameters = [nn.Parameter(torch.tensor(value, dtype=torch.float32)) for value in start]
-    optimizer = Lamb(parameters, lr=lr, betas=betas, eps=eps, weight_decay=wd, clamp_value=clamp)
+    optimizer = LAMB(parameters, lr=lr, betas=betas, eps=eps, weight_decay=wd, clamp_value=clamp)
     expected = [(value, np.zeros_like(value), np.zeros_like(value)) for value in start]
     for t in range(1, 6):
         for i, parameter in enumerate(parameters):
@@ -65,13 +62,13 @@ def test_equals_the_formula(seed, lr, betas, eps, wd, clamp):
 def test_zero_gradient_without_decay_changes_nothing():
     parameter = nn.Parameter(torch.ones(4))
     parameter.grad = torch.zeros(4)
-    Lamb([parameter], weight_decay=0.0).step()
+    LAMB([parameter], weight_decay=0.0).step()
     assert torch.equal(parameter, torch.ones(4))
 
 
 def test_parameters_without_gradient_and_late_ones_keep_their_own_count():
     early, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
-    optimizer = Lamb([early, late], lr=0.1)
+    optimizer = LAMB([early, late], lr=0.1)
     early.grad = torch.ones(3)
     optimizer.step()
     assert torch.equal(late, torch.ones(3))
@@ -81,7 +78,7 @@ def test_parameters_without_gradient_and_late_ones_keep_their_own_count():
     assert [optimizer.state[p]["step"].item() for p in (early, late)] == [2, 1]
     alone = nn.Parameter(torch.ones(3))
     alone.grad = torch.ones(3)
-    Lamb([alone], lr=0.1).step()
+    LAMB([alone], lr=0.1).step()
     assert torch.equal(late, alone)
 
 
@@ -93,7 +90,7 @@ def test_number_of_threads_does_not_change_the_update():
             torch.set_num_threads(number)
             torch.manual_seed(0)
             parameter = nn.Parameter(torch.randn(300, 257))
-            optimizer = Lamb([parameter], lr=0.1)
+            optimizer = LAMB([parameter], lr=0.1)
             for _ in range(3):
                 parameter.grad = torch.randn(300, 257)
                 optimizer.step()
@@ -108,7 +105,7 @@ def test_bfloat16_parameters_are_updated_in_float32():
     half, full = nn.Parameter(values.clone()), nn.Parameter(values.float())
     half.grad, full.grad = gradient, gradient.float()
     for parameter in (half, full):
-        Lamb([parameter], lr=0.1).step()
+        LAMB([parameter], lr=0.1).step()
     assert half.dtype == torch.bfloat16
     assert torch.equal(half, full.bfloat16())
 
@@ -118,12 +115,12 @@ def test_state_dict_carries_on_bit_by_bit(dtype):
     generator = torch.Generator().manual_seed(1)
     gradients = [torch.randn(6, 5, generator=generator).to(dtype) for _ in range(6)]
     one = nn.Parameter(torch.randn(6, 5, generator=generator).to(dtype))
-    first = Lamb([one], lr=0.05)
+    first = LAMB([one], lr=0.05)
     for gradient in gradients[:3]:
         one.grad = gradient
         first.step()
     two = nn.Parameter(one.detach().clone())
-    second = Lamb([two], lr=1.0)
+    second = LAMB([two], lr=1.0)
     second.load_state_dict(pickle.loads(pickle.dumps(first.state_dict())))
     assert second.state[two]["exp_avg"].dtype == torch.float32
     assert second.param_groups[0]["lr"] == 0.05
@@ -138,7 +135,7 @@ def test_state_dict_carries_on_bit_by_bit(dtype):
 
 def test_closure_and_groups():
     parameter, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    optimizer = Lamb([{"params": [parameter], "lr": 0.0}, {"params": [other], "weight_decay": 0.0}], lr=0.1)
+    optimizer = LAMB([{"params": [parameter], "lr": 0.0}, {"params": [other], "weight_decay": 0.0}], lr=0.1)
 
     def closure():
         optimizer.zero_grad()
@@ -165,59 +162,11 @@ def test_closure_and_groups():
 )
 def test_bad_settings(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Lamb([nn.Parameter(torch.ones(1))], **bad)
+        LAMB([nn.Parameter(torch.ones(1))], **bad)
 
 
 def test_sparse_gradients_are_refused():
     embedding = nn.Embedding(4, 2, sparse=True)
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(RuntimeError, match="sparse"):
-        Lamb(embedding.parameters()).step()
-
-
-def _model() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-
-
-@pytest.mark.parametrize("name", ["lamb", "adamw", "sgd"])
-def test_decay_spares_biases_and_norms(name):
-    model = _model()
-    settings = OptimizerSection(name=name, learning_rate=0.1, weight_decay=0.3, momentum=0.5)
-    optimizer, _ = build_optimizer(settings, model)
-    decayed = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert len(decayed) == len(list(model.parameters()))
-    for parameter_name, parameter in model.named_parameters():
-        matrix = parameter_name in ("0.weight", "2.weight")
-        assert decayed[id(parameter)] == (0.3 if matrix else 0.0), parameter_name
-
-
-def test_settings_reach_the_optimizer():
-    settings = OptimizerSection(betas=(0.8, 0.95), epsilon=1e-5, clamp_value=7.0, warmup_steps=4, total_steps=10)
-    optimizer, scheduler = build_optimizer(settings, _model())
-    assert isinstance(optimizer, Lamb)
-    group = optimizer.param_groups[0]
-    assert (group["betas"], group["eps"], group["clamp_value"]) == ((0.8, 0.95), 1e-5, 7.0)
-    assert group["lr"] == pytest.approx(settings.learning_rate / 4)
-    rates = []
-    for _ in range(12):
-        rates.append(scheduler.get_last_lr()[0] / settings.learning_rate)
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([1 / 4, 2 / 4, 3 / 4, 1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0])
-
-
-def test_schedules():
-    for kind, middle, end in (("linear", 0.5, 0.0), ("cosine", 0.5, 0.0), ("constant", 1.0, 1.0)):
-        factor = schedule(OptimizerSection(schedule=kind, warmup_steps=10, total_steps=110))
-        assert factor(0) == pytest.approx(0.1)
-        assert factor(9) == 1.0
-        assert factor(60) == pytest.approx(middle)
-        assert factor(110) == pytest.approx(end)
-        assert factor(10**6) == pytest.approx(end)
-    assert schedule(OptimizerSection(schedule="linear", warmup_steps=0, total_steps=1))(0) == 1.0
-    assert schedule(OptimizerSection(schedule="linear", warmup_steps=5, total_steps=5))(5) == 0.0
-
-
-def test_a_model_without_parameters_is_refused():
-    with pytest.raises(ConfigurationError, match="no parameter"):
-        build_optimizer(OptimizerSection(), nn.Flatten())
+        LAMB(embedding.parameters()).step()

@@ -1,0 +1,132 @@
+"""What is equal on every device: which operations the optimizers use, and constants that are rounded beforehand.
+
+Theory of operation. IEEE 754 defines the result of an addition, a subtraction, a multiplication, a division and a
+square root to the last bit: the exact result, rounded once. An elementwise operation of torch that is just one of these
+has equal bits on every processor that follows the standard, with any vector width and any number of threads. Everything
+else may differ from device to device. Fused operations (`addcmul`, `lerp`, `alpha=`, foreach and fused kernels) round
+once or twice. Sums over a tensor are added in an order that the kernel chooses. So:
+
+* Updates are made of `mul`, `add`, `sub`, `div` and `square_root`, one operation a call. On a CPU torch leaves `sqrt`
+  to MKL, which rounds one of six roots wrongly on some processors; NumPy uses the processor's own instruction.
+* Tensors are divided by tensors only. CUDA divides by a constant by multiplying with its rounded reciprocal.
+* Constants are rounded to the type of the tensor before they meet it (`rounded`). What leads to them is computed in
+  float64 with the same five operations; powers by repeated squaring (`power`), because libraries of mathematics differ.
+* Sums have an order of their own (`minga.optim.norms`).
+
+A device is believed after a trial (`is_exact`). CUDA rounds as the standard says. Metal (MPS) has no float64 and may
+take numbers below 2**-126 for 0, so the arithmetic of tensors there is done on the CPU (`work_device`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_SMALLEST_NORMAL: Final = 2.0**-126
+_TRIED: Final = 1 << 13
+_CPU: Final = torch.device("cpu")
+
+
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """Return `value` rounded to float32 or float64, to nearest; infinity where it is too large."""
+    return value if dtype == torch.float64 else ctypes.c_float(value).value
+
+
+def square_root(values: Tensor, out: Tensor) -> None:
+    """Write the square root of each element, none below 0, to `out`, rounded once."""
+    if values.device.type == "cpu":
+        np.sqrt(values.numpy(), out=out.numpy())
+    else:
+        torch.sqrt(values, out=out)
+
+
+def power(base: float, exponent: int) -> float:
+    """Return `base` to the power of a whole number from 0 on, by repeated squaring in float64."""
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def work_device(device: torch.device) -> torch.device:
+    """Return the device on which the arithmetic for tensors on `device` is done: itself, or the CPU."""
+    return device if is_exact(device) else _CPU
+
+
+@cache
+def is_exact(device: torch.device) -> bool:
+    """Whether `device` rounds float32 and float64 as IEEE 754 says, by a trial on numbers of all magnitudes.
+
+    The reference is NumPy. If the CPU itself fails, a `RuntimeWarning` says so: then its results may differ from other
+    peers', and there is nothing better to compute on.
+    """
+    try:
+        exact = _is_gradual() and all(_agrees(device, dtype) for dtype in (np.float32, np.float64))
+    except (RuntimeError, TypeError):  # a device that lacks float64 or one of the operations
+        exact = False
+    if not exact and device.type == "cpu":
+        warnings.warn(
+            "this process does not round as IEEE 754 says, so other peers will compute other last bits: numbers below "
+            "1e-38 become 0; call torch.set_flush_denormal(False) on this thread",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return exact
+
+
+def _is_gradual() -> bool:
+    """Whether numbers below the smallest normal one exist on this thread, for torch and for NumPy."""
+    halved = torch.full((64,), _SMALLEST_NORMAL, dtype=torch.float32, device=_CPU).mul_(0.5)
+    return bool((halved != 0).all()) and bool(np.float32(_SMALLEST_NORMAL) * np.float32(0.5) != 0)
+
+
+def _agrees(device: torch.device, dtype: type[np.float32 | np.float64]) -> bool:
+    first, second = _numbers(dtype)
+    a, b = (torch.from_numpy(each).to(device) for each in (first, second))
+    constant, roots = rounded(0.1, a.dtype), torch.empty_like(a)
+    square_root(a.abs(), roots)
+    with np.errstate(all="ignore"):
+        pairs = [
+            (a + b, first + second),
+            (a - b, first - second),
+            (a * b, first * second),
+            (a / b, first / second),
+            (roots, np.sqrt(np.abs(first))),
+            (a * constant, first * dtype(constant)),
+            (a + constant, first + dtype(constant)),
+            (a.to(torch.float32), first.astype(np.float32)),
+            (a.to(torch.float64), first.astype(np.float64)),
+        ]
+    return all(_equal_bits(ours, theirs) for ours, theirs in pairs)
+
+
+def _numbers(dtype: type[np.float32 | np.float64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Two arrays of finite numbers other than 0: of any bits, near 1, and around the smallest normal one."""
+    generator = np.random.default_rng(0)
+    info = np.finfo(dtype)
+    any_bits = np.frombuffer(generator.bytes(2 * _TRIED * np.dtype(dtype).itemsize), dtype=dtype)
+    near_one = generator.standard_normal(2 * _TRIED).astype(dtype)
+    tiny = (generator.standard_normal(2 * _TRIED) * (4 * float(info.smallest_normal))).astype(dtype)
+    found = []
+    for half in (slice(0, _TRIED), slice(_TRIED, None)):
+        numbers = np.concatenate([any_bits[half], near_one[half], tiny[half], near_one[half]])
+        found.append(np.where(np.isfinite(numbers) & (numbers != 0), numbers, dtype(1.5)).astype(dtype))
+    return found[0], found[1]
+
+
+def _equal_bits(ours: Tensor, theirs: npt.NDArray[Any]) -> bool:
+    """Whether both hold the same bits; results that are no number count as equal."""
+    own = ours.cpu().numpy()
+    whole = np.int32 if own.dtype == np.float32 else np.int64
+    same = own.view(whole) == np.ascontiguousarray(theirs).view(whole)
+    return bool((same | (np.isnan(own) & np.isnan(theirs))).all())

@@ -1,0 +1,162 @@
+"""Equal gradients give equal bits: with any vector width and number of threads, and on accelerators."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from minga.optim import SGD, AdamW, ReproducibleOptimizer, norms, pieces
+from tests.optim.optimizer_run import CONTROL, OPTIMIZERS, play
+
+ROOT = Path(__file__).parent.parent.parent
+STEPS = 200
+THREADS = (1, 2, 4)
+WIDTHS = ("default", "avx2", "avx512")
+OURS = [name for name in OPTIMIZERS if name != CONTROL]
+
+
+def widths_here() -> tuple[str, ...]:
+    """The vector widths that this processor has, of those that can be chosen."""
+    widest = torch.backends.cpu.get_cpu_capability().lower()
+    return WIDTHS[: WIDTHS.index(widest) + 1] if widest in WIDTHS else ("default",)
+
+
+@cache
+def played(width: str) -> dict[str, dict[str, str]]:
+    """The digests of a process with this vector width, by optimizer and number of threads."""
+    command = [sys.executable, "-m", "tests.optim.optimizer_run", str(STEPS), *map(str, THREADS)]
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": width, "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    if width in ("avx2", "avx512"):
+        assert told["width"].lower() == width
+    digests: dict[str, dict[str, str]] = told["digests"]
+    return digests
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_bits_depend_neither_on_vector_width_nor_on_threads(width: str) -> None:
+    if width not in widths_here():
+        pytest.skip(f"this processor has no {width}")
+    for name in OURS:
+        digests = {*played(width)[name].values(), *played("default")[name].values()}
+        assert len(digests) == 1, f"{name}: {played(width)[name]}, narrow {played('default')[name]}"
+
+
+@pytest.mark.timeout(600)
+def test_the_optimizer_of_torch_gives_other_bits_with_another_vector_width() -> None:
+    if "avx2" not in widths_here():
+        pytest.skip("this processor has one vector width")
+    assert played("avx2")[CONTROL]["1"] != played("default")[CONTROL]["1"]
+
+
+@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_an_accelerator_gives_the_bits_of_the_cpu(device: str, name: str) -> None:
+    if not (torch.cuda.is_available() if device == "cuda" else torch.backends.mps.is_available()):
+        pytest.skip(f"this machine has no {device}")
+    assert play(name, STEPS, device) == play(name, STEPS)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_bits_do_not_depend_on_how_tensors_are_cut_and_joined(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = play(name, 6)
+    monkeypatch.setattr(pieces, "CPU_PIECE", 1000)
+    monkeypatch.setattr(pieces, "JOINED_BELOW", 30)
+    monkeypatch.setattr(pieces, "CPU_PART", 5000)
+    monkeypatch.setattr(norms, "_BLOCK", 1 << 8)
+    assert play(name, 6) == expected
+    monkeypatch.setattr(pieces, "JOINED_BELOW", 1 << 20)
+    monkeypatch.setattr(norms, "_BLOCK", 1 << 22)
+    assert play(name, 6) == expected
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+    generator = np.random.default_rng(3)
+    shapes = [(200, 111), (33, 7), (50,), (3, 3, 3), ()]
+    values = [torch.from_numpy(np.asarray(0.3 * generator.standard_normal(shape))).to(dtype) for shape in shapes]
+    return [torch.nn.Parameter(value) for value in values]
+
+
+PAIRS = {
+    "adamw": (lambda p: AdamW(p, lr=1e-3, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1)),
+    "adamw plain": (
+        lambda p: AdamW(p, lr=1e-3, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.0),
+        lambda p: torch.optim.AdamW(p, lr=1e-3, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.0),
+    ),
+    "sgd": (lambda p: SGD(p, lr=0.003), lambda p: torch.optim.SGD(p, lr=0.003)),
+    "momentum": (
+        lambda p: SGD(p, lr=0.001, momentum=0.9, weight_decay=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.001, momentum=0.9, weight_decay=0.01),
+    ),
+    "nesterov": (
+        lambda p: SGD(p, lr=0.001, momentum=0.9, weight_decay=0.01, nesterov=True),
+        lambda p: torch.optim.SGD(p, lr=0.001, momentum=0.9, weight_decay=0.01, nesterov=True),
+    ),
+}
+
+
+def follow(optimizer: torch.optim.Optimizer, trained: list[torch.nn.Parameter], first: int, last: int) -> None:
+    """Take steps by gradients that follow from the number of the step, with a schedule."""
+    for step in range(first, last):
+        for index, parameter in enumerate(trained):
+            drawn = np.random.default_rng([step, index]).standard_normal(tuple(parameter.shape))
+            parameter.grad = torch.from_numpy(np.asarray(drawn)).to(parameter.dtype)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.99
+        optimizer.step()
+
+
+def distance(ours: list[torch.nn.Parameter], theirs: list[torch.nn.Parameter]) -> float:
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
+@pytest.mark.parametrize("name", PAIRS)
+def test_equals_the_optimizer_of_torch(name: str, dtype: torch.dtype, bound: float) -> None:
+    ours, theirs = parameters(dtype), parameters(dtype)
+    make, make_theirs = PAIRS[name]
+    follow(make(ours), ours, 0, 100)
+    follow(make_theirs(theirs), theirs, 0, 100)
+    assert distance(ours, theirs) <= bound
+
+
+@pytest.mark.parametrize("name", ["adamw", "momentum", "nesterov"])
+def test_takes_over_the_state_of_torch(name: str) -> None:
+    ours, theirs = parameters(), parameters()
+    make, make_theirs = PAIRS[name]
+    before, after, alone = make_theirs(theirs), make(ours), make_theirs(theirs)
+    follow(before, theirs, 0, 20)
+    for own, parameter in zip(ours, theirs, strict=True):
+        own.data.copy_(parameter.data)
+    after.load_state_dict(copy.deepcopy(before.state_dict()))
+    alone.load_state_dict(copy.deepcopy(after.state_dict()))  # and back
+    follow(after, ours, 20, 40)
+    follow(alone, theirs, 20, 40)
+    assert distance(ours, theirs) <= 1e-6
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_settings_of_groups_and_missing_gradients(name: str) -> None:
+    first, second, third = (torch.nn.Parameter(torch.ones(5)) for _ in range(3))
+    optimizer = OPTIMIZERS[name]([{"params": [first, third]}, {"params": [second], "lr": 0.0}])
+    for parameter in (first, second):
+        parameter.grad = torch.ones(5)
+    optimizer.step()
+    assert not torch.equal(first, torch.ones(5))
+    assert torch.equal(second, torch.ones(5))
+    assert torch.equal(third, torch.ones(5))
+    assert third not in optimizer.state
+    assert isinstance(optimizer, ReproducibleOptimizer)
