@@ -14,6 +14,7 @@ import minga
 SPEC = {
     "name": "spirals",
     "model": {"recipe": "custom"},  # model, data and loss are ours
+    "network": {"relay": "none"},  # peers of one local network; leave it out for the internet
     "training": {"target_batch_size": 16384, "stop_after_steps": 400},  # samples per step, of all peers together
 }
 
