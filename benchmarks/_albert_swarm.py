@@ -134,6 +134,7 @@ def spec_of(strategy: Strategy) -> RunSpec:
         {
             "name": f"albert setups {strategy}",
             "model": {"recipe": "custom"},
+            "network": {"relay": "none"},
             "training": {"target_batch_size": TARGET_BATCH_SIZE, "strategy": strategy, "seed": 3},
             "averaging": {"codec": "float16"},
             "state": {"digest_every": 1},

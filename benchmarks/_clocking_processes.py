@@ -100,6 +100,7 @@ def _spec(target_batch_size: int) -> RunSpec:
         {
             "name": "clocking",
             "model": {"recipe": "custom"},
+            "network": {"relay": "none"},
             "optimizer": {"max_grad_norm": "off"},
             "training": {"target_batch_size": target_batch_size},
             "averaging": {"codec": "float16"},

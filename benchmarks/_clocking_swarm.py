@@ -118,6 +118,7 @@ def _spec(case: Case) -> RunSpec:
         {
             "name": "clocking",
             "model": {"recipe": "custom"},
+            "network": {"relay": "none"},
             "training": {"target_batch_size": case.target_batch_size, "strategy": case.strategy},
             "averaging": {"codec": "float16"},
             "checkpoints": {"every_steps": 0},

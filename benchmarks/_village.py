@@ -116,6 +116,7 @@ def _spec() -> RunSpec:
         {
             "name": "village",
             "model": {"recipe": "custom"},
+            "network": {"relay": "none"},
             "optimizer": {"max_grad_norm": "off"},
             "training": {"target_batch_size": TARGET_BATCH_SIZE},
             "averaging": {"codec": CODEC},

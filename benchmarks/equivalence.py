@@ -94,6 +94,7 @@ def spec_of(codec: str, steps: int, optimizer: str) -> RunSpec:
         {
             "name": f"equivalence {codec}",
             "model": {"recipe": "custom"},
+            "network": {"relay": "none"},
             "optimizer": {
                 "name": optimizer,
                 "learning_rate": 0.1 if optimizer != "adamw" else 0.01,

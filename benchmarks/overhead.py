@@ -67,6 +67,7 @@ def settings_of(mode: str, workload: str, target: int, strategy: str = "synchron
         {
             "name": "overhead",
             "model": {"recipe": "custom"},
+            "network": {"relay": "none"},
             "optimizer": {"max_grad_norm": "off"},
             "training": {"target_batch_size": target, "strategy": strategy},
             "averaging": {"codec": "float32"},

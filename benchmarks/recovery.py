@@ -56,6 +56,7 @@ def spec_of(codec: str) -> RunSpec:
         {
             "name": "recovery",
             "model": {"recipe": "custom"},
+            "network": {"relay": "none"},
             "optimizer": {"max_grad_norm": "off"},
             "training": {"target_batch_size": len(ROLES) * SAMPLES * MICRO_BATCHES_A_STEP},
             "averaging": {"codec": codec},

@@ -55,6 +55,7 @@ def spec_of(seconds: float) -> RunSpec:
         {
             "name": "soak",
             "model": {"recipe": "custom"},
+            "network": {"relay": "none"},
             "optimizer": {"name": "adamw", "learning_rate": 0.0001, "warmup_steps": 1, "total_steps": steps},
             "training": {"target_batch_size": PEERS * MICRO_BATCH * MICRO_BATCHES_A_STEP},
             "state": {"digest_every": 5},

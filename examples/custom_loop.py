@@ -15,6 +15,7 @@ from minga.optim import AdamW
 SPEC = {
     "name": "spirals",
     "model": {"recipe": "custom"},  # model, data and loss are ours
+    "network": {"relay": "none"},  # peers of one local network; leave it out for the internet
     "training": {"target_batch_size": 16384, "stop_after_steps": 400},  # samples per step, of all peers together
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from iroh import iroh_ffi
 
 from minga.testing import guard_threads
 from tests.worlds import forked
@@ -47,3 +48,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if not (first.isdecimal() and colon and end.isdecimal() and int(first) < int(end)):
             raise pytest.UsageError(f"--fault-seeds {given}: FROM:TO with two numbers is wanted, such as {FAULT_SEEDS}")
         metafunc.parametrize("fault_seed", range(int(first), int(end)))
+
+
+@pytest.fixture(autouse=True)
+def _no_outside_server_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that would use public relays fails; peers in processes of their own are bound to this machine."""
+
+    def refuse() -> None:
+        raise AssertionError("a test must not use relays outside: bind to 127.0.0.1, or set network.relay to none")
+
+    monkeypatch.setattr(iroh_ffi, "preset_n0", refuse)

@@ -78,9 +78,13 @@ class Background:
 
     def __init__(self, command: str, folder: Path) -> None:
         self.process = subprocess.Popen(
-            command.split(), cwd=folder, env=environment(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*command.split(), "--host", "127.0.0.1"],
+            cwd=folder,
+            env=environment(folder),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-        )  # fmt: skip
+        )
         self.link, self._found, self.lines = "", threading.Event(), list[str]()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()

@@ -27,6 +27,7 @@ from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from tests.worlds.cli_run import GENESIS, call, last_json, run_process
 
+LINK = str(Link("ab" * 32, "cd" * 32, (EntryPoint("cd" * 32, ("127.0.0.1:9",)),)))
 COMMANDS = [
     "authority",
     "bench-device",
@@ -109,14 +110,14 @@ def test_bad_options_are_usage_errors(arguments: list[str], capsys: pytest.Captu
         (["join", "minga1aaaaaaaaaaaaaaaaaaaa"], "copy the whole link"),
         (["join", "minga9aaaa"], "update minga"),
         (["join", "minga1" + "a" * 100_000], "no link has more"),
-        (["join", "x", "--role", "king"], "--role king"),
-        (["join", "x", "--role", "monitor", "--evaluate"], "--role monitor does not have"),
-        (["join", "x", "--max-upload", "10"], "--max-upload"),
-        (["join", "x", "--max-download", "-3Mbit"], "--max-download"),
-        (["join", "x", "--identity", "k.json", "--ephemeral"], "exclude each other"),
+        (["join", LINK, "--role", "king"], "--role king"),
+        (["join", LINK, "--role", "monitor", "--evaluate"], "--role monitor does not have"),
+        (["join", LINK, "--max-upload", "10"], "--max-upload"),
+        (["join", LINK, "--max-download", "-3Mbit"], "--max-download"),
+        (["join", LINK, "--identity", "k.json", "--ephemeral"], "exclude each other"),
         (["host", "no-such-file.toml"], "no-such-file.toml"),
         (["status"], "LINK or a --history"),
-        (["status", "x", "--history", "y"], "LINK or a --history"),
+        (["status", LINK, "--history", "y"], "LINK or a --history"),
         (["status", "--history", "no-such-file"], "no-such-file"),
         (["export", "--out", "o"], "LINK or a --directory"),
         (["export", "x", "--out", "o"], "begins with minga1"),

@@ -45,6 +45,8 @@ target_batch_size = 256
 stop_after_steps = 100000
 [state]
 digest_every = 1
+[network]
+relay = "none"
 """
 
 

@@ -10,7 +10,7 @@ import typer
 from minga.cli.access import authority_app, members_app
 from minga.cli.terminal.context import collect_again, make_context
 from minga.cli.terminal.exit_codes import EXPLANATION
-from minga.cli.terminal.options import Bind, Directory, Json, LinkArgument
+from minga.cli.terminal.options import Bind, Directory, Json, LinkArgument, OptionalLink
 from minga.recipes.registry import USUAL_MODEL
 
 app = typer.Typer(
@@ -99,7 +99,16 @@ def host(
         Path | None,
         typer.Option(help="Go on with the run in this folder, in the place of RUN.TOML.", show_default=False),
     ] = None,
+    announce: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="IP[:PORT]", help="Address at which others reach this machine behind NAT; may be repeated."
+        ),
+    ] = None,
     qr: Annotated[bool, typer.Option(help="Show the link as a QR code, too.")] = True,
+    landing_page: Annotated[
+        Path | None, typer.Option(metavar="OUT.HTML", help="Write a web page with the link and how to join.")
+    ] = None,
     example: Annotated[bool, typer.Option("--example", help="Print a commented run spec and exit.")] = False,
     parent_watch: ParentWatchFlag = False,
     json_output: Json = False,
@@ -121,7 +130,7 @@ def host(
     if spec is None and resume is None:
         raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
-    from minga.cli.taking_part.host import run_host
+    from minga.cli.taking_part.host import LinkOptions, run_host
     from minga.cli.terminal.peer_options import WorkOptions, peer_options
 
     peer = peer_options(
@@ -133,8 +142,10 @@ def host(
         max_download=max_download,
         host=bind,
         port=port,
+        announce=tuple(announce or ()),
     )
-    run_host(spec, resume, peer, WorkOptions(device, micro_batch, threads), ready, show_qr=qr)
+    links = LinkOptions(qr, landing_page)
+    run_host(spec, resume, peer, WorkOptions(device, micro_batch, threads), ready, links)
 
 
 @app.command()
@@ -189,7 +200,7 @@ def join(
 
 @app.command()
 def status(
-    link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
+    link: OptionalLink = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and update until Ctrl-C.")] = False,
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="How long to look (default: 3, with --plot 60).")
@@ -411,7 +422,7 @@ def version(json_output: Json = False) -> None:
 @app.command()
 def export(
     out: Annotated[Path, typer.Option(help="New or empty directory for the model.", show_default=False)],
-    link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
+    link: OptionalLink = None,
     directory: Annotated[
         Path | None, typer.Option(help="Instead of a LINK: the folder of a run on this machine.")
     ] = None,

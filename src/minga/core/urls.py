@@ -1,4 +1,4 @@
-"""Which URLs minga takes from run specs, links and settings."""
+"""Which URLs and socket addresses minga takes from run specs, links and settings."""
 
 from __future__ import annotations
 
@@ -29,6 +29,35 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_public(endpoint: str) -> bool:
+    """Whether the IP address of `ip:port` (IPv6 in brackets) is one of the internet, not of a local network."""
+    try:
+        return ipaddress.ip_address(endpoint.rpartition(":")[0].strip("[]").partition("%")[0]).is_global
+    except ValueError:
+        return False
+
+
+def parse_announced(text: object) -> tuple[str, int]:
+    """IP address and port of `IP`, `IP:PORT` or `[IPv6]:PORT`; the port is 0 where none is given.
+
+    Raises `ValueError` for anything else, and for addresses at which no peer can be reached.
+    """
+    wrong = ValueError(f"{str(text)[:60]!r} is no address: write 203.0.113.7, 203.0.113.7:4433 or [2001:db8::7]:4433")
+    if not isinstance(text, str) or len(text) > 60:
+        raise wrong
+    match = re.fullmatch(r"\[([0-9A-Fa-f:.]+)\](?::([0-9]{1,5}))?|([0-9.]+)(?::([0-9]{1,5}))?|([0-9A-Fa-f:.]+)", text)
+    if match is None:
+        raise wrong
+    host, port = match[1] or match[3] or match[5], int(match[2] or match[4] or 0)
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        raise wrong from None
+    if ip.is_unspecified or ip.is_multicast or port > 65535 or (port == 0 and (match[2] or match[4])):
+        raise wrong
+    return str(ip), port
 
 
 def _is_sound(text: str) -> bool:

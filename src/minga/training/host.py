@@ -6,6 +6,7 @@ import contextlib
 import logging
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,8 @@ from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import FileEntry
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
-from minga.network.iroh.settings import NetworkSettings
 from minga.training.access.access_files import AccessFiles
-from minga.training.join import PeerOptions, checked_options, enter
+from minga.training.join import PeerOptions, checked_options, enter, network_settings
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, with_origins
@@ -64,6 +64,8 @@ def host(
     """
     options = checked_options(options)
     given = None if spec is None else read_spec(spec)
+    if given is not None:  # what is published, and resumed, does not have them
+        options = replace(options, announce=(*options.announce, *given.network.announce))
     with contextlib.ExitStack() as held:
         identity = options.hold_identity(held)
         if resume is not None:
@@ -137,9 +139,7 @@ def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
 
 
 def _enter(run: _Run, options: PeerOptions, identity: Identity, held: contextlib.ExitStack) -> Peer:
-    network = NetworkSettings(
-        relay=run.spec.network.relay, host=options.host, port=options.port, dialable=options.role != "client"
-    )
+    network = network_settings(options, run.spec.network.relay)
     access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
 
     async def publish(_: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:

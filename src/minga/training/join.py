@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from minga.core.errors import ConfigurationError, IdentityError, LinkError, StorageError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
+from minga.core.urls import is_loopback
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
@@ -43,6 +44,9 @@ class PeerOptions:
     voucher: a key file (None: the one in the user's data folder); for a monitor with an `ephemeral` key in a run for
     members, which its key vouches for.
     host, port: local address to bind; by default all interfaces and the port of the last time, or any that is free.
+    A peer that is bound to this machine alone (host 127.0.0.1) uses no relay, whatever the run spec says.
+    announce: addresses at which others reach this peer though its machine does not know of them, such as "203.0.113.7"
+    or "203.0.113.7:4433": a forwarded port, or the outer address of 1:1 NAT.
     """
 
     role: Role = "trainer"
@@ -54,6 +58,7 @@ class PeerOptions:
     host: str | None = None
     port: int = 0
     voucher: Path | str | None = None
+    announce: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("identity", "directory", "voucher"):
@@ -113,9 +118,7 @@ def join(
     link, options = read_link(link), checked_options(options)
     entries = [Address(PeerId(e.peer_id), e.direct, e.relay) for e in link.entries]
     relays = tuple(dict.fromkeys(e.relay for e in link.entries if e.relay is not None))
-    network = NetworkSettings(
-        relay=relays or "none", host=options.host, port=options.port, dialable=options.role != "client"
-    )
+    network = network_settings(options, relays or "none")
 
     directory = options.run_directory(link.run_id)
     known = RejoinFile.spec(directory, link)
@@ -176,6 +179,17 @@ def _stored(path: Path | None) -> list[Identity]:
         if path is not None:
             raise
         return []  # no program asked for it: most runs are open
+
+
+def network_settings(options: PeerOptions, relay: Literal["none", "public"] | tuple[str, ...]) -> NetworkSettings:
+    """A peer that is bound to loopback is found on this machine only: it has no use for a server outside."""
+    return NetworkSettings(
+        relay="none" if is_loopback(options.host or "") else relay,
+        announce=tuple(dict.fromkeys(options.announce)),
+        host=options.host,
+        port=options.port,
+        dialable=options.role != "client",
+    )
 
 
 Publish = Callable[[Session], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]

@@ -131,7 +131,7 @@ class Session:
             kinds=settings.kinds,
         )
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
-        self._reachability = Reachability(self.node)
+        self.reachability = Reachability(self.node)
         self.state_server = StateServer(self.node)
         self.member: Member | VerifiedMember | None = None
         self.behaviour = Behaviour()
@@ -161,7 +161,7 @@ class Session:
             self.node.spawn(self._access_watch.run())
         self.gossip.start()
         await self._enter()
-        if self.settings.role in ("trainer", "auxiliary") and await self._reachability.check() is False:
+        if self.settings.role in ("trainer", "auxiliary") and await self.reachability.check() is False:
             self.settings = replace(self.settings, role="client")
             self.node.role, self.node.is_dialable = "client", False
             self.events.emit(PeerNotDialable())

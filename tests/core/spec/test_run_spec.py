@@ -152,7 +152,48 @@ def test_the_run_id_depends_on_the_content_only() -> None:
 
 def test_the_run_id_is_pinned() -> None:
     # A change here means that running swarms and their links are lost: raise SPEC_VERSION.
-    assert RunSpec(name="pinned").run_id == "b5ea1aef3c46274ed31bd7dba62fc4ee97ac3d5742aa845991a103e6007961e4"
+    spec = RunSpec.from_mapping({"name": "pinned", "network": {"relay": "none"}})
+    assert spec.run_id == "b5ea1aef3c46274ed31bd7dba62fc4ee97ac3d5742aa845991a103e6007961e4"
+
+
+def test_relays_are_public_unless_the_spec_is_of_a_version_that_had_none() -> None:
+    assert RunSpec(name="x").network.relay == "public"
+    assert RunSpec.from_mapping({"name": "x", "spec_version": 2}).network.relay == "none"
+    old = RunSpec.from_mapping({"name": "x", "spec_version": 2, "network": {"relay": "public", "minority": "stop"}})
+    assert (old.network.relay, old.network.minority) == ("public", "stop")
+
+
+def test_announced_addresses_stay_on_the_machine_of_the_host_and_the_page_is_published() -> None:
+    network = {"announce": ["203.0.113.7:4433"], "landing_url": "https://example.org/j"}
+    plain, own = RunSpec(name="x"), RunSpec.from_mapping({"name": "x", "network": network})
+    published = own.published()
+    assert own.network.announce == ("203.0.113.7:4433",)
+    assert published.network.announce == ()
+    assert published.network.landing_url == "https://example.org/j"
+    assert b"announce" not in published.canonical_bytes()
+    assert b"landing_url" not in plain.canonical_bytes()
+    assert RunSpec.from_canonical(published.canonical_bytes()) == published
+    unpaged = RunSpec.from_mapping({"name": "x", "network": {"announce": ["203.0.113.7"]}})
+    assert unpaged.published().run_id == plain.run_id  # another address is no other run
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"announce": ["example.org"]},
+        {"announce": ["0.0.0.0"]},
+        {"announce": ["203.0.113.7:0"]},
+        {"announce": ["203.0.113.7:65536"]},
+        {"announce": ["2001:db8::7:4433x"]},
+        {"announce": ["203.0.113.7"] * 5},
+        {"landing_url": "http://example.org/j"},
+        {"landing_url": "https://example.org/j#part"},
+        {"landing_url": "https://example.org/j k"},
+    ],
+)
+def test_addresses_of_the_network_section_are_checked(network: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match="network"):
+        RunSpec.from_mapping({"name": "x", "network": network})
 
 
 def test_a_run_for_members_has_another_id_and_an_open_one_is_as_it_was_without_the_choice() -> None:

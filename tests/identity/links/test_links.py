@@ -358,3 +358,25 @@ def test_secrets_are_sent_by_https_or_to_this_machine_only(url: str) -> None:
 @pytest.mark.parametrize("url", ["http://localhost:1", "http://[::1]:8470", "http://127.9.9.9", "https://192.0.2.1/x"])
 def test_authorities_that_a_link_can_name(url: str) -> None:
     assert Link.parse(str(Link(RUN, ORGANISER, LINK.entries, authority=url))).authority == url
+
+
+@pytest.mark.parametrize(
+    "text", ["https://example.org/j#{}", " <https://example.org/a/b?c=d#{}>", "minga join https://example.org/j#{}\n"]
+)
+def test_a_link_at_the_page_of_its_run_is_read_as_the_bare_one(text: str) -> None:
+    assert Link.parse(text.format(LINK)) == LINK
+    assert Link.parse(LINK.at("https://example.org/j")) == LINK
+    assert LINK.at(None) == str(LINK)
+
+
+@pytest.mark.parametrize("text", ["https://example.org/j", "https://example.org/j#", "https://example.org/j#other"])
+def test_an_address_without_a_link_is_none(text: str) -> None:
+    with pytest.raises(LinkError, match="is no link"):
+        Link.parse(text)
+
+
+def test_the_qr_code_holds_the_page_where_there_is_room() -> None:
+    assert LINK.qr("https://example.org/j", colour=False) != LINK.qr(colour=False)
+    entries = tuple(EntryPoint(f"{i:064x}", (f"[2001:db8::{i}]:443",) * 8) for i in range(8))
+    long = Link(RUN, ORGANISER, entries)
+    assert long.qr("https://example.org/j", colour=False)

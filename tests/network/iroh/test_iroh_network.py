@@ -138,6 +138,36 @@ def test_bound_to_one_host() -> None:
     run(main)
 
 
+def test_announced_addresses_come_first_and_take_the_bound_port_where_they_name_none() -> None:
+    announced = ("203.0.113.7", "203.0.113.8:4433", "2001:db8::7", "203.0.113.7")
+
+    async def main() -> None:
+        settings = NetworkSettings(host="127.0.0.1", announce=announced)
+        network = await IrohNetwork.open(os.urandom(32), settings)
+        try:
+            direct = network.address.direct
+            port = direct[-1].rpartition(":")[2]
+            assert direct == (
+                f"203.0.113.7:{port}",
+                "203.0.113.8:4433",
+                f"[2001:db8::7]:{port}",
+                f"127.0.0.1:{port}",
+            )
+            other = await make()
+            await join(other, network)  # addresses at which nobody answers do not keep others out
+            await other.close()
+        finally:
+            await network.close()
+
+    run(main)
+
+
+@pytest.mark.parametrize("text", ["", "example.org", "203.0.113.7:0", "203.0.113.7:99999", "0.0.0.0:1", "[::]:1"])
+def test_an_announced_address_has_to_be_one(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="announce"):
+        NetworkSettings(announce=(text,))
+
+
 def test_a_relay_that_does_not_answer_only_delays_opening(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_module, "RELAY_TIMEOUT_S", 0.2)
 

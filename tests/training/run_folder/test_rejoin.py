@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import minga
-from minga.cli.taking_part.host import announce
+from minga.cli.taking_part.host import LinkOptions, announce
 from minga.cli.terminal.output import Output
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
@@ -192,7 +192,7 @@ def test_a_host_that_comes_back_says_that_the_run_goes_on(
         on_loop=lambda read: read(),
         session=SimpleNamespace(node=SimpleNamespace(connected=lambda: range(others))),
     )
-    announce(peer, Output(json_output=False), show_qr=False)
+    announce(peer, Output(json_output=False), LinkOptions(show_qr=False), bound_to="127.0.0.1")
     said = capsys.readouterr().out
     assert f"minga join {link}" in said
     assert ("under way" in said) == (others > 0)

@@ -2,8 +2,8 @@
 
     doctor ─▶ hops (authority, entries, clock, version, run spec) ─▶ udp: a firewall, or nobody there?
 
-Read: doctor (`minga doctor`), hops (one after the other), udp (plain probes), evidence (`minga evidence`),
-version (`minga version`).
+Read: doctor (`minga doctor`), hops (one after the other), udp (plain probes), machine (GPU, memory, disk), evidence
+(`minga evidence`), version (`minga version`).
 
 Called by app.
 """

@@ -8,16 +8,17 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
-import platformdirs
-
 from minga.cli.diagnosing.hops import check_authority, check_entries
+from minga.cli.diagnosing.machine import Accelerators, accelerator, data_folder, from_outside
 from minga.cli.diagnosing.udp import udp_loopback
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.cli.terminal.output import Output
 from minga.core.errors import IdentityError, LinkError, MingaError
 from minga.core.units import format_size
+from minga.core.urls import is_loopback
 from minga.identity.keys import key_file
 from minga.identity.keys.keys import Identity, default_path
 from minga.identity.links.links import Link
@@ -56,7 +57,7 @@ def run_doctor(link: str | None, identity: Path | None, host: str | None, output
     if failed is None:
         output.say("\nEverything that was checked works." + ("" if link else " Give a LINK to check the way to a run."))
     else:
-        output.say(f"\nThe hop that fails: {failed.name}. {failed.advice}")
+        output.say(f"\nThe hop that fails: {failed.name}")
     output.summary(
         ok=failed is None,
         failed=failed.name if failed else None,
@@ -70,6 +71,8 @@ def run_doctor(link: str | None, identity: Path | None, host: str | None, output
 async def _all_checks(link: str | None, identity: Path | None, host: str | None) -> AsyncIterator[Check]:
     for check in _machine(identity):
         yield check
+    if find_spec("torch") is not None:
+        yield Check("accelerator", *accelerator(Accelerators.of_this_machine()))
     problem = await asyncio.to_thread(udp_loopback)
     yield Check(
         "UDP on this machine",
@@ -77,8 +80,10 @@ async def _all_checks(link: str | None, identity: Path | None, host: str | None)
         problem or "a datagram came back over loopback",
         "" if problem is None else "let this program use UDP: look at the firewall or sandbox of this machine",
     )
-    network = await _network(host)
+    network, direct = await _network(host)
     yield network
+    if network.ok and not is_loopback(host or ""):
+        yield Check("reachable from outside", *from_outside(direct))
     if link is None:
         return
     try:
@@ -115,9 +120,7 @@ def _machine(identity: Path | None) -> Iterator[Check]:
         yield Check("key file", True, f"{path}" if stored else f"{path} will be made at the first start")
     except IdentityError as error:
         yield Check("key file", False, str(error), "follow the hint, or use --ephemeral")
-    folder = platformdirs.user_data_path("minga")
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
+    folder = data_folder()
     free = shutil.disk_usage(folder).free
     low = free < LOW_DISK_BYTES
     yield Check(
@@ -128,8 +131,8 @@ def _machine(identity: Path | None) -> Iterator[Check]:
     )
 
 
-async def _network(host: str | None) -> Check:
-    """Whether two endpoints of the real network find each other on this machine."""
+async def _network(host: str | None) -> tuple[Check, tuple[str, ...]]:
+    """Whether two endpoints of the real network find each other on this machine, and the addresses of one."""
     name, settings = "encrypted connection on this machine", NetworkSettings(host=host)
     one = two = None
     try:
@@ -138,11 +141,10 @@ async def _network(host: str | None) -> Check:
         address = one.address
         local = tuple(a for a in address.direct if a.startswith(("127.", "[::1]"))) or address.direct
         await two.connect(Address(address.peer_id, local))
-        return Check(name, True, f"bound to {', '.join(address.direct[:4])}")
+        return Check(name, True, f"bound to {', '.join(address.direct[:4])}"), address.direct
     except MingaError as error:
-        return Check(
-            name, False, str(error), "look at the firewall of this machine: it has to let this program use UDP"
-        )
+        advice = "look at the firewall of this machine: it has to let this program use UDP"
+        return Check(name, False, str(error), advice), ()
     finally:
         for network in (two, one):
             if network is not None:

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from minga.cli.diagnosing.machine import room_for
 from minga.cli.diagnosing.udp import probe
 from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError
 from minga.core.events.bus import EventBus
+from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
@@ -57,7 +59,10 @@ async def check_entries(link: Link, host: str | None) -> AsyncIterator[Hop]:
         if all(peer != link.organiser for peer in reached):
             yield "organiser", True, "does not answer, but the run goes on without", "nothing needs to be done"
         yield _clock(node)
-        yield await _run_spec(node, link, reached)
+        hop, spec = await _run_spec(node, link, reached)
+        yield hop
+        if spec is not None and (found := await asyncio.to_thread(room_for, spec)) is not None:
+            yield "memory and disk for the run", *found
     finally:
         with contextlib.suppress(MingaError):
             await node.close()
@@ -105,14 +110,15 @@ def _clock(node: Node) -> Hop:
     return "clock", right, detail, "" if right else "set the clock of this machine; let it follow a time server"
 
 
-async def _run_spec(node: Node, link: Link, reached: list[PeerId]) -> Hop:
+async def _run_spec(node: Node, link: Link, reached: list[PeerId]) -> tuple[Hop, RunSpec | None]:
+    name = "run spec"
     try:
-        found = []
+        found: list[RunSpec] = []
         await fetch_run_spec(
             node, reached, lambda signed, peer: found.append(signed.verify(link.run_id, link.organiser, peer=peer))
         )
     except ConfigurationError as error:
-        return "run spec", False, str(error), "update minga here, and start it again"
+        return (name, False, str(error), "update minga here, and start it again"), None
     except RemoteError as error:
-        return "run spec", False, str(error), "ask the organiser for a fresh link"
-    return "run spec", True, f"{found[-1].name}, readable by this version", ""
+        return (name, False, str(error), "ask the organiser for a fresh link"), None
+    return (name, True, f"{found[-1].name}, readable by this version", ""), found[-1]

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from minga.cli.taking_part.graceful_leave import GracefulLeave
+from minga.cli.taking_part.landing_page import write_landing_page
+from minga.cli.taking_part.link_view import check_when_reached, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view
 from minga.cli.terminal.context import Context, collect_again
@@ -16,6 +21,7 @@ from minga.cli.terminal.exit_codes import done_so_far
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.reach import reach_of
 from minga.training.host import host
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
@@ -27,14 +33,21 @@ if TYPE_CHECKING:
     from minga.cli.terminal.output import Output
 
 
+@dataclass(frozen=True)
+class LinkOptions:
+    """How the link is shown: also as a QR code, and on a page that is written to `landing_page`."""
+
+    show_qr: bool
+    landing_page: Path | None = None
+
+
 def run_host(
     spec_path: Path | None,
     resume: Path | None,
     peer: PeerOptions,
     work: WorkOptions,
     context: Context,
-    *,
-    show_qr: bool,
+    links: LinkOptions,
 ) -> None:
     """Begin the run of the spec, or go on with the one in the folder `resume`; stay until it ends or Ctrl-C comes."""
     from minga.recipes.registry import CUSTOM, published
@@ -54,6 +67,9 @@ def run_host(
         peer = replace(peer, role="monitor")
     elif spec.security.mode == "byzantine" and peer.role == "auxiliary":
         peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
+    peer = replace(peer, announce=(*peer.announce, *spec.network.announce))
+    if relays := relay_line(spec, peer.host):
+        output.say(relays)
     apply_threads(work.threads)
     if resume is not None:
         run = known_run(resume)
@@ -67,7 +83,8 @@ def run_host(
         hosting = host(published(spec), peer, files=prepared_files(spec, peer.runs_directory))
     with hosting as hosted:
         wire(context, hosted)
-        _Hosting(hosted, work, context, show_qr=show_qr).run()
+        check_when_reached(hosted, output)
+        _Hosting(hosted, work, context, lambda: announce(hosted, output, links, bound_to=peer.host)).run()
 
 
 def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
@@ -84,17 +101,12 @@ def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
 class _Hosting:
     """One `minga host`."""
 
-    def __init__(self, peer: Peer, work: WorkOptions, context: Context, *, show_qr: bool) -> None:
+    def __init__(self, peer: Peer, work: WorkOptions, context: Context, announce: Callable[[], None]) -> None:
         from minga.monitor.history import FILE_NAME, History
         from minga.monitor.watcher import Watcher
 
-        self.peer, self.work, self.show_qr, self.output, self.parent_watch = (
-            peer,
-            work,
-            show_qr,
-            context.output,
-            context.parent_watch,
-        )
+        self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
+        self._announce = announce
         self._leaving = GracefulLeave(peer, context)
         self.history = History(peer.directory / FILE_NAME)
         self.watcher = Watcher(peer, self.history, from_start=True)
@@ -107,7 +119,7 @@ class _Hosting:
 
         if self.peer.role == "monitor":
             collect_again()
-            announce(self.peer, self.output, show_qr=self.show_qr)
+            self._announce()
             with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
                 while not self._is_over(0):
                     ticker.check()
@@ -125,7 +137,7 @@ class _Hosting:
         held_out = self.held_out = HeldOut(run, self.output, self.history)
         held_out.now()
         collect_again()
-        announce(self.peer, self.output, show_qr=self.show_qr)
+        self._announce()
         with Ticker(self.output, self.watcher.look, self._view, self._lines) as ticker:
 
             def between() -> None:
@@ -173,20 +185,29 @@ class _Hosting:
         return self.held_out.latest if self.held_out else {}
 
 
-def announce(peer: Peer, output: Output, *, show_qr: bool) -> None:
-    """Print the link, and what to do with it."""
-    link = peer.link
-    output.event("link", link=str(link), run_id=peer.run_id, directory=str(peer.directory))
+def announce(peer: Peer, output: Output, options: LinkOptions, *, bound_to: str | None) -> None:
+    """Print the link, what it is good for and what to do with it; write the page that it is published on."""
+    link, page = peer.link, peer.spec.network.landing_url
+    fields = {"url": link.at(page), "reach": reach_of(link.entries).name.lower()}
+    output.event("link", link=str(link), run_id=peer.run_id, directory=str(peer.directory), **fields)
     if others := peer.on_loop(peer.session.node.connected):
         output.event("under_way", peers=len(others))
         output.say("This run is under way: this machine takes part in it again.")
     for_members = peer.spec.security.mode == "members"
-    if show_qr and output.interactive and not for_members:
-        output.console.file.write(link.qr() + "\n")
+    if options.show_qr and output.interactive and not for_members:
+        output.console.file.write(link.qr(page) + "\n")
     if for_members:
         output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
     else:
-        output.say("Anyone who has this link can join the run:\n")
+        output.say(f"{who_can_join(link)}\n")
     if not output.json_output:
-        output.console.print(f"minga {'admit' if for_members else 'join'} {link}", markup=False, soft_wrap=True)
-    output.say(f"\nFiles, checkpoints and history: {peer.directory}")
+        output.console.print(
+            f"minga {'admit' if for_members else 'join'} {link.at(page)}", markup=False, soft_wrap=True
+        )
+    output.say("")
+    for line in reach_lines(link, peer.spec, bound_to):
+        output.say(escape(line))
+    if options.landing_page is not None:
+        write_landing_page(options.landing_page, peer.spec, link)
+        output.say(f"The page with the link: {options.landing_page}")
+    output.say(f"Files, checkpoints and history: {peer.directory}")

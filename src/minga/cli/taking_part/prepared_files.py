@@ -39,7 +39,8 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, bytes]:
 
 
 def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
-    facts: list[object] = [spec.canonical_bytes().hex()]
+    unannounced = spec.model_copy(update={"network": spec.network.model_copy(update={"announce": ()})})
+    facts: list[object] = [unannounced.canonical_bytes().hex()]
     for path in recipe.inputs():
         status = path.stat()
         facts.append([str(path), status.st_size, status.st_mtime_ns])

@@ -7,8 +7,36 @@ from typing import Annotated
 
 import typer
 
+from minga.identity.links.links import Link
+
+
+def checked_link(text: str | None) -> str | None:
+    """The link as it came, if it can be read: a bad one is refused before a command imports what it needs.
+
+    Raises `LinkError`.
+    """
+    if text is not None:
+        Link.parse(text)
+    return text
+
+
 LinkArgument = Annotated[
-    str, typer.Argument(metavar="LINK", help="The word that begins with minga1.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="LINK",
+        help="The word that begins with minga1, or the address with it behind #.",
+        show_default=False,
+        callback=checked_link,
+    ),
+]
+OptionalLink = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[LINK]",
+        help="The word that begins with minga1, or the address with it behind #.",
+        show_default=False,
+        callback=checked_link,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text; the last is a summary.")]
 Directory = Annotated[

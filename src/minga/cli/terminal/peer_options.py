@@ -34,6 +34,7 @@ def peer_options(
     host: str | None = None,
     port: int = 0,
     voucher: Path | None = None,
+    announce: tuple[str, ...] = (),
 ) -> PeerOptions:
     """The options of a command as the library takes them. Raises `ConfigurationError`."""
     if role not in ("trainer", "client", "auxiliary", "monitor"):
@@ -50,6 +51,7 @@ def peer_options(
         host=host,
         port=port,
         voucher=voucher,
+        announce=announce,
     )
 
 

@@ -228,6 +228,9 @@ class RunSpec(Section):
             del values["averaging"]["download_codec"]
         if self.averaging.sketch == DEFAULT_SKETCH:  # and those that average whole vectors
             del values["averaging"]["sketch"]
+        for name in ("announce", "landing_url"):  # and those without addresses of their own
+            if not values["network"][name]:
+                del values["network"][name]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = text.encode("ascii")
         if len(data) > MAX_SPEC_BYTES:
@@ -247,6 +250,7 @@ class RunSpec(Section):
         file names.
         """
         values = self.model_dump(mode="json")
+        values["network"]["announce"] = []
         if self.is_old:
             values["recipe"] = {self.model.recipe: without_local_paths(self.recipe_settings)}
             values = to_past(values)

@@ -19,6 +19,8 @@ from minga.core.spec.problems import suggestion
 
 LAST_OLD_VERSION: Final = 2
 _DEFAULT_RECIPE: Final = "albert"
+_USUAL_RELAY: Final = "none"
+"""What a spec of those versions means that names no relay."""
 
 
 def is_old(values: Mapping[str, Any]) -> bool:
@@ -44,6 +46,8 @@ def to_present(values: Mapping[str, Any], source: str) -> dict[str, Any]:
     settings = _completed("model", model, source)
     settings["data"] = _completed("data", _table(values, "data", source), source)
     rest = {name: value for name, value in values.items() if name not in ("model", "data")}
+    if "relay" not in _table(values, "network", source):
+        rest["network"] = {"relay": _USUAL_RELAY, **_table(values, "network", source)}
     return {"spec_version": LAST_OLD_VERSION, **rest, "model": {"recipe": recipe}, "recipe": {recipe: settings}}
 
 

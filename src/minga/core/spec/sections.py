@@ -12,12 +12,13 @@ from pydantic import Field, StrictInt, field_validator, model_validator
 
 from minga.core.spec.fields import MAX_STEPS, Real, Section, choice, described, real, whole
 from minga.core.spec.plugins import NAME_PATTERN
-from minga.core.urls import MAX_URL_CHARACTERS, is_https_url
+from minga.core.urls import MAX_URL_CHARACTERS, is_https_url, parse_announced
 
 MAX_FILE_BYTES = 256 << 20
 MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256
+MAX_ANNOUNCED = 4
 DEFAULT_AGGREGATOR = "centered_clip"
 DEFAULT_SKETCH = "identity"
 _RESERVED_NAMES = {"con", "prn", "aux", "nul", *(f"{port}{i}" for port in ("com", "lpt") for i in range(10))}
@@ -164,10 +165,21 @@ class NetworkSection(Section):
 
     relay: Literal["none", "public"] | Annotated[tuple[str, ...], Field(strict=False, min_length=1, max_length=8)] = (
         described(
-            "none",
+            "public",
             "relays that help peers behind NAT to meet; public ones are outside servers, which see no content",
             '"none", "public" or a list of 1 to 8 https:// URLs',
         )
+    )
+    announce: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_ANNOUNCED)] = described(
+        (),
+        "addresses of the host that its machine does not know of: a forwarded port, or the outer address of 1:1 NAT",
+        f"a list of at most {MAX_ANNOUNCED} addresses such as 203.0.113.7 or 203.0.113.7:4433",
+        private=True,
+    )
+    landing_url: str | None = described(
+        None,
+        "web page of the run; the link is then shown as this address, # and the link",
+        f"an https:// URL of at most {MAX_URL_CHARACTERS} characters, without #",
     )
     minority: Literal["wait", "stop"] = choice(
         "wait", "what peers do when they lose sight of the majority", "wait", "stop"
@@ -180,6 +192,20 @@ class NetworkSection(Section):
             if not is_https_url(url):
                 raise ValueError(f"{url[:60]!r} is no https:// URL of at most {MAX_URL_CHARACTERS} characters")
         return relay
+
+    @field_validator("announce")
+    @classmethod
+    def _check_announced(cls, announce: tuple[str, ...]) -> tuple[str, ...]:
+        for text in announce:
+            parse_announced(text)
+        return announce
+
+    @field_validator("landing_url")
+    @classmethod
+    def _check_landing_url(cls, url: str | None) -> str | None:
+        if url is not None and (not is_https_url(url) or "#" in url):
+            raise ValueError(f"must be an https:// URL of at most {MAX_URL_CHARACTERS} characters, without #")
+        return url
 
 
 class SecuritySection(Section):

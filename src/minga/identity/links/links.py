@@ -8,13 +8,15 @@ body is described in `encoding.py`; behind it stands its CRC-32, which never mis
 bits: no mistyped character and no two swapped neighbours. Other damage passes once in four billion times.
 
 Case, blanks, line breaks and quotation marks around a link carry no information and are repaired in silence, and so is
-the command `minga join` before it.
+the command `minga join` before it. Where the run has a page, the link is shown as the address of the page, `#` and the
+word; the part after `#` stays in the browser. `Link.parse` takes that, too, and ignores the address.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 import zlib
 from collections.abc import Iterator
@@ -39,6 +41,7 @@ _COPY_AGAIN = "copy the whole link once more from where it was published"
 _DRESSING = " \t\r\n\"'`<>()[]{}*_,;.\u201c\u201d\u2018\u2019\u00ab\u00bb"
 _INVISIBLE = re.compile("[\\s\u00ad\u200b-\u200f\u2028-\u202f\u2060-\u2064\ufeff]+")
 _COMMAND = re.compile(r"[\W_]*minga\s+[a-z]+\s+(?=[\W_]*minga)", re.ASCII | re.IGNORECASE)
+_PAGE = re.compile(r"https?://[!-\"$-~]{1,2000}#(?=[\W_]*minga)", re.ASCII | re.IGNORECASE)
 _HEAD = re.compile(rf"{PREFIX}([0-9])", re.ASCII)
 
 
@@ -91,17 +94,28 @@ class Link:
         body = encode_body(self.run_id, self.organiser, self.entries, self.access, self.authority)
         return f"{PREFIX}{FORMAT_VERSION}{_base32(body + _checksum(body))}"
 
-    def qr(self, *, colour: bool = True, quiet_zone: int = 2) -> str:
+    def at(self, landing_url: str | None) -> str:
+        """The link as people get it: behind the address of the run's page, if it has one."""
+        return str(self) if landing_url is None else f"{landing_url}#{self}"
+
+    def qr(self, landing_url: str | None = None, *, colour: bool = True, quiet_zone: int = 2) -> str:
         """A QR code for a terminal, one character per two modules, framed by `quiet_zone` light modules.
 
+        It holds the link at the run's page, if there is one and the code has room for both, else the bare link.
         With `colour` the code is black on white by ANSI sequences, whatever the terminal's colours; without, light
         modules are drawn in the terminal's foreground, which suits a dark background.
         """
-        code = segno.make(str(self).upper(), mode="alphanumeric", error="l", micro=False)
+        code = self._code(landing_url)
         rows = [[bool(module) for module in row] for row in code.matrix_iter(border=quiet_zone)]
         if len(rows) % 2:
             rows.append([False] * len(rows[0]))
         return "\n".join(_half_blocks(rows, colour=colour))
+
+    def _code(self, landing_url: str | None) -> segno.QRCode:
+        if landing_url is not None:
+            with contextlib.suppress(segno.DataOverflowError):
+                return segno.make(self.at(landing_url), error="l", micro=False)
+        return segno.make(str(self).upper(), mode="alphanumeric", error="l", micro=False)
 
 
 def _undress(text: str) -> str:
@@ -111,7 +125,7 @@ def _undress(text: str) -> str:
     if len(text) > 4 * MAX_LINK_CHARACTERS:
         raise LinkError(f"this is {len(text)} characters long, and no link has more than {MAX_LINK_CHARACTERS}")
     # Only ASCII is folded: other alphabets have letters whose small form is an ASCII one.
-    word = _INVISIBLE.sub("", _COMMAND.sub("", text, count=1)).strip(_DRESSING)
+    word = _INVISIBLE.sub("", _COMMAND.sub("", _PAGE.sub("", text, count=1), count=1)).strip(_DRESSING)
     word = "".join(character.lower() if character.isascii() else character for character in word)
     if not word:
         raise LinkError("the link is empty; paste the word that begins with minga1")

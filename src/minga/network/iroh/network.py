@@ -26,12 +26,13 @@ from typing import Any
 from iroh import iroh_ffi
 
 from minga.core.errors import ClosedError, ConfigurationError, MingaError, UnreachableError
+from minga.core.urls import is_public
 from minga.network.interface import MAX_ENDPOINTS, Address, Connection, Network, PeerId
 from minga.network.interrupt import Interrupt
 from minga.network.iroh import ffi_bytes
 from minga.network.iroh.accept_queue import AcceptQueue
 from minga.network.iroh.connection import IrohConnection
-from minga.network.iroh.settings import NetworkSettings, bind_address, relay_mode
+from minga.network.iroh.settings import NetworkSettings, announced_addresses, bind_address, relay_mode
 from minga.network.iroh.stream import BINDING_ERRORS, describe, read_exactly
 from minga.network.tcp.listener import TcpListener
 
@@ -40,7 +41,7 @@ DIAL_TIMEOUT_S = 9.0
 """Seconds after which a dial fails, and within which both lanes of an accepted connection must be there."""
 CLOSE_TIMEOUT_S = 0.7
 """Seconds to wait for goodbyes to be delivered."""
-RELAY_TIMEOUT_S = 3.0
+RELAY_TIMEOUT_S = 2.5
 """Seconds that `open` waits for a relay to answer, so that `address` names it; it goes on without."""
 STRANGER_TIMEOUT_S = 3.0
 """Seconds for the dial of `can_dial`. No relay is involved, so a few round trips must do."""
@@ -58,6 +59,7 @@ class IrohNetwork(Network):
     def __init__(self, endpoint: Any, settings: NetworkSettings, listener: TcpListener | None) -> None:
         self._endpoint, self._settings, self._listener = endpoint, settings, listener
         self._peer_id = PeerId(str(endpoint.id()))
+        self._announced = announced_addresses(settings, _bound_port(endpoint))
         self._interrupt = Interrupt()
         self._connections: set[IrohConnection] = set()
         self._accepted: AcceptQueue[IrohConnection] = AcceptQueue(self._interrupt)
@@ -92,8 +94,9 @@ class IrohNetwork(Network):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELAY_TIMEOUT_S):
                     await endpoint.online()
-        udp_port = int(endpoint.bound_sockets()[0].rpartition(":")[2])
-        listen_at = (settings.host, udp_port) if settings.dialable else None
+        for announced in announced_addresses(settings, _bound_port(endpoint)):
+            await endpoint.add_external_addr(announced)  # so that hole punching offers it, too
+        listen_at = (settings.host, _bound_port(endpoint)) if settings.dialable else None
         return cls(endpoint, settings, await TcpListener.make(listen_at) if settings.tcp else None)
 
     @property
@@ -103,11 +106,15 @@ class IrohNetwork(Network):
 
     @property
     def address(self) -> Address:
-        """The addresses of all interfaces, loopback, what iroh found out beyond them, and the relay."""
+        """The announced addresses, what iroh found out (a relay or a router told it), all interfaces', and the relay.
+
+        Public ones come first, since others take only so many.
+        """
         if not self._settings.dialable or self._interrupt.fired:
             return Address(self._peer_id)
         known = self._endpoint.addr()
-        direct = dict.fromkeys(known.direct_addresses())
+        direct = dict.fromkeys(self._announced)
+        direct |= dict.fromkeys(sorted(known.direct_addresses(), key=lambda text: not is_public(text)))
         for socket in self._endpoint.bound_sockets():
             host, _, port = socket.rpartition(":")
             if host == "0.0.0.0":  # noqa: S104  (compared, not bound)
@@ -264,6 +271,10 @@ class IrohNetwork(Network):
         other_paired.set_result(None)
         self._accepted.put(self._adopt(peer, lanes[_BACK], lanes[_FORTH]))
         return True
+
+
+def _bound_port(endpoint: Any) -> int:
+    return int(endpoint.bound_sockets()[0].rpartition(":")[2])
 
 
 def _closed() -> ClosedError:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from iroh import iroh_ffi
 
 from minga.core.errors import ConfigurationError
+from minga.core.urls import parse_announced
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,15 @@ class NetworkSettings:
     """How to reach others and be reached.
 
     `relay` is "none" (no server besides the peers is ever contacted), "public" (iroh's public relays and discovery)
-    or the URLs of own relays. `host` is the address to bind (None: all interfaces), `port` the UDP port (0: any).
-    With `dialable` False the peer only dials out: it has no address, and connections from others are refused.
-    With `tcp`, streams for bulk go over TCP where that works; a dialable peer listens on the TCP port of the same
-    number if it is free.
+    or the URLs of own relays. `announce` holds addresses at which others reach this peer though its machine does not
+    know of them, see `parse_announced`; without a port the bound one is meant. `host` is the address to bind (None: all
+    interfaces), `port` the UDP port (0: any). With `dialable` False the peer only dials out: it has no address, and
+    connections from others are refused. With `tcp`, streams for bulk go over TCP where that works; a dialable peer
+    listens on the TCP port of the same number if it is free.
     """
 
     relay: Literal["none", "public"] | tuple[str, ...] = "none"
+    announce: tuple[str, ...] = ()
     host: str | None = None
     port: int = 0
     dialable: bool = True
@@ -35,6 +38,11 @@ class NetworkSettings:
                 raise ConfigurationError(f"relay must be 'none', 'public' or URLs, not {self.relay!r}")
         elif not self.relay or not all(_is_relay_url(url) for url in self.relay):
             raise ConfigurationError(f"relay must name at least one URL, all with http or https, not {self.relay!r}")
+        for text in self.announce:
+            try:
+                parse_announced(text)
+            except ValueError as error:
+                raise ConfigurationError(f"announce: {error}") from None
         if self.host is not None:
             try:
                 ipaddress.ip_address(self.host)
@@ -61,6 +69,12 @@ def relay_mode(settings: NetworkSettings) -> Any:
     if settings.relay == "none":
         return iroh_ffi.RelayMode.disabled()
     return iroh_ffi.RelayMode.custom_from_urls(list(settings.relay))
+
+
+def announced_addresses(settings: NetworkSettings, bound_port: int) -> tuple[str, ...]:
+    """The announced addresses as others dial them; those without a port get the one that is bound."""
+    found = (parse_announced(text) for text in settings.announce)
+    return tuple(f"{f'[{ip}]' if ':' in ip else ip}:{port or bound_port}" for ip, port in found)
 
 
 def bind_address(settings: NetworkSettings) -> str | None:

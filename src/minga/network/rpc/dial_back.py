@@ -13,6 +13,7 @@ import msgspec
 
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.thread_guard import loop_bound
+from minga.core.urls import is_public
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -48,6 +49,18 @@ class Reachability:
         address = self._node.network.address
         if not address.dialable or address.relay is not None:
             return address.dialable
+        return await self._any(address)
+
+    async def check_public(self) -> bool | None:
+        """Ask them whether they can dial this peer at its public addresses: True, False, or None if unknown.
+
+        A peer in the same local network may be told no by a router that does not send packets back inside.
+        """
+        address = self._node.network.address
+        public = tuple(filter(is_public, address.direct))
+        return await self._any(Address(address.peer_id, public)) if public else None
+
+    async def _any(self, address: Address) -> bool | None:
         asked = [asyncio.ensure_future(self._ask(peer, address)) for peer in self._node.connected()[:MAX_ASKED]]
         try:
             answers: list[bool | None] = []

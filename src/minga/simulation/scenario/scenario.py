@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
@@ -69,7 +69,7 @@ class Scenario(Section):
     training: TrainingSection = TrainingSection()
     averaging: AveragingSection = AveragingSection()
     state: StateSection = StateSection()
-    network: NetworkSection = NetworkSection()
+    network: NetworkSection = NetworkSection(relay="none")
     security: SecuritySection = SecuritySection()
     stop: StopTable = StopTable()
     peers: Annotated[tuple[PeerTable, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
@@ -82,6 +82,12 @@ class Scenario(Section):
     attackers: Annotated[tuple[Attackers, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
         (), "peers that lie", f"at most {MAX_CLASSES} tables, each under its own [[attackers]]"
     )
+
+    @field_validator("network")
+    @classmethod
+    def _without_relay(cls, network: NetworkSection) -> NetworkSection:
+        """Relays are not simulated: what is left out means none here."""
+        return network if "relay" in network.model_fields_set else network.model_copy(update={"relay": "none"})
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "scenario") -> Scenario:
@@ -188,6 +194,8 @@ def _wrong_settings(scenario: Scenario) -> Iterator[str]:
             yield f"training.{key}: in a scenario it is {where}; leave it out here"
     if scenario.network.relay != "none":
         yield "network.relay: relays are not simulated; leave it out"
+    if scenario.network.announce or scenario.network.landing_url is not None:
+        yield "network.announce, network.landing_url: nothing is published; leave them out"
     if is_ghost and scenario.stop.loss is not None:
         yield 'stop.loss: a ghost model has no numbers and so no loss; use steps or time, or model.kind = "classifier"'
     if is_ghost and scenario.averaging.sketch != DEFAULT_SKETCH:

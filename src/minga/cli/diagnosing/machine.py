@@ -1,0 +1,132 @@
+"""What this machine has for a run: an accelerator, a way in from outside, memory and disk for the model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+
+from minga.core.errors import ConfigurationError
+from minga.core.units import format_size
+from minga.core.urls import is_public
+
+if TYPE_CHECKING:
+    from minga.core.spec.run_spec import RunSpec
+
+CUDA_INDEX = "https://download.pytorch.org/whl/cu126"
+
+Finding = tuple[bool, str, str]
+"""Whether it works, detail, advice."""
+
+
+@dataclass(frozen=True)
+class Accelerators:
+    """What PyTorch and the system say: names of GPUs that PyTorch uses, what it was built for, whether a driver is
+    there.
+    """
+
+    names: tuple[str, ...]
+    built_for_gpu: bool
+    has_nvidia_driver: bool
+    processors: int
+
+    @classmethod
+    def of_this_machine(cls) -> Accelerators:
+        """Ask PyTorch and the system."""
+        import torch
+
+        names: tuple[str, ...] = ()
+        if torch.cuda.is_available():
+            names = tuple(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        elif torch.backends.mps.is_available():
+            names = ("Apple GPU (mps)",)
+        built = torch.version.cuda is not None or getattr(torch.version, "hip", None) is not None
+        driver = shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia/version").exists()
+        return cls(names, built, driver, torch.get_num_threads())
+
+
+def accelerator(found: Accelerators) -> Finding:
+    """Which GPU is used, or why none is and what to install."""
+    if found.names:
+        return True, f"{', '.join(found.names)}; `minga join` uses the first unless --device names another", ""
+    if found.has_nvidia_driver and not found.built_for_gpu:
+        install = f'"{sys.executable}" -m pip install --force-reinstall torch --index-url {CUDA_INDEX}'
+        return True, "an NVIDIA driver is here, but this PyTorch is built for the CPU only", f"run {install}"
+    if found.has_nvidia_driver:
+        return True, "an NVIDIA driver is here, but PyTorch cannot use its GPU", "update the NVIDIA driver and restart"
+    return True, f"none; this machine computes with {found.processors} threads of its processor", ""
+
+
+def from_outside(direct: Sequence[str]) -> Finding:
+    """Whether peers outside the local network can dial this machine, judged by the addresses that it knows."""
+    public = [address for address in direct if is_public(address)]
+    if public:
+        detail = f"public address {public[0].rpartition(':')[0]}, where firewall and router let UDP in"
+        return True, detail, ""
+    return (
+        True,
+        "private addresses only",
+        "nothing, if the run uses relays. Else forward a UDP port of the router to this machine; to host a run, then "
+        "start it with --port PORT --announce YOUR.PUBLIC.IP:PORT",
+    )
+
+
+def needed_bytes(spec: RunSpec) -> tuple[int, int] | None:
+    """Bytes of memory and of disk that the model, its optimizer and its checkpoints take at least; None if unknown."""
+    from minga.averaging.strategy_choice import facts_of
+    from minga.recipes.registry import CUSTOM, load_recipe
+    from minga.simulation.scenario.scenario import MOMENTS
+
+    if spec.model.recipe == CUSTOM:
+        return None
+    try:
+        parameters = sum(load_recipe(spec).facts().tensors)
+    except ConfigurationError:
+        return None  # its recipe is not installed here; joining says so
+    moments = MOMENTS[spec.optimizer.name]
+    vectors = 3 + facts_of(spec.training.strategy).vectors + moments
+    return 4 * parameters * vectors, 4 * parameters * (1 + moments) * (spec.checkpoints.keep + 1)
+
+
+def room(memory: int, disk: int, total_memory: int | None, free_disk: int) -> Finding:
+    """Whether this machine has them; activations of a micro-batch come on top."""
+    detail = f"the run takes at least {format_size(memory)} of memory and {format_size(disk)} of disk"
+    if total_memory is not None:
+        detail += f"; here are {format_size(total_memory)} and {format_size(free_disk)} free"
+    if total_memory is not None and memory > total_memory:
+        return False, detail, "the model does not fit into the memory of this machine: use another one"
+    if disk > free_disk:
+        return False, detail, "free some disk, or join with --directory on another one"
+    return True, detail, ""
+
+
+def data_folder() -> Path:
+    """The folder of runs, or the nearest one above it that exists."""
+    folder = platformdirs.user_data_path("minga")
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return folder
+
+
+def room_for(spec: RunSpec) -> Finding | None:
+    """Whether this machine has room for the run; None if nobody can tell."""
+    needed = needed_bytes(spec)
+    return None if needed is None else room(*needed, _total_memory(), shutil.disk_usage(data_folder()).free)
+
+
+def _total_memory() -> int | None:
+    """Bytes of the device that computes; None where the system does not say."""
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,109 @@
+"""What `minga host` says of its link, and the page that it writes; and that bad links are refused before torch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from minga.cli.taking_part.landing_page import landing_page, write_landing_page
+from minga.cli.taking_part.link_view import reach_lines, relay_line, who_can_join
+from minga.core.errors import StorageError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.links import EntryPoint, Link
+
+RUN, ORGANISER = "1f" * 32, "2e" * 32
+PUBLIC, NONE = RunSpec(name="x"), RunSpec.from_mapping({"name": "x", "network": {"relay": "none"}})
+
+
+def link(*direct: str, relay: str | None = None) -> Link:
+    return Link(RUN, ORGANISER, (EntryPoint(ORGANISER, direct, relay),))
+
+
+def said(made: Link, spec: RunSpec, bound_to: str | None = None) -> str:
+    return "\n".join((who_can_join(made), *reach_lines(made, spec, bound_to)))
+
+
+def test_a_link_with_private_addresses_only_is_not_for_anyone_and_says_how_to_widen_it() -> None:
+    text = said(link("192.168.1.5:4433", "127.0.0.1:4433"), PUBLIC)
+    assert "nyone" not in text
+    assert "good for this local network" in text
+    assert "No relay answers" in text
+    assert "--port 4433 --announce" in text
+    assert "No relay answers" not in said(link("192.168.1.5:4433"), NONE)
+
+
+def test_a_link_for_this_machine_speaks_of_no_relay() -> None:
+    text = said(link("127.0.0.1:4433"), PUBLIC, "127.0.0.1")
+    assert "good for this machine" in text
+    assert "elay" not in text
+    assert relay_line(PUBLIC, "127.0.0.1") == relay_line(NONE, None) == ""
+    assert "public" in relay_line(PUBLIC, None)
+
+
+def test_a_link_for_the_internet_names_the_relay_or_the_address_that_has_to_be_reachable() -> None:
+    assert "https://relay.example" in said(link("192.168.1.5:1", relay="https://relay.example"), PUBLIC)
+    text = said(link("93.184.216.34:4433", "192.168.1.5:4433"), NONE)
+    assert "Anyone who has this link" in text
+    assert "93.184.216.34:4433" in text
+
+
+class Loads(HTMLParser):
+    """Collects what a page would load, and its tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loaded += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
+
+
+def test_the_page_loads_nothing_escapes_everything_and_shows_every_way_to_join() -> None:
+    spec = RunSpec(name="</h1><img src=x onerror=alert(1)>&")
+    made = link("93.184.216.34:4433")
+    page = landing_page(spec, made)
+    found = Loads()
+    found.feed(page)
+    assert found.loaded == []
+    assert "img" not in found.tags
+    assert found.tags.count("script") == 1
+    assert "default-src &#x27;none&#x27;" in page
+    assert page.count(str(made)) == 6
+    for way in ("Linux", "macOS", "WSL", "without WSL", "Docker", "Colab"):
+        assert re.search(f"<h3>[^<]*{way}", page), way
+    assert RUN in page
+    assert ORGANISER in page
+
+
+def test_the_page_of_a_run_for_members_holds_no_link() -> None:
+    spec = RunSpec.from_mapping({"name": "x", "security": {"mode": "members"}})
+    page = landing_page(spec, link("93.184.216.34:4433"))
+    assert "minga1" not in page.replace("minga1[a-z2-7]", "").replace("/^minga1", "")
+    assert "invitation" in page
+
+
+def test_a_page_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
+    write_landing_page(tmp_path / "j.html", PUBLIC, link("127.0.0.1:1"))
+    assert (tmp_path / "j.html").read_text("utf-8").startswith("<!doctype html>")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match="folder"):
+        write_landing_page(tmp_path / "folder", PUBLIC, link("127.0.0.1:1"))
+
+
+@pytest.mark.parametrize("command", ["join", "status", "members"])
+def test_a_bad_link_is_refused_before_torch_is_imported(command: str) -> None:
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['iroh'] = sys.modules['numpy'] = None  # importing them raises\n"
+        f"import minga.cli\nsys.argv = ['minga', '{command}', 'minga1abc']\nsys.exit(minga.cli.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "cut off" in done.stderr
+    assert "Error" not in done.stderr
