@@ -154,7 +154,9 @@ def _wait_until_it_imports(pid: int) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for single processes")
 @pytest.mark.parametrize("moment", ["start", "running"])
 def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None:
-    with Running("host", spec, *ALONE, "--directory", str(tmp_path), fresh=moment == "start") as host:
+    with Running(
+        "host", spec, *ALONE, "--directory", str(tmp_path), python=sys.executable if moment == "start" else None
+    ) as host:
         if moment == "running":
             host.wait_for("link")
         else:
