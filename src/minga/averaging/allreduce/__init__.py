@@ -7,5 +7,5 @@ Read: service (entry), round (state), sender, reducer, routes (the way over the 
 chunk goes next), waiting (deadlines), commit (when the result counts, and why no two ever do), then repair,
 coordinator, stragglers (when a slow aggregator's work is moved).
 
-Called by training/life/member; it knows nothing of samples, models or leaders.
+Called by training/life/member; it knows no model and no training loop.
 """

@@ -24,6 +24,7 @@ instance for each step, and these parts:
    Goodbyes may be known to one leader and not to another, and still: let k of n members have left for good, a quorum
    A not knowing a of them and B not knowing b. Both lie within the n - k others, |A| >= (n - k + a)/2 and
    |B| >= (n - k + b)/2. If a + b > 0 they share a member; if not, both know the same and have the same tie-breaker.
+   This takes it that the k left before either quorum was complete: see the end.
 2. One ballot has one result. Within a term each chunk is made by one root, which sends everybody the same bytes. A term
    belongs to one coordinator: it needs the frozen quorum, and each member answers one `Freeze` a term.
 3. A later ballot has the result of an earlier one that a quorum held. By 1 the quorum that promised the later ballot
@@ -38,7 +39,9 @@ instance for each step, and these parts:
 
 A member has a vote in a step only if its process took part in a committed round before: a process that was started
 anew may have forgotten a promise. What is not covered, and named in `docs/guarantees.md`: an electorate of two, of
-which either may decide alone, and a first group, which succeeds none.
+which either may decide alone, and a first group, which succeeds none. Nor is this: members hold a result, it is
+committed, they say goodbye, and the rest is cut into halves before all of it has heard of the commit. Then the halves
+judge by electorates of different rounds, neither of which has the leavers in it.
 """
 
 from __future__ import annotations
