@@ -34,12 +34,14 @@ def decided_by(plan: Plan, voters: Sequence[int], size: int, tie_breaker: int | 
 
 
 async def reduce(
-    world: World, plan: Plan, results: Sequence[torch.Tensor], who: Sequence[int]
+    world: World, plan: Plan, results: Sequence[torch.Tensor], who: Sequence[int], idle: int | None = None
 ) -> list[RoundOutcome | BaseException]:
     vectors = vectors_of(len(world.parties))
     tasks = [
         world.parties[i].network.process.run(
-            world.parties[i].all_reduce.reduce(plan, LAYOUT, vectors[i], 1, results[i])
+            world.parties[i].all_reduce.reduce(
+                plan, LAYOUT, None if i == idle else vectors[i], 0 if i == idle else 1, results[i]
+            )
         )
         for i in who
     ]
@@ -90,7 +92,7 @@ def test_a_round_that_adopts_a_result_brings_it_to_all(holders: tuple[int, ...])
         await world.start()
         first = world.plan(LAYOUT)
         results = [torch.full((LAYOUT.total,), torch.nan) for _ in range(5)]
-        await reduce(world, first, results, range(5))
+        await reduce(world, first, results, range(5), idle=4)
         expected = results[0].clone()
         for i in range(5):
             if i not in holders:
@@ -106,6 +108,8 @@ def test_a_round_that_adopts_a_result_brings_it_to_all(holders: tuple[int, ...])
         assert all(isinstance(outcome, RoundOutcome) for outcome in outcomes), outcomes
         assert all(torch.equal(result, expected) for result in results)
         assert plan.result_id == first.round_id
+        # The last one gave nothing to the first attempt: what it gives to the second one is not in the result.
+        assert [isinstance(each, RoundOutcome) and each.is_counted for each in outcomes] == [True] * 4 + [False]
         assert plan.succession == tuple(party.peer_id for party in world.parties)
         await world.close()
 

@@ -57,8 +57,8 @@ trips and arithmetic out."""
 @dataclass(frozen=True)
 class RoundOutcome:
     """What came of a round: `lost` names the members that were given up, with the reason (those that this member as an
-    aggregator did not hear to the end, too), `seconds` its duration, and
-    `bytes_sent` / `bytes_received` the encoded tensor bytes that this member moved.
+    aggregator did not hear to the end, too), `seconds` its duration, `bytes_sent` / `bytes_received` the encoded tensor
+    bytes that this member moved, and `is_counted` whether a contribution of this member is in the result.
     """
 
     plan: Plan
@@ -66,6 +66,7 @@ class RoundOutcome:
     seconds: float
     bytes_sent: int
     bytes_received: int
+    is_counted: bool
 
     @property
     def is_late(self) -> bool:
@@ -87,8 +88,10 @@ class Round:
         weight: int,
         result: torch.Tensor,
         residual: Residual | None = None,
+        *,
+        is_counted: bool,
     ) -> None:
-        self.node, self.plan = node, plan
+        self.node, self.plan, self.is_counted = node, plan, is_counted
         self.weight, self.result = weight, result
         self.members = [member.peer_id for member in plan.members]
         self.me = self.members.index(node.peer_id)
@@ -98,8 +101,7 @@ class Round:
         sizes = [chunk.numel for chunk in self.chunks]
         self.own = self._seal(local, residual)
         """This member's contribution; None if it has none."""
-        counted = not plan.adopts or node.peer_id in plan.view
-        self.fates = [Fate.COUNTED if counted else Fate.LEFT_OUT] * len(self.chunks)
+        self.fates = [Fate.COUNTED if is_counted else Fate.LEFT_OUT] * len(self.chunks)
         """What became of each chunk of it, as far as this member was told."""
         self.reduced = torch.split(result, sizes)
         """The chunks of `result`, in which roots and relays also accumulate."""
@@ -310,7 +312,7 @@ class Round:
         """The summary of a finished round."""
         lost = {self.members[i]: why for i, why in (self.unheard | self.dead).items()}
         seconds = asyncio.get_running_loop().time() - self.started_s
-        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received)
+        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received, self.is_counted)
 
 
 def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[Assignment]]:

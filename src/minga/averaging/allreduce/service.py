@@ -61,6 +61,9 @@ class AllReduce:
         self._node = node
         self._rounds: dict[str, tuple[Round, Repairer]] = {}
         self._past: OrderedDict[str, int | None] = OrderedDict()  # rounds, and the terms of their committed results
+        self._given: OrderedDict[str, bool] = (
+            OrderedDict()
+        )  # rounds, and whether this member had a contribution in them
         self._changed = Signal()
         self._expecting: Counter[PeerId] = Counter()
         node.serve(PART, self._serve_part)
@@ -89,7 +92,8 @@ class AllReduce:
         Raises `RoundAbortedError` if too many members were lost.
         """
         self.retire(result)
-        round = Round(self._node, plan, layout, local, weight, result, residual)
+        is_counted = self._is_counted(plan, has_given=local is not None and weight > 0)
+        round = Round(self._node, plan, layout, local, weight, result, residual, is_counted=is_counted)
         repairer = Repairer(round)
         self._rounds[plan.round_id] = (round, repairer)
         self._changed.fire()
@@ -109,6 +113,18 @@ class AllReduce:
         if residual is not None:
             await asyncio.get_running_loop().run_in_executor(None, round.keep_residual)
         return round.outcome()
+
+    def _is_counted(self, plan: Plan, *, has_given: bool) -> bool:
+        """Whether the result of this plan has a contribution of this member in it, if no chunk of it gets lost.
+
+        A plan that adopts the result of an earlier round has what was given to that round, and not what is given now.
+        """
+        if plan.adopts:
+            return self._given.get(plan.adopts, False)
+        self._given[plan.round_id] = has_given
+        while len(self._given) > MAX_PAST:
+            self._given.popitem(last=False)
+        return has_given
 
     def give_up(self, plan: Plan, why: str) -> None:
         """End the round of this plan with `RoundAbortedError` if it is under way here."""

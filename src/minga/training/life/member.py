@@ -257,7 +257,7 @@ class Member:
         if outcome.is_late and not outcome.lost:
             self._node.access_link.doubt()
         self._lost = tuple(outcome.lost)
-        await self._apply(outcome, weight, fate_of(vector, plan, self._node.peer_id))
+        await self._apply(outcome, weight, fate_of(vector, outcome))
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
     async def _contribution(self) -> tuple[torch.Tensor | None, int]:
@@ -398,9 +398,8 @@ def absorb(
     port.absorb(step, replica.expand(result, step - 1, counted=fate is ContributionFate.COUNTED), fate)
 
 
-def fate_of(vector: torch.Tensor | None, plan: Plan, peer_id: PeerId) -> ContributionFate:
-    """Whether what this peer sealed for the round of `plan` is in the mean with which it ended."""
+def fate_of(vector: torch.Tensor | None, outcome: RoundOutcome) -> ContributionFate:
+    """Whether what this peer sealed for a round is in the mean with which it ended."""
     if vector is None:
         return ContributionFate.ABSENT
-    is_counted = not plan.adopts or peer_id in plan.view
-    return ContributionFate.COUNTED if is_counted else ContributionFate.UNCOUNTED
+    return ContributionFate.COUNTED if outcome.is_counted else ContributionFate.UNCOUNTED
