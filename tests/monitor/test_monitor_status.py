@@ -157,7 +157,7 @@ def test_views_fit_into_a_narrow_terminal_and_stay_short() -> None:
 
 
 def own_part(status: RunStatus, figures: dict[str, float]) -> OwnPart:
-    return OwnPart(status, 7, 1.0, 8, 5.0, None, 0, 0, (), 0, 0, "training", figures)
+    return OwnPart(status, 7, 1.0, 8, 5.0, None, 0, 0, (), 0, 0, "training", figures, "cpu, 2 threads, micro-batch 16")
 
 
 def drawn(view: RenderableType) -> str:

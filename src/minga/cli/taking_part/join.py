@@ -62,6 +62,13 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
         _Joining(joined, work, context, evaluate=options.evaluate).run()
 
 
+def machine(run: RecipeRun) -> str:
+    """The device that a run uses on this machine, and how much it computes at once."""
+    from minga.recipes.running.device_speed import hardware
+
+    return f"{hardware(run.device)}, micro-batch {run.micro_batch_size}"
+
+
 class _Joining:
     """One `minga join`."""
 
@@ -73,6 +80,7 @@ class _Joining:
         self.evaluate = evaluate
         self._leaving = GracefulLeave(peer, context)
         self.held_out: HeldOut | None = None
+        self._run: RecipeRun | None = None
         self.watcher = Watcher(peer, History(None))
         self._trouble = PlainTrouble()
         self._lock = threading.Lock()
@@ -113,7 +121,8 @@ class _Joining:
                 self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch, data=self.work.data
             )
             collect_again()
-            self._step, self._phase = run.step, "training"
+            self._step, self._phase, self._run = run.step, "training", run
+            self.output.say(f"This machine takes part with {machine(run)}.")
             self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
             self._take_part(run, ticker)
             self._phase = "finished" if run.finished else "leaving"
@@ -208,6 +217,7 @@ class _Joining:
                 sync_total=self._sync[1],
                 phase="resting" if status.resting and self._phase == "training" else self._phase,
                 figures=self.held_out.latest if self.held_out else {},
+                machine="" if self._run is None else machine(self._run),
             )
 
     def _lines(self, part: OwnPart) -> list[str]:

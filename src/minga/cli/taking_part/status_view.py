@@ -35,6 +35,7 @@ class OwnPart:
     """What a volunteer sees of their own doing.
 
     `share` of the last steps is None before the first one, `figures` on held-out text are empty without `--evaluate`.
+    `machine` is the device and its micro-batch, empty before they are known.
     """
 
     run: Any
@@ -50,6 +51,7 @@ class OwnPart:
     sync_total: int
     phase: str
     figures: dict[str, float]
+    machine: str
 
 
 def headline(status: RunStatus) -> str:
@@ -160,8 +162,9 @@ def _trouble(status: RunStatus) -> list[Text]:
 
 def _own(part: OwnPart) -> str:
     share = f"{part.share:.0%} of the last steps" if part.share is not None else "no step yet"
+    doing = f"{part.phase} on {part.machine}" if part.machine else part.phase
     return (
-        f"you: {part.phase} · {part.samples_per_second:.1f} samples/s · {share} · {part.samples} samples so far · "
+        f"you: {doing} · {part.samples_per_second:.1f} samples/s · {share} · {part.samples} samples so far · "
         f"sent {format_size(part.bytes_sent)}, received {format_size(part.bytes_received)} · "
         f"{' and '.join(part.paths) or 'no'} connection"
     )

@@ -12,7 +12,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Recipe
-from minga.recipes.running.run import ACCELERATOR_MICRO_BATCH, CPU_MICRO_BATCH
+from minga.recipes.running.micro_batch import ACCELERATOR_MICRO_BATCH, CPU_MICRO_BATCH, is_out_of_memory, release
 from minga.training.replica.build_optimizer import build_optimizer
 
 WARM_UP_PASSES = 2
@@ -59,8 +59,10 @@ def measure_speed(
     while micro_batch >= 1:
         try:
             found = _measure(recipe, model, optimizer, micro_batch, seconds)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
+        except Exception as error:  # devices have no class of errors in common
+            if not is_out_of_memory(error):
+                raise
+            release()
             micro_batch //= 2
             continue
         if best is not None:

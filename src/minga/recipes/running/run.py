@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,11 +13,20 @@ from minga.core.errors import ConfigurationError
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Recipe, StreamPosition
 from minga.recipes.registry import check_published, load_recipe
+from minga.recipes.running.micro_batch import (
+    ACCELERATOR_MICRO_BATCH,
+    CPU_MICRO_BATCH,
+    RememberedSizes,
+    is_out_of_memory,
+    largest_fit,
+    passes,
+    release,
+)
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
 from minga.training.replica.build_optimizer import build_optimizer
 
-CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 16, 64
+logger = logging.getLogger("minga.recipes")
 
 StepReport = Callable[[int, int, float], None]
 """Called after each micro-batch with the global step, its samples and its loss."""
@@ -26,7 +36,8 @@ class RecipeRun:
     """This machine's copy of what a run trains.
 
     device: "auto" (an accelerator if there is one), "cpu", "cuda", "cuda:1", "mps", ….
-    micro_batch_size: samples per backward pass; None chooses by device, never above the run's target batch size.
+    micro_batch_size: samples per backward pass; None searches for what suits the device (`micro_batch.py`), never above
+        the run's target batch size.
     data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
 
     The constructor returns once the model has the swarm's current state. Raises `ConfigurationError` for a device that
@@ -50,13 +61,10 @@ class RecipeRun:
             folder = peer.directory / f"own-data-{peer.peer_id[:10]}"
             self.recipe, self.files = self.recipe.own_data(self.files, data, folder)
         self.device = choose_device(device)
-        smallest_step, _ = peer.spec.training.batch_range
-        self.micro_batch_size = (
-            _public_micro_batch_size(micro_batch_size, spec.security.micro_batch_size)
-            if self._is_public
-            else _micro_batch_size(self.device, micro_batch_size, smallest_step)
-        )
         self.model: nn.Module = new_model(self.recipe).to(self.device)
+        self._is_fixed = self._is_public or micro_batch_size is not None
+        self._remembered = RememberedSizes(peer.directory)
+        self.micro_batch_size = self._choose_micro_batch(micro_batch_size)
         inner, scheduler = build_optimizer(peer.spec.optimizer, self.model)
         self.optimizer = Optimizer(inner, peer, scheduler=scheduler, model=self.model)
 
@@ -73,7 +81,8 @@ class RecipeRun:
     def train(self, is_over: Callable[[int], bool], report: StepReport) -> None:
         """Train until the run is finished or `is_over(step)`, which is asked after each micro-batch.
 
-        Raises `ConfigurationError` if the device has too little memory for a micro-batch.
+        If the device runs out of memory, micro-batches are half as large from then on. Raises `ConfigurationError` if
+        their size is fixed, or if there is no memory for a single sample.
         """
         batches = self._batches()
         while not self.finished and not is_over(self.step):
@@ -81,13 +90,11 @@ class RecipeRun:
             if batch is None or is_over(self.step):  # to wait for a batch may have taken a step
                 return
             samples = self.recipe.samples(batch)
-            try:
-                loss = self._backward(batch)
-            except torch.OutOfMemoryError as error:
-                raise ConfigurationError(
-                    f"{self.device} has too little memory for a micro-batch of {self.micro_batch_size} samples; "
-                    f"try --micro-batch {max(1, self.micro_batch_size // 2)}"
-                ) from error
+            loss = self._backward_if_it_fits(batch)
+            if loss is None:  # what was computed before, this peer has; of this batch nothing counts
+                self._halve()
+                batches = self._batches()
+                continue
             self.optimizer.step(samples=samples, loss=loss)
             self.optimizer.zero_grad()
             report(self.step, samples, loss)
@@ -106,6 +113,47 @@ class RecipeRun:
             return (self.recipe.public_batch(self.files, batch) for batch in self.optimizer.batches())
         position = StreamPosition(self.peer.peer_id, start_step=self.step)
         return self.recipe.batches(self.files, position, self.micro_batch_size)
+
+    def _choose_micro_batch(self, wished: int | None) -> int:
+        spec = self.peer.spec
+        if self._is_public:
+            return _public_micro_batch_size(wished, spec.security.micro_batch_size)
+        most, _ = spec.training.batch_range
+        if wished is not None:
+            if not 1 <= wished <= most:
+                raise ConfigurationError(
+                    f"--micro-batch {wished}: it must be from 1 to the run's target batch size, {most}"
+                )
+            return wished
+        if self.device.type == "cpu" or self.peer.role != "trainer":
+            return min(CPU_MICRO_BATCH, most)
+        start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
+        size = largest_fit(passes(self.recipe, self.model, self.device), start, most)
+        self._remembered.keep(str(self.device), size)
+        return size
+
+    def _halve(self) -> None:
+        """The device ran out of memory."""
+        release()
+        self.optimizer.zero_grad()
+        if self._is_fixed or self.micro_batch_size == 1:
+            smaller = f"; try --micro-batch {self.micro_batch_size // 2}" if self.micro_batch_size > 1 else ""
+            raise ConfigurationError(
+                f"{self.device} has too little memory for a micro-batch of {self.micro_batch_size} samples"
+                f"{'' if self._is_public else smaller}"
+            )
+        self.micro_batch_size //= 2
+        self._remembered.keep(str(self.device), self.micro_batch_size)
+        logger.warning("%s ran out of memory: micro-batches have %d samples now", self.device, self.micro_batch_size)
+
+    def _backward_if_it_fits(self, batch: Batch) -> float | None:
+        """The loss of a batch, the gradients of which are there then; None if the device has too little memory."""
+        try:
+            return self._backward(batch)
+        except Exception as error:  # devices have no class of errors in common
+            if not is_out_of_memory(error):
+                raise
+        return None
 
     def _backward(self, batch: Batch) -> float:
         loss = self.recipe.loss(self.model, {name: tensor.to(self.device) for name, tensor in batch.items()})
@@ -132,14 +180,3 @@ def _public_micro_batch_size(wished: int | None, size: int) -> int:
     if wished not in (None, size):
         raise ConfigurationError(f"--micro-batch {wished}: in this run all compute {size} samples at once")
     return size
-
-
-def _micro_batch_size(device: torch.device, wished: int | None, target_batch_size: int) -> int:
-    if wished is None:
-        wished = CPU_MICRO_BATCH if device.type == "cpu" else ACCELERATOR_MICRO_BATCH
-        return min(wished, target_batch_size)
-    if not 1 <= wished <= target_batch_size:
-        raise ConfigurationError(
-            f"--micro-batch {wished}: it must be from 1 to the run's target batch size, {target_batch_size}"
-        )
-    return wished

@@ -1,0 +1,145 @@
+"""How many samples one backward pass takes: the largest number that this device has memory for, with a margin.
+
+    the size that did last time, or one by device ─▶ too large? halve it ─▶ room left? double it, while that pays
+        ─▶ try one eighth more: without room for that, take one eighth less ─▶ remembered for this run and device
+
+A device that runs out of memory later, as others use it too, halves the size, and goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from minga.core.decoding import DECODING_ERRORS
+from minga.core.errors import ConfigurationError
+from minga.core.files import write_atomically
+from minga.recipes.interface import Batch, Recipe
+
+CPU_MICRO_BATCH, ACCELERATOR_MICRO_BATCH = 16, 64
+"""Samples with which the search begins; on a CPU they are taken as they are."""
+
+MARGIN = 8
+"""The size is tried with one part in so many more."""
+
+PAYS = 1.1
+"""A size twice as large is taken if it computes so many times as many samples per second."""
+
+FILE_NAME = "micro-batch.json"
+MAX_FILE_BYTES = 1 << 14
+
+TryOut = Callable[[int], float]
+"""Computes a micro-batch of so many samples; returns the seconds that it took."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device had too little memory: each kind of device says so in its own way."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in ("out of memory", "not enough memory", "can't allocate memory")
+    )
+
+
+def largest_fit(try_out: TryOut, start: int, most: int) -> int:
+    """The size from 1 to `most` that suits the device, searched for from `start`.
+
+    Raises `ConfigurationError` if there is no memory for a single sample.
+    """
+    size = max(1, min(start, most))
+    while (seconds := _seconds(try_out, size)) is None:
+        if size == 1:
+            raise ConfigurationError("this device has too little memory for one sample of this model")
+        size //= 2
+    while 2 * size <= most:
+        twice = _seconds(try_out, 2 * size)
+        if twice is None or 2 * seconds < PAYS * twice:
+            break
+        size, seconds = 2 * size, twice
+    more = size + -(-size // MARGIN)
+    if size > 1 and _seconds(try_out, more) is None:
+        size -= -(-size // MARGIN)
+    return size
+
+
+def _seconds(try_out: TryOut, size: int) -> float | None:
+    """How long a micro-batch of this size takes; None if there is too little memory for it."""
+    try:
+        return try_out(size)
+    except Exception as error:  # devices have no class of errors in common
+        if not is_out_of_memory(error):
+            raise
+    release()
+    return None
+
+
+def release() -> None:
+    """Give memory that nothing uses back to the accelerator; outside of handlers, which keep what failed alive."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def passes(recipe: Recipe[Any], model: nn.Module, device: torch.device) -> TryOut:
+    """Forward and backward passes on made-up samples, which leave model and random numbers as they were."""
+
+    def once(batch: Batch) -> None:
+        recipe.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        _wait_for(device)
+
+    def try_out(size: int) -> float:
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        devices = [device] if device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices):
+                batch = {name: tensor.to(device) for name, tensor in recipe.synthetic_batch(size).items()}
+                once(batch)  # the first pass of a size chooses kernels
+                begun = time.perf_counter()
+                once(batch)
+                return time.perf_counter() - begun
+        finally:
+            model.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for name, buffer in model.named_buffers():
+                    buffer.copy_(buffers[name])
+
+    return try_out
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+class RememberedSizes:
+    """The sizes that were found for one run, by device; kept in the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE_NAME
+
+    def get(self, device: str) -> int | None:
+        """The size that did last time; None if there is none, or the file is damaged."""
+        size = self._read().get(device)
+        return size if isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= 1 << 24 else None
+
+    def keep(self, device: str, size: int) -> None:
+        """Remember a size; a disk that refuses is no reason not to train."""
+        try:
+            write_atomically(self._path, json.dumps({**self._read(), device: size}).encode())
+        except OSError:
+            return
+
+    def _read(self) -> dict[str, object]:
+        try:
+            with self._path.open("rb") as file:
+                found = json.loads(file.read(MAX_FILE_BYTES))
+        except (OSError, ValueError, RecursionError, *DECODING_ERRORS):
+            return {}
+        return found if isinstance(found, dict) else {}

@@ -1,0 +1,160 @@
+"""How many samples one backward pass takes: found on a made-up device, remembered, halved when memory runs out."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import minga
+from minga.recipes.running.micro_batch import (
+    FILE_NAME,
+    RememberedSizes,
+    is_out_of_memory,
+    largest_fit,
+    passes,
+)
+from minga.recipes.running.run import RecipeRun
+from tests.worlds.extension_world import hosted, install_extras
+
+MESSAGES = (
+    "CUDA error: out of memory",
+    "MPS backend out of memory (MPS allocated: 8.00 GB)",
+    "[enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes",
+    "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 9",
+)
+
+
+class Device:
+    """It has memory for so many samples, and computes no faster with more than `fastest` of them."""
+
+    def __init__(self, room: int, fastest: int = 1 << 20) -> None:
+        self.room, self.fastest = room, fastest
+        self.tried: list[int] = []
+
+    def __call__(self, size: int) -> float:
+        self.tried.append(size)
+        if size > self.room:
+            raise RuntimeError(MESSAGES[size % len(MESSAGES)])
+        return max(1.0, size / self.fastest)
+
+
+@pytest.mark.parametrize(
+    ("room", "start", "most", "found"),
+    [
+        (100, 64, 4096, 64),  # 128 is too much, 72 is not
+        (64, 64, 4096, 56),  # there is no room for one eighth more
+        (1000, 64, 4096, 512),
+        (1000, 64, 200, 128),
+        (5, 64, 4096, 4),
+        (1, 64, 4096, 1),
+        (1000, 64, 3, 3),
+    ],
+)
+def test_the_largest_size_that_leaves_a_margin_is_found(room: int, start: int, most: int, found: int) -> None:
+    assert largest_fit(Device(room), start, most) == found
+
+
+def test_a_size_that_makes_nothing_faster_is_not_taken() -> None:
+    device = Device(1 << 16, fastest=64)
+    assert largest_fit(device, 16, 1 << 16) == 64
+    assert max(device.tried) == 128
+
+
+def test_a_device_without_room_for_one_sample_is_named() -> None:
+    with pytest.raises(minga.ConfigurationError, match="one sample of this model"):
+        largest_fit(Device(0), 64, 64)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    assert all(is_out_of_memory(RuntimeError(text)) for text in MESSAGES)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+    def broken(size: int) -> float:
+        raise RuntimeError("device-side assert triggered")
+
+    with pytest.raises(RuntimeError, match="assert triggered"):
+        largest_fit(broken, 4, 4)
+
+
+def test_sizes_are_remembered_by_device(tmp_path: Path) -> None:
+    sizes = RememberedSizes(tmp_path)
+    assert sizes.get("cuda") is None
+    sizes.keep("cuda", 24)
+    sizes.keep("mps", 8)
+    assert (RememberedSizes(tmp_path).get("cuda"), RememberedSizes(tmp_path).get("mps")) == (24, 8)
+    for damaged in (b"", b"\xff", b"[1]", b'{"cuda": true}', b'{"cuda": 0}', b'{"cuda": "8"}', b"[" * 5000):
+        (tmp_path / FILE_NAME).write_bytes(damaged)
+        assert RememberedSizes(tmp_path).get("cuda") is None
+
+
+@pytest.fixture
+def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    install_extras(tmp_path, monkeypatch)
+    spec = hosted(
+        {
+            "name": "room",
+            "model": {"recipe": "corners"},
+            "training": {"target_batch_size": 64, "stop_after_steps": 6},
+            "network": {"relay": "none"},
+        }
+    )
+    options = minga.PeerOptions(ephemeral=True, directory=tmp_path, host="127.0.0.1")
+    with minga.host(spec, options) as peer:
+        yield peer
+
+
+def test_trying_sizes_out_leaves_model_and_random_numbers_as_they_were(peer: Any) -> None:
+    run = RecipeRun(peer, device="cpu")
+    before = {name: tensor.clone() for name, tensor in run.model.state_dict().items()}
+    torch.manual_seed(5)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert passes(run.recipe, run.model, run.device)(3) > 0.0
+    assert torch.equal(torch.rand(1), drawn)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in run.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in run.model.parameters())
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, run: RecipeRun, room: int, after: int) -> None:
+    """From micro-batch number `after` on, the device has room for no more than `room` samples."""
+    loss, count = run.recipe.loss, [0]
+
+    def limited(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        count[0] += 1
+        if count[0] > after and len(batch["x"]) > room:
+            raise RuntimeError(MESSAGES[0])
+        return loss(model, batch)
+
+    monkeypatch.setattr(run.recipe, "loss", limited)
+
+
+def test_a_device_that_runs_out_of_memory_goes_on_with_half_as_much(
+    peer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RecipeRun(peer, device="cpu")
+    short_of_memory(monkeypatch, run, room=4, after=5)
+    sizes: list[int] = []
+    with caplog.at_level(logging.WARNING):
+        run.train(lambda _: False, lambda step, samples, loss: sizes.append(samples))
+    assert run.finished
+    assert sizes[:5] == [16] * 5
+    assert set(sizes[5:]) == {4}, "16 and 8 were too much, and nothing of these batches counts"
+    assert sum(sizes) >= 6 * 64
+    assert [record.getMessage() for record in caplog.records if "ran out of memory" in record.getMessage()] == [
+        "cpu ran out of memory: micro-batches have 8 samples now",
+        "cpu ran out of memory: micro-batches have 4 samples now",
+    ]
+    assert RememberedSizes(peer.directory).get("cpu") == 4
+
+
+def test_a_size_that_a_person_chose_is_kept(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RecipeRun(peer, device="cpu", micro_batch_size=8)
+    short_of_memory(monkeypatch, run, room=4, after=2)
+    with pytest.raises(minga.ConfigurationError, match=r"too little memory for a micro-batch of 8 samples; try .* 4"):
+        run.train(lambda _: False, lambda *_: None)
