@@ -29,6 +29,7 @@ def make_spec(batch: int, *, codec: str = "float32", digest_every: int = 1, **se
     training = {"target_batch_size": batch, **sections.pop("training", {})}
     mapping = {"name": "test", "training": training, "averaging": {"codec": codec}, **sections}
     mapping["state"] = {"digest_every": digest_every, **sections.get("state", {})}
+    mapping["network"] = {"relay": "none", **sections.get("network", {})}
     return RunSpec.from_mapping(mapping).published({})
 
 

@@ -8,6 +8,7 @@ import gc
 import os
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import torch
@@ -118,8 +119,8 @@ async def test_rounds_that_are_over_are_freed() -> None:
     rounds: list[weakref.ref[Round]] = []
     make = service.Round
 
-    def made(*arguments: object) -> Round:
-        round = make(*arguments)  # type: ignore[arg-type]
+    def made(*arguments: Any, **options: Any) -> Round:
+        round = make(*arguments, **options)
         rounds.append(weakref.ref(round))
         return round
 

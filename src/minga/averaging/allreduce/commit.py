@@ -104,8 +104,11 @@ class QuorumCommit:
                 async with racing([self._tell(coordinator, term), self._tell_more(term)]) as ends:
                     await next(ends)
 
-    async def serve(self, sender: int, stream: MessageStream, request: Hold) -> None:
-        """Take down who holds the result, and answer when it is committed; raises `RejectedError` if it never is."""
+    async def serve(self, sender: int, stream: MessageStream, request: Hold) -> int:
+        """Take down who holds the result; returns the term to `answer` when it is committed.
+
+        Raises `RejectedError` if it never is.
+        """
         round = self._round
         if sender in round.dead:
             raise RejectedError("it was given up in this round", code="given_up")
@@ -114,7 +117,7 @@ class QuorumCommit:
             await next(ends)
         if round.committed_term is None:
             raise RejectedError(round.aborted or "aborted", code="aborted")
-        await answer(stream, round.committed_term)
+        return round.committed_term
 
     # ---- the member
 
@@ -130,19 +133,22 @@ class QuorumCommit:
 
     async def _tell_more(self, term: int) -> None:
         """Tell the members after the coordinator, one more after each pause; ends only if it is cancelled."""
-        round = self._round
-        pause_s = max(PATIENCE_S, round.expected_s)
-
-        async def tell(member: int) -> None:
-            with contextlib.suppress(RemoteError, ClosedError):  # the coordinator counts, and whether it lives
-                await self._ask(member, term)
-
-        async with asyncio.TaskGroup() as group:
-            for member in round.alive()[1:]:
+        pause_s, others = max(PATIENCE_S, self._round.expected_s), self._round.alive()[1:]
+        asking: set[asyncio.Task[None]] = set()
+        try:
+            for member in others:
                 await asyncio.sleep(pause_s)
-                if member != round.me:
-                    group.create_task(tell(member))
+                if member != self._round.me:
+                    asking.add(asyncio.get_running_loop().create_task(self._ask_quietly(member, term)))
             await asyncio.Event().wait()
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _ask_quietly(self, member: int, term: int) -> None:
+        with contextlib.suppress(RemoteError, ClosedError):  # the coordinator counts, and whether it lives
+            await self._ask(member, term)
 
     async def _ask(self, member: int, term: int) -> None:
         """Say who holds the result of `term` until the answer comes, or `member` need not hear of it any more."""

@@ -226,11 +226,14 @@ class AllReduce:
 
     async def _serve_hold(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(Hold)
+        await answer(stream, await self._committed_term(peer, stream, request))
+
+    async def _committed_term(self, peer: PeerId, stream: MessageStream, request: Hold) -> int:
+        """Wait until the round is committed. What answers afterwards keeps nothing of the round alive."""
         if (term := self._past.get(request.round_id)) is not None:
-            await answer(stream, term)
-            return
+            return term
         _, repairer, sender = await self._expect(peer, request.round_id)
-        await repairer.commit.serve(sender, stream, request)
+        return await repairer.commit.serve(sender, stream, request)
 
 
 def _require_going_on(round: Round) -> None:
