@@ -153,6 +153,25 @@ def test_a_device_that_runs_out_of_memory_goes_on_with_half_as_much(
     assert RememberedSizes(peer.directory).get("cpu") == 4
 
 
+def test_samples_that_counted_before_the_memory_ran_out_do_not_come_again(
+    peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RecipeRun(peer, device="cpu")
+    short_of_memory(monkeypatch, run, room=8, after=2)
+    seen: list[torch.Tensor] = []
+    backward = run._backward
+
+    def noted(batch: dict[str, torch.Tensor]) -> float:
+        loss = backward(batch)
+        seen.append(batch["x"])
+        return loss
+
+    monkeypatch.setattr(run, "_backward", noted)
+    run.train(lambda _: len(seen) >= 4, lambda *_: None)
+    assert [len(each) for each in seen] == [16, 16, 8, 8]
+    assert not torch.equal(torch.cat(seen[2:]), seen[0])
+
+
 def test_a_size_that_a_person_chose_is_kept(peer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RecipeRun(peer, device="cpu", micro_batch_size=8)
     short_of_memory(monkeypatch, run, room=4, after=2)

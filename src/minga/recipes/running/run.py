@@ -64,6 +64,7 @@ class RecipeRun:
         self.model: nn.Module = new_model(self.recipe).to(self.device)
         self._is_fixed = self._is_public or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
+        self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
         self.micro_batch_size = self._choose_micro_batch(micro_batch_size)
         inner, scheduler = build_optimizer(peer.spec.optimizer, self.model)
         self.optimizer = Optimizer(inner, peer, scheduler=scheduler, model=self.model)
@@ -111,7 +112,7 @@ class RecipeRun:
     def _batches(self) -> Iterator[Batch]:
         if self._is_public:
             return (self.recipe.public_batch(self.files, batch) for batch in self.optimizer.batches())
-        position = StreamPosition(self.peer.peer_id, start_step=self.step)
+        position = StreamPosition(self.peer.peer_id, worker=self._halvings, start_step=self.step)
         return self.recipe.batches(self.files, position, self.micro_batch_size)
 
     def _choose_micro_batch(self, wished: int | None) -> int:
@@ -143,6 +144,7 @@ class RecipeRun:
                 f"{'' if self._is_public else smaller}"
             )
         self.micro_batch_size //= 2
+        self._halvings += 1
         self._remembered.keep(str(self.device), self.micro_batch_size)
         logger.warning("%s ran out of memory: micro-batches have %d samples now", self.device, self.micro_batch_size)
 
