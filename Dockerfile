@@ -5,7 +5,7 @@
 #
 # With an NVIDIA GPU, and NVIDIA's container toolkit on the host:
 #
-#     docker build --tag minga --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu128 .
+#     docker build --tag minga --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126 .
 #     docker run --rm --gpus all --interactive --tty --volume minga:/data minga join LINK
 FROM python:3.12-slim
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import minga
 from tests.optim.test_reproducible_optimizers import widths_here
+from tests.worlds.width_processes import results_of
 
 STEPS = 16
 
@@ -59,12 +54,6 @@ peer.close()
 """
 
 
-def start(folder: Path, role: str, width: str, threads: int) -> subprocess.Popen[str]:
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": width}
-    command = [sys.executable, "-c", SCRIPT, str(folder), role, str(threads)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def test_peers_with_different_vector_widths_hold_equal_states(tmp_path: Path) -> None:
     widest = widths_here()[-1]
     if widest == "default":
@@ -77,22 +66,7 @@ def test_peers_with_different_vector_widths_hold_equal_states(tmp_path: Path) ->
         "checkpoints": {"every_steps": 0},
     }
     (tmp_path / "run.toml").write_text(minga.RunSpec.from_mapping(spec).to_toml())
-    processes = [start(tmp_path, "host", "default", 1)]
-    results: list[dict[str, Any]] = []
-    try:
-        while not (tmp_path / "link").exists():
-            assert processes[0].poll() is None, processes[0].communicate()[1]
-            time.sleep(0.05)
-        processes.append(start(tmp_path, "join", widest, 2))
-        for process in processes:
-            output, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
-            results.append(json.loads(output.splitlines()[-1]))
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+    results = results_of(SCRIPT, tmp_path, [("host", "default", ("1",)), ("join", widest, ("2",))])
     assert [result["step"] for result in results] == [STEPS, STEPS]
     assert [result["width"].lower() for result in results] == ["default", widest]
     assert len({result["digest"] for result in results}) == 1

@@ -46,8 +46,10 @@ ParentWatchFlag = Annotated[bool, typer.Option("--leash", hidden=True)]
 
 def run_folder_here() -> Path | None:
     """The working directory, if it is the folder of a run."""
+    from minga.training.run_folder.rejoin import SPEC_FILE
+
     here = Path.cwd()
-    return here if (here / "run-spec.signed").is_file() else None
+    return here if (here / SPEC_FILE).is_file() else None
 
 
 @app.callback(invoke_without_command=True)
@@ -125,9 +127,10 @@ def host(
         return
     if spec is not None and resume is not None:
         raise typer.BadParameter("a run keeps its settings: name either a run spec or --resume DIRECTORY")
-    if spec is None and resume is None:
-        resume = run_folder_here()
-    if spec is None and resume is None:
+    if spec is None:
+        resume = resume or run_folder_here()
+    path = spec or resume
+    if path is None:
         raise typer.BadParameter("name a run spec, such as run.toml; `minga host --example > run.toml` makes one")
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
     from minga.cli.taking_part.host import LinkOptions, run_host
@@ -145,7 +148,7 @@ def host(
         announce=tuple(announce or ()),
     )
     links = LinkOptions(qr, landing_page)
-    run_host(spec, resume, peer, WorkOptions(device, micro_batch, threads), ready, links)
+    run_host(path, peer, WorkOptions(device, micro_batch, threads), ready, links, resume=spec is None)
 
 
 @app.command()

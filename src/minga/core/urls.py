@@ -6,6 +6,8 @@ import ipaddress
 import re
 from urllib.parse import urlsplit
 
+CUDA_WHEELS = "https://download.pytorch.org/whl/cu126"
+"""PyTorch's own index of builds for NVIDIA GPUs, for the lines that tell people what to install."""
 MAX_URL_CHARACTERS = 200
 _PRINTABLE_HTTPS = re.compile(r"https://[!-~]+", re.ASCII)
 _PRINTABLE_HTTP = re.compile(r"http://[!-~]+", re.ASCII)

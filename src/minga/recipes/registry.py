@@ -7,7 +7,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from minga.core.errors import ConfigurationError
-from minga.core.spec.fields import Section, is_private
+from minga.core.spec.fields import without_private
 from minga.core.spec.plugins import Registry, check_recorded, recorded
 from minga.core.spec.problems import explain
 from minga.core.spec.run_spec import RunSpec
@@ -67,7 +67,7 @@ def published(spec: RunSpec) -> RunSpec:
     """
     if spec.is_old or spec.model.recipe == CUSTOM:
         return spec.published()
-    settings = _without_private(load_recipe(spec).settings)
+    settings = without_private(load_recipe(spec).settings)
     spec = spec.with_plugins(recorded([(RECIPES, spec.model.recipe)], spec.plugins))
     return spec.with_recipe_settings(settings.model_dump(mode="json")).published()
 
@@ -90,15 +90,3 @@ def example_toml(recipe: str) -> str:
     settings = RECIPES.get(recipe).Settings()
     spec = RunSpec.from_mapping({"name": "my first run", "model": {"recipe": recipe}})
     return RunSpec.example_toml(spec) + render_section(f"recipe.{recipe}", settings)
-
-
-def _without_private(settings: Section) -> Section:
-    """The settings with private ones back at their defaults, in the tables inside as well; unchecked, as before."""
-    changes = {}
-    for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
-        if is_private(field):
-            changes[name] = field.get_default(call_default_factory=True)
-        elif isinstance(value, Section):
-            changes[name] = _without_private(value)
-    return settings.model_copy(update=changes)

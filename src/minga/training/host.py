@@ -24,8 +24,8 @@ from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, with_origins
 from minga.training.run_folder.host_lock import HostLock
-from minga.training.run_folder.known_runs import known_run, signed_spec
-from minga.training.run_folder.rejoin import RejoinFile
+from minga.training.run_folder.known_runs import known_run
+from minga.training.run_folder.rejoin import check_organiser
 from minga.training.session import Session
 
 logger = logging.getLogger("minga.training")
@@ -39,8 +39,11 @@ class _Run(NamedTuple):
 
     signed: SignedRunSpec
     spec: RunSpec
-    files: Mapping[str, bytes]
     directory: Path
+
+    def files(self) -> dict[str, Path]:
+        """Where the files lie that travel with the run."""
+        return {name: self.directory / "files" / name for name in self.spec.files}
 
 
 def host(
@@ -54,8 +57,9 @@ def host(
 
     `spec` is a run spec, its settings by name, or the path of a TOML file. Each call begins another run, of another run
     id, though the settings may be equal. `resume` is the folder of a run that this machine hosted before, and goes on
-    with that one; a `spec` must then agree with it. The link stays valid as long as any peer that it names can be
-    reached. A run that is hosted again has the same port, unless `options` say otherwise. `files` travel with the run.
+    with that one; `spec` and `files`, if given, must agree with it. The link stays valid as long as any peer that it
+    names can be reached. A run that is hosted again has the same port, unless `options` say otherwise. `files` travel
+    with the run.
 
     With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine.
 
@@ -100,36 +104,34 @@ def _begun(
         directory = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="minga-", ignore_cleanup_errors=True)))
     else:
         directory = options.run_directory(published.run_id)
-    for name, body in files.items():
-        path = directory / "files" / name
+    run = _Run(SignedRunSpec.sign(published, identity), published, directory)
+    for name, path in run.files().items():
         try:
-            write_atomically(path, body)
+            write_atomically(path, files[name])
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error}") from error
-    return _Run(SignedRunSpec.sign(published, identity), published, files, directory)
+    return run
 
 
 def _resumed(directory: Path, given: RunSpec | None, files: Mapping[str, bytes] | None, identity: Identity) -> _Run:
-    signed, spec = signed_spec(directory)
-    RejoinFile.check_organiser(directory, signed.run_id, identity)
-    check_plugins(spec)
-    if given is not None and (wrong := _differences(given, spec)):
+    known = known_run(directory)
+    run = _Run(known.signed, known.spec, directory)
+    check_organiser(run.signed, identity)
+    check_plugins(run.spec)
+    if given is not None and (wrong := _differences(given, run.spec)):
         raise ConfigurationError(
             f"the run in {directory} was begun with other settings of {', '.join(wrong)}; a run keeps its settings: "
             "leave the spec out, or begin a new run without resume"
         )
-    there = {}
-    for name, entry in spec.files.items():
+    for name, path in run.files().items():
         try:
-            body = (files or {}).get(name) or (directory / "files" / name).read_bytes()
+            bodies = [path.read_bytes(), *([files[name]] if files and name in files else [])]
         except OSError as error:
-            raise StorageError(f"{directory / 'files' / name}, a file of this run, cannot be read: {error}") from error
-        if blake3(body).hexdigest() != entry.blake3:
+            raise StorageError(f"{path}, a file of this run, cannot be read: {error}") from error
+        if any(blake3(body).hexdigest() != run.spec.files[name].blake3 for body in bodies):
             raise ConfigurationError(f"the file {name} is not the one with which this run was begun")
-        there[name] = body
-    if (run := known_run(directory)) is not None:
-        logger.info("going on with the run %r: %s", run.name, run.progress)
-    return _Run(signed, spec, there, directory)
+    logger.info("going on with the run %r: %s", run.spec.name, known.progress)
+    return run
 
 
 def _differences(given: RunSpec, spec: RunSpec) -> list[str]:
@@ -143,7 +145,7 @@ def _enter(run: _Run, options: PeerOptions, identity: Identity, held: contextlib
     access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
 
     async def publish(_: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
-        return *access.spec(), {name: run.directory / "files" / name for name in run.files}
+        return *access.spec(), run.files()
 
     claim = held.enter_context(HostLock.take(run.directory))
     run_id = run.signed.run_id

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import minga
 from tests.optim.test_reproducible_optimizers import widths_here
+from tests.worlds.width_processes import results_of
 
 STEPS = 6
 
@@ -65,12 +60,6 @@ peer.close()
 """
 
 
-def start(folder: Path, name: str, width: str, threads: int, dtype: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "ATEN_CPU_CAPABILITY": width}
-    command = [sys.executable, "-c", SCRIPT, str(folder), name, str(threads), dtype]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 def test_members_whose_gradients_differ_in_the_last_bits_agree(tmp_path: Path) -> None:
     spec = {
         "name": "kernels",
@@ -81,25 +70,13 @@ def test_members_whose_gradients_differ_in_the_last_bits_agree(tmp_path: Path) -
         "security": {"mode": "byzantine", "founders": 3, "micro_batch_size": 4, "peers_per_validator": 2},
     }
     (tmp_path / "run.toml").write_text(minga.RunSpec.from_mapping(spec).to_toml())
-    kinds = [("first", "default", 1, "float32"), ("second", widths_here()[-1], 2, "float32")]
-    kinds.append(("third", widths_here()[-1], 1, "float64"))
-    processes: list[subprocess.Popen[str]] = []
-    results: list[dict[str, Any]] = []
-    try:
-        for each in kinds:
-            processes.append(start(tmp_path, *each))
-            while not (tmp_path / "link").exists():
-                assert processes[0].poll() is None, processes[0].communicate()[1]
-                time.sleep(0.05)
-        for process in processes:
-            output, errors = process.communicate(timeout=150)
-            assert process.returncode == 0, errors
-            results.append(json.loads(output.splitlines()[-1]))
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+    widest = widths_here()[-1]
+    members = [
+        ("first", "default", ("1", "float32")),
+        ("second", widest, ("2", "float32")),
+        ("third", widest, ("1", "float64")),
+    ]
+    results = results_of(SCRIPT, tmp_path, members)
     assert len({result["gradient"] for result in results}) >= 2
     assert len({result["digest"] for result in results}) == 1
     assert [(each["step"], each["banned"], each["lost"]) for each in results] == [(STEPS, 0, 0)] * 3

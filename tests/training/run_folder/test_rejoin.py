@@ -136,6 +136,8 @@ def test_a_run_keeps_its_settings(tmp_path: Path) -> None:
     changed = {**settings, "training": {"target_batch_size": 65}}
     with pytest.raises(minga.ConfigurationError, match="with other settings of training"):
         minga.host(changed, options, resume=folder)
+    with pytest.raises(minga.ConfigurationError, match=r"words\.txt is not the one"):
+        minga.host(None, options, files={"words.txt": b"three"}, resume=folder)
     with minga.host(settings, options, resume=str(folder)) as organiser:
         assert organiser.run_id == run_id
         assert organiser.files["words.txt"].read_bytes() == b"one two"

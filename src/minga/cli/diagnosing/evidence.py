@@ -7,8 +7,7 @@ from typing import Any
 
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
-from minga.core.errors import ConfigurationError
-from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
+from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
 from minga.security.accountability.log import follow_log, read_log
 from minga.security.accountability.proofs import Admitted, Entered, Evidence, EvidenceError
@@ -16,15 +15,14 @@ from minga.security.accountability.verify import verify
 from minga.training.life.founding import Genesis
 from minga.training.life.verified_files import evidence_file, genesis_file, witnesses
 from minga.training.plugins_of_run import check_plugins
-from minga.training.run_folder.rejoin import SPEC_FILE
+from minga.training.run_folder.rejoin import signed_spec
 
 
 def run_evidence(directory: Path, context: Context) -> int:
     """Verify each case in a run's folder, and whether together they lead from the founders to the present members; for
     each peer of this machine that left something there.
     """
-    signed = _signed_spec(directory)
-    spec = signed.verify(signed.run_id, signed.organiser)
+    signed, spec = signed_spec(directory)
     check_plugins(spec)  # without its aggregator nothing could be computed again
     logs = [_check(directory, witness, signed, context) for witness in witnesses(directory)]
     if not logs:
@@ -63,14 +61,6 @@ def _check(directory: Path, witness: PeerId, signed: SignedRunSpec, context: Con
         output.say(f"From {start}{at}, this leaves {len(end.members)} members.")
         log |= {"members": list(end.members), "entered": None if end.entered is None else end.entered.step}
     return log
-
-
-def _signed_spec(directory: Path) -> SignedRunSpec:
-    try:
-        body = (directory / SPEC_FILE).read_bytes()
-    except OSError as error:
-        raise ConfigurationError(f"{directory}: not the folder of a run, {SPEC_FILE} is missing") from error
-    return SignedRunSpec.decode(body[: MAX_SIGNED_SPEC_BYTES + 1])
 
 
 def _show(entry: Evidence, run_id: str, context: Context) -> str | None:

@@ -14,12 +14,10 @@ import platformdirs
 
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_size
-from minga.core.urls import is_public
+from minga.core.urls import CUDA_WHEELS, is_public
 
 if TYPE_CHECKING:
     from minga.core.spec.run_spec import RunSpec
-
-CUDA_INDEX = "https://download.pytorch.org/whl/cu126"
 
 Finding = tuple[bool, str, str]
 """Whether it works, detail, advice."""
@@ -56,7 +54,7 @@ def accelerator(found: Accelerators) -> Finding:
     if found.names:
         return True, f"{', '.join(found.names)}; `minga join` uses the first unless --device names another", ""
     if found.has_nvidia_driver and not found.built_for_gpu:
-        install = f'"{sys.executable}" -m pip install --force-reinstall torch --index-url {CUDA_INDEX}'
+        install = f'"{sys.executable}" -m pip install --force-reinstall torch --index-url {CUDA_WHEELS}'
         return True, "an NVIDIA driver is here, but this PyTorch is built for the CPU only", f"run {install}"
     if found.has_nvidia_driver:
         return True, "an NVIDIA driver is here, but PyTorch cannot use its GPU", "update the NVIDIA driver and restart"

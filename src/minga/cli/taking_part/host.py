@@ -26,7 +26,7 @@ from minga.training.host import host
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import with_origins
-from minga.training.run_folder.known_runs import known_run, known_runs, signed_spec
+from minga.training.run_folder.known_runs import known_run, known_runs
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
@@ -42,23 +42,16 @@ class LinkOptions:
 
 
 def run_host(
-    spec_path: Path | None,
-    resume: Path | None,
-    peer: PeerOptions,
-    work: WorkOptions,
-    context: Context,
-    links: LinkOptions,
+    path: Path, peer: PeerOptions, work: WorkOptions, context: Context, links: LinkOptions, *, resume: bool
 ) -> None:
-    """Begin the run of the spec, or go on with the one in the folder `resume`; stay until it ends or Ctrl-C comes."""
+    """Begin the run of the spec in the file `path`, or to `resume` go on with the one in the folder `path`; stay until
+    it ends or Ctrl-C comes.
+    """
     from minga.recipes.registry import CUSTOM, published
 
     output = context.output
-    if spec_path is not None:
-        spec = with_origins(RunSpec.from_file(spec_path))  # to prepare the files can take minutes
-    elif resume is not None:
-        _, spec = signed_spec(resume)
-    else:
-        raise ConfigurationError("name a run spec to begin a run, or --resume DIRECTORY to go on with one")
+    known = known_run(path) if resume else None
+    spec = known.spec if known else with_origins(RunSpec.from_file(path))  # to prepare the files can take minutes
     if spec.model.recipe == CUSTOM:
         if peer.role not in ("monitor", "auxiliary"):
             raise ConfigurationError(
@@ -71,12 +64,10 @@ def run_host(
     if relays := relay_line(spec, peer.host):
         output.say(relays)
     apply_threads(work.threads)
-    if resume is not None:
-        run = known_run(resume)
-        if run is not None:
-            output.event("resumed", run_id=run.run_id, step=run.step, age_s=round(run.age_s, 1))
-            output.say(f"Going on with [bold]{run.name}[/]: {run.progress}.")
-        hosting = host(None, peer, resume=resume)
+    if known is not None:
+        output.event("resumed", run_id=known.signed.run_id, step=known.step, age_s=round(known.age_s, 1))
+        output.say(f"Going on with [bold]{spec.name}[/]: {known.progress}.")
+        hosting = host(None, peer, resume=path)
     else:
         output.say(f"Preparing [bold]{spec.name}[/] …")
         _name_earlier_run(spec.name, peer, output)
@@ -90,7 +81,7 @@ def run_host(
 def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
     """Tell people who meant to go on with a run that they begin another one."""
     for run in known_runs(peer.runs_directory):
-        if run.name == name:
+        if run.spec.name == name:
             output.say(
                 f"This begins a new run. To go on with the one of this name ({run.progress}), end this command and "
                 f"type: minga host --resume {run.directory}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from minga.core.errors import StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.run_spec import RunSpec
+from minga.core.urls import CUDA_WHEELS
 from minga.identity.links.links import Link
 
 _STYLE = (
@@ -109,7 +110,7 @@ def _ways(spec: RunSpec) -> list[tuple[str, list[str]]]:
             [
                 "git clone REPOSITORY minga; cd minga",
                 "py -m venv .venv; .venv\\Scripts\\Activate.ps1",
-                "python -m pip install torch --index-url https://download.pytorch.org/whl/cu126   (with an NVIDIA GPU)",
+                f"python -m pip install torch --index-url {CUDA_WHEELS}   (with an NVIDIA GPU)",
                 'python -m pip install ".[data]"',
                 "minga join LINK",
             ],

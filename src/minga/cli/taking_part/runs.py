@@ -21,20 +21,20 @@ def run_runs(directory: Path | None, remove: str | None, context: Context) -> No
     if remove is not None:
         run = _named(remove, runs, base)
         run.remove()
-        output.say(f"{run.directory} is removed: {run.name}, {run.progress}.")
-        output.summary(ok=True, removed=run.run_id)
+        output.say(f"{run.directory} is removed: {run.spec.name}, {run.progress}.")
+        output.summary(ok=True, removed=run.signed.run_id)
         return
     table = plain_table("run", "name", "step", "age", "size", "folder", left=["name", "folder"], wraps="folder")
     for run in runs:
         step = "" if run.step is None else str(run.step)
-        size = format_size(run.size_bytes)
-        table.add_row(run.directory.name, run.name, step, format_duration(run.age_s), size, str(run.directory))
+        size = format_size(run.size_bytes())
+        table.add_row(run.directory.name, run.spec.name, step, format_duration(run.age_s), size, str(run.directory))
     output.say(table if runs else f"No run lies in {base}.")
     output.summary(ok=True, directory=str(base), runs=[_as_json(run) for run in runs])
 
 
 def _named(text: str, runs: list[KnownRun], base: Path) -> KnownRun:
-    found = [run for run in runs if text and run.run_id.startswith(text)]
+    found = [run for run in runs if text and run.signed.run_id.startswith(text)]
     if len(found) == 1:
         return found[0]
     how_many = "no run" if not found else f"{len(found)} runs"
@@ -45,11 +45,11 @@ def _named(text: str, runs: list[KnownRun], base: Path) -> KnownRun:
 
 def _as_json(run: KnownRun) -> dict[str, object]:
     return {
-        "run_id": run.run_id,
-        "name": run.name,
-        "organiser": run.organiser,
+        "run_id": run.signed.run_id,
+        "name": run.spec.name,
+        "organiser": run.signed.organiser,
         "step": run.step,
         "age_s": round(run.age_s, 1),
-        "size_bytes": run.size_bytes,
+        "size_bytes": run.size_bytes(),
         "directory": str(run.directory),
     }

@@ -20,11 +20,12 @@ def checked_link(text: str | None) -> str | None:
     return text
 
 
+_LINK_HELP = "The word that begins with minga1, or the address with it behind #."
 LinkArgument = Annotated[
     str,
     typer.Argument(
         metavar="LINK",
-        help="The word that begins with minga1, or the address with it behind #.",
+        help=_LINK_HELP,
         show_default=False,
         callback=checked_link,
     ),
@@ -33,7 +34,7 @@ OptionalLink = Annotated[
     str | None,
     typer.Argument(
         metavar="[LINK]",
-        help="The word that begins with minga1, or the address with it behind #.",
+        help=_LINK_HELP,
         show_default=False,
         callback=checked_link,
     ),

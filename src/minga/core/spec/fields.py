@@ -6,7 +6,7 @@ and the documentation.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
@@ -19,6 +19,9 @@ class Section(BaseModel):
     """A part of a run spec: immutable, nothing unknown, no silent conversion, no NaN or infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 def _without_negative_zero(number: float) -> float:
@@ -75,6 +78,18 @@ def is_private(field: FieldInfo) -> bool:
     """Whether a setting concerns the organiser's machine alone and goes back to its default before others get it."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and extra.get("private") is True
+
+
+def without_private(section: AnySection) -> AnySection:
+    """The section with private settings back at their defaults, in the tables inside as well; unchecked, as before."""
+    changes: dict[str, Any] = {}
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if is_private(field):
+            changes[name] = field.get_default(call_default_factory=True)
+        elif isinstance(value, Section):
+            changes[name] = without_private(value)
+    return section.model_copy(update=changes)
 
 
 def allowed_values(field: FieldInfo) -> str | None:

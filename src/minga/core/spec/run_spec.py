@@ -27,7 +27,7 @@ from blake3 import blake3
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from minga.core.errors import ConfigurationError
-from minga.core.spec.fields import Printable, Section, described
+from minga.core.spec.fields import Printable, Section, described, without_private
 from minga.core.spec.plugins import MAX_PLUGINS, Origin
 from minga.core.spec.problems import explain
 from minga.core.spec.recipe_section import read_recipe_tables
@@ -220,8 +220,6 @@ class RunSpec(Section):
         del values["security"]
         if self.security.mode != "open":  # open runs keep the id, and the peers, that they had without the section
             values["security"] = security
-        if self.begun is None:  # specs that no peer has published yet, and runs of earlier versions
-            del values["begun"]
         if not self.plugins:  # and so do runs that need nothing but minga
             del values["plugins"]
         if self.averaging.download_codec is None:  # and those whose means travel as all the rest
@@ -231,6 +229,8 @@ class RunSpec(Section):
         for name in ("announce", "landing_url"):  # and those without addresses of their own
             if not values["network"][name]:
                 del values["network"][name]
+        if self.begun is None:  # and those that no peer has begun, or one of an earlier version
+            del values["begun"]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
         data = text.encode("ascii")
         if len(data) > MAX_SPEC_BYTES:
@@ -249,8 +249,7 @@ class RunSpec(Section):
         blank paths in their settings themselves: `minga.recipes.published`. Raises `ConfigurationError` for unsafe
         file names.
         """
-        values = self.model_dump(mode="json")
-        values["network"]["announce"] = []
+        values = without_private(self).model_dump(mode="json")
         if self.is_old:
             values["recipe"] = {self.model.recipe: without_local_paths(self.recipe_settings)}
             values = to_past(values)

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ConfigurationError
 from minga.core.files import write_atomically
 from minga.recipes.interface import Batch, Recipe
@@ -140,6 +139,6 @@ class RememberedSizes:
         try:
             with self._path.open("rb") as file:
                 found = json.loads(file.read(MAX_FILE_BYTES))
-        except (OSError, ValueError, RecursionError, *DECODING_ERRORS):
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
-from minga.core.errors import ConfigurationError, ProtocolError, StorageError
+from minga.core.errors import ConfigurationError, StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.core.units import format_duration
-from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
+from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.run_folder.host_lock import HostLock
-from minga.training.run_folder.rejoin import SPEC_FILE
+from minga.training.run_folder.rejoin import signed_spec
 from minga.training.state.checkpoints import CheckpointStore
 
 FOLDER_DIGITS = 16
@@ -30,16 +31,14 @@ def runs_folder(directory: Path | None) -> Path:
 @dataclass(frozen=True)
 class KnownRun:
     """One run's folder. `step` is that of the newest checkpoint, None without one; `age_s` counts seconds since it was
-    written, or without one since the folder changed; `size_bytes` is what all files in the folder take.
+    written, or without one since the folder changed.
     """
 
-    name: str
-    run_id: str
-    organiser: str
+    signed: SignedRunSpec
+    spec: RunSpec
     directory: Path
     step: int | None
     age_s: float
-    size_bytes: int
 
     @property
     def progress(self) -> str:
@@ -47,56 +46,43 @@ class KnownRun:
         at = "no checkpoint yet" if self.step is None else f"step {self.step}"
         return f"{at}, {format_duration(self.age_s)} old"
 
+    def size_bytes(self) -> int:
+        """What all files in the folder take now."""
+        return sum(_size_bytes(path) for path in self.directory.rglob("*"))
+
     def remove(self) -> None:
         """Delete the folder.
 
         Raises `ConfigurationError` while it is hosted from, and `StorageError` if the disk refuses.
         """
-        lock = HostLock.take(self.directory)
+        HostLock.take(self.directory).release()
         try:
             shutil.rmtree(self.directory)
         except OSError as error:
             raise StorageError(f"{self.directory} cannot be removed: {error}") from error
-        finally:
-            lock.release()
 
 
 def known_runs(base: Path) -> list[KnownRun]:
     """All runs below `base`, the latest first. Folders without a readable run spec are left out."""
-    found = [run for folder in sorted(base.glob("*/")) if (run := known_run(folder)) is not None]
+    found = []
+    for folder in base.glob("*/"):
+        with contextlib.suppress(ConfigurationError, StorageError, OSError):  # or one that is being removed
+            found.append(known_run(folder))
     return sorted(found, key=lambda run: run.age_s)
 
 
-def known_run(folder: Path) -> KnownRun | None:
-    """The run whose folder this is; None if it has no readable run spec."""
-    try:
-        signed, spec = signed_spec(folder)
-    except ConfigurationError:
-        return None
+def known_run(folder: Path) -> KnownRun:
+    """The run whose folder this is. Raises `ConfigurationError`, see `signed_spec`."""
+    signed, spec = signed_spec(folder)
     checkpoints = folder / "checkpoints"
     steps = CheckpointStore(checkpoints).steps() if checkpoints.is_dir() else []
     newest = max((path.stat().st_mtime for path in checkpoints.glob("step-*")), default=folder.stat().st_mtime)
-    size = sum(path.stat().st_size for path in _files(folder))
-    age_s = max(0.0, time.time() - newest)
-    return KnownRun(spec.name, signed.run_id, signed.organiser, folder, max(steps, default=None), age_s, size)
+    return KnownRun(signed, spec, folder, max(steps, default=None), max(0.0, time.time() - newest))
 
 
-def signed_spec(folder: Path) -> tuple[SignedRunSpec, RunSpec]:
-    """The run spec that lies in a run's folder, with its organiser's signature.
-
-    Raises `ConfigurationError` if there is none, if it is damaged, or if this version of minga cannot follow it.
-    """
-    path = folder / SPEC_FILE
+def _size_bytes(path: Path) -> int:
     try:
-        signed = SignedRunSpec.decode(path.read_bytes()[: MAX_SIGNED_SPEC_BYTES + 1])
-        return signed, signed.verify(signed.run_id, signed.organiser)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{folder}: not the folder of a run, {SPEC_FILE} is missing (a peer with an ephemeral key leaves none)"
-        ) from error
-    except ProtocolError as error:
-        raise ConfigurationError(f"{path}: damaged: {error.message}") from error
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        status = path.lstat()
+    except OSError:  # a checkpoint that was replaced meanwhile
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0

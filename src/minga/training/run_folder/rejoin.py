@@ -49,27 +49,10 @@ class RejoinFile:
     def spec(directory: Path, link: Link) -> tuple[SignedRunSpec, RunSpec] | None:
         """The signed run spec of an earlier time, if it is the one that the link names."""
         try:
-            body = (directory / SPEC_FILE).read_bytes()
-            signed = SignedRunSpec.decode(body[: MAX_SIGNED_SPEC_BYTES + 1])
+            signed = _read_signed(directory)
             return signed, signed.verify(link.run_id, link.organiser)
         except (OSError, ProtocolError):
             return None
-
-    @staticmethod
-    def check_organiser(directory: Path, run_id: str, identity: Identity) -> None:
-        """Raise `ConfigurationError` if the organiser of the run in `directory` is not `identity`."""
-        path = directory / SPEC_FILE
-        try:
-            signed = SignedRunSpec.decode(path.read_bytes()[: MAX_SIGNED_SPEC_BYTES + 1])
-            signed.verify(run_id, signed.organiser)
-        except (OSError, ProtocolError):
-            return
-        if signed.organiser != identity.peer_id:
-            raise ConfigurationError(
-                f"the organiser of this run is {signed.organiser[:10]}, and the key in use here is "
-                f"{identity.peer_id[:10]}, whose link would lead into another run: if that key is yours, name its file "
-                "with --identity, or end the peer that uses it; if not, join by the organiser's link"
-            )
 
     def keep_spec(self, signed: SignedRunSpec) -> None:
         """Remember the signed run spec; a disk that refuses is no reason not to take part."""
@@ -107,6 +90,38 @@ class RejoinFile:
     def _write(self, name: str, body: bytes) -> None:
         with contextlib.suppress(OSError):
             write_atomically(self._directory / name, body)
+
+
+def signed_spec(folder: Path) -> tuple[SignedRunSpec, RunSpec]:
+    """The run spec that lies in a run's folder, with its organiser's signature.
+
+    Raises `ConfigurationError` if there is none, if it is damaged, or if this version of minga cannot follow it.
+    """
+    try:
+        signed = _read_signed(folder)
+        return signed, signed.verify(signed.run_id, signed.organiser)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder}: not the folder of a run, {SPEC_FILE} is missing (a peer with an ephemeral key leaves none)"
+        ) from error
+    except ProtocolError as error:
+        raise ConfigurationError(f"{folder / SPEC_FILE}: damaged: {error.message}") from error
+
+
+def check_organiser(signed: SignedRunSpec, identity: Identity) -> None:
+    """Raise `ConfigurationError` if the organiser of a run is not `identity`."""
+    if signed.organiser != identity.peer_id:
+        raise ConfigurationError(
+            f"the organiser of this run is {signed.organiser[:10]}, and the key in use here is "
+            f"{identity.peer_id[:10]}, whose link would lead into another run: if that key is yours, name its file "
+            "with --identity, or end the peer that uses it; if not, join by the organiser's link"
+        )
+
+
+def _read_signed(folder: Path) -> SignedRunSpec:
+    """What lies there, not verified yet; raises `OSError` and `ProtocolError`."""
+    with (folder / SPEC_FILE).open("rb") as file:
+        return SignedRunSpec.decode(file.read(MAX_SIGNED_SPEC_BYTES + 1))
 
 
 def own_port(address: Address) -> int:

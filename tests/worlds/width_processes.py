@@ -1,0 +1,41 @@
+"""Processes of one run with vector widths of their own, each of which runs a script and prints its result as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def results_of(script: str, folder: Path, members: Sequence[tuple[str, str, tuple[str, ...]]]) -> list[dict[str, Any]]:
+    """What the members say at last, given as (name, vector width, further arguments).
+
+    The first one writes its link to `folder / "link"`; the others start when it is there. A process whose output is
+    waited for must not fail, and none is left behind.
+    """
+    processes: list[subprocess.Popen[str]] = []
+    results: list[dict[str, Any]] = []
+    pipe = subprocess.PIPE
+    try:
+        for name, width, arguments in members:
+            command = [sys.executable, "-c", script, str(folder), name, *arguments]
+            environment = {**os.environ, "ATEN_CPU_CAPABILITY": width}
+            processes.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+            while not (folder / "link").exists():
+                assert processes[0].poll() is None, processes[0].communicate()[1]
+                time.sleep(0.05)
+        for process in processes:
+            output, errors = process.communicate(timeout=150)
+            assert process.returncode == 0, errors
+            results.append(json.loads(output.splitlines()[-1]))
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return results
