@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from minga.core.errors import ConfigurationError, StorageError
 from minga.monitor.history import FILE_NAME, History, read_history
-from minga.monitor.losses import MAX_REMEMBERED, LossMeter
 from minga.monitor.plot import plot_history
 from minga.network.interface import PeerId
 from minga.training.record_kinds import Metrics
+from minga.training.status.losses import MAX_REMEMBERED, LossMeter
 
 A, B = PeerId("aa" * 32), PeerId("bb" * 32)
 

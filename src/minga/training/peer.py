@@ -28,6 +28,9 @@ from minga.training.replica.replica import Replica
 from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.snapshot import StateSnapshot
+from minga.training.status.event_stream import EventStream
+from minga.training.status.run_status import PeerStatus, RunStatus
+from minga.training.status.status_reader import StatusReader
 from minga.training.transfer.run_files import RunFileServer
 
 T = TypeVar("T")
@@ -62,6 +65,7 @@ class Peer:
         self._saving: threading.Thread | None = None
         self._metrics = Metrics(0, 0.0, 0, 0)
         self._closed = False
+        self._status, self._streams = StatusReader(self), list[EventStream]()
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
         if spec.security.mode == "byzantine" and self.role == "monitor":
             thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
@@ -101,6 +105,33 @@ class Peer:
         return self.on_loop(make)
 
     # ---- for programs
+
+    def status(self) -> RunStatus:
+        """The state of the run as this peer sees it now: step, loss, speed, peers, plan, the last problem.
+
+        The loss is known from the second call on, since it is the difference of two reports of the peers. One thread at
+        a time may call it, and no listener. Raises `ClosedError` after `close`.
+        """
+        return self._status.look().status
+
+    def peers(self) -> tuple[PeerStatus, ...]:
+        """The living peers that this peer knows of, itself included: role, step, speed, traffic, path.
+
+        Raises `ClosedError` after `close`.
+        """
+        return self.status().peers
+
+    def events(self) -> EventStream:
+        """The events from now on, one after the other: `for event in peer.events(): …`, until the peer is closed.
+
+        Kinds and their typed fields stand in docs/events.md. Each call makes a stream of its own. Raises `ClosedError`
+        after `close`.
+        """
+        if self._closed:
+            raise ClosedError("this peer was closed")
+        stream = EventStream(self.subscribe)
+        self._streams.append(stream)
+        return stream
 
     def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
         """Hear of every event, on the background thread; returns the function that ends this."""
@@ -142,6 +173,8 @@ class Peer:
         with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
             self._thread.call(self._session.close(reason), CLOSE_S)
         self._thread.close()
+        for stream in self._streams:
+            stream.close()
         if self._saving is not None:
             self._saving.join()
         self._held.close()

@@ -18,14 +18,14 @@ from minga.cli.planning.plan import _is_link
 from minga.cli.planning.plan_view import plan_json, plan_table, plan_text
 from minga.cli.taking_part.status_view import plan_line
 from minga.core.errors import ConfigurationError
-from minga.monitor.live_rates import LiveRates, live_rates
-from minga.monitor.plan_status import PlanWatch
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.simulation.forecast.explanation import alternatives, explain
 from minga.simulation.forecast.swarm_file import read_swarm_file
 from minga.training.record_kinds import Progress
-from tests.monitor.test_monitor_status import Swarm
+from minga.training.status.live_rates import LiveRates, live_rates
+from minga.training.status.plan_status import PlanWatch
+from tests.training.status.test_run_status import Swarm
 from tests.worlds.planner_swarms import GBIT, HOMES, SETUPS, auxiliary, client, peer, two_sites
 
 HEAD = 'target_batch_size = 4096\nparameters = 17_850_000\ncodec = "float16"\n'

@@ -19,9 +19,9 @@ from minga.core.events.bus import Event, EventBus
 from minga.core.events.catalogue import CATALOGUE, FIELDS, MODULES, fields_of, kinds_of
 from minga.core.events.page import TYPES, event_page
 from minga.core.events.training import StepApplied
-from minga.monitor.last_problem import MEANINGS
 from minga.simulation.recorder import KEPT
 from minga.simulation.timeline import INCIDENTS
+from minga.training.status.last_problem import MEANINGS
 
 ROOT = Path(__file__).parents[3]
 SOURCE = Path(minga.__file__).parent

@@ -465,3 +465,12 @@ def test_the_size_is_bounded() -> None:
     )
     with pytest.raises(ConfigurationError, match="limit"):
         huge.canonical_bytes()
+
+
+def test_a_spec_made_in_a_program_says_what_is_wrong_in_words() -> None:
+    with pytest.raises(ConfigurationError, match="run spec: trainin: unknown key; did you mean training"):
+        RunSpec(name="x", trainin={})
+    with pytest.raises(ConfigurationError, match=r"run spec: training\.target_batch_size"):
+        RunSpec(name="x", training={"target_batch_size": 0})
+    with pytest.raises(ConfigurationError, match=r"mine\.toml: name"):
+        RunSpec.from_toml("name = ''", "mine.toml")

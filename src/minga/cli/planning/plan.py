@@ -44,8 +44,8 @@ def _is_link(source: str) -> bool:
 
 def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
     """The peers of a live run, as their board describes them."""
-    from minga.monitor.live_rates import live_rates
-    from minga.monitor.status import target_batch_size
+    from minga.training.status.live_rates import live_rates
+    from minga.training.status.run_status import target_batch_size
 
     context.output.say("Looking for the run …")
     with join(link, options) as joined:

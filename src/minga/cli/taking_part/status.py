@@ -15,9 +15,9 @@ from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
 from minga.monitor.history import FILE_NAME, History, read_history
 from minga.monitor.plot import plot_history
-from minga.monitor.status import RunStatus
 from minga.monitor.watcher import Watcher
 from minga.training.join import PeerOptions, join
+from minga.training.status.run_status import RunStatus
 
 LOOK_S = 3.0
 PLOT_LOOK_S = 60.0

@@ -18,8 +18,8 @@ from minga.cli.terminal.output import plain_table
 from minga.core.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from minga.monitor.plan_status import PlanStatus
-    from minga.monitor.status import PeerStatus, RunStatus
+    from minga.training.status.plan_status import PlanStatus
+    from minga.training.status.run_status import PeerStatus, RunStatus
 
 RESTING = (
     "resting: your upload would cost the others more time than your samples save; nothing to do, "

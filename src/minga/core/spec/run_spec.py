@@ -99,6 +99,13 @@ class RunSpec(Section):
         max_length=MAX_PLUGINS,
     )
 
+    def __init__(self, **values: Any) -> None:
+        """A spec from sections or mappings, by name. Raises `ConfigurationError`, which lists all problems."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigurationError(explain(error, type(self), "run spec")) from error
+
     @field_validator("files")
     @classmethod
     def _check_files(cls, files: dict[str, FileEntry]) -> dict[str, FileEntry]:
@@ -171,6 +178,10 @@ class RunSpec(Section):
             values = to_present(values, source)
         try:
             return cls.model_validate(dict(values))
+        except ConfigurationError as error:  # of `__init__`, which does not know the source
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            raise ConfigurationError(explain(error.__cause__, cls, source)) from error
         except ValidationError as error:
             raise ConfigurationError(explain(error, cls, source)) from error
 

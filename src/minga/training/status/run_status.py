@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from minga.core.spec.run_spec import RunSpec
-from minga.monitor.last_problem import Trouble
-from minga.monitor.losses import LossMeter
-from minga.monitor.plan_status import PlanStatus
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.record_kinds import Metrics, Progress, StateInfo
+from minga.training.status.last_problem import Trouble
+from minga.training.status.losses import LossMeter
+from minga.training.status.plan_status import PlanStatus
 
 
 @dataclass(frozen=True)

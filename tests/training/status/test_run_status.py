@@ -31,9 +31,6 @@ from minga.core.events.training import RunFinished
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.keys.keys import Identity
 from minga.monitor.history import History
-from minga.monitor.last_problem import MAX_REASON_LETTERS, MEANINGS
-from minga.monitor.losses import LossMeter
-from minga.monitor.status import RunStatus, read_status
 from minga.monitor.watcher import Watcher
 from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo, Payload
@@ -41,6 +38,9 @@ from minga.network.interface import LinkFacts
 from minga.network.rpc.node import Node
 from minga.training.peer import Peer
 from minga.training.record_kinds import RUN_KINDS, Metrics, Progress, StateInfo
+from minga.training.status.last_problem import MAX_REASON_LETTERS, MEANINGS
+from minga.training.status.losses import LossMeter
+from minga.training.status.run_status import RunStatus, read_status
 
 RUN_ID = "ab" * 32
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from minga.averaging.apportionment import NoAggregatorError
 from minga.averaging.solver.division import Division
 from minga.averaging.solver.planner import divide
-from minga.monitor.live_rates import LiveRates
+from minga.training.status.live_rates import LiveRates
 
 PERIOD_S = 5.0
 

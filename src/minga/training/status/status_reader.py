@@ -1,0 +1,100 @@
+"""Reads the status of a run on demand, from the board and from the events of the peer that looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from minga.core.events.averaging import PlanResting
+from minga.core.events.bus import Event
+from minga.core.spec.run_spec import RunSpec
+from minga.network.gossip.board import Board
+from minga.network.rpc.node import Node
+from minga.training.record_kinds import Metrics
+from minga.training.status.last_problem import LastTrouble
+from minga.training.status.live_rates import LiveRates, live_rates
+from minga.training.status.losses import LossMeter, LossSample
+from minga.training.status.plan_status import PlanWatch
+from minga.training.status.run_status import RunStatus, read_status
+
+T = TypeVar("T")
+
+
+class SessionView(Protocol):
+    """What a status is read from: parts of a `Session`."""
+
+    @property
+    def board(self) -> Board:
+        """The records of all peers."""
+
+    @property
+    def node(self) -> Node:
+        """This peer's connections."""
+
+    @property
+    def founding(self) -> Any:
+        """The founding of the run, None once it has members; its `waiting` says how many are ready and wanted."""
+
+
+class Watched(Protocol):
+    """A peer, as far as a reader needs it."""
+
+    spec: RunSpec
+
+    @property
+    def session(self) -> SessionView:
+        """Its inner parts."""
+
+    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Hear of every event."""
+
+    def on_loop(self, function: Callable[[], T]) -> T:
+        """Run a short function on the background thread."""
+
+
+class Look(NamedTuple):
+    """One look at a run, at Unix time `time_s`; `sample` is the loss since the look before, None without news."""
+
+    time_s: float
+    status: RunStatus
+    sample: LossSample | None
+
+
+class StatusReader:
+    """Call `look` from any one thread, but not from the event loop's.
+
+    `from_start`: this peer saw the run begin, so that first totals count; see `LossMeter`.
+    """
+
+    def __init__(self, peer: Watched, *, from_start: bool = False) -> None:
+        self._peer, self._losses = peer, LossMeter(from_start=from_start)
+        self._resting = False
+        self._trouble, self._plan = LastTrouble(), PlanWatch()
+        peer.subscribe(self._on_event)
+
+    def look(self) -> Look:
+        """The present status. Raises `ClosedError` after the peer was closed."""
+        look, live = self._peer.on_loop(self._read)
+        if look.status.mode == "byzantine":
+            return look
+        return look._replace(status=replace(look.status, plan=self._plan.at(look.time_s, live)))
+
+    # ---- inner workings
+
+    def _on_event(self, event: Event) -> None:
+        self._trouble.on_event(event)
+        if isinstance(event.data, PlanResting):
+            self._resting = event.data.resting
+
+    def _read(self) -> tuple[Look, LiveRates]:
+        session = self._peer.session
+        sample = self._losses.update({item.owner: item.payload for item in session.board.items(Metrics)})
+        status = replace(
+            read_status(session.board, session.node, self._peer.spec, self._losses),
+            founders=None if session.founding is None else session.founding.waiting,
+            trouble=self._trouble.at(asyncio.get_running_loop().time()),
+            resting=self._resting,
+        )
+        return Look(session.node.network.wall_time(), status, sample), live_rates(session.board)
