@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import minga
+from tests.worlds import forked
 from tests.worlds.cli_run import run
 
 ROOT = Path(__file__).parent.parent
@@ -77,13 +78,18 @@ class Background:
     """A command that keeps running, and the link that it prints."""
 
     def __init__(self, command: str, folder: Path) -> None:
-        self.process = subprocess.Popen(
-            [*command.split(), "--host", "127.0.0.1"],
+        minga, *words = command.split()
+        assert minga == "minga"
+        self.process = forked.start(
+            "-m",
+            "minga",
+            *words,
+            "--host",
+            "127.0.0.1",
             cwd=folder,
             env=environment(folder),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
         )
         self.link, self._found, self.lines = "", threading.Event(), list[str]()
         self._reader = threading.Thread(target=self._read)
@@ -130,6 +136,8 @@ def run_shell(block: Block, folder: Path, link: str) -> None:
                 for name, value in environment(folder).items():
                     patch.setenv(name, value)
                 done = run(*words[1:])
+        elif words[0] == "minga":
+            done = forked.run("-m", *words, timeout_s=100.0, cwd=folder, env=environment(folder))
         else:
             done = subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"

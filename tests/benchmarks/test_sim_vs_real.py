@@ -12,9 +12,10 @@ from benchmarks import sim_vs_real
 from benchmarks._links_rounds import are_stable
 from benchmarks._links_setups import setups
 from benchmarks._links_virtual import simulate
+from tests.worlds.seeds import soaked
 
 
-@pytest.mark.parametrize(("name", "mib", "equal"), [("A", 2.0, 1.0), ("home", 2.0, 50 / 28)])
+@pytest.mark.parametrize(("name", "mib", "equal"), [("A", 2.0, 1.0), soaked("home", 2.0, 50 / 28)])
 def test_simulated_rounds_take_what_the_lines_allow(name: str, mib: float, equal: float) -> None:
     """Peers that are told no rates find plans as fast as the true rates allow, and equal parts cost what they must."""
     setup = replace(setups()[name], mib=mib)

@@ -12,6 +12,7 @@ import pytest
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, rounds, vector_replica, virtually
 
 PEERS, BATCH, MICRO_BATCH_S = 4, 80, 0.2
@@ -59,7 +60,7 @@ def sizes(swarm: Swarm) -> list[int]:
     return [sum(samples.values()) for _, groups in sorted(rounds(swarm).items()) for samples in groups.values()]
 
 
-@pytest.mark.parametrize("transfer_s", [0.2, 1.0, 4.0, 10.0])
+@pytest.mark.parametrize("transfer_s", [0.2, 1.0, 4.0, soaked(10.0)])
 def test_a_step_takes_as_long_as_the_longer_of_computation_and_transfer(transfer_s: float) -> None:
     @virtually
     async def main() -> tuple[Swarm, Ages]:

@@ -6,6 +6,7 @@ import pytest
 
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.swarm import Swarm, TrainerSettings
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import make_spec, rounds, virtually
 
 NEAR, FAR = HostSettings(latency_s=0.005), HostSettings(latency_s=0.04)
@@ -34,7 +35,7 @@ def test_the_second_peer_takes_part_however_small_the_batch() -> None:
     assert all(64 <= sum(step.values()) < 64 + 4 for step in steps.values())
 
 
-@pytest.mark.parametrize("strategy", ["synchronous", "delayed"])
+@pytest.mark.parametrize("strategy", ["synchronous", soaked("delayed")])
 def test_a_peer_twenty_times_slower_does_not_slow_the_others_and_is_told(strategy: str) -> None:
     def taken(*, slow: bool) -> tuple[Swarm, float]:
         @virtually

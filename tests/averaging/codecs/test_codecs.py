@@ -23,6 +23,7 @@ from minga.core.errors import ConfigurationError
 from minga.testing import CODEC_CHECKS, CodecViolation
 from minga.testing.codec_suite import check_error_bound, check_processes
 from tests.worlds.nonzero_codec import ENTRY, NonzeroCodec
+from tests.worlds.seeds import soaked
 
 ALL = pytest.mark.parametrize("name", CODECS.names())
 
@@ -39,16 +40,22 @@ def decode(name: str, encoded: bytes | bytearray, numel: int) -> torch.Tensor:
     return target
 
 
+ONE_PROCESS = [check for check in CODEC_CHECKS if check is not check_processes]
+
+
 @ALL
-@pytest.mark.parametrize("check", CODEC_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", ONE_PROCESS, ids=lambda check: check.__name__)
 def test_conformance(check: Callable[[Codec], None], name: str) -> None:
     check(codec(name))
 
 
+@pytest.mark.parametrize("name", ["int8", *(soaked(name) for name in CODECS.names() if name != "int8")])
+def test_another_process_makes_the_same_bytes(name: str) -> None:
+    check_processes(codec(name))
+
+
 @ALL
-@pytest.mark.parametrize(  # another process would have to reorder them, too
-    "check", [check for check in CODEC_CHECKS if check is not check_processes], ids=lambda check: check.__name__
-)
+@pytest.mark.parametrize("check", ONE_PROCESS, ids=lambda check: check.__name__)  # another one would reorder them, too
 def test_conformance_on_a_machine_that_must_reorder_bytes(
     check: Callable[[Codec], None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from minga.network.interface import Address, PeerId
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
+from tests.worlds.seeds import soaked
 from tests.worlds.swarm_tools import make_spec, pull, vector_replica, virtually
 
 MB = 1e6
@@ -26,7 +27,7 @@ FAST = (20.0, 20.0)
     [
         (500_000, [(2.0, 20.0)], (50.0, 50.0)),
         (500_000, [(0.6, 20.0)], (50.0, 50.0)),
-        (1_000_000, [FAST, FAST, FAST], (5.0, 1.0)),
+        soaked(1_000_000, [FAST, FAST, FAST], (5.0, 1.0)),
         (1_000_000, [FAST, FAST, FAST, (5.0, 1.0)], None),
     ],
 )

@@ -42,7 +42,7 @@ async def survive(swarm: SecureSwarm, failing: str, steps: int = STEPS) -> None:
         assert verify_log(RUN_ID, swarm.names, peer.member.evidence.entries).members == peer.member.membership.members
 
 
-@pytest.mark.parametrize("seed", seeds(2, of=12))
+@pytest.mark.parametrize("seed", seeds(1, of=12))
 def test_a_death_at_any_moment_bans_no_third_peer(seed: int) -> None:
     @virtually
     async def run() -> None:

@@ -148,7 +148,7 @@ def _ends(trainer: Trainer) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def test_a_hostile_member_is_banned_by_all_and_told_why(start: Callable[..., Trainer]) -> None:
-    spec = make_spec(founders=5, steps=25)
+    spec = make_spec(founders=5, steps=12)
     trainers = [start(spec) for _ in range(4)]
     hostile = start(spec, SignFlip(2))
     join_all([*trainers, hostile])
@@ -199,7 +199,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = HANGS_S) -> None:
 
 
 def test_a_newcomer_becomes_a_member(start: Callable[..., Trainer]) -> None:
-    spec = make_spec(steps=20, probation_steps=3)
+    spec = make_spec(steps=14, probation_steps=3)
     trainers = [start(spec, micro_batch_s=0.3) for _ in range(3)]
     wait_for(lambda: len(trainers[0].of("step.applied")) >= 2)
     newcomer = start(spec)
