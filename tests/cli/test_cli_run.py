@@ -90,6 +90,11 @@ def test_a_second_start_is_a_new_run_and_resume_goes_on_with_the_first(spec: str
     listed = last_json(run("runs", *runs, "--json").stdout)["runs"]
     assert {each["run_id"]: each["step"] for each in listed}[link["run_id"]] == step
     assert len(listed) == 2
+    with Running("host", spec, *work, *runs, "--from", link["directory"]) as another:
+        began = another.wait_for("link")
+        assert began["run_id"] != link["run_id"]
+        assert another.wait_for("step.applied")["step"] == 1
+    assert (Path(began["directory"]) / "files" / "initial.safetensors").exists()
     with Running("host", "--resume", link["directory"], *work) as third:
         assert third.wait_for("resumed")["step"] == step
         assert third.wait_for("link")["run_id"] == link["run_id"]

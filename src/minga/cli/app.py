@@ -101,6 +101,12 @@ def host(
         Path | None,
         typer.Option(help="Go on with the run in this folder, in the place of RUN.TOML.", show_default=False),
     ] = None,
+    begin_from: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="RUN", help="Begin with the parameters of this run's folder; see model.init_from."
+        ),
+    ] = None,
     announce: Annotated[
         list[str] | None,
         typer.Option(
@@ -127,6 +133,8 @@ def host(
         return
     if spec is not None and resume is not None:
         raise typer.BadParameter("a run keeps its settings: name either a run spec or --resume DIRECTORY")
+    if begin_from is not None and spec is None:
+        raise typer.BadParameter("--from begins a new run: name its run spec, too, such as run.toml")
     if spec is None:
         resume = resume or run_folder_here()
     path = spec or resume
@@ -148,7 +156,9 @@ def host(
         announce=tuple(announce or ()),
     )
     links = LinkOptions(qr, landing_page)
-    run_host(path, peer, WorkOptions(device, micro_batch, threads), ready, links, resume=spec is None)
+    run_host(
+        path, peer, WorkOptions(device, micro_batch, threads), ready, links, resume=spec is None, begin_from=begin_from
+    )
 
 
 @app.command()

@@ -4,8 +4,9 @@
                                        └─ albert/ (uses text/)
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
-order (orders that all peers draw alike), counting (parameters and operations of a model). Then text (text as training
-data), albert (the recipe that comes with minga), running (what is the same for all recipes).
+init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), counting
+(parameters and operations of a model). Then text (text as training data), albert (the recipe that comes with minga),
+running (what is the same for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 

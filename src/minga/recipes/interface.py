@@ -105,6 +105,11 @@ class Recipe(ABC, Generic[S]):
     coupling: ClassVar[Literal["none", "micro-batch"]] = "none"
     """Whether the loss of a sample depends on others of its micro-batch."""
 
+    model_files: ClassVar[tuple[str, ...]] = ()
+    """Files of `prepare` that the parameters depend on, such as a tokenizer: a run that begins from another takes them
+    over.
+    """
+
     sizes: ClassVar[tuple[str, ...]] = ()
     """Sizes that `minga plan --model NAME-SIZE` knows; see `size_settings`."""
 

@@ -42,16 +42,25 @@ class LinkOptions:
 
 
 def run_host(
-    path: Path, peer: PeerOptions, work: WorkOptions, context: Context, links: LinkOptions, *, resume: bool
+    path: Path,
+    peer: PeerOptions,
+    work: WorkOptions,
+    context: Context,
+    links: LinkOptions,
+    *,
+    resume: bool,
+    begin_from: str | None = None,
 ) -> None:
     """Begin the run of the spec in the file `path`, or to `resume` go on with the one in the folder `path`; stay until
-    it ends or Ctrl-C comes.
+    it ends or Ctrl-C comes. A run that begins may take its first parameters from `begin_from`, see `init_from`.
     """
     from minga.recipes.registry import CUSTOM, published
 
     output = context.output
     known = known_run(path) if resume else None
     spec = known.spec if known else with_origins(RunSpec.from_file(path))  # to prepare the files can take minutes
+    if begin_from is not None:
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"init_from": begin_from})})
     if spec.model.recipe == CUSTOM:
         if peer.role not in ("monitor", "auxiliary"):
             raise ConfigurationError(

@@ -1,7 +1,8 @@
 """The files of a run on the organiser's disk, so that they are prepared once for all runs of equal settings.
 
 Training a tokenizer takes minutes, and need not give the same bytes twice. So what a recipe prepared is kept, under a
-hash of the run spec and of the sizes and dates of the organiser's own files that the recipe reads.
+hash of the run spec and of the sizes and dates of the organiser's own files that the recipe reads. Initial parameters
+are kept where they come from.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from minga.core.errors import StorageError
+from minga.core.errors import ConfigurationError, StorageError
+from minga.core.spec.fields import without_private
 from minga.core.spec.run_spec import RunSpec
 from minga.recipes.interface import Recipe
 from minga.recipes.registry import CUSTOM, load_recipe
@@ -27,20 +29,31 @@ def prepared_files(spec: RunSpec, directory: Path) -> dict[str, bytes]:
 
     Raises `ConfigurationError` where the recipe's data cannot be used, `StorageError` if the cache cannot be written.
     """
+    source = spec.model.init_from
     if spec.model.recipe == CUSTOM:
+        if source is not None:
+            raise ConfigurationError("model.init_from: a custom recipe loads its parameters itself, before it joins")
         return {}
+    from minga.recipes.init_from import INITIAL_FILE, initial_file
+
     recipe = load_recipe(spec)
+    initial = {} if source is None else {INITIAL_FILE: initial_file(source), **_files_of_model(recipe, Path(source))}
     folder = directory / "prepared" / _key(spec, recipe)[:16]
     stored = _read(folder)
     if stored is None:
         stored = recipe.prepare()
         _write(folder, stored)
-    return stored
+    return {**stored, **initial}
+
+
+def _files_of_model(recipe: Recipe[Any], source: Path) -> dict[str, bytes]:
+    """What the parameters depend on, such as the tokenizer, where `source` is the folder of a run that has it."""
+    paths = {name: source.expanduser() / "files" / name for name in recipe.model_files}
+    return {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
 
 
 def _key(spec: RunSpec, recipe: Recipe[Any]) -> str:
-    unannounced = spec.model_copy(update={"network": spec.network.model_copy(update={"announce": ()})})
-    facts: list[object] = [unannounced.canonical_bytes().hex()]
+    facts: list[object] = [without_private(spec).canonical_bytes().hex()]
     for path in recipe.inputs():
         status = path.stat()
         facts.append([str(path), status.st_size, status.st_mtime_ns])

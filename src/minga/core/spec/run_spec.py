@@ -237,6 +237,8 @@ class RunSpec(Section):
             del values["averaging"]["download_codec"]
         if self.averaging.sketch == DEFAULT_SKETCH:  # and those that average whole vectors
             del values["averaging"]["sketch"]
+        if self.model.init_from is None:  # and those that begin with random parameters
+            values["model"].pop("init_from", None)
         for name in ("announce", "landing_url"):  # and those without addresses of their own
             if not values["network"][name]:
                 del values["network"][name]

@@ -34,6 +34,14 @@ class ModelSection(Section):
         'the name of a recipe, such as "albert" or "custom"',
         pattern=NAME_PATTERN,
     )
+    init_from: str | None = described(
+        None,
+        "parameters to begin with instead of random ones; they travel with the run, as safetensors",
+        "a run's folder, a checkpoint, a folder or file with safetensors, or OWNER/NAME of the Hugging Face hub",
+        private=True,
+        min_length=1,
+        max_length=4096,
+    )
 
 
 class OptimizerSection(Section):

@@ -59,6 +59,7 @@ class AlbertRecipe(Recipe[AlbertSettings]):
     Settings = AlbertSettings
     headline = Metric("heldout_mlm_loss", better="lower")
     sizes = tuple(SIZES)
+    model_files = (TOKENIZER_FILE,)
 
     def __init__(self, settings: AlbertSettings, context: RecipeContext) -> None:
         super().__init__(settings, context)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from minga.core.errors import ConfigurationError
+from minga.recipes.init_from import load_initial
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Batch, Files, Recipe, StreamPosition
 from minga.recipes.registry import check_published, load_recipe
@@ -61,7 +62,9 @@ class RecipeRun:
             folder = peer.directory / f"own-data-{peer.peer_id[:10]}"
             self.recipe, self.files = self.recipe.own_data(self.files, data, folder)
         self.device = choose_device(device)
-        self.model: nn.Module = new_model(self.recipe).to(self.device)
+        self.model: nn.Module = new_model(self.recipe)
+        load_initial(self.model, peer.files)
+        self.model = self.model.to(self.device)
         self._is_fixed = self._is_public or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice

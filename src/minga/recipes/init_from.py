@@ -1,0 +1,146 @@
+"""Parameters to begin with: from another run, from a folder, or from a hub, as one file that travels with the run.
+
+The organiser's `minga host` reads what `model.init_from` names, and makes `initial.safetensors` of it. Its digest
+stands in the published spec like that of every file of a run, so all peers begin with equal bits. The name of the
+source, which may be a folder of the organiser's, is not published. Only safetensors are read: pickled parameters could
+run code of a stranger.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import nn
+
+from minga.core.errors import ConfigurationError
+from minga.recipes.interface import Files
+from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.state_dict import MODEL
+
+INITIAL_FILE = "initial.safetensors"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[\w.-]{1,96}(@[\w./-]{1,96})?", re.ASCII)
+
+logger = logging.getLogger("minga.recipes")
+
+
+def initial_file(source: str) -> bytes:
+    """The content of `initial.safetensors` out of what `source` names.
+
+    That is the folder of a run (its newest intact checkpoint), a checkpoint, a folder with `model.safetensors` or its
+    shards, a safetensors file, or a model of the Hugging Face hub, `OWNER/NAME` or `OWNER/NAME@REVISION`. Raises
+    `ConfigurationError` if there are no such parameters.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir() and (path / "checkpoints").is_dir():
+        tensors = _of_run(path)
+    elif path.exists():
+        tensors = _read(_files_of(path, source), source)
+    elif _HUB.fullmatch(source):
+        tensors = _read(_files_of(_downloaded(source), source), source)
+    else:
+        raise ConfigurationError(
+            f"model.init_from = {source!r}: no such file or folder, and not a name such as OWNER/NAME of the hub"
+        )
+    return save({name: tensors[name].contiguous() for name in sorted(tensors)}, metadata={"format": "pt"})
+
+
+def load_initial(model: nn.Module, files: Files) -> None:
+    """Let `model` begin with the parameters that came with the run, if any did.
+
+    Tensors of the model that the file lacks, such as those of a new head, keep their initial draws; a log line names
+    them. Raises `ConfigurationError` if the file fits no tensor, or one that has another shape.
+    """
+    if INITIAL_FILE not in files:
+        return
+    given = _read([files[INITIAL_FILE]], INITIAL_FILE)
+    own = model.state_dict(keep_vars=True)
+    matching = {name: tensor for name, tensor in own.items() if name in given}
+    if not matching:
+        raise ConfigurationError(
+            f"model.init_from: none of its {len(given)} tensors, such as {min(given, default='none')}, belongs to this "
+            f"model, which has tensors such as {min(own, default='none')}"
+        )
+    for name, tensor in matching.items():
+        if tensor.shape != given[name].shape:
+            raise ConfigurationError(
+                f"model.init_from: {name} has the shape {tuple(given[name].shape)}, "
+                f"and {tuple(tensor.shape)} in this run"
+            )
+    with torch.no_grad():
+        for name, tensor in matching.items():
+            tensor.copy_(given[name])
+    filled = {tensor.data_ptr() for tensor in matching.values()}  # tied tensors are written once
+    if fresh := sorted(name for name, tensor in own.items() if tensor.data_ptr() not in filled and tensor.numel()):
+        shown = ", ".join(fresh[:5]) + (f" and {len(fresh) - 5} more" if len(fresh) > 5 else "")
+        logger.warning("%d of %d tensors begin with new values: %s", len(fresh), len(own), shown)
+
+
+def _of_run(folder: Path) -> dict[str, torch.Tensor]:
+    checkpoint = CheckpointStore(folder / "checkpoints").load()
+    if checkpoint is None:
+        raise ConfigurationError(f"model.init_from: the run in {folder} has no checkpoint yet")
+    logger.info("beginning with the parameters of %s after step %d", folder, checkpoint.snapshot.step)
+    return {
+        entry.name.removeprefix(MODEL): tensor
+        for entry, tensor in checkpoint.snapshot.named_tensors()
+        if entry.name.startswith(MODEL)
+    }
+
+
+def _files_of(path: Path, source: str) -> list[Path]:
+    """The safetensors files at `path`: itself, the single one of a folder, or its shards."""
+    if path.is_file():
+        return [path]
+    if (path / SINGLE).is_file():
+        return [path / SINGLE]
+    if not (path / INDEX).is_file():
+        raise ConfigurationError(
+            f"model.init_from = {source!r}: no {SINGLE} in it, and no shards of one; parameters in other formats, such "
+            "as pytorch_model.bin, may hold a program and are not read"
+        )
+    try:
+        shards = set(json.loads((path / INDEX).read_bytes())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(f"model.init_from = {source!r}: {INDEX} cannot be read: {error}") from error
+    if not all(isinstance(name, str) and Path(name).name == name for name in shards):
+        raise ConfigurationError(f"model.init_from = {source!r}: {INDEX} names files outside of the folder")
+    return [path / name for name in sorted(shards)]
+
+
+def _read(paths: Iterable[Path], source: str) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                tensors.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise ConfigurationError(f"model.init_from = {source!r}: {path.name} cannot be read: {error}") from error
+    return tensors
+
+
+def _downloaded(source: str) -> Path:
+    """The folder with a model of the hub, in the hub's own cache."""
+    name, _, revision = source.partition("@")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError as error:
+        raise ConfigurationError(
+            f"model.init_from = {source!r}: to download it, install huggingface_hub, or name a local folder"
+        ) from error
+    try:
+        found = snapshot_download(
+            name, revision=revision or None, allow_patterns=[SINGLE, INDEX, "model-*.safetensors"]
+        )
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
+        why = str(error).strip().split("\n")[0][:200]
+        raise ConfigurationError(f"model.init_from = {source!r}: the hub does not give it: {why}") from error
+    return Path(found)

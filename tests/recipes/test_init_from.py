@@ -1,0 +1,162 @@
+"""Runs that begin with given parameters: what is read, what is refused, and that all peers begin alike."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load, save_file
+from torch import nn
+
+from minga.cli.taking_part import prepared_files as prepared_module
+from minga.cli.taking_part.prepared_files import prepared_files
+from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.recipes.init_from import INITIAL_FILE, initial_file, load_initial
+from minga.recipes.registry import load_recipe, published
+from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.snapshot import StateSnapshot, TensorEntry
+from minga.training.state.state_dict import MODEL, OPTIMIZER
+from tests.worlds.cli_run import SPEC
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is also that of the head, which has a bias of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5)
+        self.head.weight = self.embedding.weight
+
+
+def filled(model: nn.Module, value: float) -> dict[str, torch.Tensor]:
+    return {name: torch.full_like(tensor, value) for name, tensor in model.state_dict().items()}
+
+
+def test_a_file_a_folder_and_shards_give_the_same_bytes(tmp_path: Path) -> None:
+    tensors = filled(nn.Linear(3, 2), 0.5)
+    save_file(tensors, tmp_path / "one.safetensors")
+    (tmp_path / "folder").mkdir()
+    save_file(tensors, tmp_path / "folder" / "model.safetensors")
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for name, tensor in tensors.items():
+        save_file({name: tensor}, shards / f"model-{name}.safetensors")
+    index = {"weight_map": {name: f"model-{name}.safetensors" for name in tensors}}
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    contents = {initial_file(str(tmp_path / name)) for name in ("one.safetensors", "folder", "shards")}
+    (content,) = contents
+    assert {name: tensor.tolist() for name, tensor in load(content).items()} == {
+        name: tensor.tolist() for name, tensor in tensors.items()
+    }
+
+
+def test_of_a_run_the_newest_checkpoint_is_read_without_its_optimizer(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints")
+    entries = (
+        TensorEntry(MODEL + "weight", "float32", (2,)),
+        TensorEntry(OPTIMIZER + "weight/moment", "float32", (2,)),
+    )
+    for step in (1, 2):
+        buffer = torch.zeros(32, dtype=torch.uint8)
+        buffer[:8] = torch.tensor([step, step], dtype=torch.float32).view(torch.uint8)
+        store.save(StateSnapshot(step, entries, {}, buffer))
+    assert {name: tensor.tolist() for name, tensor in load(initial_file(str(tmp_path))).items()} == {"weight": [2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda folder: folder / "absent", "no such file or folder"),
+        (lambda folder: (folder / "pytorch_model.bin").write_bytes(b"pickle") and folder, "may hold a program"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"garbage") and folder, "cannot be read"),
+        (lambda folder: (folder / "model.safetensors.index.json").write_text("[]") and folder, "cannot be read"),
+        (
+            lambda folder: (
+                (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../b"}}') and folder
+            ),
+            "outside of the folder",
+        ),
+        (lambda folder: (folder / "checkpoints").mkdir() or folder, "no checkpoint yet"),
+    ],
+)
+def test_what_holds_no_parameters_is_refused_in_words(prepare: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        initial_file(str(prepare(tmp_path)))
+
+
+def test_a_model_of_the_hub_is_asked_for_by_name_and_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file(filled(nn.Linear(1, 1), 2.0), tmp_path / "model.safetensors")
+    asked: list[tuple[str, str | None]] = []
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        assert all("safetensors" in pattern for pattern in allow_patterns)
+        asked.append((name, revision))
+        if revision is None:
+            raise OSError("Repository Not Found\nfor url")
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert set(load(initial_file("owner/model@v1"))) == {"weight", "bias"}
+    with pytest.raises(ConfigurationError, match="the hub does not give it: Repository Not Found"):
+        initial_file("owner/model")
+    assert asked == [("owner/model", "v1"), ("owner/model", None)]
+
+
+def test_tied_tensors_are_filled_and_new_ones_keep_their_draws(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / INITIAL_FILE
+    save_file({"embedding.weight": torch.full((5, 3), 7.0)}, path)
+    model = Tied()
+    bias = model.head.bias.detach().clone()
+    with caplog.at_level(logging.WARNING, "minga.recipes"):
+        load_initial(model, {INITIAL_FILE: path})
+    assert model.head.weight.eq(7.0).all()
+    assert torch.equal(model.head.bias, bias)
+    assert "1 of 3 tensors begin with new values: head.bias" in caplog.text
+    load_initial(model, {})  # a run that begins with random parameters
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"other": torch.zeros(1)}, "none of its 1 tensors, such as other"),
+        ({"weight": torch.zeros(9)}, r"shape \(9,\)"),
+    ],
+)
+def test_parameters_of_another_model_are_refused(
+    tensors: dict[str, torch.Tensor], message: str, tmp_path: Path
+) -> None:
+    save_file(tensors, tmp_path / INITIAL_FILE)
+    with pytest.raises(ConfigurationError, match=message):
+        load_initial(nn.Linear(3, 2), {INITIAL_FILE: tmp_path / INITIAL_FILE})
+
+
+def test_parameters_travel_with_the_run_and_the_organisers_path_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "old"
+    (old / "files").mkdir(parents=True)
+    (old / "files" / "tokenizer.json").write_bytes(b"the old tokenizer")
+    save_file({"weight": torch.ones(1)}, old / "model.safetensors")
+    plain = RunSpec.from_toml(SPEC)
+    spec = RunSpec.from_toml(SPEC + f"[model]\ninit_from = '{old}'\n")
+    monkeypatch.setattr(
+        type(load_recipe(spec)), "prepare", lambda _: {"tokenizer.json": b"a new one", "training.jsonl.zst": b"text"}
+    )
+    files = prepared_files(spec, tmp_path)
+    assert files["tokenizer.json"] == b"the old tokenizer", "the parameters were trained with it"
+    assert files["training.jsonl.zst"] == b"text"
+    assert set(load(files[INITIAL_FILE])) == {"weight"}
+    assert prepared_module._key(spec, load_recipe(spec)) == prepared_module._key(plain, load_recipe(plain))
+    assert str(old).encode() not in published(spec).canonical_bytes()
+    assert plain.canonical_bytes() != spec.canonical_bytes()
+    with pytest.raises(ConfigurationError, match="loads its parameters itself"):
+        prepared_files(RunSpec(name="own", model={"recipe": "custom", "init_from": str(old)}), tmp_path)
