@@ -418,9 +418,48 @@ def runs(
 ) -> None:
     """List the runs that lie on this machine, with step, age and size; --remove deletes one."""
     ready = make_context(json_output=json_output)
-    from minga.cli.taking_part.runs import run_runs
+    from minga.cli.keeping.runs import run_runs
 
     run_runs(directory, remove, ready)
+
+
+PassphraseFile = Annotated[
+    Path | None, typer.Option("--passphrase-file", help="File with the passphrase; without it you are asked.")
+]
+
+
+@app.command()
+def backup(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run's folder, which `minga host` and `minga runs` show.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write, which must not be there.", show_default=False)],
+    identity: IdentityFile = None,
+    passphrase_file: PassphraseFile = None,
+    json_output: Json = False,
+) -> None:
+    """Write key, files and newest checkpoint of a run that you organise into one encrypted file."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.keeping.backup import run_backup
+
+    run_backup(run, out, identity, passphrase_file, ready)
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `minga backup` wrote.")],
+    directory: Directory = None,
+    identity: Annotated[
+        Path | None, typer.Option(help="Where the organiser's key goes (default: this user's key file, if free).")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
+    json_output: Json = False,
+) -> None:
+    """Lay a run down on this machine again, from what `minga backup` wrote."""
+    ready = make_context(json_output=json_output)
+    from minga.cli.keeping.backup import run_restore
+
+    run_restore(file, directory, identity, passphrase_file, ready)
 
 
 @app.command()
@@ -445,7 +484,7 @@ def export(
 ) -> None:
     """Write the model as transformers loads it, from a live run or from the newest checkpoint of a run's folder."""
     ready = make_context(json_output=json_output)
-    from minga.cli.taking_part.export import run_export
+    from minga.cli.keeping.export import run_export
     from minga.cli.terminal.peer_options import peer_options
 
     peer = peer_options("monitor", identity=None, ephemeral=True, voucher=identity, directory=None, host=bind)

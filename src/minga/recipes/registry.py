@@ -58,7 +58,7 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
     return recipe
 
 
-def published(spec: RunSpec) -> RunSpec:
+def spelled_out(spec: RunSpec) -> RunSpec:
     """The spec with every setting of its recipe spelled out, without those that name things of this machine, and with
     the package that brings the recipe, where it does not come with minga.
 
@@ -66,10 +66,15 @@ def published(spec: RunSpec) -> RunSpec:
     Raises what `load_recipe` raises.
     """
     if spec.is_old or spec.model.recipe == CUSTOM:
-        return spec.published()
+        return spec
     settings = without_private(load_recipe(spec).settings)
     spec = spec.with_plugins(recorded([(RECIPES, spec.model.recipe)], spec.plugins))
-    return spec.with_recipe_settings(settings.model_dump(mode="json")).published()
+    return spec.with_recipe_settings(settings.model_dump(mode="json"))
+
+
+def published(spec: RunSpec) -> RunSpec:
+    """The spec as others get it: `spelled_out`, without what concerns this machine alone."""
+    return spelled_out(spec).published()
 
 
 def check_published(spec: RunSpec) -> None:

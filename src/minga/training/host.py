@@ -19,12 +19,15 @@ from minga.core.spec.sections import FileEntry
 from minga.identity.keys.keys import Identity
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.access.access_files import AccessFiles
+from minga.training.archive.archiver import Archive
+from minga.training.archive.targets import target_of
 from minga.training.join import PeerOptions, checked_options, enter, network_settings
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, with_origins
 from minga.training.run_folder.host_lock import HostLock
 from minga.training.run_folder.known_runs import known_run
+from minga.training.run_folder.own_settings import OwnSettings
 from minga.training.run_folder.rejoin import check_organiser
 from minga.training.session import Session
 
@@ -58,8 +61,8 @@ def host(
     `spec` is a run spec, its settings by name, or the path of a TOML file. Each call begins another run, of another run
     id, though the settings may be equal. `resume` is the folder of a run that this machine hosted before, and goes on
     with that one; `spec` and `files`, if given, must agree with it. The link stays valid as long as any peer that it
-    names can be reached. A run that is hosted again has the same port, unless `options` say otherwise. `files` travel
-    with the run.
+    names can be reached. A run that is hosted again has the same port, unless `options` say otherwise, and the settings
+    of its organiser's machine that are not published. `files` travel with the run.
 
     With an `ephemeral` key and no directory of its own, the peer leaves nothing behind on this machine.
 
@@ -68,17 +71,22 @@ def host(
     """
     options = checked_options(options)
     given = None if spec is None else read_spec(spec)
-    if given is not None:  # what is published, and resumed, does not have them
-        options = replace(options, announce=(*options.announce, *given.network.announce))
+    own = OwnSettings(options.announce).updated(OwnSettings() if given is None else OwnSettings.of(given))
     with contextlib.ExitStack() as held:
         identity = options.hold_identity(held)
         if resume is not None:
             run = _resumed(Path(resume), given, files, identity)
+            own = OwnSettings.read(run.directory).updated(own)
         elif given is not None:
             run = _begun(given, dict(files or {}), identity, options, held)
         else:
             raise ConfigurationError("host what? Pass a run spec, or resume=DIRECTORY to go on with a run")
-        return _enter(run, options, identity, held)
+        target = None if own.upload_to is None else target_of(own.upload_to)
+        own.write(run.directory)
+        peer = _enter(run, replace(options, announce=own.announce), identity, held)
+        if own.archive_every:
+            peer.keep_archive(Archive(own.archive_every, target), identity)
+        return peer
 
 
 def read_spec(spec: RunSpec | Mapping[str, Any] | Path | str) -> RunSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +18,12 @@ from minga.core.events.bus import Event, EventData, Value
 from minga.core.events.catalogue import CATALOGUE
 from minga.core.events.training import CheckpointFailed, CheckpointSaved
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.keys.keys import Identity
 from minga.identity.links.encoding import EntryPoint
 from minga.identity.links.links import Link
 from minga.identity.links.signed_spec import SignedRunSpec
+from minga.training.archive.archiver import Archive, Archiver
+from minga.training.archive.record import ArchiveRecord
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
@@ -27,6 +31,7 @@ from minga.training.record_kinds import Metrics
 from minga.training.replica.replica import Replica
 from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore
+from minga.training.state.manifest import Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.status.event_stream import EventStream
 from minga.training.status.run_status import PeerStatus, RunStatus
@@ -66,6 +71,8 @@ class Peer:
         self._metrics = Metrics(0, 0.0, 0, 0)
         self._closed = False
         self._status, self._streams = StatusReader(self), list[EventStream]()
+        self._archiver: Archiver | None = None
+        self._archived_status = self._status
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
         if spec.security.mode == "byzantine" and self.role == "monitor":
             thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
@@ -173,10 +180,12 @@ class Peer:
         with contextlib.suppress(Exception):  # a goodbye that fails must not keep the program from ending
             self._thread.call(self._session.close(reason), CLOSE_S)
         self._thread.close()
-        for stream in self._streams:
-            stream.close()
         if self._saving is not None:
             self._saving.join()
+        if self._archiver is not None:
+            self._archiver.close()
+        for stream in self._streams:
+            stream.close()
         self._held.close()
 
     def __enter__(self) -> Peer:
@@ -190,6 +199,11 @@ class Peer:
     def hold(self, held: contextlib.ExitStack) -> None:
         """Free, when this peer is closed, what this process alone may use as long as it lives, such as its key."""
         self._held = held
+
+    def keep_archive(self, archive: Archive, identity: Identity) -> None:
+        """Keep some checkpoints for good from now on, signed by `identity`; see `minga.training.archive`."""
+        self._archiver = Archiver(self.directory, archive, identity, self.note)
+        self._archived_status = StatusReader(self, from_start=True)
 
     # ---- for the optimizer
 
@@ -246,6 +260,8 @@ class Peer:
     def is_checkpoint_due(self, step: int) -> bool:
         """Whether the run spec asks for a checkpoint after `step`, and the last one is written."""
         every = self.spec.checkpoints.every_steps
+        if self._archiver is not None and self._archiver.is_due(step):
+            return True
         return every > 0 and step % every == 0 and not (self._saving is not None and self._saving.is_alive())
 
     def save_checkpoint(self, snapshot: StateSnapshot, *, wait: bool = False) -> None:
@@ -280,7 +296,19 @@ class Peer:
 
     def _save(self, snapshot: StateSnapshot) -> None:
         try:
-            path = self._checkpoints.save(snapshot, files={"run-spec.toml": self.spec.to_toml().encode()})
+            manifest = build_manifest(snapshot)
+            path = self._checkpoints.save(snapshot, manifest, files={"run-spec.toml": self.spec.to_toml().encode()})
             self.note(CheckpointSaved(step=snapshot.step, path=str(path)))
-        except StorageError as error:
+            self._keep_for_good(path, manifest)
+        except (StorageError, OSError) as error:
             self.note(CheckpointFailed(step=snapshot.step, why=str(error)))
+
+    def _keep_for_good(self, path: Path, manifest: Manifest) -> None:
+        step, last = manifest.step, self.spec.training.stop_after_steps
+        if self._archiver is None or not (self._archiver.is_due(step) or step == last):
+            return
+        loss: float | None = None
+        with contextlib.suppress(ClosedError, RuntimeError):  # closed meanwhile: the checkpoint counts, not its loss
+            loss = self._archived_status.look().status.loss
+        record = ArchiveRecord(self.run_id, self.spec.name, step, manifest.digest, loss, time.time(), self.peer_id)
+        self._archiver.add(path, record)

@@ -54,7 +54,7 @@ def run_host(
     """Begin the run of the spec in the file `path`, or to `resume` go on with the one in the folder `path`; stay until
     it ends or Ctrl-C comes. A run that begins may take its first parameters from `begin_from`, see `init_from`.
     """
-    from minga.recipes.registry import CUSTOM, published
+    from minga.recipes.registry import CUSTOM, spelled_out
 
     output = context.output
     known = known_run(path) if resume else None
@@ -69,7 +69,6 @@ def run_host(
         peer = replace(peer, role="monitor")
     elif spec.security.mode == "byzantine" and peer.role == "auxiliary":
         peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
-    peer = replace(peer, announce=(*peer.announce, *spec.network.announce))
     if relays := relay_line(spec, peer.host):
         output.say(relays)
     apply_threads(work.threads)
@@ -80,7 +79,7 @@ def run_host(
     else:
         output.say(f"Preparing [bold]{spec.name}[/] …")
         _name_earlier_run(spec.name, peer, output)
-        hosting = host(published(spec), peer, files=prepared_files(spec, peer.runs_directory))
+        hosting = host(spelled_out(spec), peer, files=prepared_files(spec, peer.runs_directory))
     with hosting as hosted:
         wire(context, hosted)
         check_when_reached(hosted, output)

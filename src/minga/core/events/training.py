@@ -160,6 +160,27 @@ class CheckpointFailed(EventData, kind="checkpoint.failed"):
     why: str
 
 
+class CheckpointArchived(EventData, kind="checkpoint.archived"):
+    """A checkpoint is kept for good in the folder `path`, with a signed record."""
+
+    step: int
+    path: str
+
+
+class CheckpointUploaded(EventData, kind="checkpoint.uploaded"):
+    """An archived checkpoint was copied to `checkpoints.upload_to`."""
+
+    step: int
+    seconds: float
+
+
+class CheckpointNotUploaded(EventData, kind="checkpoint.not_uploaded"):
+    """An archived checkpoint could not be copied. The copy is tried again, at the latest after the next start."""
+
+    step: int
+    why: str
+
+
 # ---- access to runs for members
 
 

@@ -33,10 +33,12 @@ Real = Annotated[float, AfterValidator(_without_negative_zero)]
 """A finite float with a single spelling."""
 
 
-def whole(default: Any, low: int, high: int, meaning: str, *, special: str = "") -> Any:
-    """A whole number in [low, high]; `special` says in words what else is allowed or what the bounds mean."""
-    allowed = f"a whole number from {low:_} to {high:_}{special}"
-    return Field(default, ge=low, le=high, description=meaning, json_schema_extra={"allowed": allowed})
+def whole(default: Any, low: int, high: int, meaning: str, *, special: str = "", private: bool = False) -> Any:
+    """A whole number in [low, high]; `special` says in words what else is allowed or what the bounds mean. A `private`
+    one is not published.
+    """
+    extra: dict[str, Any] = {"allowed": f"a whole number from {low:_} to {high:_}{special}", "private": private}
+    return Field(default, ge=low, le=high, description=meaning, json_schema_extra=extra)
 
 
 def real(

@@ -239,6 +239,9 @@ class RunSpec(Section):
             del values["averaging"]["sketch"]
         if self.model.init_from is None:  # and those that begin with random parameters
             values["model"].pop("init_from", None)
+        for name in ("archive_every", "upload_to"):  # and those of which nothing is kept for good
+            if not values["checkpoints"][name]:
+                del values["checkpoints"][name]
         for name in ("announce", "landing_url"):  # and those without addresses of their own
             if not values["network"][name]:
                 del values["network"][name]

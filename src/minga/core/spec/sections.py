@@ -166,6 +166,28 @@ class CheckpointsSection(Section):
         100, 0, 1_000_000, "steps between two checkpoints", special="; 0 is only after the run's last step"
     )
     keep: int = whole(3, 1, 1000, "newest checkpoints to keep")
+    archive_every: int = whole(
+        0,
+        0,
+        1_000_000,
+        "steps between two checkpoints that the host keeps for good",
+        special="; 0 is never",
+        private=True,
+    )
+    upload_to: str | None = described(
+        None,
+        "where the host copies the checkpoints that it keeps for good",
+        "a folder, hf://OWNER/NAME, or an address of fsspec such as s3://BUCKET/FOLDER",
+        private=True,
+        min_length=1,
+        max_length=2048,
+    )
+
+    @model_validator(mode="after")
+    def _check_archive(self) -> CheckpointsSection:
+        if self.upload_to is not None and not self.archive_every:
+            raise ValueError("upload_to copies what archive_every keeps: set archive_every, too")
+        return self
 
 
 class NetworkSection(Section):

@@ -8,6 +8,7 @@ from minga.core.events.bus import Event
 from minga.core.events.security import SecureBanned
 from minga.core.events.training import (
     CheckpointFailed,
+    CheckpointNotUploaded,
     MemberFailed,
     ParametersNotAveraged,
     RunFileFailed,
@@ -18,6 +19,7 @@ from minga.core.events.training import (
 
 MEANINGS = {
     CheckpointFailed.kind: "a checkpoint was not saved",
+    CheckpointNotUploaded.kind: "an archived checkpoint was not copied",
     MemberFailed.kind: "this peer no longer takes part in steps",
     ParametersNotAveraged.kind: "the parameters were not averaged",
     SecureBanned.kind: "a member was banned",

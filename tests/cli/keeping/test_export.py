@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from minga.cli.taking_part import export
-from minga.cli.taking_part.export import newest_state
+from minga.cli.keeping import export
+from minga.cli.keeping.export import newest_state
 from minga.core.errors import UnreachableError
 from minga.identity.keys.keys import Identity
 from minga.simulation.swarm.simulated_peer import SimulatedPeer

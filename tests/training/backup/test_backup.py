@@ -1,0 +1,176 @@
+"""A run in one encrypted file: what is in it, and that nothing else opens, changes or cuts it unnoticed."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minga
+from minga.identity.keys import key_file
+from minga.identity.keys.keys import Identity
+from minga.identity.links.signed_spec import SignedRunSpec
+from minga.training.backup import backup as backup_module
+from minga.training.backup import sealed_file
+from minga.training.backup.backup import restore_backup, write_backup
+from minga.training.backup.contents import safe_name
+from minga.training.backup.sealed_file import FRAME_BYTES, MAGIC, SALT_BYTES, SealedReader, SealedWriter
+from minga.training.run_folder.rejoin import SPEC_FILE
+from minga.training.state.checkpoints import CheckpointStore
+from tests.training.archive.test_archive import snapshot_of
+
+WORDS = "correct horse battery"
+
+
+@pytest.fixture(autouse=True)
+def _a_key_is_derived_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_file, "LOG2_N", sealed_file.MIN_LOG2_N)
+
+
+def sealed(content: bytes, passphrase: str = WORDS) -> bytes:
+    file = io.BytesIO()
+    writer = SealedWriter(file, passphrase)
+    for start in range(0, len(content), 70_000):
+        writer.write(content[start : start + 70_000])
+    writer.close()
+    return file.getvalue()
+
+
+def opened(data: bytes, passphrase: str = WORDS) -> bytes:
+    reader, parts = SealedReader(io.BytesIO(data), passphrase), []
+    while part := reader.read(50_000):
+        parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("size", [0, 1, FRAME_BYTES - 1, FRAME_BYTES, FRAME_BYTES + 1, 2 * FRAME_BYTES])
+def test_content_of_any_length_comes_back(size: int) -> None:
+    content = bytes(range(256)) * (size // 256 + 1)
+    assert opened(sealed(content[:size])) == content[:size]
+
+
+HEADER = len(MAGIC) + 1 + SALT_BYTES
+FRAME = FRAME_BYTES + 16
+WHOLE = FRAME_BYTES * 2 + 10
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data[: HEADER + 2 * FRAME],  # the last frame is gone
+        lambda data: data[: HEADER + FRAME],
+        lambda data: data[:-1],
+        lambda data: data + b"x",
+        lambda data: data[:HEADER] + data[HEADER + FRAME :],  # the first frame is gone
+        lambda data: data[:HEADER] + data[HEADER + FRAME : HEADER + 2 * FRAME] + data[HEADER : HEADER + FRAME],
+        lambda data: data[: HEADER + 5] + bytes([data[HEADER + 5] ^ 1]) + data[HEADER + 6 :],
+        lambda data: data[: HEADER - 1] + bytes([data[HEADER - 1] ^ 1]) + data[HEADER:],  # the salt
+        lambda data: MAGIC + bytes([63]) + data[len(MAGIC) + 1 :],  # a derivation that would take all memory
+        lambda data: data[:HEADER],
+        lambda data: data[: HEADER - 1],
+        lambda data: b"PK" + data,
+    ],
+)
+def test_what_was_changed_or_cut_is_refused(change: Any) -> None:
+    with pytest.raises(minga.ConfigurationError):
+        opened(change(sealed(bytes(WHOLE))))
+
+
+def test_another_passphrase_opens_nothing_and_a_short_one_is_refused() -> None:
+    with pytest.raises(minga.ConfigurationError, match="the passphrase is wrong"):
+        opened(sealed(b"content"), WORDS + "x")
+    with pytest.raises(minga.ConfigurationError, match="at least 8"):
+        sealed(b"content", "short")
+
+
+@pytest.mark.parametrize("name", ["", "/a", "../a", "a/../b", "a//b", "./a", "c:/a", "a\\b", "/".join("abcdefghi")])
+def test_names_that_lead_out_of_the_folder_are_refused(name: str) -> None:
+    with pytest.raises(minga.ConfigurationError):
+        safe_name(name)
+
+
+def a_run(folder: Path, identity: Identity) -> None:
+    spec = minga.RunSpec(name="kept", model={"recipe": "custom"}).begin(identity.peer_id)
+    (folder / "files" / "deep").mkdir(parents=True)
+    (folder / SPEC_FILE).write_bytes(SignedRunSpec.sign(spec, identity).encode())
+    (folder / "files" / "deep" / "tokenizer.json").write_bytes(b"tokenizer")
+    (folder / "history.jsonl").write_bytes(b"{}\n")
+    store = CheckpointStore(folder / "checkpoints")
+    for step in (1, 2):
+        store.save(snapshot_of(step), files={"run-spec.toml": b""})
+    for name in ("downloads/a", "archive/step-1/b", "hosted.link", ".hidden", "x.part"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"left out")
+
+
+def test_a_run_comes_back_with_its_key_and_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    organiser = Identity.generate()
+    a_run(tmp_path / "run", organiser)
+    made = write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+    assert made.step == 2
+    assert organiser.seed not in (tmp_path / "kept.backup").read_bytes()
+    monkeypatch.setattr(key_file, "default_path", lambda: tmp_path / "home" / "identity.json")
+    restored = restore_backup(tmp_path / "kept.backup", tmp_path / "runs", None, WORDS)
+    folder = restored.run.directory
+    assert (restored.run.step, restored.run.signed.organiser) == (2, organiser.peer_id)
+    assert Identity.load_or_create(restored.key).seed == organiser.seed
+    assert restored.key == tmp_path / "home" / "identity.json"
+    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert [name for name in files if not name.startswith("checkpoints/")] == [
+        "files/deep/tokenizer.json",
+        "history.jsonl",
+        SPEC_FILE,
+    ]
+    checkpoint = CheckpointStore(folder / "checkpoints").load()
+    assert checkpoint is not None
+    assert checkpoint.snapshot.step == 2
+    with pytest.raises(minga.ConfigurationError, match="there already"):
+        restore_backup(tmp_path / "kept.backup", tmp_path / "runs", None, WORDS)
+    with pytest.raises(minga.ConfigurationError, match="choose another name"):
+        write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+
+
+def test_the_key_of_another_run_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    organiser, other = Identity.generate(), tmp_path / "other.json"
+    a_run(tmp_path / "run", organiser)
+    write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+    own = Identity.load_or_create(other)
+    monkeypatch.setattr(key_file, "default_path", lambda: other)
+    restored = restore_backup(tmp_path / "kept.backup", tmp_path / "runs", None, WORDS)
+    assert restored.key.parent == restored.run.directory
+    assert Identity.load_or_create(restored.key).seed == organiser.seed
+    with pytest.raises(minga.ConfigurationError, match="holds another key"):
+        restore_backup(tmp_path / "kept.backup", tmp_path / "elsewhere", other, WORDS)
+    assert Identity.load_or_create(other).seed == own.seed
+    with pytest.raises(minga.ConfigurationError, match="organiser of this run"):
+        write_backup(tmp_path / "run", tmp_path / "second.backup", own, WORDS)
+
+
+def test_a_backup_whose_files_lead_elsewhere_writes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "evil.backup"
+    with out.open("wb") as file:
+        writer = SealedWriter(file, WORDS)
+        with tarfile.open(fileobj=writer, mode="w|") as tar:  # type: ignore[call-overload]
+            link = tarfile.TarInfo("link")
+            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            tar.addfile(link)
+        writer.close()
+    with pytest.raises(minga.ConfigurationError, match="no file"):
+        restore_backup(out, tmp_path / "runs", None, WORDS)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_unfinished_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    organiser = Identity.generate()
+    a_run(tmp_path / "run", organiser)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(backup_module, "_add", full)
+    with pytest.raises(minga.StorageError, match="No space"):
+        write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
