@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from minga.cli.app import app
 from minga.cli.terminal import exit_codes
+from minga.cli.terminal.command_groups import GROUPS
 from minga.cli.terminal.peer_options import peer_options
 from minga.core import errors
 from minga.core.errors import (
@@ -50,6 +55,16 @@ def test_help_is_quick_and_names_all_commands_and_exit_codes() -> None:
     assert not result.stderr
     for word in [*COMMANDS, "Exit codes", "130"]:
         assert word in result.stdout
+
+
+def test_every_command_has_a_group_and_an_example_that_its_options_allow() -> None:
+    examples = {name: example for named in GROUPS.values() for name, example in named.items()}
+    made: Any = typer.main.get_command(app)
+    assert list(made.commands) == list(examples)
+    for name, example in examples.items():
+        program, command, *words = shlex.split(example)
+        assert (program, command) == ("minga", name)
+        made.commands[name].make_context(name, words)  # complains of unknown options and missing arguments
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from minga.cli.access import authority_app, members_app
+from minga.cli.terminal.command_groups import arrange
 from minga.cli.terminal.context import collect_again, make_context
 from minga.cli.terminal.exit_codes import EXPLANATION
 from minga.cli.terminal.options import Bind, Directory, Json, LinkArgument, OptionalLink
@@ -493,3 +494,4 @@ def export(
 
 members_app.add_commands(app)
 authority_app.add_commands(app)
+arrange(app)

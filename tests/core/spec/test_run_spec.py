@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import MAX_SPEC_BYTES, RunSpec, run_id_of
 from minga.core.spec.sections import FileEntry
+from minga.recipes.registry import RECIPES
+from minga.simulation.scenario.scenario import read_scenario
 
 ENTRY = FileEntry(blake3="ab" * 32, size_bytes=1000)
 
@@ -474,3 +476,12 @@ def test_a_spec_made_in_a_program_says_what_is_wrong_in_words() -> None:
         RunSpec(name="x", training={"target_batch_size": 0})
     with pytest.raises(ConfigurationError, match=r"mine\.toml: name"):
         RunSpec.from_toml("name = ''", "mine.toml")
+
+
+def test_a_name_that_resembles_a_known_one_is_guessed() -> None:
+    with pytest.raises(ConfigurationError, match=r"must be one of .*; did you mean adamw\?"):
+        RunSpec.from_mapping({"name": "x", "optimizer": {"name": "adam"}})
+    with pytest.raises(ConfigurationError, match=r"'albret' is none of albert, .*; did you mean albert\?"):
+        RECIPES.get("albret")
+    with pytest.raises(ConfigurationError, match=r"did you mean home-150\?"):
+        read_scenario("home150")

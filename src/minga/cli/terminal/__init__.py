@@ -4,8 +4,9 @@
                         ├─ interrupt (Ctrl-C within a second)
                         └─ parent_watch (ends with its parent)
 
-Read: context (made first), options (that several commands have), peer_options (those of a peer), output (what is
-shown), exit_codes (and what is said when a command fails), interrupt, parent_watch.
+Read: command_groups (the order of `minga --help`), context (made first), options (that several commands have),
+peer_options (those of a peer), output (what is shown), exit_codes (and what is said when a command fails), interrupt,
+parent_watch.
 
 Called by every command. It knows no run.
 """

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Section, described
+from minga.core.spec.problems import probably_meant
 
 NAME_PATTERN: Final = r"^[a-z][a-z0-9_.-]{0,63}$"
 MAX_PLUGINS: Final = 32
@@ -120,7 +121,10 @@ class Registry(Generic[T]):
         entries = self._external.get(name, []) if isinstance(name, str) else []
         if not entries:
             known = ", ".join(self.names())
-            raise ConfigurationError(f"{self.what}: {name!r} is none of {known}, and no package brings it")
+            raise ConfigurationError(
+                f"{self.what}: {name!r} is none of {known}, and no package brings it"
+                f"{probably_meant(name, self.names())}"
+            )
         if len(entries) > 1:
             packages = " and by ".join(entry.dist.name if entry.dist else entry.value for entry in entries)
             raise ConfigurationError(f"{self.what}: {name!r} is brought by {packages}; uninstall all but one")

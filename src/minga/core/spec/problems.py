@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +14,7 @@ from minga.core.spec.fields import allowed_values
 
 MAX_LINES = 50
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_QUOTED = re.compile(r'"([^"]+)"')
 
 
 def explain(
@@ -49,7 +50,9 @@ def _line(source: str, key: str, allowed: str | None, problem: dict[str, Any], s
     if kind == "value_error":
         detail = str(problem["msg"]).removeprefix("Value error, ")
         return f"{where}: {detail}" if isinstance(value, dict) else f"{given}: {detail}"
-    return f"{given}: must be {allowed}" if allowed else f"{given}: {problem['msg']}"
+    if not allowed:
+        return f"{given}: {problem['msg']}"
+    return f"{given}: must be {allowed}{probably_meant(value, _QUOTED.findall(allowed))}"
 
 
 def _locate(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str, str | None]:
@@ -89,8 +92,13 @@ def _model_in(annotation: object) -> type[BaseModel] | None:
 
 def suggestion(name: str, known: list[str]) -> str:
     """What was probably meant by an unknown name, or all that there is; the end of a message."""
-    close = difflib.get_close_matches(name[:100], known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(known)}"
+    return probably_meant(name, known) or f"; there are: {', '.join(known)}"
+
+
+def probably_meant(name: object, known: Iterable[str]) -> str:
+    """What was probably meant by an unknown name, as the end of a message; empty if nothing resembles it."""
+    close = difflib.get_close_matches(name[:100], list(known), n=1) if isinstance(name, str) else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _short_name(part: str | int) -> str:

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError, field_validator
 from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.fields import Printable, Section, choice, described, whole
-from minga.core.spec.problems import explain
+from minga.core.spec.problems import explain, probably_meant
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import (
     DEFAULT_SKETCH,
@@ -159,6 +159,7 @@ def read_scenario(source: str) -> dict[str, Any]:
     if not os.path.exists(source) and path.suffix != ".toml":  # `Path` objects to names that no file can have
         raise ConfigurationError(
             f"{source[:60]}: neither a file nor a scenario that comes with minga; there are: {', '.join(shipped())}"
+            f"{probably_meant(source, shipped())}"
         )
     return {"name": path.stem[:64], **read_toml(path, MAX_FILE_BYTES)}
 
