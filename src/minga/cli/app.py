@@ -176,6 +176,7 @@ def join(
     evaluate: Annotated[
         bool, typer.Option("--evaluate", help="Measure the loss on held-out text beside training, as the host does.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Take part without being asked.")] = False,
     max_upload: Upload = None,
     max_download: Download = None,
     bind: Bind = None,
@@ -208,7 +209,7 @@ def join(
         host=bind,
         port=port,
     )
-    options = JoinOptions(LoginOptions(login, secret), evaluate)
+    options = JoinOptions(LoginOptions(login, secret), evaluate, yes)
     run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), options, ready)
 
 

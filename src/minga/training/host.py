@@ -21,7 +21,7 @@ from minga.identity.links.signed_spec import SignedRunSpec
 from minga.training.access.access_files import AccessFiles
 from minga.training.archive.archiver import Archive
 from minga.training.archive.targets import target_of
-from minga.training.join import PeerOptions, checked_options, enter, network_settings
+from minga.training.join import Door, PeerOptions, checked_options, enter, network_settings
 from minga.training.own_access import RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins, with_origins
@@ -152,12 +152,14 @@ def _enter(run: _Run, options: PeerOptions, identity: Identity, held: contextlib
     network = network_settings(options, run.spec.network.relay)
     access = RunAccess(AccessFiles(run.directory), known=(run.signed, run.spec), keeps=options.keeps_files)
 
-    async def publish(_: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
-        return *access.spec(), run.files()
+    async def files(_: Session, __: RunSpec) -> dict[str, Path]:
+        return run.files()
 
     claim = held.enter_context(HostLock.take(run.directory))
     run_id = run.signed.run_id
-    peer = enter(run_id, options, network, run.directory, [], publish, access, identity, may_be_alone=True)
+    peer = enter(
+        run_id, options, network, run.directory, [], Door(access.spec, files), access, identity, may_be_alone=True
+    )
     claim.tell(peer.link)
     peer.hold(held.pop_all())
     return peer

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from minga.core.errors import ConfigurationError, IdentityError, LinkError, StorageError
 from minga.core.rate_cap import RateCap
@@ -25,6 +25,7 @@ from minga.training.bridge.loop_thread import LoopThread
 from minga.training.own_access import Obtain, RunAccess
 from minga.training.peer import Peer
 from minga.training.plugins_of_run import check_plugins
+from minga.training.prospect import Consider, look
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 from minga.training.run_folder.rejoin import MAX_PLACES, KnownAddresses, RejoinFile, merged, own_port
 from minga.training.session import Session, SessionSettings
@@ -105,9 +106,17 @@ class PeerOptions:
 
 
 def join(
-    link: Link | str, options: PeerOptions | None = None, *, with_files: bool = True, obtain: Obtain | None = None
+    link: Link | str,
+    options: PeerOptions | None = None,
+    *,
+    with_files: bool = True,
+    obtain: Obtain | None = None,
+    consider: Consider | None = None,
 ) -> Peer:
     """Join the run that a link invites to. Blocks until the run was found and its files are here.
+
+    `consider` is shown the run before its files are fetched, and raises to decline. The state of the model is fetched
+    later still, when an optimizer begins to take part.
 
     A peer that only watches can do without the files that ship with the run (`with_files`). In a run for members
     `obtain` gets the access token for this peer's key. Without it the link admits the peer, or the token that it showed
@@ -129,14 +138,16 @@ def join(
     vouchers = _stored(_path(options.voucher)) if vouches else []
     access = RunAccess(AccessFiles(directory), link, known, keeps=options.keeps_files, vouchers=vouchers, obtain=obtain)
 
-    async def find(session: Session) -> tuple[SignedRunSpec, RunSpec, dict[str, Path]]:
+    def find() -> tuple[SignedRunSpec, RunSpec]:
         signed, spec = access.spec()
         if needs_plugins:
             check_plugins(spec)
+        return signed, spec
+
+    async def fetch(session: Session, spec: RunSpec) -> dict[str, Path]:
         if not with_files:
-            return signed, spec, {}
-        peers = list(session.node.connected())
-        return signed, spec, await fetch_files(session.node, peers, spec.files, directory / "files")
+            return {}
+        return await fetch_files(session.node, list(session.node.connected()), spec.files, directory / "files")
 
     may_be_alone = (
         known is not None and options.role == "trainer" and bool(CheckpointStore(directory / "checkpoints").steps())
@@ -144,7 +155,15 @@ def join(
     with contextlib.ExitStack() as held:
         identity = options.hold_identity(held)
         peer = enter(
-            link.run_id, options, network, directory, entries, find, access, identity, may_be_alone=may_be_alone
+            link.run_id,
+            options,
+            network,
+            directory,
+            entries,
+            Door(find, fetch, consider),
+            access,
+            identity,
+            may_be_alone=may_be_alone,
         )
         peer.hold(held.pop_all())
     return peer
@@ -192,7 +211,12 @@ def network_settings(options: PeerOptions, relay: Literal["none", "public"] | tu
     )
 
 
-Publish = Callable[[Session], Coroutine[Any, Any, tuple[SignedRunSpec, RunSpec, dict[str, Path]]]]
+class Door(NamedTuple):
+    """How a peer gets the spec of its run and then the files, and what its owner says between the two."""
+
+    find: Callable[[], tuple[SignedRunSpec, RunSpec]]
+    fetch: Callable[[Session, RunSpec], Coroutine[Any, Any, dict[str, Path]]]
+    consider: Consider | None = None
 
 
 def enter(
@@ -201,13 +225,13 @@ def enter(
     network: NetworkSettings,
     directory: Path,
     entries: Sequence[Address],
-    publish: Publish,
+    door: Door,
     access: RunAccess,
     identity: Identity,
     *,
     may_be_alone: bool,
 ) -> Peer:
-    """Start the background thread, appear in the run, and get spec and files by `publish`; undo all if that fails."""
+    """Start the background thread, appear in the run, and get spec and files by `door`; undo all if that fails."""
     rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
     places = KnownAddresses() if rejoin_file is None else rejoin_file.places()
     thread = LoopThread("minga")
@@ -232,7 +256,10 @@ def enter(
     try:
         access.obtain(identity)
         started = thread.call(start())
-        signed, spec, files = thread.call(publish(started))
+        signed, spec = thread.ask(door.find)
+        if door.consider is not None:
+            door.consider(look(thread, started, spec, signed.organiser))
+        files = thread.call(door.fetch(started, spec))
         peer = Peer(thread, started, signed, spec, files, directory)
         if rejoin_file is not None:
             rejoin_file.keep_spec(signed)

@@ -16,11 +16,18 @@ from minga.identity.links.links import Link
 from minga.training import join as join_module
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
+from minga.training.prospect import Consider
 
 T = TypeVar("T")
 
 
-def join(link: Link | str, options: PeerOptions | None = None, person: LoginUser | None = None) -> Peer:
+def join(
+    link: Link | str,
+    options: PeerOptions | None = None,
+    person: LoginUser | None = None,
+    *,
+    consider: Consider | None = None,
+) -> Peer:
     """Join a run as `minga.join` does; if the link names an authority, log in there, and keep the access renewed.
 
     `person` is asked where this peer's key is not enough; without one (`Credentials()`) it has to be. Blocks as long as
@@ -30,7 +37,7 @@ def join(link: Link | str, options: PeerOptions | None = None, person: LoginUser
     link = join_module.read_link(link)
     person = person or Credentials()
     if link.authority is None:
-        return join_module.join(link, options)
+        return join_module.join(link, options, consider=consider)
     url, run_id, organiser = link.authority, link.run_id, link.organiser
 
     async def log_in(identity: Identity, kept: Token | None) -> Token:
@@ -43,7 +50,7 @@ def join(link: Link | str, options: PeerOptions | None = None, person: LoginUser
     def obtain(identity: Identity, kept: Token | None) -> Token | None:
         return kept if identity.peer_id == organiser else _completed(log_in(identity, kept))
 
-    peer = join_module.join(link, options, obtain=obtain)
+    peer = join_module.join(link, options, obtain=obtain, consider=consider)
     peer.on_loop(lambda: peer.session.node.spawn(_renew(peer, AuthorityClient(url, run_id), person)))
     return peer
 

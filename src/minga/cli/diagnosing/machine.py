@@ -115,10 +115,10 @@ def data_folder() -> Path:
 def room_for(spec: RunSpec) -> Finding | None:
     """Whether this machine has room for the run; None if nobody can tell."""
     needed = needed_bytes(spec)
-    return None if needed is None else room(*needed, _total_memory(), shutil.disk_usage(data_folder()).free)
+    return None if needed is None else room(*needed, total_memory(), shutil.disk_usage(data_folder()).free)
 
 
-def _total_memory() -> int | None:
+def total_memory() -> int | None:
     """Bytes of the device that computes; None where the system does not say."""
     import torch
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from minga.cli.taking_part.first_screen import show_and_ask
 from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.login import LoginOptions, PersonAtTerminal
 from minga.cli.taking_part.status_view import OwnPart, PlainTrouble, volunteer_lines, volunteer_view
@@ -22,6 +23,7 @@ from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDr
 from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
+from minga.training.prospect import Prospect
 
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
@@ -34,10 +36,13 @@ SHARE_STEPS = 20
 
 @dataclass(frozen=True)
 class JoinOptions:
-    """How to log in, where the run asks for it, and whether to measure the loss on held-out text."""
+    """How to log in, where the run asks for it, whether to measure the loss on held-out text, and whether to take part
+    without being asked (`yes`).
+    """
 
     login: LoginOptions
     evaluate: bool = False
+    yes: bool = False
 
 
 def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
@@ -52,7 +57,11 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     apply_threads(work.threads)
     context.output.say("Looking for the run …")
     person = PersonAtTerminal(options.login, context.output)
-    with join(parsed, peer, person) as joined:
+
+    def consider(prospect: Prospect) -> None:
+        show_and_ask(prospect, peer, work, context.output, yes=options.yes)
+
+    with join(parsed, peer, person, consider=consider) as joined:
         wire(context, joined)
         if joined.spec.model.recipe == CUSTOM and joined.role != "monitor":
             raise ConfigurationError(

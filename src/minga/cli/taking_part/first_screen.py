@@ -1,0 +1,170 @@
+"""What a run will cost this machine, shown before anything large is downloaded."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+import typer
+from rich.markup import escape
+
+from minga.averaging.planning.contributor_choice import StepWork
+from minga.averaging.solver.division import PeerRates
+from minga.averaging.strategy_choice import facts_of
+from minga.cli.diagnosing.machine import data_folder, needed_bytes, total_memory
+from minga.cli.terminal.output import Output
+from minga.cli.terminal.peer_options import WorkOptions
+from minga.core.errors import ConfigurationError
+from minga.core.rate_cap import RateCap
+from minga.core.units import format_size
+from minga.simulation.forecast.explanation import explain
+from minga.simulation.forecast.model_facts import STATE_BYTES
+from minga.training.join import PeerOptions
+from minga.training.prospect import Prospect
+
+USUAL_UPLOAD: Final = 20e6 / 8
+USUAL_DOWNLOAD: Final = 100e6 / 8
+"""Bytes per second of a line that nothing is known of: 20 and 100 Mbit/s, as many homes have."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What this machine would give. Bytes; None where it is not known before joining.
+
+    `download_bytes` is what comes at the start: the files of the run and its state. `upload` and `download` are the
+    rates, in bytes per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says whether
+    the owner of the machine set them.
+    """
+
+    name: str
+    run_id: str
+    organiser: str
+    recipe: str
+    parameters: int | None
+    device: str
+    memory_bytes: int | None
+    memory_here: int | None
+    disk_bytes: int | None
+    disk_free: int
+    download_bytes: int | None
+    peers: int
+    upload: float
+    download: float
+    capped: bool
+    upload_per_day: float | None
+    download_per_day: float | None
+
+
+def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions) -> Costs:
+    """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
+    from minga.recipes.running.device_speed import hardware
+    from minga.recipes.running.run import choose_device
+
+    spec = prospect.spec
+    parameters = _parameters(prospect)
+    needed = needed_bytes(spec)
+    caps = [_rate(cap) for cap in peer.caps()]
+    upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
+    per_day = _per_day(prospect, peer, upload, download)
+    state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
+    return Costs(
+        name=spec.name,
+        run_id=prospect.run_id,
+        organiser=prospect.organiser,
+        recipe=spec.model.recipe,
+        parameters=parameters,
+        device="none" if peer.role == "monitor" else hardware(choose_device(work.device)),
+        memory_bytes=None if needed is None else needed[0],
+        memory_here=total_memory(),
+        disk_bytes=None if needed is None else needed[1],
+        disk_free=shutil.disk_usage(data_folder()).free,
+        download_bytes=None if state is None else state + sum(entry.size_bytes for entry in spec.files.values()),
+        peers=len(prospect.live.peers),
+        upload=upload,
+        download=download,
+        capped=any(cap is not None for cap in caps),
+        upload_per_day=None if per_day is None else per_day[0],
+        download_per_day=None if per_day is None else per_day[1],
+    )
+
+
+def show_and_ask(prospect: Prospect, peer: PeerOptions, work: WorkOptions, output: Output, *, yes: bool) -> None:
+    """Show the costs; on a terminal, unless `yes`, ask once. To decline ends the command."""
+    costs = costs_of(prospect, peer, work)
+    output.event("costs", **asdict(costs))
+    for line in lines(costs):
+        output.say(escape(line))
+    if output.interactive and not yes and sys.stdin.isatty():
+        if typer.confirm("Take part?", default=True):
+            return
+        output.say("Nothing was downloaded. To look at the run without taking part: minga status LINK")
+        raise typer.Exit
+
+
+def lines(costs: Costs) -> list[str]:
+    """The costs for people."""
+    size = "of a size that the organiser's program knows" if costs.parameters is None else _count(costs.parameters)
+    told = [
+        f"{costs.name}: {costs.recipe}, {size}; organiser {costs.organiser[:16]}; {_peers(costs.peers)}",
+        f"This machine: {costs.device}",
+    ]
+    if costs.memory_bytes is not None and costs.disk_bytes is not None:
+        here = "" if costs.memory_here is None else f" of {format_size(costs.memory_here)}"
+        told.append(
+            f"Memory at least {format_size(costs.memory_bytes)}{here}; disk {format_size(costs.disk_bytes)}, with "
+            f"{format_size(costs.disk_free)} free; {format_size(costs.download_bytes or 0)} to download at the start"
+        )
+    line = f"{costs.upload * 8 / 1e6:.3g} Mbit/s up and {costs.download * 8 / 1e6:.3g} down"
+    basis = f"with your limit, {line}" if costs.capped else f"on a line of {line} (yours is measured later)"
+    if costs.upload_per_day is None or costs.download_per_day is None:
+        told.append("Traffic: not known before others train; status shows it as soon as there is some")
+    else:
+        told.append(
+            f"Traffic: about {format_size(costs.upload_per_day)} up and {format_size(costs.download_per_day)} down a "
+            f"day, {basis}"
+        )
+    if not costs.capped:
+        told.append("No limit is set: --max-upload 10Mbit sets one")
+    return told
+
+
+def _parameters(prospect: Prospect) -> int | None:
+    from minga.recipes.registry import CUSTOM, load_recipe
+
+    if prospect.spec.model.recipe == CUSTOM:
+        return None
+    try:
+        return sum(load_recipe(prospect.spec).facts().tensors)
+    except ConfigurationError:  # the recipe is not installed here; joining says so
+        return None
+
+
+def _per_day(prospect: Prospect, peer: PeerOptions, upload: float, download: float) -> tuple[float, float] | None:
+    """Bytes up and down in a day in which steps follow each other; None if there is nothing to plan with."""
+    live, spec = prospect.live, prospect.spec
+    if not live.peers or not live.vector_bytes or peer.role == "monitor" or spec.security.mode == "byzantine":
+        return None
+    own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
+    rates = replace(live.rates, peers=(*live.rates.peers, own))
+    overlapped = facts_of(spec.training.strategy).max_in_flight > 0
+    explained = explain(rates, StepWork(live.vector_bytes, prospect.batch, overlapped=overlapped))
+    if not 0.0 < explained.step_s < math.inf:
+        return None
+    return explained.tasks[-1].upload_bytes_per_day, explained.tasks[-1].download_bytes_per_day
+
+
+def _rate(cap: RateCap | None) -> float | None:
+    """The rate of this hour."""
+    return None if cap is None else cap.now(time.time())
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters:,} parameters"
+
+
+def _peers(count: int) -> str:
+    return {0: "no peer trains now", 1: "1 peer trains now"}.get(count, f"{count} peers train now")

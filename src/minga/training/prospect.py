@@ -1,0 +1,44 @@
+"""What a peer knows of a run before it downloads anything large, so that its owner can decline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minga.core.spec.run_spec import RunSpec
+from minga.training.bridge.loop_thread import LoopThread
+from minga.training.session import Session
+from minga.training.status.live_rates import LiveRates, live_rates
+from minga.training.status.run_status import target_batch_size
+
+LOOK_S = 2.0
+"""How long to wait for what the peers of the run say of themselves; a run that has not begun says nothing."""
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A run as it looks from its door: the published spec, the organiser's key, and the peers that train.
+
+    `live` has the peers that take part in rounds now and their rates; `batch` is the present target batch size.
+    """
+
+    run_id: str
+    organiser: str
+    spec: RunSpec
+    live: LiveRates
+    batch: int
+
+
+Consider = Callable[[Prospect], None]
+"""Called in the thread of the program. To decline, it raises; the exception comes out of `minga.join`."""
+
+
+def look(thread: LoopThread, session: Session, spec: RunSpec, organiser: str) -> Prospect:
+    """What is known now, or after some moments if nothing is."""
+    until = time.monotonic() + LOOK_S
+    while not (live := thread.ask(lambda: live_rates(session.board))).vector_bytes and time.monotonic() < until:
+        time.sleep(_POLL_S)
+    batch = thread.ask(lambda: target_batch_size(session.board, spec))
+    return Prospect(session.node.run_id, organiser, spec, live, batch)

@@ -1,0 +1,100 @@
+"""What `minga join` shows of a run before it downloads anything large."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+import minga
+from minga.averaging.solver.division import PeerRates, SwarmRates
+from minga.cli.taking_part.first_screen import costs_of, lines, show_and_ask
+from minga.cli.terminal.output import Output
+from minga.cli.terminal.peer_options import WorkOptions
+from minga.core.spec.run_spec import RunSpec
+from minga.training.prospect import Prospect
+from minga.training.status.live_rates import LiveRates
+from tests.worlds.cli_run import SPEC
+
+WORK = WorkOptions("cpu", None, 1)
+MBIT = 1e6 / 8
+NOBODY = LiveRates((), SwarmRates(()), 0)
+TWO = LiveRates(("a" * 64, "b" * 64), SwarmRates((PeerRates(50 * MBIT, 50 * MBIT, 10.0),) * 2), 4_000_000)
+
+
+def prospect(live: LiveRates = NOBODY, text: str = SPEC) -> Prospect:
+    return Prospect("ab" * 32, "cd" * 32, RunSpec.from_toml(text), live, 256)
+
+
+def test_costs_are_those_of_the_plan_with_this_machine_in_it() -> None:
+    costs = costs_of(prospect(TWO), minga.PeerOptions(max_upload="8Mbit"), WORK)
+    assert (costs.name, costs.recipe, costs.peers, costs.capped) == ("tiny", "albert", 2, True)
+    assert costs.parameters is not None
+    assert costs.download_bytes == costs.parameters * 12, "no files; parameters and two moments"
+    assert costs.upload == pytest.approx(8 * MBIT)
+    # A step takes 256 / 20 s and a little; this machine sends at least its own vector, and receives the means.
+    assert costs.upload_per_day is not None
+    assert costs.download_per_day is not None
+    most_steps = 86_400 / (256 / 20)
+    for per_day in (costs.upload_per_day, costs.download_per_day):
+        assert 0.5 * most_steps * 4e6 < per_day <= 2.0 * most_steps * 4e6
+    text = "\n".join(lines(costs))
+    assert "organiser cdcdcdcdcdcdcdcd; 2 peers train now" in text
+    assert "with your limit, 8 Mbit/s up" in text
+
+
+def test_what_is_not_known_yet_is_not_made_up() -> None:
+    text = "\n".join(lines(costs_of(prospect(), minga.PeerOptions(), WORK)))
+    assert "not known before others train" in text
+    assert "No limit is set" in text
+    own = "name = 'own'\n[model]\nrecipe = 'custom'\n"
+    costs = costs_of(prospect(TWO, own), minga.PeerOptions(role="monitor"), WORK)
+    assert (costs.parameters, costs.download_bytes, costs.upload_per_day, costs.device) == (None, None, None, "none")
+    assert "of a size that the organiser's program knows" in lines(costs)[0]
+
+
+@pytest.mark.parametrize(("answer", "yes", "taken"), [(True, False, True), (False, False, False), (None, True, True)])
+def test_on_a_terminal_the_owner_is_asked_once(
+    answer: bool | None, yes: bool, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = Output(json_output=False)
+    output.interactive = True
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda _: True})())
+    asked: list[str] = []
+
+    def confirm(question: str, **_: object) -> bool:
+        asked.append(question)
+        assert answer is not None
+        return answer
+
+    monkeypatch.setattr(typer, "confirm", confirm)
+    if taken:
+        show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes)
+    else:
+        with pytest.raises(typer.Exit):
+            show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes)
+    assert len(asked) == (not yes)
+
+
+def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path) -> None:
+    seen: list[Prospect] = []
+
+    class DeclinedError(Exception):
+        pass
+
+    def decline(shown: Prospect) -> None:
+        seen.append(shown)
+        raise DeclinedError
+
+    options = minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "host", host="127.0.0.1")
+    with minga.host(minga.RunSpec(name="seen", model={"recipe": "custom"}), options, files={"big": b"x"}) as host:
+        joining = minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "guest", host="127.0.0.1")
+        with pytest.raises(DeclinedError):
+            minga.join(host.link, joining, consider=decline)
+        (shown,) = seen
+        assert (shown.run_id, shown.organiser, shown.live.peers) == (host.run_id, host.peer_id, ())
+        assert not list((tmp_path / "guest").rglob("big"))
+        with minga.join(host.link, joining, consider=seen.append) as guest:
+            assert guest.files["big"].read_bytes() == b"x"
