@@ -177,6 +177,20 @@ def join(
         bool, typer.Option("--evaluate", help="Measure the loss on held-out text beside training, as the host does.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Take part without being asked.")] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="HOURS", help='Take part only then, such as "22:00-07:00", in local time.')
+    ] = None,
+    max_traffic: Annotated[
+        str | None, typer.Option(metavar="SIZE/PERIOD", help="Up and down together, such as 50GB/month.")
+    ] = None,
+    pause_on_battery: Annotated[
+        bool, typer.Option("--pause-on-battery", help="Do not take part while this laptop is unplugged.")
+    ] = False,
+    leave_after_step: Annotated[int | None, typer.Option(min=1, help="Leave once this step is taken.")] = None,
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Let the peers of this machine pause, from another terminal.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="End such a pause.")] = False,
     max_upload: Upload = None,
     max_download: Download = None,
     bind: Bind = None,
@@ -194,9 +208,15 @@ def join(
     json_output: Json = False,
 ) -> None:
     """Take part in a run with this machine; everything else comes with the link. Ctrl-C leaves at any time."""
+    if pause or resume:
+        from minga.cli.taking_part.pause import run_pause
+
+        run_pause(link, directory, make_context(json_output=json_output), paused=pause)
+        return
     ready = make_context(json_output=json_output, parent_watch=parent_watch, slow_imports=True)
     from minga.cli.taking_part.join import JoinOptions, run_join
     from minga.cli.taking_part.login import LoginOptions
+    from minga.cli.taking_part.pause import availability_rules
     from minga.cli.terminal.peer_options import WorkOptions, peer_options
 
     peer = peer_options(
@@ -209,7 +229,8 @@ def join(
         host=bind,
         port=port,
     )
-    options = JoinOptions(LoginOptions(login, secret), evaluate, yes)
+    rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
+    options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step)
     run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), options, ready)
 
 

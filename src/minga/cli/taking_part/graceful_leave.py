@@ -26,11 +26,16 @@ class GracefulLeave:
         """Whether it is time to go, with `step` taken."""
         return self._asked_at is not None and step > self._asked_at
 
-    def _ask(self) -> bool:
-        """Note the wish; False if nothing is lost by leaving at once."""
+    def ask(self) -> bool:
+        """Note the wish to leave; False if nothing is lost by leaving at once."""
         life = self._peer.session.member
         if not isinstance(life, VerifiedMember) or not life.has_a_say:
             return False
         self._asked_at = life.step
-        self._output.say(ASKED)
         return True
+
+    def _ask(self) -> bool:
+        asked = self.ask()
+        if asked:
+            self._output.say(ASKED)
+        return asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -21,6 +22,8 @@ from minga.core.errors import ConfigurationError
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
+from minga.core.units import format_duration
+from minga.training.availability.availability import Availability, AvailabilityRules
 from minga.training.join import PeerOptions
 from minga.training.peer import Peer
 from minga.training.prospect import Prospect
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
     from minga.cli.terminal.output import Ticker
     from minga.recipes.running.run import RecipeRun
 
+NO_RULES = AvailabilityRules()
+POLL_S = 1.0
+"""How often the rules of this machine's owner are looked at."""
+
 SHARE_STEPS = 20
 """How many of the last steps the shown share is taken over."""
 
@@ -37,12 +44,14 @@ SHARE_STEPS = 20
 @dataclass(frozen=True)
 class JoinOptions:
     """How to log in, where the run asks for it, whether to measure the loss on held-out text, and whether to take part
-    without being asked (`yes`).
+    without being asked (`yes`), when this machine takes part (`rules`), and the step to leave after.
     """
 
     login: LoginOptions
     evaluate: bool = False
     yes: bool = False
+    rules: AvailabilityRules = NO_RULES
+    leave_after_step: int | None = None
 
 
 def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
@@ -58,17 +67,51 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
     context.output.say("Looking for the run …")
     person = PersonAtTerminal(options.login, context.output)
 
-    def consider(prospect: Prospect) -> None:
-        show_and_ask(prospect, peer, work, context.output, yes=options.yes)
+    availability = Availability(options.rules, peer.run_directory(parsed.run_id), time.time)
+    done = SessionsDone()
 
-    with join(parsed, peer, person, consider=consider) as joined:
-        wire(context, joined)
-        if joined.spec.model.recipe == CUSTOM and joined.role != "monitor":
-            raise ConfigurationError(
-                "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
-                "use the program that the organiser gave you: it calls minga.join with this link"
-            )
-        _Joining(joined, work, context, evaluate=options.evaluate).run()
+    def consider(prospect: Prospect) -> None:
+        if not done.sessions:  # the owner of this machine is asked once
+            show_and_ask(prospect, peer, work, context.output, yes=options.yes)
+
+    while True:
+        wait_until_available(availability, context)
+        with join(parsed, peer, person, consider=consider) as joined:
+            wire(context, joined)
+            if joined.spec.model.recipe == CUSTOM and joined.role != "monitor":
+                raise ConfigurationError(
+                    "this run trains a model of the organiser's own (recipe custom), which this command does not have; "
+                    "use the program that the organiser gave you: it calls minga.join with this link"
+                )
+            is_paused = _Joining(joined, work, context, options, availability, done).run()
+        if not is_paused:
+            return
+
+
+def wait_until_available(availability: Availability, context: Context) -> None:
+    """Block while the rules of this machine's owner keep it out of the run."""
+    said = ""
+    while (pause := availability.pause()) is not None:
+        if pause.why != said:
+            said = pause.why
+            back = "" if pause.seconds is None else f", back in {format_duration(pause.seconds)}"
+            context.output.say(f"This machine pauses: {escape(pause.why)}{back}.")
+            context.output.event("paused", why=pause.why, seconds=pause.seconds)
+        if context.parent_watch is not None and context.parent_watch.end_step < math.inf:
+            return
+        time.sleep(POLL_S)
+    if said:
+        context.output.event("resumed")
+        context.output.say("This machine takes part again.")
+
+
+@dataclass
+class SessionsDone:
+    """What this command has done so far, in all its sessions between pauses."""
+
+    sessions: int = 0
+    samples: int = 0
+    contributed: int = 0
 
 
 def machine(run: RecipeRun) -> str:
@@ -79,14 +122,25 @@ def machine(run: RecipeRun) -> str:
 
 
 class _Joining:
-    """One `minga join`."""
+    """One session of `minga join`, up to the next pause."""
 
-    def __init__(self, peer: Peer, work: WorkOptions, context: Context, *, evaluate: bool) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        work: WorkOptions,
+        context: Context,
+        options: JoinOptions,
+        availability: Availability,
+        done: SessionsDone,
+    ) -> None:
         from minga.monitor.history import History
         from minga.monitor.watcher import Watcher
 
         self.peer, self.work, self.output, self.parent_watch = peer, work, context.output, context.parent_watch
-        self.evaluate = evaluate
+        self.evaluate, self._last_step = options.evaluate, options.leave_after_step
+        self._availability, self._done, self._is_pausing, self._checked_at = availability, done, False, 0.0
+        availability.begin_session()
+        done.sessions += 1
         self._leaving = GracefulLeave(peer, context)
         self.held_out: HeldOut | None = None
         self._run: RecipeRun | None = None
@@ -94,18 +148,15 @@ class _Joining:
         self._trouble = PlainTrouble()
         self._lock = threading.Lock()
         self._begun = time.monotonic()
-        self._samples, self._step, self._phase = 0, 0, "joining"
+        self._step, self._phase = 0, "joining"
         self._losses: deque[float] = deque(maxlen=50)
         self._shares: deque[float] = deque(maxlen=SHARE_STEPS)
-        self._contributed = 0
         self._sync = (0, 0)
         peer.subscribe(self._on_event)
-        done_so_far.append(
-            lambda: {"step": self._step, "steps_contributed": self._contributed, "samples": self._samples}
-        )
+        done_so_far.append(lambda: {"step": self._step, "steps_contributed": done.contributed, "samples": done.samples})
 
-    def run(self) -> None:
-        """Take part, with a display beside."""
+    def run(self) -> bool:
+        """Take part, with a display beside; whether this session ended for a pause."""
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.run import RecipeRun
 
@@ -122,10 +173,10 @@ class _Joining:
         with Ticker(self.output, self._look, volunteer_view, self._lines) as ticker:
             if self.peer.role == "monitor":
                 collect_again()
-                while not (self.parent_watch and self.parent_watch.is_over(self.watcher.look().step)):
+                while not self._is_over(self.watcher.look().step):
                     ticker.check()
                     time.sleep(0.5)
-                return
+                return self._is_pausing
             run = RecipeRun(
                 self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch, data=self.work.data
             )
@@ -135,7 +186,23 @@ class _Joining:
             self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
             self._take_part(run, ticker)
             self._phase = "finished" if run.finished else "leaving"
+        self._availability.end_session()
+        if self._is_pausing and not run.finished:
+            return True
         self._summarise(run)
+        return False
+
+    def _is_over(self, step: int) -> bool:
+        if self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step)):
+            return True
+        if self._last_step is not None and step >= self._last_step:
+            return True
+        if time.monotonic() - self._checked_at >= POLL_S and not self._is_pausing:
+            self._checked_at = time.monotonic()
+            self._availability.note_traffic(sum(self.peer.on_loop(self.peer.session.node.traffic)))
+            self._is_pausing = self._availability.pause() is not None
+            return self._is_pausing and not self._leaving.ask()
+        return False
 
     def _take_part(self, run: RecipeRun, ticker: Ticker) -> None:
         from minga.cli.taking_part.held_out import HeldOut
@@ -144,7 +211,7 @@ class _Joining:
 
         def is_over(step: int) -> bool:
             ticker.check()
-            return self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step))
+            return self._is_over(step)
 
         def between() -> None:
             if held_out is not None:
@@ -165,15 +232,15 @@ class _Joining:
         seconds = time.monotonic() - self._begun
         self.output.say(
             f"{'The run is complete' if run.finished else 'Stopped'} at step {run.step}. This machine took part in "
-            f"{self._contributed} steps with {self._samples} samples. Thank you!"
+            f"{self._done.contributed} steps with {self._done.samples} samples. Thank you!"
         )
         self.output.summary(
             ok=True,
             step=run.step,
             finished=run.finished,
             digest=run.optimizer.digest(),
-            steps_contributed=self._contributed,
-            samples=self._samples,
+            steps_contributed=self._done.contributed,
+            samples=self._done.samples,
             dropped_micro_batches=run.optimizer.dropped_micro_batches,
             seconds=round(seconds, 3),
             **({"first": self.held_out.first, "last": self.held_out.latest} if self.held_out else {}),
@@ -181,7 +248,8 @@ class _Joining:
 
     def _on_batch(self, step: int, samples: int, loss: float) -> None:
         with self._lock:
-            self._step, self._samples = step, self._samples + samples
+            self._step = step
+            self._done.samples += samples
             self._losses.append(loss)
 
     def _on_event(self, event: Event) -> None:
@@ -189,7 +257,7 @@ class _Joining:
             match event.data:
                 case StepApplied() as applied:
                     self._shares.append(min(1.0, applied.samples / applied.batch))
-                    self._contributed += applied.samples > 0
+                    self._done.contributed += applied.samples > 0
                     self._step = applied.step
                 case SyncAdvanced() as sync:
                     self._sync = (sync.done_bytes, sync.total_bytes)
@@ -216,7 +284,7 @@ class _Joining:
                 run=status,
                 step=self._step,
                 loss=sum(self._losses) / len(self._losses) if self._losses else None,
-                samples=self._samples,
+                samples=self._done.samples,
                 samples_per_second=me.samples_per_second if me else 0.0,
                 share=sum(self._shares) / len(self._shares) if self._shares else None,
                 bytes_sent=me.bytes_sent if me else 0,
@@ -227,6 +295,7 @@ class _Joining:
                 phase="resting" if status.resting and self._phase == "training" else self._phase,
                 figures=self.held_out.latest if self.held_out else {},
                 machine="" if self._run is None else machine(self._run),
+                traffic=self._availability.traffic,
             )
 
     def _lines(self, part: OwnPart) -> list[str]:

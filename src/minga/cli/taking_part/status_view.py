@@ -35,7 +35,7 @@ class OwnPart:
     """What a volunteer sees of their own doing.
 
     `share` of the last steps is None before the first one, `figures` on held-out text are empty without `--evaluate`.
-    `machine` is the device and its micro-batch, empty before they are known.
+    `machine` is the device and its micro-batch, empty before they are known; `traffic` what was used of a budget.
     """
 
     run: Any
@@ -52,6 +52,7 @@ class OwnPart:
     phase: str
     figures: dict[str, float]
     machine: str
+    traffic: str = ""
 
 
 def headline(status: RunStatus) -> str:
@@ -166,7 +167,8 @@ def _own(part: OwnPart) -> str:
     return (
         f"you: {doing} · {part.samples_per_second:.1f} samples/s · {share} · {part.samples} samples so far · "
         f"sent {format_size(part.bytes_sent)}, received {format_size(part.bytes_received)} · "
-        f"{' and '.join(part.paths) or 'no'} connection"
+        + (f"{part.traffic} · " if part.traffic else "")
+        + f"{' and '.join(part.paths) or 'no'} connection"
     )
 
 
