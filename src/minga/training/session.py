@@ -216,11 +216,13 @@ class Session:
         self, spec: RunSpec, replica: ReplicaInterface, port: GradientPort, organiser: str | None = None
     ) -> Member:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec."""
+        facts = facts_of(spec.training.strategy)
         settings = MemberSettings(
             target_batch_sizes=spec.training.batch_range,
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
-            overlapped=facts_of(spec.training.strategy).max_in_flight > 0,
+            overlapped=facts.max_in_flight > 0,
+            keeps_uncounted=facts.keeps_uncounted,
             most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,

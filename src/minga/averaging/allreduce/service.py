@@ -106,7 +106,11 @@ class AllReduce:
             raise
         if not round.is_done:
             round.retire()
-            round.take_back()
+            try:
+                if residual is not None:
+                    await asyncio.get_running_loop().run_in_executor(None, round.set_aside)
+            finally:
+                round.take_back()
             error = RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
             error.held_term = round.held_term
             raise error

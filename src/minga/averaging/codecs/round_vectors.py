@@ -22,11 +22,16 @@ LayoutOf = Callable[[int], VectorLayout]
 
 
 class RoundVectors:
-    """The vectors of one peer's rounds. `new` makes a zeroed vector of so many elements, where they are averaged."""
+    """The vectors of one peer's rounds. `new` makes a zeroed vector of so many elements, where they are averaged.
 
-    def __init__(self, layout_of: LayoutOf, new: Callable[[int], torch.Tensor]) -> None:
+    With `keeps_uncounted` the peer's strategy keeps a contribution that a round counts without; see `residual.py`.
+    """
+
+    def __init__(
+        self, layout_of: LayoutOf, new: Callable[[int], torch.Tensor], *, keeps_uncounted: bool = False
+    ) -> None:
         self.layout_of = layout_of
-        self._new = new
+        self._new, self._keeps_uncounted = new, keeps_uncounted
         self._results: dict[int, torch.Tensor] = {}
         self._residuals: dict[str, Residual] = {}
 
@@ -52,9 +57,17 @@ class RoundVectors:
             return None
         name = layout.fingerprint
         if name not in self._residuals:
-            device = self.result(step).device
-            self._residuals[name] = Residual(layout.total, device=device, age=lambda a, b: self._rounds_of(name, a, b))
+            self._residuals[name] = Residual(
+                layout.total,
+                device=self.result(step).device,
+                age=lambda a, b: self._rounds_of(name, a, b),
+                keeps_uncounted=self._keeps_uncounted,
+            )
         return self._residuals[name]
+
+    def forget(self, step: int) -> None:
+        """A round of `step` may have counted what this peer gave, and nobody can say: drop that vector's residual."""
+        self._residuals.pop(self.layout_of(step).fingerprint, None)
 
     def _rounds_of(self, fingerprint: str, since: int, step: int) -> int:
         """How many rounds from `since` on, before `step`, are of this layout; it does not count beyond what matters."""
