@@ -71,7 +71,7 @@ class Account:
         kept = torch.zeros(NUMEL, dtype=torch.float64)
         for peer in peers:
             member, replica = peer.session.member, peer.replica
-            for residual in member._vectors._residuals.values():  # type: ignore[union-attr]
+            for residual in member.vectors._residuals.values():  # type: ignore[union-attr]
                 kept += residual.mass.double()
             kept += replica._projection.left_out.double()  # type: ignore[attr-defined]
             kept += (replica.read_values() - peer.port._strategy.anchor).double()  # type: ignore[union-attr]

@@ -196,7 +196,7 @@ def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLa
             await assert_equal_states(swarm)
             assert not swarm.log.of("round.aborted")
             for peer in swarm.peers.values():
-                residual = peer.session.member._vectors.residual(40)  # type: ignore[union-attr]
+                residual = peer.session.member.vectors.residual(40)  # type: ignore[union-attr]
                 assert residual is not None
                 assert residual.step >= 38
                 assert residual.mass.any()

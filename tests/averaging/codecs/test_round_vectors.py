@@ -88,7 +88,7 @@ def test_two_vectors_take_turns(strategy: str, codec: str, with_loudest: None) -
             assert moved[:CUT].any()
             assert moved[CUT:].any()
             if codec == "loudest":
-                vectors = peers[0].session.member._vectors  # type: ignore[union-attr]
+                vectors = peers[0].session.member.vectors  # type: ignore[union-attr]
                 masses = [vectors.residual(step).mass for step in (0, 1)]
                 assert [mass.numel() for mass in masses] == [CUT, NUMEL - CUT]
                 assert all(mass.any() for mass in masses)

@@ -19,7 +19,7 @@ import torch
 
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, forget_oldest
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual, forget_oldest
 from minga.averaging.codecs.sketch import Sketch
 
 logger = logging.getLogger("minga.averaging")
@@ -52,6 +52,16 @@ class Projection:
     def left_out(self) -> torch.Tensor:
         """The mass that was left out so far."""
         return torch.zeros(self.sketch.whole.total) if self._mass is None else self._mass.clone()
+
+    def kept(self) -> KeptResidual | None:
+        """A copy of what was left out so far, as it goes with the present state; None if that is nothing."""
+        return None if self._mass is None else KeptResidual(self._step, self._mass.clone())
+
+    def restore(self, kept: KeptResidual) -> None:
+        """Go on from what `kept` returned before. Raises `ValueError` if it is of another length."""
+        if kept.mass.numel() != self.sketch.whole.total:
+            raise ValueError(f"{kept.mass.numel()} elements were left out of none of {self.sketch.whole.total}")
+        self._mass, self._step = kept.mass.clone(), kept.step
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of what the round of `step` averages. Any thread may ask."""

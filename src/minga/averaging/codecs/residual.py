@@ -51,6 +51,13 @@ class Fate(enum.Enum):
     """The mean was made without it."""
 
 
+class KeptResidual(NamedTuple):
+    """Mass that was left out, float32, and the step of the round that was committed last."""
+
+    step: int
+    mass: torch.Tensor
+
+
 class _Sent(NamedTuple):
     """What a round may have counted of one chunk, for `weight` samples: encoded bytes, or values that this peer summed
     up itself.
@@ -118,6 +125,19 @@ class Residual:
     def sent_in(self, round_id: str) -> list[_Sent] | None:
         """What was sent in an earlier round of the step; None if that is not known."""
         return self._aside.get(round_id)
+
+    def kept(self, step: int) -> KeptResidual | None:
+        """A copy that goes with the state of `step`; None if a round changes it, or changed it for a later state."""
+        if self._sealed is not None or self.step >= max(step, 1):
+            return None
+        return KeptResidual(self.step, self.mass.clone())
+
+    def restore(self, kept: KeptResidual) -> None:
+        """Go on from what `kept` returned before. Raises `ValueError` if it is of another length."""
+        if kept.mass.shape != self.mass.shape:
+            raise ValueError(f"a residual of {kept.mass.numel()} elements is none of {self.mass.numel()}")
+        self.mass.copy_(kept.mass)
+        self.step = kept.step
 
     def forget(self) -> None:
         """A round may have counted some of it, and nobody can say how much: so that nothing counts twice."""

@@ -112,16 +112,18 @@ class Member:
         """Set once the first synchronisation is over and the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
+        self.on_absorbed: Callable[[int], None] | None = None
+        """Called on the training thread when the replica has come to a step, while no round runs."""
         self.on_step_ended = Observers[[]]()
         """Told when this peer has applied a step, or given a round up."""
         self.swarm_view = BoardView(board, node)
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
         self._synchroniser = Synchroniser(board, replica, port, download)
-        self._vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=settings.keeps_uncounted)
+        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=settings.keeps_uncounted)
         group = GroupSettings(
             settings.target_batch_sizes[0],
-            self._vectors.described,
+            self.vectors.described,
             settings.aggregates,
             computes=settings.computes,
             wait_in_minority=settings.wait_in_minority,
@@ -139,7 +141,7 @@ class Member:
             port,
             lambda: (self.step, self._formation.batch.present),
             client=not settings.aggregates,
-            vector_bytes=self._vectors.encoded_bytes,
+            vector_bytes=self.vectors.encoded_bytes,
         )
         self._too_slow = TooSlowNotice(node)
         self._needs_state = True
@@ -147,7 +149,7 @@ class Member:
         self._fetches_given_up = 0
         self._diverged_since_s: float | None = None
         self._lost: tuple[PeerId, ...] = ()
-        self._in_doubt = False
+        self.in_doubt = False
         """Whether this peer gave something to a round of its step that came to nothing here and may count elsewhere."""
 
     @property
@@ -201,7 +203,7 @@ class Member:
     @property
     def _result(self) -> torch.Tensor:
         """The mean of the present step's round."""
-        return self._vectors.result(self.step)
+        return self.vectors.result(self.step)
 
     async def _take_step(self) -> None:
         self._publisher.set_status("training")
@@ -233,14 +235,14 @@ class Member:
                 predicted_s=plan.predicted_s,
             )
         )
+        self.in_doubt = self.in_doubt or (vector is not None and not plan.adopts)
         watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
         try:
-            layout, residual = self._vectors.layout_of(self.step), self._vectors.residual(self.step)
+            layout, residual = self.vectors.layout_of(self.step), self.vectors.residual(self.step)
             outcome = await self._all_reduce.reduce(plan, layout, vector, weight, self._result, residual)
         except RoundAbortedError as error:
             self._node.events.emit(RoundAborted(step=self.step, why=error.message))
             self.on_step_ended.tell()
-            self._in_doubt = self._in_doubt or (vector is not None and not plan.adopts)
             if error.held_term is not None:  # another member may have applied it: whatever comes next has to be that
                 self._formation.give_up(plan, error.held_term, await self._hash_result(HELD))
             await self._port.unseal()
@@ -292,7 +294,7 @@ class Member:
             digest = await self._apply_and_reopen(step, absorb, limit)
         self._formation.previous = await hashing
         self._too_slow.note(outcome.plan, limit, report)
-        self.step, self._in_doubt = step, False
+        self.step, self.in_doubt = step, False
         members = len(outcome.plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=weight, members=members, batch=batch))
         self.on_step_ended.tell()
@@ -309,13 +311,15 @@ class Member:
 
     def _absorption(self, outcome: RoundOutcome, step: int, fate: ContributionFate) -> Callable[[], None]:
         """What the training thread has to do to bring the replica to `step` by this round's mean."""
-        replica, port, result = self._replica, self._port, self._result
+        replica, port, result, on_absorbed = self._replica, self._port, self._result, self.on_absorbed
         counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
 
         def absorb() -> None:
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
             port.absorb(step, replica.expand(result, step - 1, counted_in=counted_in), fate)
+            if on_absorbed is not None:
+                on_absorbed(step)
 
         return absorb
 
@@ -351,7 +355,7 @@ class Member:
             begun = asyncio.get_running_loop().time()
             try:
                 over = self._watch_whether_over(newest)
-                self.step = await self._synchroniser.fetch(newest, over, in_doubt=self._in_doubt)
+                self.step = await self._synchroniser.fetch(newest, over, in_doubt=self.in_doubt)
             except OutOfSyncError as error:
                 self.step = standing  # what this peer has: the next fetch announces its own step
                 self._fetches_given_up += 1
@@ -362,9 +366,9 @@ class Member:
                 self._node.events.emit(SyncFailed(step=newest, why=error.message))
                 await asyncio.sleep(SYNC_RETRY_S)
                 return
-            if self._in_doubt and self.step != standing:
-                self._vectors.forget(standing)
-                self._in_doubt = False
+            if self.in_doubt and self.step != standing:
+                self.vectors.forget()
+                self.in_doubt = False
             self._formation.come_back(self.swarm_view.settled())
             self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
             self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun))

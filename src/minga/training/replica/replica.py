@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.projection import Projection
+from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.sketch import make_sketch
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.strategy_choice import facts_of
@@ -71,6 +72,14 @@ class Replica:
     def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         """The mean gradient that the mean of the round of `step` stands for, which counts; see `Projection.absorb`."""
         return self._projection.absorb(mean, step, counted_in=counted_in)
+
+    def left_out(self) -> KeptResidual | None:
+        """A copy of what the sketch left out so far; None if that is nothing."""
+        return self._projection.kept()
+
+    def restore_left_out(self, kept: KeptResidual) -> None:
+        """Go on from what `left_out` returned before. Raises `ValueError` if it is of another vector."""
+        self._projection.restore(kept)
 
     def forget_left_out(self) -> None:
         """Drop what the sketch left out so far."""

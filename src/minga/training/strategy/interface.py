@@ -147,7 +147,9 @@ class Strategy(ABC):
         return self.replica.tensors()
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
-        """What this peer alone has, by other names than the shared part: it keeps that where it rebases."""
+        """What this peer alone has, by other names than the shared part: it keeps that where it rebases, and in a file
+        beside its checkpoints. A peer that is started anew with the state of such a checkpoint gets it back.
+        """
         return {}
 
     @abstractmethod
@@ -156,8 +158,8 @@ class Strategy(ABC):
     ) -> None:
         """The replica was given the `shared` state of global step `round`: take over the rest of it.
 
-        `local` is what `local_tensors` returned in this state, or in an earlier one if `missed` says to rebase; None
-        for a peer that begins anew. What of it is not in `local` is forgotten.
+        `local` is what `local_tensors` returned in this state, if need be in an earlier process, or in an earlier state
+        if `missed` says to rebase; None for a peer that begins anew. What of it is not in `local` is forgotten.
         """
 
     def missed(self, rounds: int) -> Recovery:  # noqa: ARG002
