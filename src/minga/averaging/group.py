@@ -9,6 +9,7 @@ from typing import Protocol
 from minga.averaging.link_record import Links
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.changes import Observer
+from minga.network.gossip.record_kinds import Left
 from minga.network.interface import Address, PeerId
 
 
@@ -20,6 +21,9 @@ class SwarmView(Protocol):
 
     def alive(self) -> Collection[PeerId]:
         """Trainers and auxiliaries that are alive, this peer included."""
+
+    def goodbye(self, peer: PeerId) -> Left | None:
+        """What a peer said when it left; None if it did not."""
 
     def active(self) -> Collection[PeerId]:
         """Other living members that take part in rounds at present, at whatever step."""

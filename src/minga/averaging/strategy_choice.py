@@ -22,6 +22,9 @@ class StrategyFacts:
     keeps_late_micro_batches: one that ends after its step was sealed counts towards the next; else it is dropped.
     vectors: how many vectors as long as the averaged one it holds.
     payload: the quantity whose mean is taken. Coefficients are those of gradients in another basis.
+    keeps_uncounted: the strategy itself keeps a contribution that a round counted without, for a later one. Else it
+        forgets it, and what keeps it is the residual of a codec or of a sketch that leaves something out, if there is
+        one. So it never counts twice.
     contributors: the peers whose vectors have weight in a round, all or the one that leads.
 
     Raises `ConfigurationError` for values out of range.
@@ -31,6 +34,7 @@ class StrategyFacts:
     keeps_late_micro_batches: bool
     vectors: int
     payload: Payload = "gradient"
+    keeps_uncounted: bool = False
     contributors: Literal["all", "leader"] = "all"
 
     @property

@@ -141,18 +141,25 @@ def check_basis(make: MakeSketch) -> None:
 
 
 def check_conservation(make: MakeSketch) -> None:
-    """Of one peer alone: what rounds applied and what it still holds back is what it contributed, weights included."""
+    """Of one peer alone: what rounds applied and what it still holds back is what it contributed, weights included.
+
+    Every other round comes to nothing first. Half of these have a result after all, which the next one adopts.
+    """
     for whole in _WHOLES:
         projection = Projection(make(whole))
         given, applied = torch.zeros(whole.total, dtype=torch.float64), torch.zeros(whole.total, dtype=torch.float64)
         for step in range(_ROUNDS):
-            weight, vector = 1 + step * 7 % 64, _normal(whole, step)
-            for _ in range(1 + step % 2):  # every other round comes to nothing first
-                values = projection.contribution(vector, weight, step)
-            if values is None:
-                raise SketchViolation(f"{projection.sketch.name}: step {step}: an ordinary vector was left out")
+            sent: list[tuple[int, torch.Tensor]] = []
+            for attempt in range(1 + step % 2):
+                weight, vector = 1 + (step + attempt) * 7 % 64, _normal(whole, step + 100 * attempt)
+                values = projection.contribution(vector, weight, step, f"round {attempt}")
+                if values is None:
+                    raise SketchViolation(f"{projection.sketch.name}: step {step}: an ordinary vector was left out")
+                sent.append((weight, values))
+            adopted = 0 if step % 4 == 1 and not projection.sketch.is_identity else len(sent) - 1
             given += weight * vector.double()
-            applied += weight * projection.absorb(values, step, counted=True).double()
+            mean = projection.absorb(sent[adopted][1], step, counted_in=f"round {adopted}")
+            applied += sent[adopted][0] * mean.double()
         rest = given - applied - projection.left_out.double()
         held = float(rest.norm()) <= 1e-5 * float(given.norm())
         _require(held, projection.sketch, "what was left out does not add up")
@@ -184,9 +191,9 @@ def check_residual_gets_through(make: MakeSketch) -> None:
         projection, vector = Projection(make(whole)), _normal(whole, 5)
         applied = torch.zeros(whole.total, dtype=torch.float64)
         for step in range(2 * _ROUNDS):
-            values = projection.contribution(vector, 8, step)
+            values = projection.contribution(vector, 8, step, "a round")
             if values is not None:
-                applied += projection.absorb(values, step, counted=True).double()
+                applied += projection.absorb(values, step, counted_in="a round").double()
         wrong = _distance(applied / (2 * _ROUNDS), vector, float(vector.norm()))
         _require(wrong < 0.35, projection.sketch, f"{wrong:.0%} of a vector that stays the same never arrives")
 

@@ -239,6 +239,21 @@ def check_absorb(kind: type[Strategy]) -> None:
         trainer.contributes(5.0, 1, "after everything was forgotten")
 
 
+def check_uncounted(kind: type[Strategy]) -> None:
+    """After a round that counted without its contribution it keeps the samples, as its facts say, or forgets them."""
+    trainer = _Trainer(kind)
+    trainer.pull((1.0, 2))
+    mean = trainer.seal()[0].clone()
+    trainer.absorb(mean, ContributionFate.UNCOUNTED)
+    kept = 2 if kind.facts.keeps_uncounted else 0
+    what = f"after a round without its contribution it has {trainer.strategy.samples} samples, not {kept}"
+    _require(trainer.strategy.samples == kept, kind, what)
+    trainer.pull((1.0, 3))
+    samples = trainer.seal()[1]
+    what = f"after a round without its contribution it contributed {samples} samples, not {kept + 3}"
+    _require(samples == kept + 3, kind, what)
+
+
 def check_shared_part(kind: type[Strategy]) -> None:
     """Peers that absorb equal means are in equal states, whatever each computed and whether that is in the mean."""
     source = _Trainer(kind)
@@ -401,6 +416,7 @@ STRATEGY_CHECKS: Final[tuple[Callable[[type[Strategy]], None], ...]] = (
     check_alone,
     check_unequal_speeds,
     check_absorb,
+    check_uncounted,
     check_shared_part,
     check_parts_of_the_state,
     check_missed_rounds,

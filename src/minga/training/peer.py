@@ -27,8 +27,10 @@ from minga.training.archive.record import ArchiveRecord
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.loop_thread import LoopThread
+from minga.training.own_state_keeper import OwnStateKeeper
 from minga.training.record_kinds import Metrics
 from minga.training.replica.replica import Replica
+from minga.training.run_folder.own_state import OwnState
 from minga.training.session import Session
 from minga.training.state.checkpoints import CheckpointStore
 from minga.training.state.manifest import Manifest, build_manifest
@@ -69,6 +71,7 @@ class Peer:
         self._held = contextlib.ExitStack()
         self._saving: threading.Thread | None = None
         self._metrics = Metrics(0, 0.0, 0, 0)
+        self._own: OwnStateKeeper | None = None
         self._closed = False
         self._status, self._streams = StatusReader(self), list[EventStream]()
         self._archiver: Archiver | None = None
@@ -182,6 +185,8 @@ class Peer:
         self._thread.close()
         if self._saving is not None:
             self._saving.join()
+        if self._own is not None:
+            self._keep_own(self._own.at_end())
         if self._archiver is not None:
             self._archiver.close()
         for stream in self._streams:
@@ -216,8 +221,9 @@ class Peer:
 
         Raises `ConfigurationError` for a second replica and for a monitor.
         """
+        training, security = self.spec.training, self.spec.security
 
-        def start() -> GradientPort | AssignedPort:
+        def check() -> None:
             if self._session.member is not None:
                 raise ConfigurationError(
                     "this peer already has an optimizer; put all parameters into one, as parameter groups, or use one "
@@ -225,28 +231,33 @@ class Peer:
                 )
             if self.role == "monitor":
                 raise ConfigurationError("a monitor only watches; join with another role to train")
-            training, security = self.spec.training, self.spec.security
-            if security.mode == "byzantine":
-                public = AssignedPort(
-                    self._thread.loop,
-                    replica.vector.new,
-                    micro_batches=self.spec.micro_batches_per_member,
-                    size=security.micro_batch_size,
-                )
-                organiser = self._signed_spec.organiser
-                self._session.attach_secure(self.spec, replica, public, organiser, self.directory)
-                return public
-            port = GradientPort(
-                self._thread.loop,
-                replica,
-                strategy=STRATEGIES.get(training.strategy),
-                target_batch_sizes=training.batch_range,
-            )
-            port.on_broken_sum = replica.look_closely
-            self._session.attach(self.spec, replica, port, self._signed_spec.organiser)
-            return port
 
-        return self.on_loop(start)
+        def start_secure() -> AssignedPort:
+            public = AssignedPort(
+                self._thread.loop,
+                replica.vector.new,
+                micro_batches=self.spec.micro_batches_per_member,
+                size=security.micro_batch_size,
+            )
+            organiser = self._signed_spec.organiser
+            self._session.attach_secure(self.spec, replica, public, organiser, self.directory)
+            return public
+
+        self.on_loop(check)
+        if security.mode == "byzantine":
+            return self.on_loop(start_secure)
+        strategy = STRATEGIES.get(training.strategy)
+        port = GradientPort(self._thread.loop, replica, strategy=strategy, target_batch_sizes=training.batch_range)
+        port.on_broken_sum = replica.look_closely
+        own = self._own = OwnStateKeeper(self.directory, self._session.peer_id, self.spec, replica, port)
+        before = own.take_up()
+
+        def start() -> None:
+            member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser)
+            own.begin(member, before)
+
+        self.on_loop(start)
+        return port
 
     def is_ready(self) -> bool:
         """Whether this peer has the swarm's state and takes part in steps."""
@@ -299,9 +310,20 @@ class Peer:
             manifest = build_manifest(snapshot)
             path = self._checkpoints.save(snapshot, manifest, files={"run-spec.toml": self.spec.to_toml().encode()})
             self.note(CheckpointSaved(step=snapshot.step, path=str(path)))
+            if self._own is not None:
+                self._keep_own(self._own.beside(snapshot.step))
             self._keep_for_good(path, manifest)
         except (StorageError, OSError) as error:
             self.note(CheckpointFailed(step=snapshot.step, why=str(error)))
+
+    def _keep_own(self, state: OwnState | None) -> None:
+        """Write what this peer alone has; a disk that refuses is no reason to end."""
+        if self._own is None or state is None:
+            return
+        try:
+            self._own.file.save(state)
+        except StorageError as error:
+            self.note(CheckpointFailed(step=state.step, why=str(error)))
 
     def _keep_for_good(self, path: Path, manifest: Manifest) -> None:
         step, last = manifest.step, self.spec.training.stop_after_steps

@@ -33,7 +33,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import Gossip
-from minga.network.gossip.record_kinds import AddressInfo, Credential, RecordKinds
+from minga.network.gossip.record_kinds import AddressInfo, Credential, Left, RecordKinds
 from minga.network.interface import Address, Network, PeerId
 from minga.network.probing.prober import Prober
 from minga.network.rpc.dial_back import Reachability
@@ -216,11 +216,13 @@ class Session:
         self, spec: RunSpec, replica: ReplicaInterface, port: GradientPort, organiser: str | None = None
     ) -> Member:
         """Begin to take part in steps with a trainer behind `port`; `organiser` is whose key signed the run spec."""
+        facts = facts_of(spec.training.strategy)
         settings = MemberSettings(
             target_batch_sizes=spec.training.batch_range,
             aggregates=self.settings.role != "client",
             computes=self.settings.role != "auxiliary",
-            overlapped=facts_of(spec.training.strategy).max_in_flight > 0,
+            overlapped=facts.max_in_flight > 0,
+            keeps_uncounted=facts.keeps_uncounted,
             most_communication=spec.training.most_communication,
             wait_in_minority=spec.network.minority == "wait",
             digest_every=spec.state.digest_every,
@@ -281,10 +283,16 @@ class Session:
             self.member.close(ClosedError("this peer was closed"))
         with contextlib.suppress(RemoteError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
-                await self.gossip.leave(reason)
+                await self.gossip.leave(self._goodbye(reason))
         await self.node.close()
 
     # ---- inner workings
+
+    def _goodbye(self, reason: str) -> Left:
+        if not isinstance(self.member, Member):
+            return Left(reason[:200])
+        step, ballot = self.member.last_vote()
+        return Left(reason[:200], step, ballot)
 
     def _begin(
         self, member: Member | VerifiedMember, replica: ReplicaInterface, port: GradientPort | AssignedPort

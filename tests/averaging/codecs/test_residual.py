@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import pytest
 import torch
 
-from minga.averaging.allreduce.round import RoundOutcome
+from minga.averaging.allreduce.round import Round, RoundOutcome
 from minga.averaging.allreduce.service import RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.registry import CODECS
-from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, Fate, Residual
+from minga.averaging.codecs.residual import MOST_ATTEMPTS_KEPT, MOST_ROUNDS_KEPT, Fate, Residual
+from minga.averaging.messages import Plan
 from minga.averaging.solver.division import Division, PartShare
 from minga.core.errors import ConfigurationError
 from minga.network.virtual.internet import HostSettings
@@ -192,7 +196,7 @@ def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLa
             await assert_equal_states(swarm)
             assert not swarm.log.of("round.aborted")
             for peer in swarm.peers.values():
-                residual = peer.session.member._vectors.residual(40)  # type: ignore[union-attr]
+                residual = peer.session.member.vectors.residual(40)  # type: ignore[union-attr]
                 assert residual is not None
                 assert residual.step >= 38
                 assert residual.mass.any()
@@ -200,3 +204,100 @@ def test_a_run_with_a_codec_that_leaves_out_most(strategy: str, layout: VectorLa
             await swarm.close()
 
     main()
+
+
+@pytest.mark.parametrize("division", [FLAT, SITES], ids=["flat", "sites"])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_round_that_adopts_a_result_subtracts_what_was_sent_for_that(
+    keeps: bool, division: Division, layout: VectorLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All hold the first result and give the round up; then they seal other vectors, and the second round adopts it.
+
+    The last member gives nothing to the first round: nothing of it is counted.
+    """
+    commit = Round.commit
+
+    def give_up_the_first(self: Round, term: int) -> None:
+        commit(self, term) if self.plan.adopts else self.abort("it is cut off")
+
+    monkeypatch.setattr(Round, "commit", give_up_the_first)
+
+    @virtually
+    async def main() -> None:
+        world, weights, later_weights = World(4), [3, 2, 5, 0], [4, 2, 7, 6]
+        await world.start()
+        generator = torch.Generator().manual_seed(2)
+        residuals = [Residual(NUMEL, keeps_uncounted=keeps) for _ in weights]
+        for residual in residuals:
+            residual.mass.copy_(torch.randn(NUMEL, generator=generator))
+        before = sum(residual.mass.double() for residual in residuals)
+        vectors = [torch.randn(NUMEL, generator=generator) for _ in weights]
+        results = [torch.full((NUMEL,), torch.nan) for _ in weights]
+        plan = world.divide(layout, division, chunk_bytes=1024)
+        outcomes = await reduce_into(world, plan, layout, vectors, weights, results, residuals)
+        assert all(isinstance(outcome, RoundAbortedError) for outcome in outcomes), outcomes
+        first = results[0].clone()
+        assert torch.equal(sum(residual.mass.double() for residual in residuals), before)
+        for vector in vectors:
+            vector.copy_(torch.randn(NUMEL, generator=generator))  # in place, as a trainer goes on
+        adopting = msgspec.structs.replace(
+            plan,
+            round_id="f" * 32,
+            adopts=plan.round_id,
+            holders=(0, 1, 2, 3),
+            view=tuple(party.peer_id for party in world.parties),
+        )
+        outcomes = await reduce_into(world, adopting, layout, vectors, later_weights, results, residuals)
+        assert [isinstance(each, RoundOutcome) and each.is_counted for each in outcomes] == [True] * 3 + [False]
+        assert torch.equal(results[0], first)
+        counted = list(zip(later_weights, vectors, strict=True))[: 3 if keeps else 4]
+        brought = before + sum(weight * vector.double() for weight, vector in counted)
+        left = sum(residual.mass.double() for residual in residuals)
+        assert (brought - sum(weights) * first.double() - left).norm() / brought.norm() < 1e-5
+        await world.close()
+
+    main()
+
+
+def test_where_nobody_can_say_what_was_sent_the_residual_is_forgotten(layout: VectorLayout) -> None:
+    residual = Residual(NUMEL)
+    residual.mass.fill_(1.0)
+    residual.seal(torch.ones(NUMEL), 1, 0).commit_adopted("a round of long ago", counted=True)
+    assert not residual.mass.any()
+    encoder = residual.seal(torch.full((NUMEL,), torch.nan), 1, 1)
+    encoder.set_aside("it could not be sent", [(chunk, Fate.COUNTED) for chunk in layout.chunks(0, NUMEL, 50)])
+    encoder.take_back()
+    assert residual.sent_in("it could not be sent") is None
+
+
+def test_what_was_sent_is_kept_for_the_last_attempts_at_one_step_only(layout: VectorLayout) -> None:
+    residual, chunks = Residual(NUMEL), layout.chunks(0, NUMEL, 1000)
+    for attempt in range(MOST_ATTEMPTS_KEPT + 1):
+        encoder = residual.seal(torch.ones(NUMEL), 1, 4)
+        encoder.set_aside(f"round {attempt}", [(chunk, Fate.COUNTED) for chunk in chunks])
+        encoder.take_back()
+    known = [residual.sent_in(f"round {attempt}") is not None for attempt in range(MOST_ATTEMPTS_KEPT + 1)]
+    assert known == [False] + [True] * MOST_ATTEMPTS_KEPT
+    residual.seal(torch.ones(NUMEL), 1, 5).take_back()
+    assert residual.sent_in(f"round {MOST_ATTEMPTS_KEPT}") is None
+
+
+async def reduce_into(
+    world: World,
+    plan: Plan,
+    layout: VectorLayout,
+    vectors: list[torch.Tensor],
+    weights: list[int],
+    results: list[torch.Tensor],
+    residuals: list[Residual],
+) -> list[RoundOutcome | BaseException]:
+    """All parties reduce; those of weight 0 give nothing. Exceptions are returned in the place of outcomes."""
+    tasks = [
+        party.network.process.run(
+            party.all_reduce.reduce(plan, layout, vector if weight else None, weight, result, residual)
+        )
+        for party, vector, weight, result, residual in zip(
+            world.parties, vectors, weights, results, residuals, strict=True
+        )
+    ]
+    return await asyncio.gather(*tasks, return_exceptions=True)

@@ -43,10 +43,10 @@ class HalfByHalf(Replica):
         label = f"half {step % 2} of 2"
         return VectorLayout((span.stop - span.start,), whole.codec_choice, whole.download_choice, label)
 
-    def project(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:
+    def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
         return None if vector is None else vector[self._span(step)]
 
-    def expand(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:
+    def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         whole = self.vector.new()
         whole[self._span(step)] = mean
         return whole
@@ -88,7 +88,7 @@ def test_two_vectors_take_turns(strategy: str, codec: str, with_loudest: None) -
             assert moved[:CUT].any()
             assert moved[CUT:].any()
             if codec == "loudest":
-                vectors = peers[0].session.member._vectors  # type: ignore[union-attr]
+                vectors = peers[0].session.member.vectors  # type: ignore[union-attr]
                 masses = [vectors.residual(step).mass for step in (0, 1)]
                 assert [mass.numel() for mass in masses] == [CUT, NUMEL - CUT]
                 assert all(mass.any() for mass in masses)
@@ -158,4 +158,4 @@ def test_the_usual_run_has_one_vector() -> None:
     replica = small_replica(make_spec(4))
     assert {replica.layout_of(step).fingerprint for step in range(5)} == {replica.vector.layout.fingerprint}
     vector = replica.vector.new()
-    assert replica.project(vector, 8, 3) is vector
+    assert replica.project(vector, 8, 3, "a round") is vector

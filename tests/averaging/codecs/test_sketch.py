@@ -120,19 +120,19 @@ def test_a_matrix_of_low_rank_is_reproduced_after_one_round_of_each_side() -> No
 
 def test_what_is_left_out_comes_later_and_a_round_that_came_to_nothing_changes_nothing() -> None:
     projection, vector = Projection(SomeElements(WHOLE)), normal(1)
-    first = projection.contribution(vector, 4, 0)
+    first = projection.contribution(vector, 4, 0, "first")
     assert first is not None
     assert not projection.left_out.any()
-    again = projection.contribution(vector, 4, 0)  # the round was given up, and begins anew
+    again = projection.contribution(vector, 4, 0, "again")  # the round was given up, and begins anew
     assert again is not None
     assert torch.equal(first, again)
-    applied = projection.absorb(again, 0, counted=True)
+    applied = projection.absorb(again, 0, counted_in="again")
     assert torch.allclose(projection.left_out, 4 * (vector - applied))
     held = projection.left_out
-    assert projection.contribution(None, 0, 1) is None  # only receives
-    projection.absorb(torch.zeros(projection.layout_of(1).total), 1, counted=True)
+    assert projection.contribution(None, 0, 1, "received") is None  # only receives
+    projection.absorb(torch.zeros(projection.layout_of(1).total), 1, counted_in=None)
     assert torch.equal(projection.left_out, held)
-    values = projection.contribution(vector, 2, 2)
+    values = projection.contribution(vector, 2, 2, "later")
     assert values is not None
     assert torch.allclose(values, projection.sketch.project(vector + held / 2, 2))
 
@@ -140,20 +140,20 @@ def test_what_is_left_out_comes_later_and_a_round_that_came_to_nothing_changes_n
 @pytest.mark.parametrize(("missed", "kept"), [(MOST_ROUNDS_KEPT, True), (MOST_ROUNDS_KEPT + 1, False), (-1, False)])
 def test_what_was_left_out_long_ago_is_forgotten(missed: int, kept: bool) -> None:
     projection, vector = Projection(SomeElements(WHOLE)), normal(1)
-    values = projection.contribution(vector, 1, 20)
+    values = projection.contribution(vector, 1, 20, "a round")
     assert values is not None
-    projection.absorb(values, 20, counted=True)
-    projection.contribution(vector, 1, 20 + missed)
+    projection.absorb(values, 20, counted_in="a round")
+    projection.contribution(vector, 1, 20 + missed, "another")
     assert bool(projection.left_out.any()) == kept
 
 
 def test_a_contribution_that_is_not_finite_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     projection, vector = Projection(BlockMeans(WHOLE)), normal(1)
-    values = projection.contribution(vector, 1, 0)
+    values = projection.contribution(vector, 1, 0, "a round")
     assert values is not None
-    projection.absorb(values, 0, counted=True)
+    projection.absorb(values, 0, counted_in="a round")
     vector[3] = torch.nan
-    assert projection.contribution(vector, 1, 1) is None
+    assert projection.contribution(vector, 1, 1, "another") is None
     assert "left out of step" in caplog.text
     assert not projection.left_out.any()
 
@@ -161,8 +161,8 @@ def test_a_contribution_that_is_not_finite_is_left_out_with_a_warning(caplog: py
 def test_a_contribution_that_was_not_in_the_round_is_not_taken_for_one_that_was() -> None:
     """It was sealed for a round that came to nothing here; the state of a later step came by a download."""
     projection = Projection(SomeElements(WHOLE))
-    projection.contribution(normal(1), 1, 3)
-    projection.absorb(torch.zeros(projection.layout_of(7).total), 7, counted=True)
+    projection.contribution(normal(1), 1, 3, "a round")
+    projection.absorb(torch.zeros(projection.layout_of(7).total), 7, counted_in="another")
     assert not projection.left_out.any()
 
 
@@ -170,10 +170,10 @@ def test_a_round_that_counts_without_this_peer_leaves_out_all_that_it_gave() -> 
     """What the means applied and what is left out is what was contributed, whether or not a round had it in it."""
     projection, vector, applied = Projection(SomeElements(WHOLE)), normal(1), torch.zeros(WHOLE.total)
     for step, counted in enumerate((True, False, False, True)):
-        values = projection.contribution(vector, 3, step)
+        values = projection.contribution(vector, 3, step, f"round {step}")
         assert values is not None
         mean = values if counted else torch.full_like(values, 7.0)  # an earlier result, which other peers made
-        expanded = projection.absorb(mean, step, counted=counted)
+        expanded = projection.absorb(mean, step, counted_in=f"round {step}" if counted else None)
         applied += 3 * expanded if counted else 0
         torch.testing.assert_close(applied + projection.left_out, 3.0 * (step + 1) * vector)
 
@@ -265,8 +265,8 @@ def test_a_state_without_the_basis_does_not_fit() -> None:
     with pytest.raises(ConfigurationError, match="sketch/left0 is float32"):
         plain.restore(sketched.capture())
     other = matrix_replica(make_spec(4, averaging={"sketch": "low_rank"}))
-    projected: Any = sketched.project(normal(1, 48), 4, 0)
-    sketched.expand(projected, 0, counted=True)
+    projected: Any = sketched.project(normal(1, 48), 4, 0, "a round")
+    sketched.expand(projected, 0, counted_in="a round")
     assert other.digest() != sketched.digest()
     other.restore(sketched.capture())
     assert other.digest() == sketched.digest()
@@ -276,5 +276,5 @@ def test_the_identity_changes_nothing() -> None:
     sketch: Sketch = make_sketch("identity", WHOLE)
     vector = normal(1)
     assert sketch.project(vector, 0) is sketch.expand(vector, 0) is vector
-    assert Projection(sketch).contribution(vector, 1, 0) is vector
+    assert Projection(sketch).contribution(vector, 1, 0, "a round") is vector
     assert not Projection(sketch).left_out.any()

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from minga.averaging.messages import Plan
 from minga.network.virtual.internet import HostSettings
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
@@ -20,8 +21,8 @@ NUMEL = 70_000  # so many that a micro-batch is added without a look at each ele
 def test_if_nobody_has_samples_the_round_is_void_and_no_step_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     contribution, withheld = Member._contribution, [True]
 
-    async def nothing_at_step_2(self: Member) -> tuple[torch.Tensor | None, int]:
-        found = await contribution(self)
+    async def nothing_at_step_2(self: Member, plan: Plan) -> tuple[torch.Tensor | None, int]:
+        found = await contribution(self, plan)
         return (None, 0) if self.step == 2 and withheld[0] else found
 
     monkeypatch.setattr(Member, "_contribution", nothing_at_step_2)

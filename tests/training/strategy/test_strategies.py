@@ -23,11 +23,12 @@ from minga.testing.strategy_suite import (
     check_repeated_calls,
     check_shared_part,
     check_take_back,
+    check_uncounted,
     check_unequal_speeds,
 )
 from minga.training.plugins_of_run import check_plugins
 from minga.training.strategy.delayed import Delayed
-from minga.training.strategy.interface import Strategy
+from minga.training.strategy.interface import ContributionFate, Strategy
 from minga.training.strategy.synchronous import Synchronous
 from tests.worlds.loudest_codec import ENTRY
 from tests.worlds.swarm_tools import assert_equal_states, make_spec, virtually
@@ -98,6 +99,16 @@ def test_the_suite_finds_a_strategy_whose_own_part_is_in_the_digest() -> None:
 
     with pytest.raises(StrategyViolation, match="depends on more than the mean"):
         check_shared_part(Stepping)
+
+
+def test_the_suite_finds_a_strategy_that_keeps_what_the_residual_keeps() -> None:
+    class Keeping(Synchronous):
+        def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
+            if fate is not ContributionFate.UNCOUNTED:
+                super().absorb(round, mean, fate)
+
+    with pytest.raises(StrategyViolation, match="it has 2 samples, not 0"):
+        check_uncounted(Keeping)
 
 
 def test_the_facts_of_minga_s_own() -> None:

@@ -99,10 +99,11 @@ class Round:
         self.assignments: dict[tuple[int, int], Assignment] = {} if plan.adopts else {a.key: a for a in assignments}
         self.routes = Routes(plan.sites)
         sizes = [chunk.numel for chunk in self.chunks]
+        self._residual = residual
         self.own = self._seal(local, residual)
         """This member's contribution; None if it has none."""
-        self.fates = [Fate.COUNTED if is_counted else Fate.LEFT_OUT] * len(self.chunks)
-        """What became of each chunk of it, as far as this member was told."""
+        self.fates = [Fate.COUNTED] * len(self.chunks)
+        """What became of each chunk of it, as far as this member was told; nothing is sent in a round that adopts."""
         self.reduced = torch.split(result, sizes)
         """The chunks of `result`, in which roots and relays also accumulate."""
         self.term = 0
@@ -174,8 +175,18 @@ class Round:
 
     def keep_residual(self) -> None:
         """The result is committed: keep what it left out of this member's contribution. Blocks; on any thread."""
-        if self.own is not None:
-            self.own.commit(zip(self.chunks, self.fates, strict=True))
+        if not self.plan.adopts:
+            if self.own is not None:
+                self.own.commit(zip(self.chunks, self.fates, strict=True))
+        elif self.own is not None:
+            self.own.commit_adopted(self.plan.adopts, counted=self.is_counted)
+        elif self.is_counted and self._residual is not None:  # what was given then is not here any more
+            self._residual.forget()
+
+    def set_aside(self) -> None:
+        """The round came to nothing here, and a later one may adopt its result. Before `take_back`; it blocks."""
+        if self.own is not None and not self.plan.adopts:
+            self.own.set_aside(self.plan.round_id, zip(self.chunks, self.fates, strict=True))
 
     def take_back(self) -> None:
         """The round came to nothing: nothing of this member's contribution counts."""
@@ -312,7 +323,8 @@ class Round:
         """The summary of a finished round."""
         lost = {self.members[i]: why for i, why in (self.unheard | self.dead).items()}
         seconds = asyncio.get_running_loop().time() - self.started_s
-        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received, self.is_counted)
+        is_counted = self.is_counted and any(fate is not Fate.LEFT_OUT for fate in self.fates)
+        return RoundOutcome(self.plan, lost, seconds, self.bytes_sent, self.bytes_received, is_counted)
 
 
 def chunk_table(layout: VectorLayout, plan: Plan) -> tuple[list[Chunk], list[Assignment]]:

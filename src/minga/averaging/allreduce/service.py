@@ -64,6 +64,8 @@ class AllReduce:
         self._given: OrderedDict[str, bool] = (
             OrderedDict()
         )  # rounds, and whether this member had a contribution in them
+        self.held_step = -1
+        """The latest step of which this member said that it holds a result."""
         self._changed = Signal()
         self._expecting: Counter[PeerId] = Counter()
         node.serve(PART, self._serve_part)
@@ -104,9 +106,16 @@ class AllReduce:
             round.retire()
             round.take_back()
             raise
+        finally:
+            if round.held_term is not None:
+                self.held_step = max(self.held_step, plan.step)
         if not round.is_done:
             round.retire()
-            round.take_back()
+            try:
+                if residual is not None:
+                    await asyncio.get_running_loop().run_in_executor(None, round.set_aside)
+            finally:
+                round.take_back()
             error = RoundAbortedError(round.aborted or "aborted", round=plan.step, phase="reduce")
             error.held_term = round.held_term
             raise error

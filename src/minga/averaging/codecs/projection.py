@@ -4,7 +4,8 @@ What is left out is counted as mass, values times samples, as in `residual.py`:
 
     vector g of n samples, residual e ──▶ u = g + e / n ──▶ project ──▶ the round ──▶ e = n (u - expand(project(u)))
 
-A round may count without this peer's contribution, as one does that adopts an earlier result: then e = n u. The
+A round may count without this peer's contribution: then e = n u, unless the peer's strategy keeps that itself. A round
+may adopt the result of an earlier one: then the values of that round are subtracted, not those of this one. The
 residual changes when the mean of the round is absorbed, not before: a round that came to nothing leaves it as it was.
 It takes as much memory as the vector does, and as much again while a round runs.
 """
@@ -18,7 +19,7 @@ import torch
 
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT, is_finite
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual, forget_oldest
 from minga.averaging.codecs.sketch import Sketch
 
 logger = logging.getLogger("minga.averaging")
@@ -34,25 +35,44 @@ class _Sealed(NamedTuple):
 
 
 class Projection:
-    """The vectors that one peer's rounds average, by its sketch."""
+    """The vectors that one peer's rounds average, by its sketch.
 
-    def __init__(self, sketch: Sketch) -> None:
-        self.sketch = sketch
+    With `keeps_uncounted` the strategy keeps a contribution that a round counts without.
+    """
+
+    def __init__(self, sketch: Sketch, *, keeps_uncounted: bool = False) -> None:
+        self.sketch, self._keeps_uncounted = sketch, keeps_uncounted
         self._mass: torch.Tensor | None = None
         self._step = 0  # of the round that the mass was last brought up to date in
         self._sealed: _Sealed | None = None
+        self._given: dict[str, tuple[int, torch.Tensor]] = {}  # weights and values of one step's rounds, by their ids
+        self._given_step = 0
 
     @property
     def left_out(self) -> torch.Tensor:
         """The mass that was left out so far."""
         return torch.zeros(self.sketch.whole.total) if self._mass is None else self._mass.clone()
 
+    def kept(self) -> KeptResidual | None:
+        """A copy of what was left out so far, as it goes with the present state; None if that is nothing."""
+        return None if self._mass is None else KeptResidual(self._step, self._mass.clone())
+
+    def restore(self, kept: KeptResidual) -> None:
+        """Go on from what `kept` returned before. Raises `ValueError` if it is of another length."""
+        if kept.mass.numel() != self.sketch.whole.total:
+            raise ValueError(f"{kept.mass.numel()} elements were left out of none of {self.sketch.whole.total}")
+        self._mass, self._step = kept.mass.clone(), kept.step
+
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of what the round of `step` averages. Any thread may ask."""
         return self.sketch.layout(step)
 
-    def contribution(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:
-        """What this peer gives to the round of `step`, for its mean `vector` over `weight` samples; None for none.
+    def forget(self) -> None:
+        """A round may have counted what this peer gave, and nobody can say: drop what was left out and is sealed."""
+        self._mass, self._sealed = None, None
+
+    def contribution(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
+        """What this peer gives to a round of `step`, for its mean `vector` over `weight` samples; None for none.
 
         `vector` is not to be changed before `absorb`, if the round counts.
         A contribution that cannot be sent is left out of the step, with a warning, and so is the residual then.
@@ -60,6 +80,8 @@ class Projection:
         if self.sketch.is_identity:
             return vector
         self._sealed = None
+        if step != self._given_step:
+            self._given, self._given_step = {}, step
         if vector is None:
             return None
         if self._mass is not None and not 0 <= step - self._step <= MOST_ROUNDS_KEPT:
@@ -71,20 +93,30 @@ class Projection:
             self._mass = None
             return None
         self._sealed = _Sealed(step, weight, whole, values)
+        self._given[round_id] = weight, values.clone()
+        forget_oldest(self._given)
         return values
 
-    def absorb(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:
+    def absorb(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         """The vector that the mean of the round of `step` stands for. For each round that counts, in its order.
 
-        `counted` tells whether the mean has this peer's contribution in it. If not, all of that was left out.
+        `counted_in` is the id of the round in which this peer gave what the mean has of it, None if it has nothing: of
+        this round, or of an earlier one of the step whose result this one adopted.
         """
         if self.sketch.is_identity:
             return mean
-        vector, sealed, self._sealed = self.sketch.expand(mean, step), self._sealed, None
-        if sealed is not None and sealed.step == step:
-            whole = sealed.whole
-            rest = torch.sub(whole, self.sketch.expand(sealed.values, step)) if counted else whole.clone()
-            self._mass = rest.mul_(sealed.weight)
-            self._step = step
+        vector = self.sketch.expand(mean, step)
+        self._settle(step, counted_in)
         self.sketch.absorb(mean, step)
         return vector
+
+    def _settle(self, step: int, counted_in: str | None) -> None:
+        sealed, given = self._sealed, self._given.get(counted_in or "")
+        self._sealed, self._given = None, {}
+        if counted_in is not None and (given is None or sealed is None):
+            self._mass = None  # nobody can say what of it the mean has
+        elif sealed is not None and sealed.step == step and not (counted_in is None and self._keeps_uncounted):
+            self._mass, self._step = sealed.whole * sealed.weight, step
+            if given is not None:
+                weight, values = given
+                self._mass.sub_(self.sketch.expand(values, step), alpha=weight)

@@ -10,6 +10,13 @@ contributes (n g + e) / n; what of that mass no mean takes up becomes the next e
 Between seal and commit e is only read, so a repair sends the same bytes again. Nothing is lost but by rounding:
 what all rounds applied and what all residuals hold is what all peers contributed.
 
+A round that came to nothing here may have a result elsewhere, which a later round of the step adopts. What that counted
+is what was sent in the first round, and not what was sealed since. So the bytes that were sent are set aside with the
+round's id, until a round of the step is committed.
+
+A round may count without this peer. Then the residual takes up all of its contribution, unless the peer's strategy
+keeps that itself (`StrategyFacts.keeps_uncounted`): one of both has it, and never both.
+
 Source: error feedback (Seide et al. 2014, Karimireddy et al. 2019), with the mass form for weights that change.
 """
 
@@ -17,16 +24,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from minga.averaging.codecs.interface import CONTRIBUTION_LIMIT
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.core.errors import NonFiniteError
 
 MOST_ROUNDS_KEPT: Final = 10
 """A residual that was last committed longer ago than so many rounds is forgotten: the model is elsewhere by now."""
+
+MOST_ATTEMPTS_KEPT: Final = 16
+"""Of so many rounds of a step that came to nothing a peer knows what it sent."""
 
 
 class Fate(enum.Enum):
@@ -40,6 +51,29 @@ class Fate(enum.Enum):
     """The mean was made without it."""
 
 
+class KeptResidual(NamedTuple):
+    """Mass that was left out, float32, and the step of the round that was committed last."""
+
+    step: int
+    mass: torch.Tensor
+
+
+class _Sent(NamedTuple):
+    """What a round may have counted of one chunk, for `weight` samples: encoded bytes, or values that this peer summed
+    up itself.
+    """
+
+    chunk: Chunk
+    weight: int
+    content: bytes | torch.Tensor
+
+
+def forget_oldest(by_round: dict[str, Any]) -> None:
+    """Keep what is kept for the last `MOST_ATTEMPTS_KEPT` rounds."""
+    while len(by_round) > MOST_ATTEMPTS_KEPT:
+        del by_round[next(iter(by_round))]
+
+
 def rounds_between(since: int, step: int) -> int:
     """How many rounds there are from step `since` on, before `step`, if each step has one."""
     return step - since
@@ -49,17 +83,25 @@ class Residual:
     """The residual of one peer, for vectors of `numel` elements. Use it in one round at a time.
 
     `age` tells how many rounds there are for its vector from one step on until another one: where several vectors take
-    turns, not each step has one.
+    turns, not each step has one. With `keeps_uncounted` the strategy keeps what a round counts without.
     """
 
     def __init__(
-        self, numel: int, *, device: torch.device | str = "cpu", age: Callable[[int, int], int] = rounds_between
+        self,
+        numel: int,
+        *,
+        device: torch.device | str = "cpu",
+        age: Callable[[int, int], int] = rounds_between,
+        keeps_uncounted: bool = False,
     ) -> None:
         self.mass = torch.zeros(numel, dtype=torch.float32, device=device)
         self.step = 0
         """The step whose round was committed last."""
+        self.keeps_uncounted = keeps_uncounted
         self._age = age
         self._sealed: int | None = None  # the step of the contribution that is neither committed nor taken back
+        self._aside: dict[str, list[_Sent]] = {}  # what was sent in rounds that came to nothing, by their ids
+        self._aside_step = 0
 
     def seal(self, vector: torch.Tensor, weight: int, step: int) -> Encoder:
         """The contribution of `step`: a mean over `weight` samples, neither to be changed before commit or take_back.
@@ -70,13 +112,42 @@ class Residual:
             raise RuntimeError("the last contribution is neither committed nor taken back")
         if step < self.step or self._age(self.step, step) > MOST_ROUNDS_KEPT:
             self.mass.zero_()
+        if step != self._aside_step:
+            self._aside, self._aside_step = {}, step
         self._sealed = step
         return Encoder(vector, weight, self)
+
+    def set_aside(self, round_id: str, sent: list[_Sent]) -> None:
+        """Keep what was sent in a round that came to nothing here."""
+        self._aside[round_id] = sent
+        forget_oldest(self._aside)
+
+    def sent_in(self, round_id: str) -> list[_Sent] | None:
+        """What was sent in an earlier round of the step; None if that is not known."""
+        return self._aside.get(round_id)
+
+    def kept(self, step: int) -> KeptResidual | None:
+        """A copy that goes with the state of `step`; None if a round changes it, or changed it for a later state."""
+        if self._sealed is not None or self.step >= max(step, 1):
+            return None
+        return KeptResidual(self.step, self.mass.clone())
+
+    def restore(self, kept: KeptResidual) -> None:
+        """Go on from what `kept` returned before. Raises `ValueError` if it is of another length."""
+        if kept.mass.shape != self.mass.shape:
+            raise ValueError(f"a residual of {kept.mass.numel()} elements is none of {self.mass.numel()}")
+        self.mass.copy_(kept.mass)
+        self.step = kept.step
+
+    def forget(self) -> None:
+        """A round may have counted some of it, and nobody can say how much: so that nothing counts twice."""
+        self.mass.zero_()
 
     def close(self, *, committed: bool) -> None:
         """The contribution was committed or taken back."""
         if committed and self._sealed is not None:
             self.step = self._sealed
+            self._aside = {}
         self._sealed = None
 
 
@@ -105,7 +176,11 @@ class Encoder:
         """The round has a result: keep what of each chunk it left out. Takes as long as encoding everything."""
         if self._residual is None:
             return
-        for chunk, fate in fates:
+        known = list(fates)
+        if all(fate is Fate.LEFT_OUT for _, fate in known):
+            self._keep_uncounted(self._residual)
+            known = []
+        for chunk, fate in known:
             mass = self._residual.mass[chunk.start : chunk.stop]
             if fate is Fate.WHOLE:
                 mass.zero_()
@@ -116,14 +191,63 @@ class Encoder:
                 mass.sub_(sent, alpha=self.weight)
         self._residual.close(committed=True)
 
+    def commit_adopted(self, round_id: str, *, counted: bool) -> None:
+        """The round ended with the result of an earlier one, which `counted` what this peer sent in that, or not."""
+        residual = self._residual
+        if residual is None:
+            return
+        sent = residual.sent_in(round_id)
+        if not counted:
+            self._keep_uncounted(residual)
+        elif sent is None:
+            residual.forget()
+        else:
+            residual.mass.add_(self._vector, alpha=self.weight)
+            for each in sent:
+                residual.mass[each.chunk.start : each.chunk.stop].sub_(self._values_of(each), alpha=each.weight)
+        residual.close(committed=True)
+
+    def set_aside(self, round_id: str, fates: Iterable[tuple[Chunk, Fate]]) -> None:
+        """The round came to nothing here, and another member may have its result: keep what was sent to it.
+
+        Takes as long as encoding everything. What cannot be encoded was not sent.
+        """
+        if self._residual is None:
+            return
+        sent = []
+        for chunk, fate in fates:
+            if fate is Fate.WHOLE:
+                sent.append(_Sent(chunk, self.weight, self.values(chunk).clone()))
+            elif fate is Fate.COUNTED:
+                try:
+                    sent.append(_Sent(chunk, self.weight, bytes(self._encoded(chunk))))
+                except NonFiniteError:
+                    return
+        self._residual.set_aside(round_id, sent)
+
     def take_back(self) -> None:
         """The round came to nothing: the vector counts again elsewhere, and the residual is as it was."""
         if self._residual is not None:
             self._residual.close(committed=False)
 
+    def _keep_uncounted(self, residual: Residual) -> None:
+        """The mean has nothing of this contribution."""
+        if not residual.keeps_uncounted:
+            residual.mass.add_(self._vector, alpha=self.weight)
+
+    def _encoded(self, chunk: Chunk) -> memoryview:
+        room = torch.empty(chunk.upload_bytes, dtype=torch.uint8, device=self._vector.device)
+        return self.encode(chunk, as_bytes(room))
+
     def _sent(self, chunk: Chunk) -> torch.Tensor:
         """What others decode."""
-        room = torch.empty(chunk.upload_bytes, dtype=torch.uint8, device=self._vector.device)
+        return self._decoded(chunk, self._encoded(chunk))
+
+    def _values_of(self, sent: _Sent) -> torch.Tensor:
+        content = sent.content
+        return content if isinstance(content, torch.Tensor) else self._decoded(sent.chunk, memoryview(content))
+
+    def _decoded(self, chunk: Chunk, encoded: memoryview) -> torch.Tensor:
         decoded = torch.empty_like(self._vector[chunk.start : chunk.stop])
-        chunk.codecs.upload.decode(self.encode(chunk, as_bytes(room)), decoded)
+        chunk.codecs.upload.decode(encoded, decoded)
         return decoded

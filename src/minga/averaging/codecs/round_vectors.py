@@ -8,13 +8,13 @@ of that layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 
 import torch
 
 from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, Residual
+from minga.averaging.codecs.residual import MOST_ROUNDS_KEPT, KeptResidual, Residual
 from minga.averaging.group import RoundVector
 
 LayoutOf = Callable[[int], VectorLayout]
@@ -22,13 +22,19 @@ LayoutOf = Callable[[int], VectorLayout]
 
 
 class RoundVectors:
-    """The vectors of one peer's rounds. `new` makes a zeroed vector of so many elements, where they are averaged."""
+    """The vectors of one peer's rounds. `new` makes a zeroed vector of so many elements, where they are averaged.
 
-    def __init__(self, layout_of: LayoutOf, new: Callable[[int], torch.Tensor]) -> None:
+    With `keeps_uncounted` the peer's strategy keeps a contribution that a round counts without; see `residual.py`.
+    """
+
+    def __init__(
+        self, layout_of: LayoutOf, new: Callable[[int], torch.Tensor], *, keeps_uncounted: bool = False
+    ) -> None:
         self.layout_of = layout_of
-        self._new = new
+        self._new, self._keeps_uncounted = new, keeps_uncounted
         self._results: dict[int, torch.Tensor] = {}
         self._residuals: dict[str, Residual] = {}
+        self._restored: dict[str, KeptResidual] = {}  # of an earlier process, by layout, until a round asks for them
 
     def described(self, step: int) -> RoundVector:
         """The vector of the round of `step`, as group formation wants to know it."""
@@ -52,9 +58,36 @@ class RoundVectors:
             return None
         name = layout.fingerprint
         if name not in self._residuals:
-            device = self.result(step).device
-            self._residuals[name] = Residual(layout.total, device=device, age=lambda a, b: self._rounds_of(name, a, b))
+            self._residuals[name] = Residual(
+                layout.total,
+                device=self.result(step).device,
+                age=lambda a, b: self._rounds_of(name, a, b),
+                keeps_uncounted=self._keeps_uncounted,
+            )
+            kept = self._restored.pop(name, None)
+            if kept is not None and kept.mass.numel() == layout.total:
+                self._residuals[name].restore(kept)
         return self._residuals[name]
+
+    def kept(self, step: int) -> dict[str, KeptResidual] | None:
+        """Copies of all residuals that hold anything, by the fingerprints of their layouts, which go with the state of
+        `step`; None if a round changes one, or changed one for a later state.
+        """
+        kept = dict(self._restored)
+        for name, residual in list(self._residuals.items()):
+            if (copy := residual.kept(step)) is None:
+                return None
+            kept[name] = copy
+        return {name: each for name, each in kept.items() if each.mass.any()}
+
+    def restore(self, kept: Mapping[str, KeptResidual]) -> None:
+        """Go on from what `kept` returned in an earlier process; what does not fit to its layout is dropped."""
+        self._restored = dict(kept)
+
+    def forget(self) -> None:
+        """Rounds may have counted what this peer gave, and nobody can say: drop all residuals."""
+        self._residuals.clear()
+        self._restored.clear()
 
     def _rounds_of(self, fingerprint: str, since: int, step: int) -> int:
         """How many rounds from `since` on, before `step`, are of this layout; it does not count beyond what matters."""

@@ -127,13 +127,22 @@ class SizeOnlyReplica:
         """All rounds average the whole vector."""
         return self._vector.layout
 
-    def project(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:  # noqa: ARG002
+    def project(
+        self,
+        vector: torch.Tensor | None,
+        weight: int,  # noqa: ARG002
+        step: int,  # noqa: ARG002
+        round_id: str,  # noqa: ARG002
+    ) -> torch.Tensor | None:
         """All rounds average the whole vector."""
         return vector
 
-    def expand(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:  # noqa: ARG002
+    def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:  # noqa: ARG002
         """All rounds average the whole vector."""
         return mean
+
+    def forget_left_out(self) -> None:
+        """Nothing was left out."""
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:  # noqa: ARG002
         """There is nothing to add."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -232,6 +232,23 @@ class GradientPort(TrainingThread):
             strategy.replica.restore(snapshot)
             strategy.restored(_tensors_of(snapshot), snapshot.step, local)
         self.reopen(limit)
+
+    def local_tensors(self) -> dict[str, torch.Tensor]:
+        """Copies of what the strategy has for this peer alone. For the training thread."""
+        with self._strategy.arithmetic:
+            return {name: tensor.detach().clone() for name, tensor in self._strategy.local_tensors().items()}
+
+    def take_up(self, local: Mapping[str, torch.Tensor]) -> None:
+        """Have the strategy go on from the `local_tensors` of an earlier process, with the state that is here.
+
+        For the training thread. Raises `ValueError` if they are not those of this strategy and model.
+        """
+        strategy = self._strategy
+        with strategy.arithmetic:
+            for name, tensor in strategy.local_tensors().items():
+                if name not in local or (local[name].shape, local[name].dtype) != (tensor.shape, tensor.dtype):
+                    raise ValueError(f"it has no {name[:80]!r} that fits to the model")
+            strategy.restored(strategy.shared_tensors(), strategy.replica.step, local)
 
     def missed(self, rounds: int) -> Recovery:
         """What this peer does that missed so many rounds."""

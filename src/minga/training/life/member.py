@@ -74,14 +74,16 @@ class MemberSettings:
 
     Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
     smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
-    no more than the share `most_communication`); `overlapped` is a fact of its strategy. `divide` says who reduces what
-    in the groups that it leads. Where half of a round's members are left, those with the `organiser` go on.
+    no more than the share `most_communication`); `overlapped` and `keeps_uncounted` are facts of its strategy. `divide`
+    says who reduces what in the groups that it leads. Where half of a round's members are left, those with the
+    `organiser` go on.
     """
 
     target_batch_sizes: tuple[int, int]
     aggregates: bool
     computes: bool = True
     overlapped: bool = False
+    keeps_uncounted: bool = False
     most_communication: float = 0.1
     wait_in_minority: bool = True
     digest_every: int = 10
@@ -110,16 +112,18 @@ class Member:
         """Set once the first synchronisation is over and the peer takes part in steps."""
         self.on_finished: Callable[[StateSnapshot], None] | None = None
         """Called on the loop with the state after the run's last step."""
+        self.on_absorbed: Callable[[int], None] | None = None
+        """Called on the training thread when the replica has come to a step, while no round runs."""
         self.on_step_ended = Observers[[]]()
         """Told when this peer has applied a step, or given a round up."""
         self.swarm_view = BoardView(board, node)
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
         self._synchroniser = Synchroniser(board, replica, port, download)
-        self._vectors = RoundVectors(replica.layout_of, replica.vector.new)
+        self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=settings.keeps_uncounted)
         group = GroupSettings(
             settings.target_batch_sizes[0],
-            self._vectors.described,
+            self.vectors.described,
             settings.aggregates,
             computes=settings.computes,
             wait_in_minority=settings.wait_in_minority,
@@ -137,7 +141,7 @@ class Member:
             port,
             lambda: (self.step, self._formation.batch.present),
             client=not settings.aggregates,
-            vector_bytes=self._vectors.encoded_bytes,
+            vector_bytes=self.vectors.encoded_bytes,
         )
         self._too_slow = TooSlowNotice(node)
         self._needs_state = True
@@ -145,6 +149,8 @@ class Member:
         self._fetches_given_up = 0
         self._diverged_since_s: float | None = None
         self._lost: tuple[PeerId, ...] = ()
+        self.in_doubt = False
+        """Whether this peer gave something to a round of its step that came to nothing here and may count elsewhere."""
 
     @property
     def view(self) -> tuple[PeerId, ...]:
@@ -158,6 +164,12 @@ class Member:
     async def see_off(self, limit_s: float) -> None:
         """Before this peer leaves: let others take over what it made in the last round."""
         await self._all_reduce.drain(limit_s)
+
+    def last_vote(self) -> tuple[int, int]:
+        """What this peer says when it leaves, after its life has ended: the first step in which no result may count on
+        it, and the highest number that it promised in that.
+        """
+        return self._formation.last_vote(self._all_reduce.held_step)
 
     async def run(self, step: int = 0) -> None:
         """Live until cancelled; `step` is where the local state stands.
@@ -197,7 +209,7 @@ class Member:
     @property
     def _result(self) -> torch.Tensor:
         """The mean of the present step's round."""
-        return self._vectors.result(self.step)
+        return self.vectors.result(self.step)
 
     async def _take_step(self) -> None:
         self._publisher.set_status("training")
@@ -214,7 +226,7 @@ class Member:
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
         planned_s = asyncio.get_running_loop().time()
         self._port.limit_next(self._limit_by(plan))
-        vector, weight = await self._contribution()
+        vector, weight = await self._contribution(plan)
         self._publisher.set_status("averaging")
         self._node.events.emit(
             RoundBegun(
@@ -229,9 +241,10 @@ class Member:
                 predicted_s=plan.predicted_s,
             )
         )
+        self.in_doubt = self.in_doubt or (vector is not None and not plan.adopts)
         watching = asyncio.get_running_loop().create_task(self._watch_whether_overtaken(plan))
         try:
-            layout, residual = self._vectors.layout_of(self.step), self._vectors.residual(self.step)
+            layout, residual = self.vectors.layout_of(self.step), self.vectors.residual(self.step)
             outcome = await self._all_reduce.reduce(plan, layout, vector, weight, self._result, residual)
         except RoundAbortedError as error:
             self._node.events.emit(RoundAborted(step=self.step, why=error.message))
@@ -260,11 +273,11 @@ class Member:
         await self._apply(outcome, weight, fate_of(vector, outcome))
         self._formation.batch.note(plan, asyncio.get_running_loop().time() - planned_s)
 
-    async def _contribution(self) -> tuple[torch.Tensor | None, int]:
-        """What this peer brings to the round of the present step, and its samples."""
+    async def _contribution(self, plan: Plan) -> tuple[torch.Tensor | None, int]:
+        """What this peer brings to a round of the present step, and its samples."""
         vector, weight = await self._port.seal()
         loop, project = asyncio.get_running_loop(), self._replica.project
-        vector = await loop.run_in_executor(None, project, vector, weight, self.step)
+        vector = await loop.run_in_executor(None, project, vector, weight, self.step, plan.round_id)
         return vector, weight if vector is not None else 0
 
     async def _watch_whether_overtaken(self, plan: Plan) -> None:
@@ -274,20 +287,20 @@ class Member:
         self._all_reduce.give_up(plan, "its other members went on without us")
 
     async def _apply(self, outcome: RoundOutcome, weight: int, fate: ContributionFate) -> None:
-        step, report, replica = self.step + 1, self._port.report(), self._replica
-        port, result = self._port, self._result
+        step, report = self.step + 1, self._port.report()
+        absorb = self._absorption(outcome, step, fate)
         hashing = self._hash_result(outcome.plan.result_id)
         batch = self._formation.batch.present
         every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
-            await port.request("apply", lambda: absorb(replica, port, result, step, fate))
+            await self._port.request("apply", absorb)
             await self._average_parameters(outcome.plan)
             digest = await self._port.request("reopen", lambda: self._port.reopen(limit))
         else:
-            digest = await self._apply_and_reopen(step, fate, limit)
+            digest = await self._apply_and_reopen(step, absorb, limit)
         self._formation.previous = await hashing
         self._too_slow.note(outcome.plan, limit, report)
-        self.step = step
+        self.step, self.in_doubt = step, False
         members = len(outcome.plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=weight, members=members, batch=batch))
         self.on_step_ended.tell()
@@ -302,14 +315,28 @@ class Member:
         me = [member.peer_id for member in plan.members].index(self._node.peer_id)
         return plan.limits[me] if plan.limits else None
 
-    async def _apply_and_reopen(self, step: int, fate: ContributionFate, limit: int | None) -> str | None:
+    def _absorption(self, outcome: RoundOutcome, step: int, fate: ContributionFate) -> Callable[[], None]:
+        """What the training thread has to do to bring the replica to `step` by this round's mean."""
+        replica, port, result, on_absorbed = self._replica, self._port, self._result, self.on_absorbed
+        counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
+
+        def absorb() -> None:
+            if replica.step != step - 1:
+                raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
+            port.absorb(step, replica.expand(result, step - 1, counted_in=counted_in), fate)
+            if on_absorbed is not None:
+                on_absorbed(step)
+
+        return absorb
+
+    async def _apply_and_reopen(self, step: int, absorb: Callable[[], None], limit: int | None) -> str | None:
         """Returns the digest of the state where states are to be compared and not averaged."""
         is_due = not self._settings.average_parameters_every and step % self._settings.digest_every == 0
         compares = is_due and bool(self.swarm_view.active())
-        replica, port, result = self._replica, self._port, self._result
+        replica, port = self._replica, self._port
 
         def run() -> str | None:
-            absorb(replica, port, result, step, fate)
+            absorb()
             port.reopen(limit)
             return replica.digest() if compares else None
 
@@ -333,7 +360,8 @@ class Member:
             self._publisher.set_status("syncing")
             begun = asyncio.get_running_loop().time()
             try:
-                self.step = await self._synchroniser.fetch(newest, self._watch_whether_over(newest))
+                over = self._watch_whether_over(newest)
+                self.step = await self._synchroniser.fetch(newest, over, in_doubt=self.in_doubt)
             except OutOfSyncError as error:
                 self.step = standing  # what this peer has: the next fetch announces its own step
                 self._fetches_given_up += 1
@@ -344,6 +372,9 @@ class Member:
                 self._node.events.emit(SyncFailed(step=newest, why=error.message))
                 await asyncio.sleep(SYNC_RETRY_S)
                 return
+            if self.in_doubt and self.step != standing:
+                self.vectors.forget()
+                self.in_doubt = False
             self._formation.come_back(self.swarm_view.settled())
             self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
             self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun))
@@ -387,15 +418,6 @@ class Member:
     def _is_finished(self) -> bool:
         last = self._settings.stop_after_steps
         return last is not None and self.step >= last and not self._needs_state
-
-
-def absorb(
-    replica: ReplicaInterface, port: GradientPort, result: torch.Tensor, step: int, fate: ContributionFate
-) -> None:
-    """Bring the replica to `step` by the result of the round before it. On the training thread."""
-    if replica.step != step - 1:
-        raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
-    port.absorb(step, replica.expand(result, step - 1, counted=fate is ContributionFate.COUNTED), fate)
 
 
 def fate_of(vector: torch.Tensor | None, outcome: RoundOutcome) -> ContributionFate:

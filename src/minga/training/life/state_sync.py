@@ -38,10 +38,14 @@ class Synchroniser:
         snapshot: StateSnapshot = await self._port.request("capture", self._replica.capture)
         return snapshot
 
-    async def fetch(self, minimum_step: int, overtaken: Coroutine[Any, Any, NoReturn]) -> int:
+    async def fetch(
+        self, minimum_step: int, overtaken: Coroutine[Any, Any, NoReturn], *, in_doubt: bool = False
+    ) -> int:
         """Take over the swarm's state of at least `minimum_step`; returns its step.
 
-        What becomes of this peer's own work is for its strategy to say. Raises, with nothing changed, `RemoteError` if
+        What becomes of this peer's own work is for its strategy to say. But where this is `in_doubt`, since others may
+        have counted what this peer gave to a round that came to nothing here, the peer begins anew with a later state:
+        nothing is to count twice. Raises, with nothing changed, `RemoteError` if
         no peer can serve the state, or the error of `overtaken` during the download.
         """
         own = await self.capture()
@@ -51,10 +55,12 @@ class Synchroniser:
         recovery = Recovery.FETCH
         if _is_same(snapshot, own):
             recovery = Recovery.REBASE  # nothing was missed
-        elif snapshot.step > own.step:
+        elif snapshot.step > own.step and not in_doubt:
             recovery = self._port.missed(snapshot.step - own.step)
 
         def restore() -> None:
+            if in_doubt and recovery is Recovery.FETCH:
+                self._replica.forget_left_out()
             self._port.restore(snapshot, recovery, 0)  # the leader says whether there is time for a micro-batch
 
         await self._port.request("restore", restore)

@@ -44,17 +44,20 @@ class ReplicaInterface(Protocol):
         Any thread may ask.
         """
 
-    def project(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:
-        """What this peer gives to the round of `step`, for its mean gradient over `weight` samples, which stays as it
+    def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
+        """What this peer gives to a round of `step`, for its mean gradient over `weight` samples, which stays as it
         is; None for nothing. On any thread.
         """
 
-    def expand(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:
+    def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         """The mean gradient that the mean of the round of `step` stands for; `mean` stays as it is.
 
-        Once for each round that counts, in their order: what `project` left out is known from then on. `counted` tells
-        whether this peer's contribution is in the mean.
+        Once for each round that counts, in their order: what `project` left out is known from then on. `counted_in` is
+        the id of the round whose contribution of this peer is in the mean, None if none is.
         """
+
+    def forget_left_out(self) -> None:
+        """Drop what `project` left out: a round may have counted some of it, and nobody can say how much."""
 
     def accumulate(self, vector: torch.Tensor, weight: float) -> bool:
         """Add the present mean gradients, `weight` times, to an accumulator; False if they are not finite."""

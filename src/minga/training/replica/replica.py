@@ -12,8 +12,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.codecs.projection import Projection
+from minga.averaging.codecs.residual import KeptResidual
 from minga.averaging.codecs.sketch import make_sketch
 from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import clip_by_global_norm
@@ -51,7 +53,8 @@ class Replica:
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = ParameterVector(optimizer, self._buffers, spec.averaging.codec, spec.averaging.download_codec)
         sketch = make_sketch(spec.averaging.sketch, self.vector.layout)
-        self._projection = Projection(sketch)
+        keeps = facts_of(spec.training.strategy).keeps_uncounted
+        self._projection = Projection(sketch, keeps_uncounted=keeps)
         self._state = TrainingState(
             optimizer, model=model, scheduler=scheduler, include_buffers=averaged, basis=sketch.basis()
         )
@@ -62,13 +65,25 @@ class Replica:
         """The layout of the vector that the round of `step` averages. Any thread may ask."""
         return self._projection.layout_of(step)
 
-    def project(self, vector: torch.Tensor | None, weight: int, step: int) -> torch.Tensor | None:
-        """What this peer gives to the round of `step`, for its mean gradient over `weight` samples. On any thread."""
-        return self._projection.contribution(vector, weight, step)
+    def project(self, vector: torch.Tensor | None, weight: int, step: int, round_id: str) -> torch.Tensor | None:
+        """What this peer gives to a round of `step`, for its mean gradient over `weight` samples. On any thread."""
+        return self._projection.contribution(vector, weight, step, round_id)
 
-    def expand(self, mean: torch.Tensor, step: int, *, counted: bool) -> torch.Tensor:
+    def expand(self, mean: torch.Tensor, step: int, *, counted_in: str | None) -> torch.Tensor:
         """The mean gradient that the mean of the round of `step` stands for, which counts; see `Projection.absorb`."""
-        return self._projection.absorb(mean, step, counted=counted)
+        return self._projection.absorb(mean, step, counted_in=counted_in)
+
+    def left_out(self) -> KeptResidual | None:
+        """A copy of what the sketch left out so far; None if that is nothing."""
+        return self._projection.kept()
+
+    def restore_left_out(self, kept: KeptResidual) -> None:
+        """Go on from what `left_out` returned before. Raises `ValueError` if it is of another vector."""
+        self._projection.restore(kept)
+
+    def forget_left_out(self) -> None:
+        """Drop what the sketch left out so far."""
+        self._projection.forget()
 
     def collect(self, samples: int) -> int:
         """A micro-batch of `samples` samples is ready: how many does it have in all processes of this peer?

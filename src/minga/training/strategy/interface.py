@@ -33,7 +33,9 @@ class ContributionFate(enum.Enum):
     COUNTED = "counted"
     """It is; also where nobody says whether each slice of it is."""
     UNCOUNTED = "uncounted"
-    """The mean was made without it: the round adopted an earlier result, in which this peer had no part."""
+    """The mean was made without it, as one is that adopts an earlier result in which this peer had no part. A strategy
+    whose facts say `keeps_uncounted` keeps it for a later round. Another one forgets it: what keeps it then is the
+    residual of the run's codec or sketch, if there is one, and never both."""
     ABSENT = "absent"
     """There was none: this peer only received."""
 
@@ -127,7 +129,8 @@ class Strategy(ABC):
 
     @abstractmethod
     def absorb(self, round: int, mean: torch.Tensor, fate: ContributionFate) -> None:
-        """The round that leads to global step `round` counted: bring the replica there, and forget what is complete.
+        """The round that leads to global step `round` counted: bring the replica there, and forget what is complete,
+        unless it is `UNCOUNTED` and the facts say that the strategy keeps that.
 
         What peers share is to be a function of what they shared before, `mean` and `round` alone, whatever the `fate`
         of this peer's own contribution. `mean` is served to other peers and must not be changed.
@@ -144,7 +147,9 @@ class Strategy(ABC):
         return self.replica.tensors()
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
-        """What this peer alone has, by other names than the shared part: it keeps that where it rebases."""
+        """What this peer alone has, by other names than the shared part: it keeps that where it rebases, and in a file
+        beside its checkpoints. A peer that is started anew with the state of such a checkpoint gets it back.
+        """
         return {}
 
     @abstractmethod
@@ -153,10 +158,13 @@ class Strategy(ABC):
     ) -> None:
         """The replica was given the `shared` state of global step `round`: take over the rest of it.
 
-        `local` is what `local_tensors` returned in this state, or in an earlier one if `missed` says to rebase; None
-        for a peer that begins anew. What of it is not in `local` is forgotten.
+        `local` is what `local_tensors` returned in this state, if need be in an earlier process, or in an earlier state
+        if `missed` says to rebase; None for a peer that begins anew. What of it is not in `local` is forgotten.
         """
 
     def missed(self, rounds: int) -> Recovery:  # noqa: ARG002
-        """What a peer does that missed so many rounds, at least 1."""
+        """What a peer does that missed so many rounds, at least 1.
+
+        It is not asked where others may have counted what this peer gave to one of them: then it begins anew.
+        """
         return Recovery.FETCH

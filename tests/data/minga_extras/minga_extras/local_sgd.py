@@ -7,7 +7,9 @@ from minga.training import ContributionFate, Recovery, Strategy, StrategyFacts
 
 
 class LocalSGD(Strategy):
-    facts = StrategyFacts(max_in_flight=0, keeps_late_micro_batches=False, vectors=2, payload="parameters")
+    facts = StrategyFacts(
+        max_in_flight=0, keeps_late_micro_batches=False, vectors=2, payload="parameters", keeps_uncounted=True
+    )
 
     def begin(self, replica):
         super().begin(replica)

@@ -1,0 +1,148 @@
+"""What one peer alone has beside the state that all share, and its file in the run's folder.
+
+A checkpoint holds the shared state. Beside it a peer keeps the residuals of lossy uploads, what its sketch left out,
+and the local tensors of its strategy. They are written with the peer's checkpoint of the same step, and with a last
+one at a polite end: `own-….safetensors`, with JSON in its metadata. A file counts only with the shared state of its
+step, in the run, for the vector and with the strategy for which it was written.
+
+After a kill the others may have gone on, and rounds after the checkpoint may have counted some of what it holds. So
+what such a file brings back is in doubt, unless the peer goes on from the very step of the file. A file of a polite
+end is final: no round took anything of it afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+from blake3 import blake3
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from minga.averaging.codecs.interface import is_finite
+from minga.averaging.codecs.residual import KeptResidual
+from minga.averaging.codecs.tensor_bytes import as_bytes
+from minga.core.decoding import DECODING_ERRORS
+from minga.core.errors import StorageError
+from minga.core.files import replacing
+from minga.core.spec.run_spec import RunSpec
+from minga.network.interface import PeerId
+from minga.training.state.snapshot import DTYPE_NAMES
+
+FORMAT = 1
+MAX_HEADER_BYTES = 1 << 20
+_LOCAL, _RESIDUAL, _SKETCH = "local/", "residual/", "sketch"
+
+logger = logging.getLogger("minga.training")
+
+
+@dataclass(frozen=True)
+class OwnState:
+    """The own part of a peer's state after global step `step`.
+
+    `local` are the tensors of its strategy, `residuals` those of uploads by the fingerprints of their layouts, and
+    `left_out` what its sketch left out. `is_final`: the peer has given nothing to any round since.
+    """
+
+    step: int
+    is_final: bool
+    local: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    residuals: Mapping[str, KeptResidual] = field(default_factory=dict)
+    left_out: KeptResidual | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a peer without it would go on in the same way."""
+        return not (self.local or self.residuals or self.left_out)
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The metadata: `owner` names run, vector and strategy; `residual_steps` are those of the last committed rounds,
+    `blake3` is of all tensors in the order of their names.
+    """
+
+    format: int
+    owner: str
+    step: int
+    is_final: bool
+    residual_steps: dict[str, int]
+    blake3: str
+
+
+class OwnStateFile:
+    """The file of one peer. All methods block: use a thread."""
+
+    def __init__(self, directory: Path, peer: PeerId, spec: RunSpec, vector: str) -> None:
+        self.path = directory / f"own-{peer[:16]}.safetensors"
+        self._owner = f"{spec.run_id} {vector} {spec.training.strategy}"
+
+    def save(self, state: OwnState) -> None:
+        """Write it in the place of the last one, which stays if the disk refuses: that raises `StorageError`."""
+        tensors = {f"{_LOCAL}{name}": tensor.contiguous() for name, tensor in state.local.items()}
+        tensors |= {f"{_RESIDUAL}{name}": kept.mass for name, kept in state.residuals.items()}
+        tensors |= {_SKETCH: state.left_out.mass} if state.left_out else {}
+        steps = {f"{_RESIDUAL}{name}": kept.step for name, kept in state.residuals.items()}
+        steps |= {_SKETCH: state.left_out.step} if state.left_out else {}
+        header = _Header(FORMAT, self._owner, state.step, state.is_final, steps, _hash_of(tensors))
+        try:
+            with replacing(self.path) as partial:
+                save_file(tensors, partial, metadata={"minga": msgspec.json.encode(header).decode()})
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"{self.path} could not be written: {error}; the last one is untouched") from error
+
+    def load(self, step: int, limit_bytes: int) -> OwnState | None:
+        """What was written with the shared state of `step`; None if there is none, or none that can be used.
+
+        A file of more than `limit_bytes` of tensors is not read. What cannot be used is removed, and logged.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            return self._read(step, limit_bytes)
+        except (OSError, ValueError, SafetensorError, *DECODING_ERRORS) as error:
+            logger.warning("%s is not used: %s; what this peer alone had begins anew", self.path, error)
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            return None
+
+    def _read(self, step: int, limit_bytes: int) -> OwnState:
+        if self.path.stat().st_size > limit_bytes + MAX_HEADER_BYTES:
+            raise ValueError("it is impossibly large")
+        with safe_open(self.path, framework="pt", device="cpu") as file:
+            header = msgspec.json.decode((file.metadata() or {}).get("minga", ""), type=_Header)
+            if header.format != FORMAT or header.owner != self._owner:
+                raise ValueError("it is of another run, another model or another strategy")
+            if header.step != step:
+                raise ValueError(f"it is of step {header.step}, and the state here is of step {step}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (this is no dictionary)
+        if _hash_of(tensors) != header.blake3:
+            raise ValueError("it is damaged")
+        kept = {name: KeptResidual(header.residual_steps.get(name, -1), tensor) for name, tensor in tensors.items()}
+        kept = {name: each for name, each in kept.items() if not name.startswith(_LOCAL)}
+        for name, each in kept.items():
+            known = name == _SKETCH or name.startswith(_RESIDUAL)
+            right = each.mass.dtype == torch.float32 and each.mass.dim() == 1 and 0 <= each.step < max(step, 1)
+            if not (known and right and is_finite(each.mass)):
+                raise ValueError(f"its {name[:80]!r} is no residual of an earlier step")
+        return OwnState(
+            step,
+            header.is_final,
+            {name.removeprefix(_LOCAL): each for name, each in tensors.items() if name.startswith(_LOCAL)},
+            {name.removeprefix(_RESIDUAL): each for name, each in kept.items() if name != _SKETCH},
+            kept.get(_SKETCH),
+        )
+
+
+def _hash_of(tensors: Mapping[str, torch.Tensor]) -> str:
+    hasher = blake3()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        hasher.update(json.dumps([name, DTYPE_NAMES[tensor.dtype], list(tensor.shape)]).encode())
+        hasher.update(as_bytes(tensor.contiguous().view(-1).view(torch.uint8)))
+    return hasher.hexdigest()

@@ -1,0 +1,262 @@
+"""What one peer alone has comes back after a kill, bit for bit; or not at all."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.registry import CODECS
+from minga.averaging.codecs.residual import Fate, KeptResidual
+from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.core.errors import StorageError
+from minga.core.spec.run_spec import RunSpec
+from minga.network.interface import PeerId
+from minga.training.run_folder import own_state
+from minga.training.run_folder.own_state import OwnState, OwnStateFile
+from tests.worlds import forked, own_state_run
+from tests.worlds.loudest_codec import ENTRY
+from tests.worlds.own_state_run import LAST, begin, train
+
+ME, STEP, LIMIT = PeerId("a" * 64), 7, 1 << 16
+SPEC = RunSpec.from_mapping({"name": "own"})
+
+
+def file_in(folder: Path, *, spec: RunSpec = SPEC, vector: str = "a vector") -> OwnStateFile:
+    return OwnStateFile(folder, ME, spec, vector)
+
+
+def state(*, is_final: bool = False) -> OwnState:
+    generator = torch.Generator().manual_seed(1)
+    return OwnState(
+        STEP,
+        is_final,
+        {"optimizer/weight/exp_avg": torch.randn(3, 2, generator=generator), "samples": torch.tensor(12)},
+        {"f1": KeptResidual(6, torch.randn(40, generator=generator)), "f2": KeptResidual(3, torch.ones(9))},
+        KeptResidual(5, torch.randn(20, generator=generator)),
+    )
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_it_comes_back_bit_for_bit(is_final: bool, tmp_path: Path) -> None:
+    kept = state(is_final=is_final)
+    file_in(tmp_path).save(OwnState(STEP - 1, is_final))
+    file_in(tmp_path).save(kept)
+    read = file_in(tmp_path).load(STEP, LIMIT)
+    assert read is not None
+    assert (read.step, read.is_final) == (STEP, is_final)
+    assert read.local.keys() == kept.local.keys()
+    assert all(torch.equal(read.local[name], kept.local[name]) for name in kept.local)
+    assert read.left_out is not None
+    assert kept.left_out is not None
+    pairs = [(read.left_out, kept.left_out), *((read.residuals[name], kept.residuals[name]) for name in ("f1", "f2"))]
+    assert all(one.step == other.step and torch.equal(one.mass, other.mass) for one, other in pairs)
+    assert [path.name for path in tmp_path.iterdir()] == [file_in(tmp_path).path.name]
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def _flip(path: Path) -> None:
+    body = bytearray(path.read_bytes())
+    body[-5] ^= 64
+    path.write_bytes(body)
+
+
+def _tensors_of(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    with safe_open(path, framework="pt", device="cpu") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, msgspec.json.decode(file.metadata()["minga"])  # noqa: SIM118
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    header["blake3"] = own_state._hash_of(tensors)
+    save_file(tensors, path, metadata={"minga": msgspec.json.encode(header).decode()})
+
+
+def _not_finite(path: Path) -> None:
+    tensors, header = _tensors_of(path)
+    tensors["residual/f1"][3] = torch.nan
+    _write(path, tensors, header)
+
+
+def _of_later(path: Path) -> None:
+    tensors, header = _tensors_of(path)
+    header["residual_steps"]["residual/f1"] = STEP
+    _write(path, tensors, header)
+
+
+def _of_another_kind(path: Path) -> None:
+    tensors, header = _tensors_of(path)
+    _write(path, {**tensors, "moments": torch.ones(2)}, header)
+
+
+DAMAGE: list[Callable[[Path], object]] = [
+    _cut,
+    _flip,
+    _not_finite,
+    _of_later,
+    _of_another_kind,
+    lambda path: path.write_bytes(b""),
+    lambda path: path.write_bytes(b"\xff" * 300),
+    lambda path: path.write_bytes(bytes(LIMIT + own_state.MAX_HEADER_BYTES + 1)),
+    lambda path: save_file({"sketch": torch.ones(2)}, path),
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_dropped_with_one_line(
+    damage: Callable[[Path], object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = file_in(tmp_path)
+    file.save(state())
+    damage(file.path)
+    assert file.load(STEP, LIMIT) is None
+    assert [record.getMessage().count("is not used") for record in caplog.records] == [1]
+    assert file.load(STEP, LIMIT) is None
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "vector", "step", "why"),
+    [
+        (RunSpec.from_mapping({"name": "another"}), "a vector", STEP, "of another run"),
+        (RunSpec.from_mapping({"name": "own", "training": {"strategy": "delayed"}}), "a vector", STEP, "of another"),
+        (SPEC, "another vector", STEP, "another model"),
+        (SPEC, "a vector", STEP + 1, "it is of step 7, and the state here is of step 8"),
+    ],
+)
+def test_a_stale_file_is_dropped_with_one_line(
+    spec: RunSpec, vector: str, step: int, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file_in(tmp_path).save(state())
+    assert file_in(tmp_path, spec=spec, vector=vector).load(step, LIMIT) is None
+    assert why in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_full_disk_leaves_the_last_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_in(tmp_path)
+    file.save(state())
+
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(own_state, "save_file", full)
+    with pytest.raises(StorageError, match="No space left"):
+        file.save(OwnState(STEP + 2, is_final=False))
+    assert file.load(STEP, LIMIT) is not None
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_residuals_come_back_with_the_rounds_of_their_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CODECS._builtin, "loudest", ENTRY)
+    layout = VectorLayout((40,), "loudest", "float32")
+    vectors, again = (RoundVectors(lambda _: layout, torch.zeros) for _ in range(2))
+    residual = vectors.residual(3)
+    assert residual is not None
+    encoder = residual.seal(torch.linspace(-1, 1, 40), 2, 3)
+    assert vectors.kept(4) is None, "a round runs"
+    encoder.commit((chunk, Fate.COUNTED) for chunk in layout.chunks(0, 40, 100))
+    assert vectors.kept(3) is None, "it goes with the state after the round"
+    kept = vectors.kept(4)
+    assert kept is not None
+    again.restore(kept)
+    restored = again.residual(4)
+    assert restored is not None
+    assert restored.mass.any()
+    assert torch.equal(restored.mass, residual.mass)
+    assert restored.step == 3
+    other = RoundVectors(lambda _: layout, torch.zeros)
+    other.restore({layout.fingerprint: KeptResidual(3, torch.ones(41))})
+    fresh = other.residual(4)
+    assert fresh is not None
+    assert not fresh.mass.any(), "it is of another length"
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    own_state_run.install()
+    yield
+    own_state_run.uninstall()
+    torch.set_num_threads(threads)
+
+
+def values(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", own_state_run.KINDS)
+def test_a_killed_peer_goes_on_as_if_it_had_not_been_killed(
+    kind: str, tmp_path: Path, installed: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The child is killed one step after a checkpoint. Another process ends where an undisturbed one does, bit for
+    bit; and somewhere else, with a line in the log, if the file of its own is garbage.
+    """
+    folder = tmp_path / "peer"
+    folder.mkdir()
+    child = forked.run("-m", "tests.worlds.own_state_run", str(folder), kind, "4")
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    subprocess.run(["cp", "-r", str(folder), str(tmp_path / "damaged")], check=True)
+    (tmp_path / "undisturbed").mkdir()
+    ends = {}
+    for name in ("undisturbed", "peer", "damaged"):
+        if name == "damaged":
+            (file,) = (tmp_path / name).rglob("own-*.safetensors")
+            file.write_bytes(b"garbage")
+        peer, optimizer, model = begin(tmp_path / name, kind)
+        with peer:
+            assert optimizer.global_step == (0 if name == "undisturbed" else 4)
+            train(optimizer, model, LAST)
+            ends[name] = values(model)
+        assert ("is not used" in caplog.text) == (name == "damaged")
+    assert all(map(torch.equal, ends["peer"], ends["undisturbed"]))
+    assert not all(map(torch.equal, ends["damaged"], ends["undisturbed"]))
+
+
+def test_a_disk_that_refuses_does_not_stop_training(
+    tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: OwnStateFile, state: OwnState) -> None:
+        raise StorageError("no space left")
+
+    monkeypatch.setattr(OwnStateFile, "save", full)
+    peer, optimizer, model = begin(tmp_path, "sketch")
+    failed: list[int] = []
+    peer.subscribe(lambda event: failed.append(int(str(event.fields["step"]))) if "failed" in event.kind else None)
+    with peer:
+        train(optimizer, model, LAST)
+        assert optimizer.global_step == LAST
+        assert peer.newest_checkpoint() is not None
+    assert failed
+    assert not list(tmp_path.rglob("own-*.safetensors"))
+
+
+@pytest.mark.parametrize("kind", own_state_run.KINDS)
+def test_a_polite_end_writes_the_last_one(kind: str, tmp_path: Path, installed: None) -> None:
+    """At a step of which the run spec asks for no checkpoint; the program writes one before it closes the peer."""
+    peer, optimizer, model = begin(tmp_path, kind)
+    with peer:
+        train(optimizer, model, 5)
+        optimizer.save_checkpoint()
+        left_out = optimizer._replica.left_out()
+    peer, optimizer, model = begin(tmp_path, kind)
+    with peer:
+        assert optimizer.global_step == 5
+        again = optimizer._replica.left_out()
+        assert (again is None) == (left_out is None) == (kind == "strategy")
+        assert left_out is None or (again is not None and torch.equal(again.mass, left_out.mass))
+        assert peer.session.member is not None
+        assert not peer.session.member.in_doubt  # type: ignore[union-attr]
