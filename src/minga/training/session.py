@@ -231,7 +231,7 @@ class Session:
             divide=self.settings.divide,
             organiser=None if organiser is None else PeerId(organiser),
         )
-        member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica))
+        member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica, port))
         self._begin(member, replica, port)
         return member
 
@@ -378,7 +378,7 @@ class Session:
             logger.exception("this peer's member of the run failed")
             self.events.emit(MemberFailed(why=traceback.format_exception_only(error)[-1].strip()))
 
-    def _downloader(self, replica: ReplicaInterface) -> Download:
+    def _downloader(self, replica: ReplicaInterface, port: GradientPort) -> Download:
         def note(progress: SyncProgress) -> None:
             self.sync_progress = progress
             self.events.emit(
@@ -393,7 +393,7 @@ class Session:
                     minimum_step=minimum_step,
                     have=own,
                     cache=self.settings.cache,
-                    accept=replica.check,
+                    accept=lambda manifest: port.accept(lambda: replica.check(manifest)),
                     progress=note,
                 )
             self.state_server.withdraw()  # what was served before is not what this peer will have

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minga.core.errors import ClosedError
+from minga.core.errors import ClosedError, ConfigurationError
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.thread_task import WAIT, ThreadTask, Wait
 from minga.training.state.snapshot import StateSnapshot
@@ -238,6 +238,27 @@ async def test_a_delayed_trainer_computes_what_the_next_step_asks_for_while_the_
     p.limit_next(0)
     await p.seal()
     assert p.poll() is WAIT
+
+
+@virtually
+async def test_a_check_on_the_training_thread_refuses_on_the_loop_alone() -> None:
+    p = port()
+
+    def refuse() -> None:
+        raise ConfigurationError("another model")
+
+    for check, message in ((refuse, "another model"), (lambda: None, None)):
+        accepted = asyncio.ensure_future(p.accept(check))
+        await asyncio.sleep(0)
+        assert not accepted.done(), "the training thread has not come by"
+        work = p.poll()
+        assert isinstance(work, ThreadTask)
+        p.finish(work)  # does not raise: training goes on
+        if message is None:
+            await accepted
+        else:
+            with pytest.raises(ConfigurationError, match=message):
+                await accepted
 
 
 @virtually

@@ -231,7 +231,7 @@ async def test_a_silent_minority_is_not_waited_for(swarm: Swarm) -> None:
 async def test_a_state_that_does_not_fit_is_refused_before_memory_is_taken(swarm: Swarm) -> None:
     donors = await swarm.donors(make_snapshot())
 
-    def refuse(manifest: Manifest) -> None:
+    async def refuse(manifest: Manifest) -> None:
         raise ConfigurationError(f"no model with {len(manifest.tensors)} tensors here")
 
     with pytest.raises(ConfigurationError, match="2 tensors"):

@@ -97,12 +97,15 @@ def _from_swarm(peer: Peer, replica: Replica) -> StateSnapshot:
     return asyncio.run_coroutine_threadsafe(newest_state(peer.session, replica.check), loop).result()
 
 
-async def newest_state(session: Session, accept: Callable[[Manifest], None]) -> StateSnapshot:
+async def newest_state(session: Session, check: Callable[[Manifest], None]) -> StateSnapshot:
     """The newest state that the peers serve, downloaded without taking part in the run.
 
     Whom it is fetched from may take a step or leave meanwhile, so it is tried `ATTEMPTS` times. Raises
     `UnreachableError`.
     """
+
+    async def accept(manifest: Manifest) -> None:
+        check(manifest)  # nothing trains here
 
     def donors() -> list[PeerId]:
         progress = {item.owner: item.payload.step for item in session.board.items(Progress)}

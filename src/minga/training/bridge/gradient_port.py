@@ -251,7 +251,7 @@ class GradientPort(TrainingThread):
             strategy.restored(strategy.shared_tensors(), strategy.replica.step, local)
 
     def missed(self, rounds: int) -> Recovery:
-        """What this peer does that missed so many rounds."""
+        """What this peer does that missed so many rounds. For the training thread."""
         return self._strategy.missed(rounds)
 
     # ---- inner workings

@@ -61,6 +61,20 @@ class TrainingThread:
         self._wake()
         return work.done
 
+    async def accept(self, check: Callable[[], None]) -> None:
+        """Have the training thread run `check`; raise here, not there, what that refuses by a `MingaError`."""
+
+        def refusal() -> MingaError | None:
+            try:
+                check()
+            except MingaError as error:
+                return error
+            return None
+
+        refused: MingaError | None = await self.request("check", refusal)
+        if refused is not None:
+            raise refused
+
     def close(self, error: BaseException) -> None:
         """Let the training thread go: its next `poll` raises `error`."""
         self._end(error)

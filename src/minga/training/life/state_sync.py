@@ -56,7 +56,7 @@ class Synchroniser:
         if _is_same(snapshot, own):
             recovery = Recovery.REBASE  # nothing was missed
         elif snapshot.step > own.step and not in_doubt:
-            recovery = self._port.missed(snapshot.step - own.step)
+            recovery = await self._port.request("choose", lambda: self._port.missed(snapshot.step - own.step))
 
         def restore() -> None:
             if in_doubt and recovery is Recovery.FETCH:

@@ -66,7 +66,12 @@ class VerifiedBackend:
         """Fetch the state before `step` from any of the donors. Raises `RemoteError` if none has it any more."""
         have = await self._port.request("capture", self._replica.capture)
         state = await download(
-            self._node, donors, minimum_step=step, expect_digest=digest.hex(), have=have, accept=self._replica.check
+            self._node,
+            donors,
+            minimum_step=step,
+            expect_digest=digest.hex(),
+            have=have,
+            accept=lambda manifest: self._port.accept(lambda: self._replica.check(manifest)),
         )
         await self._port.request("restore", lambda: self._replica.restore(state.snapshot))
         self._past.clear()

@@ -13,9 +13,10 @@ signed records of the whole swarm should pass it as `expect_digest`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,6 +58,9 @@ class DownloadedState:
     failed: dict[PeerId, RemoteError]
 
 
+Accept = Callable[[Manifest], Coroutine[Any, Any, None]]
+
+
 async def download(
     node: Node,
     donors: Sequence[PeerId],
@@ -65,22 +69,21 @@ async def download(
     expect_digest: str | None = None,
     have: StateSnapshot | None = None,
     cache: Path | None = None,
-    accept: Callable[[Manifest], None] | None = None,
+    accept: Accept | None = None,
     progress: Callable[[SyncProgress], None] | None = None,
 ) -> DownloadedState:
     """Download the state after step `minimum_step` or later that most of `donors` publish.
 
     `have` is this peer's own state (without content, if the one to come has none), `cache` a folder for verified
-    chunks. `accept` may refuse a manifest, by raising, before memory is taken for its state: pass
-    `TrainingState.check`. Raises `UnreachableError` with the reason of each donor if the state could not be had from
-    them, `StorageError` if memory does not suffice, and what `accept` raises.
-    Chunks that arrived stay in the cache; trying again is up to the caller.
+    chunks. `accept` may refuse a manifest, by raising, before memory is taken for its state. Raises `UnreachableError`
+    with the reason of each donor if the state could not be had from them, `StorageError` if memory does not suffice,
+    and what `accept` raises. Chunks that arrived stay in the cache; trying again is up to the caller.
     """
     asked = Donors(node, donors, expect_digest)
     await asked.ask(minimum_step)
     manifest, supporters = await asked.fetch_manifest()
     if accept is not None:
-        accept(manifest)
+        await accept(manifest)
     device = torch.device("cpu") if have is None else have.buffer.device
     work = _Download(node, manifest, DownloadCache(cache, manifest, node.events), progress, device)
     return await work.run(asked, supporters, have)
