@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, get_args
 from minga.core.errors import ConfigurationError
 from minga.core.spec.plugins import Registry
 
-Payload = Literal["gradient", "pseudo-gradient", "parameters", "coefficients"]
+Payload = Literal["gradient", "pseudo-gradient", "parameters"]
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,10 @@ class StrategyFacts:
     max_in_flight: rounds that may run while the trainer computes, 0 or 1. With 0 the trainer is parked meanwhile.
     keeps_late_micro_batches: one that ends after its step was sealed counts towards the next; else it is dropped.
     vectors: how many vectors as long as the averaged one it holds.
-    payload: the quantity whose mean is taken. Coefficients are those of gradients in another basis.
+    payload: the quantity whose mean is taken.
     keeps_uncounted: the strategy itself keeps a contribution that a round counted without, for a later one. Else it
         forgets it, and what keeps it is the residual of a codec or of a sketch that leaves something out, if there is
         one. So it never counts twice.
-    contributors: the peers whose vectors have weight in a round, all or the one that leads.
 
     Raises `ConfigurationError` for values out of range.
     """
@@ -35,18 +34,17 @@ class StrategyFacts:
     vectors: int
     payload: Payload = "gradient"
     keeps_uncounted: bool = False
-    contributors: Literal["all", "leader"] = "all"
 
     @property
     def shares_optimizer(self) -> bool:
         """Whether the optimizer steps by means, so that its state is the same for all; else each peer has its own."""
-        return self.payload in ("gradient", "coefficients")
+        return self.payload == "gradient"
 
     def __post_init__(self) -> None:
         if self.max_in_flight not in (0, 1) or self.vectors < 0:
             raise ConfigurationError(f"strategy: {self} has other than 0 or 1 rounds in flight, or less than 0 vectors")
-        if self.payload not in get_args(Payload) or self.contributors not in ("all", "leader"):
-            raise ConfigurationError(f"strategy: {self} has an unknown payload, or unknown contributors")
+        if self.payload not in get_args(Payload):
+            raise ConfigurationError(f"strategy: {self} has an unknown payload")
 
 
 STRATEGIES: Final[Registry[Any]] = Registry(

@@ -61,11 +61,6 @@ def _check_combination(spec: RunSpec) -> None:
     upload = spec.averaging.codec
     if upload == ADAPTIVE or not codec(upload).needs_residual:
         return
-    if facts.contributors == "leader":
-        raise ConfigurationError(
-            f"averaging.codec: strategy {name!r} sends the vector of one peer once, of which {upload!r} would send a "
-            "part; choose a codec that sends all"
-        )
     if facts.payload == "parameters":
         raise ConfigurationError(
             f"averaging.codec: strategy {name!r} sends parameters, of which {upload!r} would set most to zero; choose "

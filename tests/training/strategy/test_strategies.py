@@ -134,7 +134,6 @@ def test_what_is_no_strategy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"payload": "parameters"}, {"average_parameters_every": 4}, "average_parameters_every: with strategy 'own'"),
         ({"payload": "pseudo-gradient"}, {"average_parameters_every": 4}, "share their parameters in every round"),
-        ({"contributors": "leader"}, {"codec": "loudest", "download_codec": "float16"}, "'loudest' would send a part"),
         ({"payload": "parameters"}, {"sketch": "odd"}, "'odd' would leave most out"),
         ({"payload": "parameters"}, {"codec": "loudest", "download_codec": "float16"}, "would set most to zero"),
     ],
@@ -152,7 +151,7 @@ def test_facts_that_rule_out_other_settings_of_a_run(
         check_plugins(RunSpec.from_mapping(run))
 
 
-@pytest.mark.parametrize("wrong", [{"max_in_flight": 2}, {"payload": "moments"}, {"contributors": "some"}])
+@pytest.mark.parametrize("wrong", [{"max_in_flight": 2}, {"payload": "moments"}])
 def test_facts_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="strategy: "):
         replace(Synchronous.facts, **wrong)
