@@ -1,5 +1,4 @@
-"""The actions of an organiser of a run for members: invite, admit, revoke, hand the role over, list the peers in the
-run.
+"""The actions of an organiser of a run: invite, admit, bar, hand the role over, list the peers in the run.
 
 The desk needs the organiser's key file, which a running peer of the same machine may hold: it signs with the key, but
 enters the run as a monitor that the key vouches for. Every member verifies its orders for itself.
@@ -14,9 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from minga.core.errors import ConfigurationError, IdentityError, RemoteError
-from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers
-from minga.identity.access.orders import MAX_REASON_CHARACTERS, MAX_TERMS, Grant, Revocation, Transfer
+from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
+from minga.identity.access.ledger import AccessLedger, InvalidOrderError
+from minga.identity.access.orders import (
+    MAX_REASON_CHARACTERS,
+    MAX_TERMS,
+    Grant,
+    PublicOrder,
+    RangeBan,
+    Revocation,
+    Transfer,
+)
+from minga.identity.access.ranges import IpNetwork, parse_range
 from minga.identity.keys.keys import Identity
 from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
@@ -55,11 +63,13 @@ class Organiser:
 
     def invite(self, uses: int, valid_s: float) -> Link:
         """A link that admits the first `uses` peers that join with it in the next `valid_s` seconds."""
+        self._check_for_members()
         key = Identity.generate()
         return self._with(LinkAccess(self._grant(key.peer_id, uses, valid_s), key.seed))
 
     def admit(self, peer_id: str, valid_s: float) -> Link:
         """A link that admits one peer by its key for the next `valid_s` seconds."""
+        self._check_for_members()
         return self._with(LinkAccess(self._grant(peer_id, 0, valid_s)))
 
     def add_signature(self, access: LinkAccess) -> Link:
@@ -81,13 +91,32 @@ class Organiser:
         """Bar a peer's key or an invitation's; False if more organisers have to do so until it takes effect."""
         if {key} == self.ledger.organisers.keys:
             raise ConfigurationError("the only organiser cannot be barred; hand the role over first")
-        if len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable():
-            raise ConfigurationError(f"a reason has at most {MAX_REASON_CHARACTERS} printable characters")
+        _check_reason(reason)
         ledger = self.ledger
         run, now = bytes.fromhex(ledger.run_id), int(time.time())
         order = Revocation(run, ledger.term, now, (), bytes.fromhex(key), ledger.next_version, reason)
         self._issue(order.signed_by(self._key))
         return key in ledger.barred()
+
+    def bar_range(self, addresses: str, valid_s: float, reason: str) -> tuple[str, int, bool]:
+        """Bar an address range, in CIDR notation, for `valid_s` seconds.
+
+        Returns the range, until when (Unix seconds), and False if more organisers have to do so until it takes effect.
+        Raises `ConfigurationError` for a range that is none or too large.
+        """
+        _check_reason(reason)
+        try:
+            network = parse_range(addresses)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        ledger, now = self.ledger, int(time.time())
+        run, until = bytes.fromhex(ledger.run_id), now + int(valid_s)
+        self._issue(RangeBan(run, ledger.term, now, (), str(network), until, reason).signed_by(self._key))
+        return str(network), until, network in self.ranges()
+
+    def ranges(self) -> dict[IpNetwork, RangeBan]:
+        """The address ranges that are barred now."""
+        return self.ledger.ranges.in_force(self.ledger.organisers.needed, time.time())
 
     def propose_transfer(self, organisers: Sequence[str], needed: int) -> Transfer:
         """An order that hands the role over, with this organiser's signature."""
@@ -139,6 +168,10 @@ class Organiser:
 
     # ---- inner workings
 
+    def _check_for_members(self) -> None:
+        if self.ledger.is_open:
+            raise ConfigurationError("this run is open to every peer that has its link; no peer needs to be admitted")
+
     def _grant(self, subject: str, uses: int, valid_s: float) -> Grant:
         now = int(time.time())
         run, version = bytes.fromhex(self.ledger.run_id), self.ledger.next_version
@@ -151,7 +184,7 @@ class Organiser:
         entries = self._peer.link.entries if self._peer is not None else ()
         return replace(self._link, entries=entries or self._link.entries, access=access)
 
-    def _issue(self, order: Transfer | Revocation) -> None:
+    def _issue(self, order: PublicOrder) -> None:
         """Enter an order here, keep it, and send it to all connected peers."""
         peer = self._peer
         if peer is None:
@@ -170,8 +203,7 @@ def organiser_desk(
     """The desk of whichever organiser's key lies in the file `identity` or beside it.
 
     `on_peer` is given the peer by which the desk enters the run. If no peer answers, the desk works with this machine's
-    files of the run. Raises `ConfigurationError` for a run that is open, and `IdentityError` if no organiser's key is
-    here.
+    files of the run. Raises `IdentityError` if no organiser's key is here.
     """
     options = replace(options, role="monitor", ephemeral=True, identity=None, voucher=identity)
     link = replace(link, access=None, authority=None)  # it may lack signatures, and is for another peer
@@ -188,13 +220,16 @@ def organiser_desk(
             if known is None:
                 raise
             signed, spec = known
-            ledger = None
-            if spec.security.mode == "members":
-                ledger = AccessLedger(signed.run_id, Organisers.of_spec(spec, signed.organiser), signed.organiser)
+            ledger = AccessLedger.of_spec(signed.run_id, spec, signed.organiser)
         if ledger is None:
-            raise ConfigurationError("this run is open to everybody who has its link; nobody needs to be admitted")
+            raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
         _take_kept(ledger, files, peer)
         yield Organiser(link, ledger, _key_of(ledger, identity), files, peer)
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable():
+        raise ConfigurationError(f"a reason has at most {MAX_REASON_CHARACTERS} printable characters")
 
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:

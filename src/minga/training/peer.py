@@ -77,7 +77,7 @@ class Peer:
         self._archiver: Archiver | None = None
         self._archived_status = self._status
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
-        if spec.security.mode == "byzantine" and self.role == "monitor":
+        if spec.security.verification == "byzantine" and self.role == "monitor":
             thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
         atexit.register(self.close)
 
@@ -244,7 +244,7 @@ class Peer:
             return public
 
         self.on_loop(check)
-        if security.mode == "byzantine":
+        if security.verification == "byzantine":
             return self.on_loop(start_secure)
         strategy = STRATEGIES.get(training.strategy)
         port = GradientPort(self._thread.loop, replica, strategy=strategy, target_batch_sizes=training.batch_range)

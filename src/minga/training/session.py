@@ -93,7 +93,7 @@ class Session:
     """One peer in one run. `entries` are addresses at which the run can be found; none for its very first peer.
 
     `admission` says which peers may take part (default: all). Where the kind of the run is not known yet, `on_meeting`
-    has to find it out from a peer, and call `open_to_all` or `Session.for_members`.
+    has to find it out from a peer, and call `open_to_all` or `Session.follow_orders`.
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class Session:
             authorizer=self.admission,
             kinds=settings.kinds,
         )
+        self.admission.address_of = self.board.address_of
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self.reachability = Reachability(self.node)
         self.state_server = StateServer(self.node)
@@ -173,7 +174,7 @@ class Session:
 
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""
-        if self.admission.ledger is not None:
+        if self.admission.is_for_members:
             self._publish_token()
             if self.admission.only_watches:
                 return
@@ -187,8 +188,8 @@ class Session:
             self._access_watch.keep_token(token)
             self._publish_token()
 
-    def for_members(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
-        """Only peers that the orders in `ledger` admit may take part; what this peer learns about that is kept in
+    def follow_orders(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
+        """Only peers that the orders in `ledger` allow may take part; what this peer learns about that is kept in
         `files`.
         """
         refused = self.admission.enforce(ledger)
@@ -353,7 +354,11 @@ class Session:
         if self._on_meeting is not None and not self.admission.is_decided:
             await self._on_meeting(self, entry.peer_id)
         if self._access_watch is not None:
-            await self._access_watch.exchange.exchange(entry.peer_id)
+            try:
+                await self._access_watch.exchange.exchange(entry.peer_id)
+            except RejectedError as error:
+                if error.code != "method" or self.admission.is_for_members:
+                    raise  # in an open run an earlier version of minga knows no orders
         await self.gossip.synchronise(entry.peer_id)
 
     def _end_step(self) -> None:

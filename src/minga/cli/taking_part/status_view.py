@@ -65,7 +65,7 @@ def headline(status: RunStatus) -> str:
     parts = [
         f"step {status.step}{last}",
         f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet",
-        *([] if status.mode == "byzantine" else [counted]),
+        *([] if status.is_verified else [counted]),
         f"{status.samples_per_second:.1f} samples/s",
         f"{status.members} {'peer' if status.members == 1 else 'peers'} training together",
     ]

@@ -25,6 +25,10 @@ MAX_BARRED = 1000
 MAX_TERMS = 8
 """How many times the role of the organisers may be handed over, and once more."""
 
+MAX_RANGES = 100
+"""How many address ranges one organiser may ban from a run."""
+
+MAX_RANGE_CHARACTERS = 43
 MAX_USES = 10_000
 MAX_REASON_CHARACTERS = 100
 MAX_TIME_S = 1 << 40
@@ -104,6 +108,19 @@ class Revocation(Order, frozen=True):
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)] = ""
 
 
+class RangeBan(Order, frozen=True):
+    """One organiser's word that no peer take part from the addresses of `range` until `expires`.
+
+    `range` is in CIDR notation. A later one of the same organiser for the same range takes the place of this one.
+    """
+
+    CONTEXT: ClassVar[bytes] = b"access-range-ban"
+
+    range: Annotated[str, msgspec.Meta(min_length=4, max_length=MAX_RANGE_CHARACTERS)]
+    expires: UnixSeconds
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)] = ""
+
+
 class Barred(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A key that was barred in an earlier term and stays so: grants to it up to `version` are void."""
 
@@ -122,3 +139,7 @@ class Transfer(Order, frozen=True):
     organisers: Annotated[tuple[Key, ...], msgspec.Meta(min_length=1, max_length=MAX_ORGANISERS)]
     needed: Annotated[int, msgspec.Meta(ge=1, le=MAX_ORGANISERS)]
     barred: Annotated[tuple[Barred, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()
+
+
+PublicOrder = Transfer | Revocation | RangeBan
+"""What every peer of a run has to know; grants concern only the peers that show them."""

@@ -15,7 +15,16 @@ from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_ORGANISERS
-from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, MAX_USES, Revocation, Transfer
+from minga.identity.access.orders import (
+    MAX_BARRED,
+    MAX_RANGES,
+    MAX_TERMS,
+    MAX_USES,
+    PublicOrder,
+    RangeBan,
+    Revocation,
+    Transfer,
+)
 from minga.identity.access.token import MAX_TOKEN_BYTES, Token
 
 ORDERS_FILE, GUESTS_FILE = "access-orders.msgpack", "access-guests.msgpack"
@@ -29,20 +38,24 @@ Guests = dict[PeerText, Annotated[list[PeerText], msgspec.Meta(max_length=2 * MA
 
 
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Orders in an order in which they can be taken: transfers, then revocations."""
+    """Orders in an order in which they can be taken: transfers, then the rest."""
 
     transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=MAX_TERMS)] = ()
     revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()
+    ranges: Annotated[tuple[RangeBan, ...], msgspec.Meta(max_length=MAX_RANGES * MAX_ORGANISERS)] = ()
 
-    def all(self) -> list[Transfer | Revocation]:
-        """Both kinds."""
-        return [*self.transfers, *self.revocations]
+    def all(self) -> list[PublicOrder]:
+        """All kinds."""
+        return [*self.transfers, *self.revocations, *self.ranges]
 
     @classmethod
-    def of(cls, orders: list[Transfer | Revocation]) -> Orders:
+    def of(cls, orders: list[PublicOrder]) -> Orders:
         """The orders of a ledger."""
-        transfers = tuple(order for order in orders if isinstance(order, Transfer))
-        return cls(transfers, tuple(order for order in orders if isinstance(order, Revocation)))
+        return cls(
+            tuple(order for order in orders if isinstance(order, Transfer)),
+            tuple(order for order in orders if isinstance(order, Revocation)),
+            tuple(order for order in orders if isinstance(order, RangeBan)),
+        )
 
 
 class AccessFiles:
@@ -63,11 +76,11 @@ class AccessFiles:
         """Remember the token of a peer of this machine."""
         self._write(self._token_file(peer_id), token.encode())
 
-    def orders(self) -> list[Transfer | Revocation]:
+    def orders(self) -> list[PublicOrder]:
         """The orders on disk."""
         return self._read(ORDERS_FILE, Orders, Orders()).all()
 
-    def keep_orders(self, orders: list[Transfer | Revocation]) -> None:
+    def keep_orders(self, orders: list[PublicOrder]) -> None:
         """Write all orders that are known."""
         self._write(self._directory / ORDERS_FILE, msgspec.msgpack.encode(Orders.of(orders)))
 

@@ -22,7 +22,7 @@ from minga.core.events.training import AccessInvalidOrder
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import AccessLedger
-from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Revocation, Transfer
+from minga.identity.access.orders import MAX_BARRED, MAX_RANGES, MAX_TERMS, PublicOrder, RangeBan, Revocation, Transfer
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -47,11 +47,14 @@ class OrdersCompared(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OrderPage(msgspec.Struct, frozen=True, array_like=True):
-    """Some of the orders that the sender holds: one transfer, or revocations; `more` pages follow."""
+    """Some of the orders that the sender holds: one transfer, or revocations; `more` pages follow, the last with
+    all range bans.
+    """
 
     transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=1)]
     revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=ORDERS_A_PAGE)]
     more: bool
+    ranges: Annotated[tuple[RangeBan, ...], msgspec.Meta(max_length=MAX_RANGES * MAX_ORGANISERS)] = ()
 
 
 @loop_bound
@@ -102,25 +105,26 @@ class OrderExchange:
 
     async def _send(self, stream: MessageStream) -> None:
         orders = list(self._ledger.orders())
-        revocations = [order for order in orders if isinstance(order, Revocation)]
-        pages: list[tuple[tuple[Transfer, ...], tuple[Revocation, ...]]]
-        pages = [((order,), ()) for order in orders if isinstance(order, Transfer)]
-        pages += [((), tuple(revocations[i : i + ORDERS_A_PAGE])) for i in range(0, len(revocations), ORDERS_A_PAGE)]
-        for number, (transfers, barred) in enumerate(pages or [((), ())], 1):
-            await stream.send(OrderPage(transfers, barred, more=number < len(pages)))
+        pages = [OrderPage((order,), (), True) for order in orders if isinstance(order, Transfer)]
+        barred = tuple(order for order in orders if isinstance(order, Revocation))
+        pages += [OrderPage((), barred[i : i + ORDERS_A_PAGE], True) for i in range(0, len(barred), ORDERS_A_PAGE)]
+        for page in pages:
+            await stream.send(page)
+        await stream.send(OrderPage((), (), False, tuple(order for order in orders if isinstance(order, RangeBan))))
 
-    async def _receive(self, stream: MessageStream) -> list[Transfer | Revocation]:
-        orders: list[Transfer | Revocation] = []
+    async def _receive(self, stream: MessageStream) -> list[PublicOrder]:
+        orders: list[PublicOrder] = []
         while True:
             page = await stream.receive(OrderPage)
-            orders += [*page.transfers, *page.revocations]
-            empty = page.more and not (page.transfers or page.revocations)
-            if empty or len(orders) > MAX_BARRED * MAX_ORGANISERS + MAX_TERMS:
+            found: list[PublicOrder] = [*page.transfers, *page.revocations, *page.ranges]
+            orders += found
+            empty = page.more and not found
+            if empty or len(orders) > (MAX_BARRED + MAX_RANGES) * MAX_ORGANISERS + MAX_TERMS:
                 raise ProtocolError("orders without end", peer=stream.peer)
             if not page.more:
                 return orders
 
-    def _take(self, orders: list[Transfer | Revocation], peer: PeerId) -> None:
+    def _take(self, orders: list[PublicOrder], peer: PeerId) -> None:
         term = self._ledger.term
         if invalid := self._admission.take(orders):
             self._node.events.emit(AccessInvalidOrder(peer=peer, why=str(invalid[0]), count=len(invalid)))

@@ -47,8 +47,9 @@ class RunStatus:
     `members` take part in rounds (trainers, clients and auxiliaries that are in sync); `averages` says whether at least
     two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of the same
     step. `trouble` is the last problem of the peer that looks. `plan` is None while fewer than two take part.
-    `resting`: the peer that looks is on standby. `mode` is that of the run spec's section security; where that is
-    "byzantine" all members compute and reduce the same, so there is no plan and no count of samples towards a step.
+    `resting`: the peer that looks is on standby. `mode` names the run spec's settings admission and verification
+    in a word: open, members, byzantine or members+byzantine. In the last two all members compute and reduce the same,
+    so there is no plan and no count of samples towards a step.
     `founders` says how many are ready and wanted while the run waits for its founders.
     """
 
@@ -70,6 +71,11 @@ class RunStatus:
     trouble: Trouble | None = None
     plan: PlanStatus | None = None
     resting: bool = False
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the members verify each other's work."""
+        return self.mode.endswith("byzantine")
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values, digits of floats cut to what is meant."""

@@ -77,7 +77,7 @@ class StatusReader:
     def look(self) -> Look:
         """The present status. Raises `ClosedError` after the peer was closed."""
         look, live = self._peer.on_loop(self._read)
-        if look.status.mode == "byzantine":
+        if look.status.is_verified:
             return look
         return look._replace(status=replace(look.status, plan=self._plan.at(look.time_s, live)))
 
