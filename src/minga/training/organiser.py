@@ -1,4 +1,4 @@
-"""The actions of an organiser of a run: invite, admit, bar, hand the role over, list the peers in the run.
+"""The actions of an organiser of a run: invite, admit, bar, hand the role over, amend, list the peers in the run.
 
 The desk needs the organiser's key file, which a running peer of the same machine may hold: it signs with the key, but
 enters the run as a monitor that the key vouches for. Every member verifies its orders for itself.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
-from minga.identity.access.ledger import AccessLedger, InvalidOrderError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.amendments import MAX_CHANGES, MAX_VALUE_CHARACTERS, Amendment
+from minga.identity.access.ledger import AccessLedger, InvalidOrderError, PublicOrder
 from minga.identity.access.orders import (
     MAX_REASON_CHARACTERS,
     MAX_TERMS,
     Grant,
-    PublicOrder,
     RangeBan,
     Revocation,
     Transfer,
@@ -30,10 +34,13 @@ from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
+from minga.training.access.standing_orders import check_changes
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
 from minga.training.run_folder.rejoin import RejoinFile
 
+LEAD_S, LEAST_LEAD = 30.0, 3
+"""Seconds, and steps, that an amendment is ahead: orders reach every member within some round trips."""
 GOSSIP_S = 3.0
 """Seconds in which a board that was just synchronised learns of all peers that are alive."""
 
@@ -55,8 +62,11 @@ class MemberView:
 class Organiser:
     """Signs for one organiser. `peer` is the connection to the run, None where no peer answers."""
 
-    def __init__(self, link: Link, ledger: AccessLedger, key: Identity, files: AccessFiles, peer: Peer | None) -> None:
+    def __init__(
+        self, link: Link, spec: RunSpec, ledger: AccessLedger, key: Identity, files: AccessFiles, peer: Peer | None
+    ) -> None:
         self.ledger, self.is_connected = ledger, peer is not None
+        self._spec = spec
         self._link, self._key, self._files, self._peer = link, key, files, peer
 
     # ---- admitting
@@ -144,6 +154,46 @@ class Organiser:
             self._issue(order)
         return order, in_force
 
+    # ---- amending
+
+    def amend(self, changes: Mapping[str, Any], from_step: int | None) -> Amendment:
+        """An order that changes settings in rounds of `from_step` and later ones, with this organiser's signature.
+
+        Without `from_step` it is a step so far ahead that all members hear of the order before. Raises
+        `ConfigurationError` for settings that cannot change.
+        """
+        check_changes(self._spec, dict(changes))
+        ledger = self.ledger
+        step = self.step_ahead() if from_step is None else from_step
+        said = tuple((key, json.dumps(value)) for key, value in sorted(changes.items()))
+        if len(said) > MAX_CHANGES or any(len(text) > MAX_VALUE_CHARACTERS for _, text in said):
+            raise ConfigurationError(f"one amendment changes at most {MAX_CHANGES} settings, by short values")
+        run, number = bytes.fromhex(ledger.run_id), ledger.amendments.next_number
+        return Amendment(run, ledger.term, int(time.time()), (), number, step, said).signed_by(self._key)
+
+    def put_in_force(self, order: Amendment) -> tuple[Amendment, bool]:
+        """An amendment with this organiser's signature, and whether that was the last that it took: it is sent then.
+
+        Raises `ConfigurationError` for an amendment of another run or term.
+        """
+        if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
+            raise ConfigurationError("this order belongs to another run, or to a term that is over; make a new one")
+        check_changes(self._spec, {key: json.loads(text) for key, text in order.changes})
+        order = order.signed_by(self._key)
+        in_force = len(order.signers(self.ledger.organisers.keys)) >= self.ledger.organisers.needed
+        if in_force:
+            self._issue(order)
+        return order, in_force
+
+    def step_ahead(self, seconds: float = LEAD_S) -> int:
+        """A step that the run reaches in no less than `seconds`, by its present speed; 0 if no peer answers."""
+        if self._peer is None:
+            return 0
+        time.sleep(GOSSIP_S)
+        status = self._peer.status()
+        steps = seconds * status.samples_per_second / max(1, status.target_batch_size)
+        return status.step + LEAST_LEAD + math.ceil(steps)
+
     # ---- peers in the run
 
     def members(self) -> list[MemberView]:
@@ -214,7 +264,7 @@ def organiser_desk(
         try:
             peer = stack.enter_context(join(link, options, with_files=False))
             on_peer(peer)
-            ledger = peer.session.admission.ledger
+            spec, ledger = peer.spec, peer.session.admission.ledger
         except RemoteError:
             known = RejoinFile.spec(directory, link)
             if known is None:
@@ -224,7 +274,7 @@ def organiser_desk(
         if ledger is None:
             raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
         _take_kept(ledger, files, peer)
-        yield Organiser(link, ledger, _key_of(ledger, identity), files, peer)
+        yield Organiser(link, spec, ledger, _key_of(ledger, identity), files, peer)
 
 
 def _check_reason(reason: str) -> None:

@@ -18,7 +18,7 @@ from minga.network.gossip.record_kinds import (
 )
 from minga.network.rpc.handshake import Word
 
-Status = Literal["training", "syncing", "averaging", "finished"]
+Status = Literal["training", "syncing", "averaging", "paused", "finished"]
 
 
 class Progress(Payload, frozen=True):

@@ -43,6 +43,7 @@ from minga.security.protocol.behaviour import Behaviour
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.access_watch import AccessWatch
 from minga.training.access.admission import CODE, Admission
+from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.founding import Founding
@@ -141,6 +142,10 @@ class Session:
         """How a secure run begins, as this peer sees it."""
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
+        self.orders: StandingOrders | None = None
+        """The organisers' amendments, once a trainer is attached in a run that can have some."""
+        self.on_amended: Callable[[RunSpec], None] = lambda _: None
+        """Told the amended run spec when amendments come into force here."""
         self._life: asyncio.Task[None] | None = None
         self._access_watch: AccessWatch | None = None
         self._started = False
@@ -150,6 +155,11 @@ class Session:
     def peer_id(self) -> PeerId:
         """This peer's own id."""
         return self.node.peer_id
+
+    @property
+    def ledger(self) -> AccessLedger | None:
+        """The organisers' orders; None while the run is not known."""
+        return self.admission.ledger
 
     async def start(self) -> None:
         """Appear in the run: accept connections, find the others through the entries, publish the own address.
@@ -232,7 +242,14 @@ class Session:
             divide=self.settings.divide,
             organiser=None if organiser is None else PeerId(organiser),
         )
-        member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica))
+        watch, ledger = self._access_watch, self.admission.ledger
+        orders = None if watch is None or ledger is None else watch.exchange.exchange
+        standing = None if ledger is None else StandingOrders(spec, ledger.amendments, orders)
+        self.orders = standing
+        member = Member(
+            self.node, self.identity, self.board, settings, replica, port, self._downloader(replica), standing
+        )
+        member.amended.on_change = self._take_amended
         self._begin(member, replica, port)
         return member
 
@@ -310,6 +327,9 @@ class Session:
         self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
         self.node.spawn(Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run())
         self.node.spawn(LinkReporter(self.node, self.board).run())
+
+    def _take_amended(self, spec: RunSpec) -> None:
+        self.on_amended(spec)
 
     def _publish_token(self) -> None:
         if credential := self.admission.credential():

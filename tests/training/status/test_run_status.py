@@ -178,7 +178,7 @@ def watched(
     events = EventBus(lambda: now - age_s)
     swarm.node.network = cast(Any, SimpleNamespace(wall_time=lambda: 1.7e9))
     founding = None if waiting is None else SimpleNamespace(waiting=waiting)
-    session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=founding)
+    session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=founding, ledger=None)
     spec = RunSpec.from_mapping({"name": "x", **sections})
     peer = SimpleNamespace(session=session, spec=spec, subscribe=events.subscribe, on_loop=lambda read: read())
     return events, Watcher(cast(Peer, peer), History(None))

@@ -88,7 +88,8 @@ class GroupFormation:
         self._standby = Standby(node, contributor)
         self._plan_maker = PlanMaker(node, settings, swarm_view, divide)
         self._acceptor = Acceptor(node.peer_id)
-        self._succession = Succession(node, self._membership, QuorumRule(node, swarm_view, settings), self._acceptor)
+        quorum = QuorumRule(node, swarm_view, settings)
+        self._succession = Succession(node, self._membership, quorum, self._acceptor, settings.orders.obtain)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
 
@@ -115,7 +116,7 @@ class GroupFormation:
     def give_up(self, plan: Plan, term: int, fingerprint: str) -> None:
         """The round of this plan was given up after this peer held its result, in `term`, which may be committed."""
         leader = plan.members[0].peer_id
-        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint)
+        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint, plan.orders)
         self._acceptor.hold(held, plan.succession)
 
     def last_vote(self, held_step: int) -> tuple[int, int]:
@@ -198,6 +199,7 @@ class GroupFormation:
         finally:
             self._following = None
         if isinstance(outcome, Plan):
+            await self._settings.orders.obtain(outcome.orders, leader.peer_id)
             self.batch.check(outcome)
             self._plan_maker.check(outcome)
             self._succession.enter(outcome)
@@ -256,10 +258,11 @@ class GroupFormation:
             registrations, ballot = group.everyone(), group.ballot
             self._membership.gave_up_waiting(registrations)
             plan = await self._plan_maker.plan(self._step, registrations)
-            next_batch = self.batch.next(registrations.values())
+            plan = msgspec.structs.replace(plan, orders=self._settings.orders.due(self._step))
+            plan = await self._succession.decide(plan, registrations, ballot)
+            next_batch = self.batch.next(registrations.values(), plan.orders)
             limits = group.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
-            plan = await self._succession.decide(plan, registrations, ballot)
             self._succession.enter(plan)
             await group.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan

@@ -11,10 +11,10 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, parse_duration
-from minga.identity.access.orders import MAX_USES
+from minga.identity.access.orders import MAX_USES, Transfer
 from minga.identity.keys.keys import is_peer_id
 from minga.identity.links.links import Link
-from minga.training.access.access_files import read_transfer, write_transfer
+from minga.training.access.access_files import read_order, write_order
 from minga.training.join import PeerOptions
 from minga.training.organiser import Organiser, organiser_desk
 
@@ -182,12 +182,12 @@ def _hand_over(desk: Organiser, options: TransferOptions, context: Context) -> N
     if options.organisers:
         order = desk.propose_transfer(options.organisers, options.needed)
     elif options.file is not None:
-        order = read_transfer(options.file)
+        order = read_order(options.file, Transfer)
     order, in_force = desk.hand_over(order)
     if not in_force and options.file is None:
         raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
     if not in_force and options.file is not None:
-        write_transfer(options.file, order)
+        write_order(options.file, order)
     said = (
         "The role is handed over." if in_force else f"More organisers have to sign: each runs this with {options.file}."
     )

@@ -43,7 +43,7 @@ def admit(
     ready = make_context(json_output=json_output)
     from minga.cli.access.members import run_admit
 
-    run_admit(link, peer, uses, valid, _organiser_options(identity, directory, bind), ready)
+    run_admit(link, peer, uses, valid, organiser_options(identity, directory, bind), ready)
 
 
 def ban(
@@ -68,7 +68,7 @@ def ban(
     ready = make_context(json_output=json_output)
     from minga.cli.access.members import BanOptions, run_ban
 
-    run_ban(link, BanOptions(who, addresses, valid, reason), _organiser_options(identity, directory, bind), ready)
+    run_ban(link, BanOptions(who, addresses, valid, reason), organiser_options(identity, directory, bind), ready)
 
 
 def members(
@@ -91,10 +91,11 @@ def members(
     from minga.cli.access.members import TransferOptions, run_members
 
     transferred = TransferOptions(tuple(transfer or ()), needed, order)
-    run_members(link, transferred, _organiser_options(identity, directory, bind), ready)
+    run_members(link, transferred, organiser_options(identity, directory, bind), ready)
 
 
-def _organiser_options(identity: Path | None, directory: Path | None, bind: str | None) -> OrganiserOptions:
+def organiser_options(identity: Path | None, directory: Path | None, bind: str | None) -> OrganiserOptions:
+    """The options that all commands of organisers share."""
     from minga.cli.access.members import OrganiserOptions
     from minga.cli.terminal.peer_options import peer_options
 

@@ -288,6 +288,14 @@ class RunSpec(Section):
         values["plugins"] = {name: origin.model_dump(mode="json") for name, origin in origins.items()}
         return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
 
+    def amended(self, changes: Mapping[str, Any]) -> RunSpec:
+        """The spec with other values of some settings, by keys such as training.seed. Raises `ConfigurationError`."""
+        values = self.model_dump(mode="json")
+        for key, value in changes.items():
+            section, _, name = key.partition(".")
+            values[section] = {**values[section], name: value}
+        return type(self).from_mapping(to_past(values) if self.is_old else values, "amended run spec")
+
     def with_recipe_settings(self, settings: Mapping[str, Any]) -> RunSpec:
         """The spec with these settings of its recipe in place of those it has."""
         values = {**self.model_dump(mode="json"), "recipe": {self.model.recipe: dict(settings)}}

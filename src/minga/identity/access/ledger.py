@@ -29,19 +29,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.amendments import Amendment, Amendments
 from minga.identity.access.orders import (
     MAX_BARRED,
     MAX_TERMS,
     Barred,
     Grant,
     Order,
-    PublicOrder,
     RangeBan,
     Revocation,
     Transfer,
 )
 from minga.identity.access.ranges import RangeBans
 from minga.identity.access.token import Login, Token, WatchToken
+
+PublicOrder = Transfer | Revocation | RangeBan | Amendment
+"""What every peer of a run has to know; grants concern only the peers that show them."""
 
 CLOCK_SKEW_S = 120.0
 MAX_WATCH_S = 86_400
@@ -90,6 +93,8 @@ class AccessLedger:
         self.run_id, self.publisher, self.is_open = run_id, publisher, is_open
         self.ranges = RangeBans()
         """Address ranges that are banned in the present term."""
+        self.amendments = Amendments()
+        """Settings that the organisers changed."""
         self._terms = [organisers]
         self._transfers: list[Transfer] = []
         self._revocations: dict[str, dict[str, Revocation]] = {}  # by the key barred, and who barred it
@@ -124,6 +129,7 @@ class AccessLedger:
         for _, orders in sorted(self._revocations.items()):
             yield from (order for _, order in sorted(orders.items()))
         yield from self.ranges.orders()
+        yield from self.amendments
 
     def barred(self) -> dict[str, str]:
         """The keys that are barred, each with the reason that was given."""
@@ -143,6 +149,8 @@ class AccessLedger:
             raise InvalidOrderError("it belongs to another run")
         if isinstance(order, Transfer):
             return self._take_transfer(order)
+        if isinstance(order, Amendment):
+            return self._take_amendment(order)
         return self._take_revocation(order) if isinstance(order, Revocation) else self._take_range(order)
 
     def check_address(self, peer: str, endpoints: Iterable[str], now_s: float) -> None:
@@ -212,6 +220,15 @@ class AccessLedger:
         except ValueError as error:
             raise InvalidOrderError(str(error)) from error
 
+    def _take_amendment(self, order: Amendment) -> bool:
+        if order.id in self.amendments:
+            return False
+        self._check_enough(order)
+        try:
+            return self.amendments.take(order)
+        except ValueError as error:
+            raise InvalidOrderError(str(error)) from error
+
     def _signer(self, order: Order) -> str:
         """The one organiser that signed an order of the present term."""
         self._check_term(order)
@@ -244,7 +261,7 @@ class AccessLedger:
         if order.term > self.term:
             raise InvalidOrderError(f"it is of term {order.term}, of which nothing is known here")
 
-    def _check_enough(self, order: Grant | Transfer) -> None:
+    def _check_enough(self, order: Grant | Transfer | Amendment) -> None:
         self._check_term(order)
         organisers = self._terms[order.term]
         signers = order.signers(organisers.keys) - self._barred.keys()

@@ -139,7 +139,3 @@ class Transfer(Order, frozen=True):
     organisers: Annotated[tuple[Key, ...], msgspec.Meta(min_length=1, max_length=MAX_ORGANISERS)]
     needed: Annotated[int, msgspec.Meta(ge=1, le=MAX_ORGANISERS)]
     barred: Annotated[tuple[Barred, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()
-
-
-PublicOrder = Transfer | Revocation | RangeBan
-"""What every peer of a run has to know; grants concern only the peers that show them."""

@@ -15,12 +15,13 @@ from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_ORGANISERS
+from minga.identity.access.amendments import MAX_AMENDMENTS, Amendment
+from minga.identity.access.ledger import PublicOrder
 from minga.identity.access.orders import (
     MAX_BARRED,
     MAX_RANGES,
     MAX_TERMS,
     MAX_USES,
-    PublicOrder,
     RangeBan,
     Revocation,
     Transfer,
@@ -44,9 +45,11 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()
     ranges: Annotated[tuple[RangeBan, ...], msgspec.Meta(max_length=MAX_RANGES * MAX_ORGANISERS)] = ()
 
+    amendments: Annotated[tuple[Amendment, ...], msgspec.Meta(max_length=MAX_AMENDMENTS)] = ()
+
     def all(self) -> list[PublicOrder]:
         """All kinds."""
-        return [*self.transfers, *self.revocations, *self.ranges]
+        return [*self.transfers, *self.revocations, *self.ranges, *self.amendments]
 
     @classmethod
     def of(cls, orders: list[PublicOrder]) -> Orders:
@@ -55,6 +58,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             tuple(order for order in orders if isinstance(order, Transfer)),
             tuple(order for order in orders if isinstance(order, Revocation)),
             tuple(order for order in orders if isinstance(order, RangeBan)),
+            tuple(order for order in orders if isinstance(order, Amendment)),
         )
 
 
@@ -107,19 +111,22 @@ class AccessFiles:
             write_atomically(path, body)
 
 
-def read_transfer(path: Path) -> Transfer:
-    """A transfer that organisers pass around to sign. Raises `ConfigurationError` for any other file."""
+Passed = TypeVar("Passed", Transfer, Amendment)
+
+
+def read_order(path: Path, kind: type[Passed]) -> Passed:
+    """An order that organisers pass around to sign. Raises `ConfigurationError` for any other file."""
     try:
         with path.open("rb") as file:
-            return msgspec.msgpack.decode(file.read(MAX_FILE_BYTES), type=Transfer)
+            return msgspec.msgpack.decode(file.read(MAX_FILE_BYTES), type=kind)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
     except DECODING_ERRORS as error:
         raise ConfigurationError(f"{path}: not an order that organisers sign: {error}") from error
 
 
-def write_transfer(path: Path, order: Transfer) -> None:
-    """Write a transfer for the next organiser to sign. Raises `StorageError`."""
+def write_order(path: Path, order: Transfer | Amendment) -> None:
+    """Write an order for the next organiser to sign. Raises `StorageError`."""
     try:
         write_atomically(path, msgspec.msgpack.encode(order))
     except OSError as error:

@@ -27,8 +27,14 @@ from minga.core.errors import RejectedError
 from minga.core.events.bus import EventBus
 from minga.core.events.training import AccessOverused
 from minga.core.thread_guard import loop_bound
-from minga.identity.access.ledger import CLOCK_SKEW_S, Access, AccessLedger, InvalidOrderError, NoAccessError
-from minga.identity.access.orders import PublicOrder
+from minga.identity.access.ledger import (
+    CLOCK_SKEW_S,
+    Access,
+    AccessLedger,
+    InvalidOrderError,
+    NoAccessError,
+    PublicOrder,
+)
 from minga.identity.access.token import Token
 from minga.network.bounded_dict import BoundedDict
 from minga.network.gossip.record_store import MAX_OWNERS

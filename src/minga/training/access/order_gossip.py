@@ -21,8 +21,9 @@ from minga.core.errors import ProtocolError
 from minga.core.events.training import AccessInvalidOrder
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.core.thread_guard import loop_bound
-from minga.identity.access.ledger import AccessLedger
-from minga.identity.access.orders import MAX_BARRED, MAX_RANGES, MAX_TERMS, PublicOrder, RangeBan, Revocation, Transfer
+from minga.identity.access.amendments import MAX_AMENDMENTS, Amendment
+from minga.identity.access.ledger import AccessLedger, PublicOrder
+from minga.identity.access.orders import MAX_BARRED, MAX_RANGES, MAX_TERMS, RangeBan, Revocation, Transfer
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -30,6 +31,7 @@ from minga.training.access.admission import Admission
 
 METHOD = "access.orders"
 EXCHANGE_S = 20.0
+MAX_ORDERS = (MAX_BARRED + MAX_RANGES) * MAX_ORGANISERS + MAX_TERMS + MAX_AMENDMENTS
 ORDERS_A_PAGE = 200
 """A revocation takes at most 0.7 kB, a transfer 320 kB: so a page stays well below the largest message."""
 
@@ -48,13 +50,14 @@ class OrdersCompared(msgspec.Struct, frozen=True, array_like=True):
 
 class OrderPage(msgspec.Struct, frozen=True, array_like=True):
     """Some of the orders that the sender holds: one transfer, or revocations; `more` pages follow, the last with
-    all range bans.
+    all range bans and amendments (at most half a MiB).
     """
 
     transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=1)]
     revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=ORDERS_A_PAGE)]
     more: bool
     ranges: Annotated[tuple[RangeBan, ...], msgspec.Meta(max_length=MAX_RANGES * MAX_ORGANISERS)] = ()
+    amendments: Annotated[tuple[Amendment, ...], msgspec.Meta(max_length=MAX_AMENDMENTS)] = ()
 
 
 @loop_bound
@@ -110,16 +113,17 @@ class OrderExchange:
         pages += [OrderPage((), barred[i : i + ORDERS_A_PAGE], True) for i in range(0, len(barred), ORDERS_A_PAGE)]
         for page in pages:
             await stream.send(page)
-        await stream.send(OrderPage((), (), False, tuple(order for order in orders if isinstance(order, RangeBan))))
+        ranges = tuple(order for order in orders if isinstance(order, RangeBan))
+        await stream.send(OrderPage((), (), False, ranges, tuple(self._ledger.amendments)))
 
     async def _receive(self, stream: MessageStream) -> list[PublicOrder]:
         orders: list[PublicOrder] = []
         while True:
             page = await stream.receive(OrderPage)
-            found: list[PublicOrder] = [*page.transfers, *page.revocations, *page.ranges]
+            found: list[PublicOrder] = [*page.transfers, *page.revocations, *page.ranges, *page.amendments]
             orders += found
             empty = page.more and not found
-            if empty or len(orders) > (MAX_BARRED + MAX_RANGES) * MAX_ORGANISERS + MAX_TERMS:
+            if empty or len(orders) > MAX_ORDERS:
                 raise ProtocolError("orders without end", peer=stream.peer)
             if not page.more:
                 return orders

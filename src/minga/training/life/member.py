@@ -20,6 +20,7 @@ import torch
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.contracts import WITHOUT_ORDERS
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
@@ -33,7 +34,9 @@ from minga.core.events.training import (
     MemberDiverged,
     MemberOutOfSync,
     ParametersNotAveraged,
+    RunAmended,
     RunFinished,
+    RunPaused,
     StepApplied,
     SyncFailed,
     SyncFinished,
@@ -44,6 +47,8 @@ from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.training.access.amended import Amended
+from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.parameter_average import ParameterAverage
 from minga.training.life.board_view import BoardView
@@ -64,6 +69,7 @@ SHORTEST_FETCH_S = 1.0
 MOST_FETCHES_GIVEN_UP = 8
 """Then downloads go on to their end: steps are too short for this peer's line, and each costs others a copy."""
 DIVERGED_S = 5.0
+PAUSE_LOOK_S = 0.5
 HELD = "held"
 """Goes into the fingerprint of a result that was held when its round was given up."""
 
@@ -106,6 +112,7 @@ class Member:
         replica: ReplicaInterface,
         port: GradientPort,
         download: Download,
+        orders: StandingOrders | None = None,
     ) -> None:
         self.step = 0
         self.ready = asyncio.Event()
@@ -131,6 +138,7 @@ class Member:
             largest_batch_size=settings.target_batch_sizes[1],
             most_communication=settings.most_communication,
             organiser=settings.organiser,
+            orders=WITHOUT_ORDERS if orders is None else orders,
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
         self._all_reduce = AllReduce(node)
@@ -144,6 +152,8 @@ class Member:
             vector_bytes=self.vectors.encoded_bytes,
         )
         self._too_slow = TooSlowNotice(node)
+        self.amended = Amended(orders, replica, port)
+        """The organisers' amendments, as this member goes by them."""
         self._needs_state = True
         self._at_least = 0
         self._fetches_given_up = 0
@@ -185,6 +195,9 @@ class Member:
             while not self._is_finished():
                 if self._needs_state or self._is_diverged():
                     await self._synchronise()
+                elif self.amended.is_paused(self.step):
+                    self.ready.set()
+                    await self._rest()
                 else:
                     self.ready.set()
                     await self._take_step()
@@ -210,6 +223,15 @@ class Member:
     def _result(self) -> torch.Tensor:
         """The mean of the present step's round."""
         return self.vectors.result(self.step)
+
+    async def _rest(self) -> None:
+        """The organisers paused the run: hold the state, and look now and then whether it goes on."""
+        self._publisher.set_status("paused")
+        self._node.events.emit(RunPaused(step=self.step, paused=True))
+        while self.amended.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
+            await asyncio.sleep(PAUSE_LOOK_S)
+        self._needs_state = self.swarm_view.is_behind(self.step)
+        self._node.events.emit(RunPaused(step=self.step, paused=False))
 
     async def _take_step(self) -> None:
         self._publisher.set_status("training")
@@ -291,6 +313,8 @@ class Member:
         absorb = self._absorption(outcome, step, fate)
         hashing = self._hash_result(outcome.plan.result_id)
         batch = self._formation.batch.present
+        if said := self.amended.enter(outcome.plan.orders):
+            self._node.events.emit(RunAmended(step=self.step, changes=said))
         every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
             await self._port.request("apply", absorb)
@@ -319,8 +343,10 @@ class Member:
         """What the training thread has to do to bring the replica to `step` by this round's mean."""
         replica, port, result, on_absorbed = self._replica, self._port, self._result, self.on_absorbed
         counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
+        amended = self.amended
 
         def absorb() -> None:
+            amended.apply()
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
             port.absorb(step, replica.expand(result, step - 1, counted_in=counted_in), fate)
@@ -416,7 +442,7 @@ class Member:
         return True
 
     def _is_finished(self) -> bool:
-        last = self._settings.stop_after_steps
+        last = self.amended.last_step(self._settings.stop_after_steps, self.step)
         return last is not None and self.step >= last and not self._needs_state
 
 

@@ -41,6 +41,18 @@ class PeerStatus:
 
 
 @dataclass(frozen=True)
+class AmendmentStatus:
+    """An order of the organisers that changes settings, such as "optimizer.learning_rate = 0.001", in rounds of
+    `from_step` and later ones. `due`: that step is reached, and no later number overrules it.
+    """
+
+    number: int
+    from_step: int
+    changes: str
+    due: bool
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """A run as one peer sees it. `loss` is None until two reports of one trainer were compared.
 
@@ -50,6 +62,7 @@ class RunStatus:
     `resting`: the peer that looks is on standby. `mode` names the run spec's settings admission and verification
     in a word: open, members, byzantine or members+byzantine. In the last two all members compute and reduce the same,
     so there is no plan and no count of samples towards a step.
+    `last_step` and the target batch size are as amended; `amendments` are those that this peer knows, by number.
     `founders` says how many are ready and wanted while the run waits for its founders.
     """
 
@@ -71,6 +84,8 @@ class RunStatus:
     trouble: Trouble | None = None
     plan: PlanStatus | None = None
     resting: bool = False
+    amendments: tuple[AmendmentStatus, ...] = ()
+    paused: bool = False
 
     @property
     def is_verified(self) -> bool:
