@@ -33,6 +33,7 @@ RoundId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Fingerprint = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Peer = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Members = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 OrderIds = Annotated[tuple[Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")], ...], msgspec.Meta(max_length=64)]
 Ballot = Annotated[int, msgspec.Meta(ge=0, le=MAX_BALLOT)]
 
@@ -86,6 +87,7 @@ class Join(msgspec.Struct, frozen=True):
     empty if its state came in another way, `batch` the target batch size that the last plan named for `step`, 0 if the
     sender has not had that plan. With `ballot` the sender promises this leader to hold no result of an attempt at the
     step with a lower number from now on (0: it has no vote), and `accepted` is what it held in the latest one.
+    `epoch` is that of the organisers' last regroup which the sender followed; leaders take no peer of another one.
     """
 
     step: Step
@@ -104,6 +106,7 @@ class Join(msgspec.Struct, frozen=True):
     batch: Samples = 0
     ballot: Ballot = 0
     accepted: Accepted | None = None
+    epoch: Epoch = 0
 
 
 class Update(msgspec.Struct, frozen=True):

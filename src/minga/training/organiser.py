@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.amendments import MAX_CHANGES, MAX_VALUE_CHARACTERS, Amendment
+from minga.identity.access.amendments import MAX_CHANGES, MAX_PRESENT, MAX_VALUE_CHARACTERS, Amendment, Regroup
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError, PublicOrder
 from minga.identity.access.orders import (
     MAX_REASON_CHARACTERS,
@@ -37,12 +37,16 @@ from minga.training.access.access_files import AccessFiles
 from minga.training.access.standing_orders import check_changes
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
+from minga.training.record_kinds import Progress
 from minga.training.run_folder.rejoin import RejoinFile
 
 LEAD_S, LEAST_LEAD = 30.0, 3
 """Seconds, and steps, that an amendment is ahead: orders reach every member within some round trips."""
 GOSSIP_S = 3.0
 """Seconds in which a board that was just synchronised learns of all peers that are alive."""
+
+
+Changing = TypeVar("Changing", Amendment, Regroup)
 
 
 @dataclass(frozen=True)
@@ -171,14 +175,46 @@ class Organiser:
         run, number = bytes.fromhex(ledger.run_id), ledger.amendments.next_number
         return Amendment(run, ledger.term, int(time.time()), (), number, step, said).signed_by(self._key)
 
-    def put_in_force(self, order: Amendment) -> tuple[Amendment, bool]:
-        """An amendment with this organiser's signature, and whether that was the last that it took: it is sent then.
+    def regroup(self) -> Regroup:
+        """An order that the run goes on with the members that are in sight, with this organiser's signature.
 
-        Raises `ConfigurationError` for an amendment of another run or term.
+        Raises `ConfigurationError` if there is none, or in a run whose members verify each other's work.
+        """
+        if self._spec.security.verification == "byzantine":
+            raise ConfigurationError(
+                'in a run with verification = "byzantine" members that fall silent are suspended, and the others go on'
+            )
+        if self._peer is None:
+            raise ConfigurationError("no member of the run answers, so none can go on")
+        time.sleep(GOSSIP_S)
+        session, newest = self._peer.session, self.ledger.regroups.newest
+        epoch = 0 if newest is None else newest.epoch
+
+        def look() -> dict[str, int]:
+            known = session.board.payloads(Progress)
+            return {
+                peer: progress.step
+                for peer, progress in known.items()
+                if progress.epoch == epoch and progress.status not in ("syncing", "finished")
+            }
+
+        steps = self._peer.on_loop(look)
+        if not steps:
+            raise ConfigurationError("no member that has the run's state is in sight, so none can go on")
+        members = tuple(bytes.fromhex(peer) for peer in sorted(steps)[:MAX_PRESENT])
+        run, number = bytes.fromhex(self.ledger.run_id), (epoch >> 32) + 1
+        unsigned = Regroup(run, self.ledger.term, int(time.time()), (), number, max(steps.values()), members)
+        return unsigned.signed_by(self._key)
+
+    def put_in_force(self, order: Changing) -> tuple[Changing, bool]:
+        """An order with this organiser's signature, and whether that was the last that it took: it is sent then.
+
+        Raises `ConfigurationError` for an order of another run or term.
         """
         if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
             raise ConfigurationError("this order belongs to another run, or to a term that is over; make a new one")
-        check_changes(self._spec, {key: json.loads(text) for key, text in order.changes})
+        if isinstance(order, Amendment):
+            check_changes(self._spec, {key: json.loads(text) for key, text in order.changes})
         order = order.signed_by(self._key)
         in_force = len(order.signers(self.ledger.organisers.keys)) >= self.ledger.organisers.needed
         if in_force:

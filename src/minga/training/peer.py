@@ -44,6 +44,7 @@ from minga.training.transfer.run_files import RunFileServer
 T = TypeVar("T")
 
 CLOSE_S = 0.9
+EPOCH_FILE = "epoch.txt"
 
 
 class Peer:
@@ -274,7 +275,11 @@ class Peer:
     def newest_checkpoint(self) -> StateSnapshot | None:
         """The newest intact checkpoint of this run on this machine. Raises `StorageError` if all are damaged."""
         checkpoint = self._checkpoints.load()
-        return None if checkpoint is None else checkpoint.snapshot
+        if checkpoint is None:
+            return None
+        written = checkpoint.files.get(EPOCH_FILE, b"0")
+        self._session.state_epoch = int(written) if written.isdigit() and len(written) < 20 else 0
+        return checkpoint.snapshot
 
     def is_checkpoint_due(self, step: int) -> bool:
         """Whether the run spec asks for a checkpoint after `step`, and the last one is written."""
@@ -287,7 +292,9 @@ class Peer:
         """Write a checkpoint beside training, or (`wait`) at once."""
         if self._saving is not None:
             self._saving.join()
-        self._saving = threading.Thread(target=self._save, args=(snapshot,), name="minga-checkpoint")
+        self._saving = threading.Thread(
+            target=self._save, args=(snapshot, self._files_of_checkpoint()), name="minga-checkpoint"
+        )
         self._saving.start()
         if wait:
             self._saving.join()
@@ -314,19 +321,21 @@ class Peer:
             self._thread.loop.call_soon_threadsafe(function)
 
     def _files_of_checkpoint(self) -> dict[str, bytes]:
-        """What lies beside the state: the run spec, and the organisers' orders that changed it."""
+        """What lies beside the state: the run spec, the organisers' orders that changed it, and the run's epoch."""
         ledger = self._session.admission.ledger
         amendments = [] if ledger is None else list(ledger.amendments)
         files = {"run-spec.toml": self.spec.to_toml().encode()}
+        if self._session.state_epoch:
+            files[EPOCH_FILE] = str(self._session.state_epoch).encode()
         if amendments:
             said = [{"number": a.number, "from_step": a.from_step, "changes": dict(a.changes)} for a in amendments]
             files["amendments.json"] = json.dumps(said, indent=1).encode()
         return files
 
-    def _save(self, snapshot: StateSnapshot) -> None:
+    def _save(self, snapshot: StateSnapshot, files: Mapping[str, bytes]) -> None:
         try:
             manifest = build_manifest(snapshot)
-            path = self._checkpoints.save(snapshot, manifest, files=self._files_of_checkpoint())
+            path = self._checkpoints.save(snapshot, manifest, files=files)
             self.note(CheckpointSaved(step=snapshot.step, path=str(path)))
             if self._own is not None:
                 self._keep_own(self._own.beside(snapshot.step))

@@ -144,6 +144,8 @@ class Session:
         self.identity = identity
         self.orders: StandingOrders | None = None
         """The organisers' amendments, once a trainer is attached in a run that can have some."""
+        self.state_epoch = 0
+        """Of which epoch of the run the state is that a trainer brings: see `Member.epoch`."""
         self.on_amended: Callable[[RunSpec], None] = lambda _: None
         """Told the amended run spec when amendments come into force here."""
         self._life: asyncio.Task[None] | None = None
@@ -244,12 +246,14 @@ class Session:
         )
         watch, ledger = self._access_watch, self.admission.ledger
         orders = None if watch is None or ledger is None else watch.exchange.exchange
-        standing = None if ledger is None else StandingOrders(spec, ledger.amendments, orders)
+        standing = None if ledger is None else StandingOrders(spec, ledger, orders)
         self.orders = standing
         member = Member(
             self.node, self.identity, self.board, settings, replica, port, self._downloader(replica), standing
         )
         member.amended.on_change = self._take_amended
+        member.begin_epoch(self.state_epoch)
+        member.on_epoch = self._note_epoch
         self._begin(member, replica, port)
         return member
 
@@ -327,6 +331,9 @@ class Session:
         self._life = asyncio.get_running_loop().create_task(self._live(member, replica.step), name="minga-member")
         self.node.spawn(Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run())
         self.node.spawn(LinkReporter(self.node, self.board).run())
+
+    def _note_epoch(self, epoch: int) -> None:
+        self.state_epoch = epoch
 
     def _take_amended(self, spec: RunSpec) -> None:
         self.on_amended(spec)

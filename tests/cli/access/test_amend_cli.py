@@ -37,6 +37,9 @@ def test_amend_pause_resume_ban_and_stop_an_open_run(tmp_path: Path) -> None:
             assert (banned["in_force"], banned["range"]) == (True, None)
             host.wait_for("access.ended", peer=me)
             assert not guest.summary()["ok"]
+        alone = last_json(run("resume", link, "--with-present", *desk).stdout)
+        assert (alone["in_force"], len(alone["members"])) == (True, 1)
+        assert host.wait_for("run.regrouped", present=True)["members"] == 1
         assert last_json(run("stop", link, *desk).stdout)["ok"]
 
 

@@ -179,7 +179,7 @@ def standing(spec: RunSpec, *orders: Amendment) -> StandingOrders:
     ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
     for order in orders:
         ledger.take(order)
-    return StandingOrders(spec, ledger.amendments)
+    return StandingOrders(spec, ledger)
 
 
 @virtually

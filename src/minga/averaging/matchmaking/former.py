@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -77,6 +77,8 @@ class GroupFormation:
         """Fingerprint of the reduced vector that led to the present state; empty if that came in another way."""
         self.batch = BatchSize(settings)
         """The target batch size, as far as this peer knows it."""
+        self.epoch = 0
+        """That of the organisers' last regroup which this peer followed."""
         self._node, self._identity, self._settings = node, identity, settings
         self._swarm_view, self._contributor = swarm_view, contributor
         self._step = -1
@@ -107,6 +109,16 @@ class GroupFormation:
         self._membership.come_back(others)
         self.previous = ""
         self.batch.forget()
+
+    def regroup(self, epoch: int, members: Sequence[PeerId], *, is_one: bool) -> None:
+        """From now on go only with peers of this epoch: the `members` that the organisers named decide the next step.
+        `is_one`: this peer is one of them, and has the state with which they go on.
+        """
+        self.epoch, self.previous = epoch, ""
+        self._membership.regroup(members, is_one=is_one)
+        if is_one:
+            self._acceptor.regroup()
+        self._changed.fire()
 
     def commit(self, plan: Plan) -> None:
         """The round of this plan is committed."""
@@ -228,6 +240,7 @@ class GroupFormation:
             batch=self.batch.told,
             ballot=self._acceptor.promise(leader) if leader is not None else 0,
             accepted=self._acceptor.accepted,
+            epoch=self.epoch,
         )
 
     # ---- leading
@@ -351,6 +364,8 @@ class GroupFormation:
         if join.layout != self._settings.vectors(join.step).layout:
             why = "its parameters have other shapes or another codec than this run's, or its rounds other vectors"
             raise RejectedError(why, code="layout")
+        if join.epoch != self.epoch:
+            raise RejectedError("the organisers regrouped the run, and one side does not know it yet", code="stand_by")
         if join.address.peer_id != peer:
             raise ProtocolError("it joins with the address of another peer", peer=peer)
 

@@ -13,7 +13,7 @@ from minga.cli.access.members import NOT_TOLD, OrganiserOptions
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
-from minga.identity.access.amendments import MAX_AMENDED_STEP, Amendment
+from minga.identity.access.amendments import MAX_AMENDED_STEP, Amendment, Regroup
 from minga.identity.links.links import Link
 from minga.training.access.access_files import read_order, write_order
 from minga.training.access.standing_orders import PAUSED, STOP
@@ -69,6 +69,29 @@ def run_resume(link: str, options: AmendOptions, desk: OrganiserOptions, context
     """Let a paused run go on."""
     with _enter(link, desk, context) as organiser:
         _issue(organiser, organiser.amend({PAUSED: False}, 0), options, context)
+
+
+def run_regroup(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
+    """Let a run that lost its majority at once go on with the members that are present."""
+    output = context.output
+    with _enter(link, desk, context) as organiser:
+        is_passed_on = options.file is not None and options.file.exists()
+        order = read_order(options.file, Regroup) if is_passed_on and options.file is not None else organiser.regroup()
+        order, in_force = organiser.put_in_force(order)
+        told = organiser.is_connected
+    if not in_force and options.file is None:
+        raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
+    if not in_force and options.file is not None:
+        write_order(options.file, order)
+        output.say(
+            f"More organisers have to sign: each runs `minga resume LINK --with-present --order {options.file}`."
+        )
+    else:
+        output.say(f"The run goes on from step {order.step} with the members that are present, {len(order.members)}:")
+        for peer in order.present:
+            output.say(f"  {peer}")
+        output.say("All other peers drop what they did since, and fetch the state of these when they are back.")
+    output.summary(ok=True, step=order.step, members=list(order.present), in_force=in_force, told=told)
 
 
 def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:

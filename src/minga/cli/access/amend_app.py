@@ -62,17 +62,25 @@ def pause(
 
 def resume(
     link: LinkArgument,
+    with_present: Annotated[
+        bool,
+        typer.Option(
+            "--with-present",
+            help="The run lost more than half of its members at once, for good: go on with those that are there.",
+        ),
+    ] = False,
     order: OrderFile = None,
     identity: Key = None,
     directory: Directory = None,
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
-    """For organisers: let a paused run go on."""
+    """For organisers: let a paused run go on, or one that lost the majority of its members at once."""
     ready = make_context(json_output=json_output)
-    from minga.cli.access.amend import AmendOptions, run_resume
+    from minga.cli.access.amend import AmendOptions, run_regroup, run_resume
 
-    run_resume(link, AmendOptions(None, order), organiser_options(identity, directory, bind), ready)
+    go_on = run_regroup if with_present else run_resume
+    go_on(link, AmendOptions(None, order), organiser_options(identity, directory, bind), ready)
 
 
 def stop(

@@ -198,6 +198,16 @@ class RunAmended(EventData, kind="run.amended"):
     changes: str
 
 
+class RunRegrouped(EventData, kind="run.regrouped"):
+    """By the organisers' order the run goes on with `members` peers from `step`; `present`: this peer is one of them,
+    and has that state.
+    """
+
+    step: int
+    members: int
+    present: bool
+
+
 class RunPaused(EventData, kind="run.paused"):
     """The organisers paused the run, or (`paused` false) let it go on: this peer is at `step`."""
 

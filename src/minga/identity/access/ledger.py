@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.amendments import Amendment, Amendments
+from minga.identity.access.amendments import Amendment, Amendments, Regroup, Regroups
 from minga.identity.access.orders import (
     MAX_BARRED,
     MAX_TERMS,
@@ -43,7 +43,7 @@ from minga.identity.access.orders import (
 from minga.identity.access.ranges import RangeBans
 from minga.identity.access.token import Login, Token, WatchToken
 
-PublicOrder = Transfer | Revocation | RangeBan | Amendment
+PublicOrder = Transfer | Revocation | RangeBan | Amendment | Regroup
 """What every peer of a run has to know; grants concern only the peers that show them."""
 
 CLOCK_SKEW_S = 120.0
@@ -95,6 +95,8 @@ class AccessLedger:
         """Address ranges that are banned in the present term."""
         self.amendments = Amendments()
         """Settings that the organisers changed."""
+        self.regroups = Regroups()
+        """Who goes on where the majority was lost."""
         self._terms = [organisers]
         self._transfers: list[Transfer] = []
         self._revocations: dict[str, dict[str, Revocation]] = {}  # by the key barred, and who barred it
@@ -130,6 +132,7 @@ class AccessLedger:
             yield from (order for _, order in sorted(orders.items()))
         yield from self.ranges.orders()
         yield from self.amendments
+        yield from self.regroups
 
     def barred(self) -> dict[str, str]:
         """The keys that are barred, each with the reason that was given."""
@@ -149,8 +152,8 @@ class AccessLedger:
             raise InvalidOrderError("it belongs to another run")
         if isinstance(order, Transfer):
             return self._take_transfer(order)
-        if isinstance(order, Amendment):
-            return self._take_amendment(order)
+        if isinstance(order, Amendment | Regroup):
+            return self._take_change(order)
         return self._take_revocation(order) if isinstance(order, Revocation) else self._take_range(order)
 
     def check_address(self, peer: str, endpoints: Iterable[str], now_s: float) -> None:
@@ -220,12 +223,13 @@ class AccessLedger:
         except ValueError as error:
             raise InvalidOrderError(str(error)) from error
 
-    def _take_amendment(self, order: Amendment) -> bool:
-        if order.id in self.amendments:
+    def _take_change(self, order: Amendment | Regroup) -> bool:
+        is_known = order.id in self.amendments if isinstance(order, Amendment) else order.epoch in self.regroups
+        if is_known:
             return False
         self._check_enough(order)
         try:
-            return self.amendments.take(order)
+            return self.amendments.take(order) if isinstance(order, Amendment) else self.regroups.take(order)
         except ValueError as error:
             raise InvalidOrderError(str(error)) from error
 
@@ -261,7 +265,7 @@ class AccessLedger:
         if order.term > self.term:
             raise InvalidOrderError(f"it is of term {order.term}, of which nothing is known here")
 
-    def _check_enough(self, order: Grant | Transfer | Amendment) -> None:
+    def _check_enough(self, order: Grant | Transfer | Amendment | Regroup) -> None:
         self._check_term(order)
         organisers = self._terms[order.term]
         signers = order.signers(organisers.keys) - self._barred.keys()

@@ -15,7 +15,7 @@ from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_ORGANISERS
-from minga.identity.access.amendments import MAX_AMENDMENTS, Amendment
+from minga.identity.access.amendments import MAX_AMENDMENTS, MAX_REGROUPS, Amendment, Regroup
 from minga.identity.access.ledger import PublicOrder
 from minga.identity.access.orders import (
     MAX_BARRED,
@@ -47,9 +47,11 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     amendments: Annotated[tuple[Amendment, ...], msgspec.Meta(max_length=MAX_AMENDMENTS)] = ()
 
+    regroups: Annotated[tuple[Regroup, ...], msgspec.Meta(max_length=MAX_REGROUPS)] = ()
+
     def all(self) -> list[PublicOrder]:
         """All kinds."""
-        return [*self.transfers, *self.revocations, *self.ranges, *self.amendments]
+        return [*self.transfers, *self.revocations, *self.ranges, *self.amendments, *self.regroups]
 
     @classmethod
     def of(cls, orders: list[PublicOrder]) -> Orders:
@@ -59,6 +61,7 @@ class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             tuple(order for order in orders if isinstance(order, Revocation)),
             tuple(order for order in orders if isinstance(order, RangeBan)),
             tuple(order for order in orders if isinstance(order, Amendment)),
+            tuple(order for order in orders if isinstance(order, Regroup)),
         )
 
 
@@ -111,7 +114,7 @@ class AccessFiles:
             write_atomically(path, body)
 
 
-Passed = TypeVar("Passed", Transfer, Amendment)
+Passed = TypeVar("Passed", Transfer, Amendment, Regroup)
 
 
 def read_order(path: Path, kind: type[Passed]) -> Passed:
@@ -125,7 +128,7 @@ def read_order(path: Path, kind: type[Passed]) -> Passed:
         raise ConfigurationError(f"{path}: not an order that organisers sign: {error}") from error
 
 
-def write_order(path: Path, order: Transfer | Amendment) -> None:
+def write_order(path: Path, order: Transfer | Amendment | Regroup) -> None:
     """Write an order for the next organiser to sign. Raises `StorageError`."""
     try:
         write_atomically(path, msgspec.msgpack.encode(order))

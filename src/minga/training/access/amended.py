@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.amendments import Regroup
 from minga.training.access.standing_orders import PAUSED, StandingOrders
 
 OPTIMIZER = "optimizer."
@@ -36,6 +37,15 @@ class Amended:
         self._orders, self._replica, self._port = orders, replica, port
         self._has_taken_step = False
         self._due: dict[str, Any] | None = None  # what the training thread still has to tell the replica
+
+    @property
+    def can_be(self) -> bool:
+        """Whether the run has organisers whose orders this peer follows."""
+        return self._orders is not None
+
+    def regroup(self, epoch: int) -> Regroup | None:
+        """The organisers' newest regroup, if it is of a later epoch than this."""
+        return None if self._orders is None else self._orders.regroup(epoch)
 
     def is_paused(self, step: int) -> bool:
         """Whether the organisers want no round of `step`."""

@@ -21,7 +21,7 @@ from minga.core.errors import ProtocolError
 from minga.core.events.training import AccessInvalidOrder
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.core.thread_guard import loop_bound
-from minga.identity.access.amendments import MAX_AMENDMENTS, Amendment
+from minga.identity.access.amendments import MAX_AMENDMENTS, MAX_REGROUPS, Amendment, Regroup
 from minga.identity.access.ledger import AccessLedger, PublicOrder
 from minga.identity.access.orders import MAX_BARRED, MAX_RANGES, MAX_TERMS, RangeBan, Revocation, Transfer
 from minga.network.interface import PeerId
@@ -31,7 +31,7 @@ from minga.training.access.admission import Admission
 
 METHOD = "access.orders"
 EXCHANGE_S = 20.0
-MAX_ORDERS = (MAX_BARRED + MAX_RANGES) * MAX_ORGANISERS + MAX_TERMS + MAX_AMENDMENTS
+MAX_ORDERS = (MAX_BARRED + MAX_RANGES) * MAX_ORGANISERS + MAX_TERMS + MAX_AMENDMENTS + MAX_REGROUPS
 ORDERS_A_PAGE = 200
 """A revocation takes at most 0.7 kB, a transfer 320 kB: so a page stays well below the largest message."""
 
@@ -50,7 +50,7 @@ class OrdersCompared(msgspec.Struct, frozen=True, array_like=True):
 
 class OrderPage(msgspec.Struct, frozen=True, array_like=True):
     """Some of the orders that the sender holds: one transfer, or revocations; `more` pages follow, the last with
-    all range bans and amendments (at most half a MiB).
+    all range bans, amendments and regroups (less than a MiB).
     """
 
     transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=1)]
@@ -58,6 +58,7 @@ class OrderPage(msgspec.Struct, frozen=True, array_like=True):
     more: bool
     ranges: Annotated[tuple[RangeBan, ...], msgspec.Meta(max_length=MAX_RANGES * MAX_ORGANISERS)] = ()
     amendments: Annotated[tuple[Amendment, ...], msgspec.Meta(max_length=MAX_AMENDMENTS)] = ()
+    regroups: Annotated[tuple[Regroup, ...], msgspec.Meta(max_length=MAX_REGROUPS)] = ()
 
 
 @loop_bound
@@ -114,13 +115,21 @@ class OrderExchange:
         for page in pages:
             await stream.send(page)
         ranges = tuple(order for order in orders if isinstance(order, RangeBan))
-        await stream.send(OrderPage((), (), False, ranges, tuple(self._ledger.amendments)))
+        await stream.send(
+            OrderPage((), (), False, ranges, tuple(self._ledger.amendments), tuple(self._ledger.regroups))
+        )
 
     async def _receive(self, stream: MessageStream) -> list[PublicOrder]:
         orders: list[PublicOrder] = []
         while True:
             page = await stream.receive(OrderPage)
-            found: list[PublicOrder] = [*page.transfers, *page.revocations, *page.ranges, *page.amendments]
+            found: list[PublicOrder] = [
+                *page.transfers,
+                *page.revocations,
+                *page.ranges,
+                *page.amendments,
+                *page.regroups,
+            ]
             orders += found
             empty = page.more and not found
             if empty or len(orders) > MAX_ORDERS:

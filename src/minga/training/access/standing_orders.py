@@ -21,7 +21,8 @@ from minga.core.errors import ConfigurationError, ProtocolError
 from minga.core.spec.problems import suggestion
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import loop_bound
-from minga.identity.access.amendments import Amendments
+from minga.identity.access.amendments import Regroup
+from minga.identity.access.ledger import AccessLedger
 from minga.network.interface import PeerId
 
 PAUSED: Final = "paused"
@@ -77,12 +78,12 @@ def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
 
 @loop_bound
 class StandingOrders:
-    """The amendments of one run; `fetch` exchanges orders with a peer."""
+    """The amendments of one run, and its last regroup; `fetch` exchanges orders with a peer."""
 
     def __init__(
-        self, spec: RunSpec, amendments: Amendments, fetch: Callable[[PeerId], Awaitable[None]] | None = None
+        self, spec: RunSpec, ledger: AccessLedger, fetch: Callable[[PeerId], Awaitable[None]] | None = None
     ) -> None:
-        self._spec, self._amendments, self._fetch = spec, amendments, fetch
+        self._spec, self._amendments, self._regroups, self._fetch = spec, ledger.amendments, ledger.regroups, fetch
         self._specs: dict[tuple[str, ...], RunSpec] = {}
 
     # ---- for rounds; see `RunOrders`
@@ -128,6 +129,11 @@ class StandingOrders:
                 self._specs.clear()
             self._specs[name] = self._spec.amended(changes) if changes else self._spec
         return self._specs[name]
+
+    def regroup(self, epoch: int) -> Regroup | None:
+        """The organisers' newest regroup, if it is of a later epoch than this."""
+        newest = self._regroups.newest
+        return newest if newest is not None and newest.epoch > epoch else None
 
     def is_paused(self, step: int) -> bool:
         """Whether the organisers want no round of `step`."""

@@ -109,7 +109,7 @@ class StatusReader:
 
 def _as_amended(status: RunStatus, session: SessionView, spec: RunSpec, ledger: AccessLedger) -> RunStatus:
     """The status by the settings that are due at the run's step."""
-    orders = StandingOrders(spec, ledger.amendments)
+    orders = StandingOrders(spec, ledger)
     due = orders.due(status.step)
     amended = orders.spec(due)
     return replace(
