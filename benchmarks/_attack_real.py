@@ -35,7 +35,7 @@ class RealExtent:
             checkpoints = {{ every_steps = 0 }}
 
             [security]
-            mode = "byzantine"
+            verification = "byzantine"
             founders = {self.peers}
             micro_batch_size = 16
             peers_per_validator = {self.peers // self.validators}

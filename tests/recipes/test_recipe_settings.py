@@ -83,7 +83,7 @@ def test_recipes_of_other_packages_are_named_by_form_and_found_when_needed() -> 
 
 def test_a_run_whose_members_check_each_other_ships_its_text() -> None:
     hub = {"data": {"source": "datasets", "name": "owner/set"}}
-    security = {"mode": "byzantine"}
+    security = {"verification": "byzantine"}
     training, averaging = {"target_batch_size": 64}, {"average_parameters_every": 0}
     with pytest.raises(ConfigurationError, match="text that comes with the run"):
         load_recipe(spec(hub, security=security, training=training, averaging=averaging))

@@ -27,7 +27,7 @@ learning_rate = 0.003
 warmup_steps = 0
 schedule = "constant"
 [security]
-mode = "byzantine"
+verification = "byzantine"
 founders = 5
 micro_batch_size = 8
 peers_per_validator = 5
@@ -64,7 +64,7 @@ def test_honest_members_train_and_ban_nobody() -> None:
 
 @virtually
 async def test_all_members_end_in_the_same_state() -> None:
-    security = {"mode": "byzantine", "founders": 3, "micro_batch_size": 4, "peers_per_validator": 2}
+    security = {"verification": "byzantine", "founders": 3, "micro_batch_size": 4, "peers_per_validator": 2}
     training = {"target_batch_size": 12, "stop_after_steps": 4}
     swarm = Swarm(
         RunSpec.from_mapping(
@@ -155,12 +155,12 @@ def test_omniscient_attackers_and_those_with_wrong_labels_are_found() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (("security.mode=members",), "security.mode"),
+        (("security.admission=members",), "security.admission"),
         (("model.kind=ghost", "model.parameters=1000"), "model.kind: .* ghost model has none"),
         (("security.founders=8",), "security.founders: 8, and there are only 7"),
         (("peers.home.dialable=0.5",), "number 1: dialable = 0.5: in a byzantine run"),
         (("training.strategy=delayed",), "training.strategy"),
-        (("security.mode=open",), "only for runs with security.mode"),
+        (("security.verification=none",), "only with security.verification"),
         (("attackers.1.behaviour=rude",), r"behaviour.*'rude' is none of"),
         (("attackers.1.behaviour=false-rates",), "from_step: false-rates begins at once"),
         (("peers.evil.count=6", "attackers.1.count=6"), "attackers: 6 of 11 peers attack"),

@@ -42,7 +42,7 @@ def bring(folder: Path, patch: pytest.MonkeyPatch, version: str | None) -> None:
 
 
 def spec(aggregator: str = "half_clip") -> minga.RunSpec:
-    security = {"mode": "byzantine", "aggregator": aggregator}
+    security = {"verification": "byzantine", "aggregator": aggregator}
     return minga.RunSpec.from_mapping({"name": "guard", "model": {"recipe": "custom"}, "security": security})
 
 

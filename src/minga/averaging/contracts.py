@@ -1,13 +1,16 @@
-"""The seam between averaging and whatever produces the vectors."""
+"""The seams between averaging and the rest of a peer: what produces the vectors, and what the organisers ordered."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import torch
 
 from minga.averaging.messages import Report
 from minga.core.aio.signal import Signal
+from minga.core.errors import ProtocolError
+from minga.network.interface import PeerId
 
 
 class Contributor(Protocol):
@@ -35,3 +38,36 @@ class Contributor(Protocol):
         None and 0 where there is nothing. A micro-batch that is being added at this moment counts. The tensor stays
         unchanged until the round has ended.
         """
+
+
+class RunOrders(Protocol):
+    """The organisers' amendments, by their ids, as far as rounds are concerned."""
+
+    def due(self, step: int) -> tuple[str, ...]:
+        """Those that a leader puts in force in the round of `step`."""
+
+    def batch_range(self, orders: Sequence[str]) -> tuple[int, int] | None:
+        """The smallest and the largest target batch size under these orders; None if they say nothing of it."""
+
+    async def obtain(self, orders: Sequence[str], peer: PeerId) -> None:
+        """Get those that are not known here from `peer`. Raises `RemoteError` if it does not have them either."""
+
+
+class WithoutOrders:
+    """Those of a run that nobody amends."""
+
+    def due(self, step: int) -> tuple[str, ...]:  # noqa: ARG002
+        """None."""
+        return ()
+
+    def batch_range(self, orders: Sequence[str]) -> tuple[int, int] | None:  # noqa: ARG002
+        """Nothing."""
+        return None
+
+    async def obtain(self, orders: Sequence[str], peer: PeerId) -> None:
+        """There are none to get; a plan that names one is refused, by `ProtocolError`."""
+        if orders:
+            raise ProtocolError("the plan names orders in a run without organisers", peer=peer, phase="group")
+
+
+WITHOUT_ORDERS: Final[RunOrders] = WithoutOrders()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from minga.averaging.contracts import WITHOUT_ORDERS, RunOrders
 from minga.averaging.link_record import Links
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.changes import Observer
@@ -74,7 +75,8 @@ class GroupSettings:
     (an auxiliary does not).
     `overlapped`: rounds go on beside the next step's computing. With a `largest_batch_size` the target batch size is
     only the smallest one, and chosen so that communication takes no more than the share `most_communication`. Where
-    half of a round's members are left, those go on that have the `organiser` among them.
+    half of a round's members are left, those go on that have the `organiser` among them. `orders` may change the target
+    batch size.
     """
 
     target_batch_size: int
@@ -86,3 +88,4 @@ class GroupSettings:
     largest_batch_size: int | None = None
     most_communication: float = 0.1
     organiser: PeerId | None = None
+    orders: RunOrders = WITHOUT_ORDERS

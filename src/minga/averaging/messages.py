@@ -33,6 +33,8 @@ RoundId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Fingerprint = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Peer = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Members = Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+Epoch = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+OrderIds = Annotated[tuple[Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")], ...], msgspec.Meta(max_length=64)]
 Ballot = Annotated[int, msgspec.Meta(ge=0, le=MAX_BALLOT)]
 
 
@@ -58,7 +60,7 @@ class Accepted(msgspec.Struct, frozen=True):
     """The result that a peer held in an attempt at a step which it then gave up: another peer may have applied it.
 
     It is that of round `round_id`, held in term `term` of the attempt with number `ballot` that `leader` led. Equal
-    results have the same `fingerprint`.
+    results have the same `fingerprint`. `orders` are those of its plan.
     """
 
     ballot: Annotated[int, msgspec.Meta(ge=1, le=MAX_BALLOT)]
@@ -66,6 +68,7 @@ class Accepted(msgspec.Struct, frozen=True):
     term: Annotated[int, msgspec.Meta(ge=0, le=MAX_TERM)]
     round_id: RoundId
     fingerprint: Fingerprint
+    orders: OrderIds = ()
 
     @property
     def order(self) -> tuple[int, str, int]:
@@ -84,6 +87,7 @@ class Join(msgspec.Struct, frozen=True):
     empty if its state came in another way, `batch` the target batch size that the last plan named for `step`, 0 if the
     sender has not had that plan. With `ballot` the sender promises this leader to hold no result of an attempt at the
     step with a lower number from now on (0: it has no vote), and `accepted` is what it held in the latest one.
+    `epoch` is that of the organisers' last regroup which the sender followed; leaders take no peer of another one.
     """
 
     step: Step
@@ -102,6 +106,7 @@ class Join(msgspec.Struct, frozen=True):
     batch: Samples = 0
     ballot: Ballot = 0
     accepted: Accepted | None = None
+    epoch: Epoch = 0
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -181,7 +186,8 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     The attempt at the step has the number `ballot`. `electorate` members of the last round have a vote, of which the
     `voters` are here and `tie_breaker` decides between halves (see `Electorate`); 0 in a first round, in which all
     vote. A plan may take over the result of an earlier attempt, round `adopts`, instead of reducing anew: then the
-    `holders` have it, and the `view`, its members, is what counts for the next step.
+    `holders` have it, and the `view`, its members, is what counts for the next step. `orders` are the organisers'
+    amendments by which all members take this step, with an adopted result those of the attempt that made it.
     """
 
     round_id: RoundId
@@ -205,6 +211,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     adopts: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{32})?\Z")] = ""
     holders: Members = ()
     view: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    orders: OrderIds = ()
 
     @property
     def result_id(self) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minga.cli.access import authority_app, members_app
+from minga.cli.access import amend_app, authority_app, members_app
 from minga.cli.terminal.command_groups import arrange
 from minga.cli.terminal.context import collect_again, make_context
 from minga.cli.terminal.exit_codes import EXPLANATION
@@ -515,5 +515,6 @@ def export(
 
 
 members_app.add_commands(app)
+amend_app.add_commands(app)
 authority_app.add_commands(app)
 arrange(app)

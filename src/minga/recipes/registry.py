@@ -43,7 +43,7 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
         settings = found.Settings.model_validate(table)
     except ValidationError as error:
         raise ConfigurationError(explain(error, found.Settings, source, within=f"recipe.{name}")) from error
-    is_public = spec.security.mode == "byzantine"
+    is_public = spec.security.verification == "byzantine"
     context = RecipeContext(
         name,
         spec.name,

@@ -122,7 +122,7 @@ class Optimizer(torch.optim.Optimizer):
         return result
 
     def batches(self) -> Iterator[PublicBatch]:
-        """The micro-batches to compute in a run with `security.mode = "byzantine"`, until the run is over.
+        """The micro-batches to compute in a run with `security.verification = "byzantine"`, until the run is over.
 
         There no peer chooses its data: validators compute the same again to verify it. For each, call `backward()` on
         the mean loss of the samples `batch.indices(len(dataset))`, then `step(samples=batch.size)` and `zero_grad()`.
@@ -132,7 +132,7 @@ class Optimizer(torch.optim.Optimizer):
         port = self._port
         if not isinstance(port, AssignedPort):
             raise ConfigurationError(
-                'batches() is for runs with security.mode = "byzantine"; in others choose your own'
+                'batches() is for runs with security.verification = "byzantine"; in others choose your own'
             )
         while True:
             port.want_batch()
@@ -148,12 +148,13 @@ class Optimizer(torch.optim.Optimizer):
     def follow(self, seconds: float | None = None) -> None:
         """Take part without gradients for a while (None: to the end of the run): aggregate, apply, serve state.
 
-        Raises `ConfigurationError` in a run with `security.mode = "byzantine"`, where every member owes gradients.
+        Raises `ConfigurationError` in a run with `security.verification = "byzantine"`: there every member owes
+        gradients.
         """
         if isinstance(self._port, AssignedPort):
             raise ConfigurationError(
-                'follow() is not for runs with security.mode = "byzantine": there everybody owes gradients, and who '
-                "computes none is taken for away; use batches()"
+                'follow() is not for runs with security.verification = "byzantine": there everybody owes gradients, '
+                "and who computes none is taken for away; use batches()"
             )
         if self._port is not None:
             self._port.pause()
@@ -290,14 +291,14 @@ def _norm(max_grad_norm: float | None, spec: RunSpec) -> float | None:
 
 
 def _check_public(spec: RunSpec, ranks: ProcessGroup | None, model: torch.nn.Module | None) -> None:
-    if spec.security.mode != "byzantine":
+    if spec.security.verification != "byzantine":
         return
     if ranks is not None:
-        raise ConfigurationError('in a run with security.mode = "byzantine" each process is a peer of its own')
+        raise ConfigurationError('in a run with security.verification = "byzantine" each process is a peer of its own')
     if spec.training.buffers == "average" and any(b.is_floating_point() for b in (model.buffers() if model else ())):
         raise ConfigurationError(
             "the buffers of this model move with what one peer computed before, which others cannot check: "
-            'security.mode = "byzantine" needs training.buffers = "local" for it'
+            'security.verification = "byzantine" needs training.buffers = "local" for it'
         )
 
 

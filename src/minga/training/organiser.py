@@ -1,5 +1,4 @@
-"""The actions of an organiser of a run for members: invite, admit, revoke, hand the role over, list the peers in the
-run.
+"""The actions of an organiser of a run: invite, admit, bar, hand the role over, amend, list the peers in the run.
 
 The desk needs the organiser's key file, which a running peer of the same machine may hold: it signs with the key, but
 enters the run as a monitor that the key vouches for. Every member verifies its orders for itself.
@@ -9,25 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
-from minga.core.errors import ConfigurationError, IdentityError, RemoteError
-from minga.identity.access.ledger import AccessLedger, InvalidOrderError, Organisers
-from minga.identity.access.orders import MAX_REASON_CHARACTERS, MAX_TERMS, Grant, Revocation, Transfer
+from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.amendments import MAX_CHANGES, MAX_PRESENT, MAX_VALUE_CHARACTERS, Amendment, Regroup
+from minga.identity.access.ledger import AccessLedger, InvalidOrderError, PublicOrder
+from minga.identity.access.orders import (
+    MAX_REASON_CHARACTERS,
+    MAX_TERMS,
+    Grant,
+    RangeBan,
+    Revocation,
+    Transfer,
+)
+from minga.identity.access.ranges import IpNetwork, parse_range
 from minga.identity.keys.keys import Identity
 from minga.identity.links.grant import LinkAccess
 from minga.identity.links.links import Link
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.training.access.access_files import AccessFiles
+from minga.training.access.standing_orders import check_changes
 from minga.training.join import PeerOptions, join
 from minga.training.peer import Peer
+from minga.training.record_kinds import Progress
 from minga.training.run_folder.rejoin import RejoinFile
 
+LEAD_S, LEAST_LEAD = 30.0, 3
+"""Seconds, and steps, that an amendment is ahead: orders reach every member within some round trips."""
 GOSSIP_S = 3.0
 """Seconds in which a board that was just synchronised learns of all peers that are alive."""
+
+
+Changing = TypeVar("Changing", Amendment, Regroup)
 
 
 @dataclass(frozen=True)
@@ -47,19 +66,24 @@ class MemberView:
 class Organiser:
     """Signs for one organiser. `peer` is the connection to the run, None where no peer answers."""
 
-    def __init__(self, link: Link, ledger: AccessLedger, key: Identity, files: AccessFiles, peer: Peer | None) -> None:
+    def __init__(
+        self, link: Link, spec: RunSpec, ledger: AccessLedger, key: Identity, files: AccessFiles, peer: Peer | None
+    ) -> None:
         self.ledger, self.is_connected = ledger, peer is not None
+        self._spec = spec
         self._link, self._key, self._files, self._peer = link, key, files, peer
 
     # ---- admitting
 
     def invite(self, uses: int, valid_s: float) -> Link:
         """A link that admits the first `uses` peers that join with it in the next `valid_s` seconds."""
+        self._check_for_members()
         key = Identity.generate()
         return self._with(LinkAccess(self._grant(key.peer_id, uses, valid_s), key.seed))
 
     def admit(self, peer_id: str, valid_s: float) -> Link:
         """A link that admits one peer by its key for the next `valid_s` seconds."""
+        self._check_for_members()
         return self._with(LinkAccess(self._grant(peer_id, 0, valid_s)))
 
     def add_signature(self, access: LinkAccess) -> Link:
@@ -81,13 +105,32 @@ class Organiser:
         """Bar a peer's key or an invitation's; False if more organisers have to do so until it takes effect."""
         if {key} == self.ledger.organisers.keys:
             raise ConfigurationError("the only organiser cannot be barred; hand the role over first")
-        if len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable():
-            raise ConfigurationError(f"a reason has at most {MAX_REASON_CHARACTERS} printable characters")
+        _check_reason(reason)
         ledger = self.ledger
         run, now = bytes.fromhex(ledger.run_id), int(time.time())
         order = Revocation(run, ledger.term, now, (), bytes.fromhex(key), ledger.next_version, reason)
         self._issue(order.signed_by(self._key))
         return key in ledger.barred()
+
+    def bar_range(self, addresses: str, valid_s: float, reason: str) -> tuple[str, int, bool]:
+        """Bar an address range, in CIDR notation, for `valid_s` seconds.
+
+        Returns the range, until when (Unix seconds), and False if more organisers have to do so until it takes effect.
+        Raises `ConfigurationError` for a range that is none or too large.
+        """
+        _check_reason(reason)
+        try:
+            network = parse_range(addresses)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+        ledger, now = self.ledger, int(time.time())
+        run, until = bytes.fromhex(ledger.run_id), now + int(valid_s)
+        self._issue(RangeBan(run, ledger.term, now, (), str(network), until, reason).signed_by(self._key))
+        return str(network), until, network in self.ranges()
+
+    def ranges(self) -> dict[IpNetwork, RangeBan]:
+        """The address ranges that are barred now."""
+        return self.ledger.ranges.in_force(self.ledger.organisers.needed, time.time())
 
     def propose_transfer(self, organisers: Sequence[str], needed: int) -> Transfer:
         """An order that hands the role over, with this organiser's signature."""
@@ -115,6 +158,78 @@ class Organiser:
             self._issue(order)
         return order, in_force
 
+    # ---- amending
+
+    def amend(self, changes: Mapping[str, Any], from_step: int | None) -> Amendment:
+        """An order that changes settings in rounds of `from_step` and later ones, with this organiser's signature.
+
+        Without `from_step` it is a step so far ahead that all members hear of the order before. Raises
+        `ConfigurationError` for settings that cannot change.
+        """
+        check_changes(self._spec, dict(changes))
+        ledger = self.ledger
+        step = self.step_ahead() if from_step is None else from_step
+        said = tuple((key, json.dumps(value)) for key, value in sorted(changes.items()))
+        if len(said) > MAX_CHANGES or any(len(text) > MAX_VALUE_CHARACTERS for _, text in said):
+            raise ConfigurationError(f"one amendment changes at most {MAX_CHANGES} settings, by short values")
+        run, number = bytes.fromhex(ledger.run_id), ledger.amendments.next_number
+        return Amendment(run, ledger.term, int(time.time()), (), number, step, said).signed_by(self._key)
+
+    def regroup(self) -> Regroup:
+        """An order that the run goes on with the members that are in sight, with this organiser's signature.
+
+        Raises `ConfigurationError` if there is none, or in a run whose members verify each other's work.
+        """
+        if self._spec.security.verification == "byzantine":
+            raise ConfigurationError(
+                'in a run with verification = "byzantine" members that fall silent are suspended, and the others go on'
+            )
+        if self._peer is None:
+            raise ConfigurationError("no member of the run answers, so none can go on")
+        time.sleep(GOSSIP_S)
+        session, newest = self._peer.session, self.ledger.regroups.newest
+        epoch = 0 if newest is None else newest.epoch
+
+        def look() -> dict[str, int]:
+            known = session.board.payloads(Progress)
+            return {
+                peer: progress.step
+                for peer, progress in known.items()
+                if progress.epoch == epoch and progress.status not in ("syncing", "finished")
+            }
+
+        steps = self._peer.on_loop(look)
+        if not steps:
+            raise ConfigurationError("no member that has the run's state is in sight, so none can go on")
+        members = tuple(bytes.fromhex(peer) for peer in sorted(steps)[:MAX_PRESENT])
+        run, number = bytes.fromhex(self.ledger.run_id), (epoch >> 32) + 1
+        unsigned = Regroup(run, self.ledger.term, int(time.time()), (), number, max(steps.values()), members)
+        return unsigned.signed_by(self._key)
+
+    def put_in_force(self, order: Changing) -> tuple[Changing, bool]:
+        """An order with this organiser's signature, and whether that was the last that it took: it is sent then.
+
+        Raises `ConfigurationError` for an order of another run or term.
+        """
+        if order.run.hex() != self.ledger.run_id or order.term != self.ledger.term:
+            raise ConfigurationError("this order belongs to another run, or to a term that is over; make a new one")
+        if isinstance(order, Amendment):
+            check_changes(self._spec, {key: json.loads(text) for key, text in order.changes})
+        order = order.signed_by(self._key)
+        in_force = len(order.signers(self.ledger.organisers.keys)) >= self.ledger.organisers.needed
+        if in_force:
+            self._issue(order)
+        return order, in_force
+
+    def step_ahead(self, seconds: float = LEAD_S) -> int:
+        """A step that the run reaches in no less than `seconds`, by its present speed; 0 if no peer answers."""
+        if self._peer is None:
+            return 0
+        time.sleep(GOSSIP_S)
+        status = self._peer.status()
+        steps = seconds * status.samples_per_second / max(1, status.target_batch_size)
+        return status.step + LEAST_LEAD + math.ceil(steps)
+
     # ---- peers in the run
 
     def members(self) -> list[MemberView]:
@@ -139,6 +254,10 @@ class Organiser:
 
     # ---- inner workings
 
+    def _check_for_members(self) -> None:
+        if self.ledger.is_open:
+            raise ConfigurationError("this run is open to every peer that has its link; no peer needs to be admitted")
+
     def _grant(self, subject: str, uses: int, valid_s: float) -> Grant:
         now = int(time.time())
         run, version = bytes.fromhex(self.ledger.run_id), self.ledger.next_version
@@ -151,7 +270,7 @@ class Organiser:
         entries = self._peer.link.entries if self._peer is not None else ()
         return replace(self._link, entries=entries or self._link.entries, access=access)
 
-    def _issue(self, order: Transfer | Revocation) -> None:
+    def _issue(self, order: PublicOrder) -> None:
         """Enter an order here, keep it, and send it to all connected peers."""
         peer = self._peer
         if peer is None:
@@ -170,8 +289,7 @@ def organiser_desk(
     """The desk of whichever organiser's key lies in the file `identity` or beside it.
 
     `on_peer` is given the peer by which the desk enters the run. If no peer answers, the desk works with this machine's
-    files of the run. Raises `ConfigurationError` for a run that is open, and `IdentityError` if no organiser's key is
-    here.
+    files of the run. Raises `IdentityError` if no organiser's key is here.
     """
     options = replace(options, role="monitor", ephemeral=True, identity=None, voucher=identity)
     link = replace(link, access=None, authority=None)  # it may lack signatures, and is for another peer
@@ -182,19 +300,22 @@ def organiser_desk(
         try:
             peer = stack.enter_context(join(link, options, with_files=False))
             on_peer(peer)
-            ledger = peer.session.admission.ledger
+            spec, ledger = peer.spec, peer.session.admission.ledger
         except RemoteError:
             known = RejoinFile.spec(directory, link)
             if known is None:
                 raise
             signed, spec = known
-            ledger = None
-            if spec.security.mode == "members":
-                ledger = AccessLedger(signed.run_id, Organisers.of_spec(spec, signed.organiser), signed.organiser)
+            ledger = AccessLedger.of_spec(signed.run_id, spec, signed.organiser)
         if ledger is None:
-            raise ConfigurationError("this run is open to everybody who has its link; nobody needs to be admitted")
+            raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
         _take_kept(ledger, files, peer)
-        yield Organiser(link, ledger, _key_of(ledger, identity), files, peer)
+        yield Organiser(link, spec, ledger, _key_of(ledger, identity), files, peer)
+
+
+def _check_reason(reason: str) -> None:
+    if len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable():
+        raise ConfigurationError(f"a reason has at most {MAX_REASON_CHARACTERS} printable characters")
 
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from minga.core.errors import LinkError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.ledger import AccessLedger, Organisers
+from minga.identity.access.ledger import AccessLedger
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
@@ -113,12 +113,8 @@ class RunAccess:
         if self.known is None or session.admission.is_decided:
             return
         signed, spec = self.known
-        if spec.security.mode != "members":
-            session.admission.open_to_all()
-        else:
-            organisers = Organisers.of_spec(spec, signed.organiser)
-            ledger = AccessLedger(signed.run_id, organisers, signed.organiser)
-            session.for_members(ledger, self._files if self._keeps else None)
+        ledger = AccessLedger.of_spec(signed.run_id, spec, signed.organiser)
+        session.follow_orders(ledger, self._files if self._keeps else None)
 
     async def meet(self, session: Session, peer: PeerId) -> None:
         """Ask the first peer for the run spec. Raises `RemoteError`, or `ConfigurationError` for one of the future."""

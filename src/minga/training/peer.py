@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -43,6 +44,7 @@ from minga.training.transfer.run_files import RunFileServer
 T = TypeVar("T")
 
 CLOSE_S = 0.9
+EPOCH_FILE = "epoch.txt"
 
 
 class Peer:
@@ -73,11 +75,12 @@ class Peer:
         self._metrics = Metrics(0, 0.0, 0, 0)
         self._own: OwnStateKeeper | None = None
         self._closed = False
+        self._amended = spec
         self._status, self._streams = StatusReader(self), list[EventStream]()
         self._archiver: Archiver | None = None
         self._archived_status = self._status
         thread.ask(lambda: RunFileServer(session.node, signed_spec, spec.files, self.files))
-        if spec.security.mode == "byzantine" and self.role == "monitor":
+        if spec.security.verification == "byzantine" and self.role == "monitor":
             thread.ask(lambda: session.preside(spec, signed_spec.organiser, directory))
         atexit.register(self.close)
 
@@ -244,7 +247,7 @@ class Peer:
             return public
 
         self.on_loop(check)
-        if security.mode == "byzantine":
+        if security.verification == "byzantine":
             return self.on_loop(start_secure)
         strategy = STRATEGIES.get(training.strategy)
         port = GradientPort(self._thread.loop, replica, strategy=strategy, target_batch_sizes=training.batch_range)
@@ -253,11 +256,17 @@ class Peer:
         before = own.take_up()
 
         def start() -> None:
+            self._session.on_amended = self._take_amended
             member = self._session.attach(self.spec, replica, port, self._signed_spec.organiser)
             own.begin(member, before)
 
         self.on_loop(start)
         return port
+
+    def _take_amended(self, spec: RunSpec) -> None:
+        """The organisers changed settings: those about checkpoints are this peer's own affair."""
+        self._amended = spec
+        self._checkpoints.keep = spec.checkpoints.keep
 
     def is_ready(self) -> bool:
         """Whether this peer has the swarm's state and takes part in steps."""
@@ -266,11 +275,15 @@ class Peer:
     def newest_checkpoint(self) -> StateSnapshot | None:
         """The newest intact checkpoint of this run on this machine. Raises `StorageError` if all are damaged."""
         checkpoint = self._checkpoints.load()
-        return None if checkpoint is None else checkpoint.snapshot
+        if checkpoint is None:
+            return None
+        written = checkpoint.files.get(EPOCH_FILE, b"0")
+        self._session.state_epoch = int(written) if written.isdigit() and len(written) < 20 else 0
+        return checkpoint.snapshot
 
     def is_checkpoint_due(self, step: int) -> bool:
         """Whether the run spec asks for a checkpoint after `step`, and the last one is written."""
-        every = self.spec.checkpoints.every_steps
+        every = self._amended.checkpoints.every_steps
         if self._archiver is not None and self._archiver.is_due(step):
             return True
         return every > 0 and step % every == 0 and not (self._saving is not None and self._saving.is_alive())
@@ -279,7 +292,9 @@ class Peer:
         """Write a checkpoint beside training, or (`wait`) at once."""
         if self._saving is not None:
             self._saving.join()
-        self._saving = threading.Thread(target=self._save, args=(snapshot,), name="minga-checkpoint")
+        self._saving = threading.Thread(
+            target=self._save, args=(snapshot, self._files_of_checkpoint()), name="minga-checkpoint"
+        )
         self._saving.start()
         if wait:
             self._saving.join()
@@ -305,10 +320,22 @@ class Peer:
         with contextlib.suppress(RuntimeError):  # closed meanwhile: no program listens any more
             self._thread.loop.call_soon_threadsafe(function)
 
-    def _save(self, snapshot: StateSnapshot) -> None:
+    def _files_of_checkpoint(self) -> dict[str, bytes]:
+        """What lies beside the state: the run spec, the organisers' orders that changed it, and the run's epoch."""
+        ledger = self._session.admission.ledger
+        amendments = [] if ledger is None else list(ledger.amendments)
+        files = {"run-spec.toml": self.spec.to_toml().encode()}
+        if self._session.state_epoch:
+            files[EPOCH_FILE] = str(self._session.state_epoch).encode()
+        if amendments:
+            said = [{"number": a.number, "from_step": a.from_step, "changes": dict(a.changes)} for a in amendments]
+            files["amendments.json"] = json.dumps(said, indent=1).encode()
+        return files
+
+    def _save(self, snapshot: StateSnapshot, files: Mapping[str, bytes]) -> None:
         try:
             manifest = build_manifest(snapshot)
-            path = self._checkpoints.save(snapshot, manifest, files={"run-spec.toml": self.spec.to_toml().encode()})
+            path = self._checkpoints.save(snapshot, manifest, files=files)
             self.note(CheckpointSaved(step=snapshot.step, path=str(path)))
             if self._own is not None:
                 self._keep_own(self._own.beside(snapshot.step))
@@ -326,7 +353,7 @@ class Peer:
             self.note(CheckpointFailed(step=state.step, why=str(error)))
 
     def _keep_for_good(self, path: Path, manifest: Manifest) -> None:
-        step, last = manifest.step, self.spec.training.stop_after_steps
+        step, last = manifest.step, self._amended.training.stop_after_steps
         if self._archiver is None or not (self._archiver.is_due(step) or step == last):
             return
         loss: float | None = None

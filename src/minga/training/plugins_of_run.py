@@ -22,7 +22,7 @@ def uses(spec: RunSpec) -> list[Use]:
     found: list[Use] = [(STRATEGIES, spec.training.strategy), (SKETCHES, spec.averaging.sketch)]
     codecs = {spec.averaging.codec: None, spec.averaging.download_codec: None}
     found += [(CODECS, name) for name in codecs if name not in (None, ADAPTIVE)]
-    if spec.security.mode == "byzantine":
+    if spec.security.verification == "byzantine":
         found.append((AGGREGATORS, spec.security.aggregator))
     return found
 
@@ -41,7 +41,7 @@ def check_plugins(spec: RunSpec) -> None:
     """Raise `ConfigurationError`, with what to install, unless this machine has what the run takes its names from."""
     check_recorded(uses(spec), spec.plugins)
     _check_combination(spec)
-    if spec.security.mode == "byzantine":
+    if spec.security.verification == "byzantine":
         verifiable_aggregator(spec.security.aggregator)
 
 

@@ -43,6 +43,7 @@ from minga.security.protocol.behaviour import Behaviour
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.access_watch import AccessWatch
 from minga.training.access.admission import CODE, Admission
+from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.life.founding import Founding
@@ -93,7 +94,7 @@ class Session:
     """One peer in one run. `entries` are addresses at which the run can be found; none for its very first peer.
 
     `admission` says which peers may take part (default: all). Where the kind of the run is not known yet, `on_meeting`
-    has to find it out from a peer, and call `open_to_all` or `Session.for_members`.
+    has to find it out from a peer, and call `open_to_all` or `Session.follow_orders`.
     """
 
     def __init__(
@@ -130,6 +131,7 @@ class Session:
             authorizer=self.admission,
             kinds=settings.kinds,
         )
+        self.admission.address_of = self.board.address_of
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self.reachability = Reachability(self.node)
         self.state_server = StateServer(self.node)
@@ -140,6 +142,12 @@ class Session:
         """How a secure run begins, as this peer sees it."""
         self.sync_progress: SyncProgress | None = None
         self.identity = identity
+        self.orders: StandingOrders | None = None
+        """The organisers' amendments, once a trainer is attached in a run that can have some."""
+        self.state_epoch = 0
+        """Of which epoch of the run the state is that a trainer brings: see `Member.epoch`."""
+        self.on_amended: Callable[[RunSpec], None] = lambda _: None
+        """Told the amended run spec when amendments come into force here."""
         self._life: asyncio.Task[None] | None = None
         self._access_watch: AccessWatch | None = None
         self._started = False
@@ -149,6 +157,11 @@ class Session:
     def peer_id(self) -> PeerId:
         """This peer's own id."""
         return self.node.peer_id
+
+    @property
+    def ledger(self) -> AccessLedger | None:
+        """The organisers' orders; None while the run is not known."""
+        return self.admission.ledger
 
     async def start(self) -> None:
         """Appear in the run: accept connections, find the others through the entries, publish the own address.
@@ -173,7 +186,7 @@ class Session:
 
     def publish_address(self) -> None:
         """Tell the others where this peer can be dialled; call it again when that changes."""
-        if self.admission.ledger is not None:
+        if self.admission.is_for_members:
             self._publish_token()
             if self.admission.only_watches:
                 return
@@ -187,8 +200,8 @@ class Session:
             self._access_watch.keep_token(token)
             self._publish_token()
 
-    def for_members(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
-        """Only peers that the orders in `ledger` admit may take part; what this peer learns about that is kept in
+    def follow_orders(self, ledger: AccessLedger, files: AccessFiles | None = None) -> None:
+        """Only peers that the orders in `ledger` allow may take part; what this peer learns about that is kept in
         `files`.
         """
         refused = self.admission.enforce(ledger)
@@ -231,7 +244,16 @@ class Session:
             divide=self.settings.divide,
             organiser=None if organiser is None else PeerId(organiser),
         )
-        member = Member(self.node, self.identity, self.board, settings, replica, port, self._downloader(replica, port))
+        watch, ledger = self._access_watch, self.admission.ledger
+        orders = None if watch is None or ledger is None else watch.exchange.exchange
+        standing = None if ledger is None else StandingOrders(spec, ledger, orders)
+        self.orders = standing
+        member = Member(
+            self.node, self.identity, self.board, settings, replica, port, self._downloader(replica, port), standing
+        )
+        member.amended.on_change = self._take_amended
+        member.begin_epoch(self.state_epoch)
+        member.on_epoch = self._note_epoch
         self._begin(member, replica, port)
         return member
 
@@ -310,6 +332,12 @@ class Session:
         self.node.spawn(Prober(self.node, lambda: member.swarm_view.reachable() if member.ready.is_set() else []).run())
         self.node.spawn(LinkReporter(self.node, self.board).run())
 
+    def _note_epoch(self, epoch: int) -> None:
+        self.state_epoch = epoch
+
+    def _take_amended(self, spec: RunSpec) -> None:
+        self.on_amended(spec)
+
     def _publish_token(self) -> None:
         if credential := self.admission.credential():
             self.board.put(Credential(credential))
@@ -353,7 +381,11 @@ class Session:
         if self._on_meeting is not None and not self.admission.is_decided:
             await self._on_meeting(self, entry.peer_id)
         if self._access_watch is not None:
-            await self._access_watch.exchange.exchange(entry.peer_id)
+            try:
+                await self._access_watch.exchange.exchange(entry.peer_id)
+            except RejectedError as error:
+                if error.code != "method" or self.admission.is_for_members:
+                    raise  # in an open run an earlier version of minga knows no orders
         await self.gossip.synchronise(entry.peer_id)
 
     def _end_step(self) -> None:

@@ -22,7 +22,7 @@ def own(folder: Path, name: str) -> tuple[str, ...]:
 @pytest.mark.timeout(150)
 def test_log_in_train_and_be_taken_off_the_list(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spec, allow, code = tmp_path / "run.toml", tmp_path / "allow.toml", tmp_path / "code"
-    spec.write_text(SPEC + '[security]\nmode = "members"\n')
+    spec.write_text(SPEC + '[security]\nadmission = "members"\n')
     allow.write_text(people("alice"))
     code.write_text(CODES["alice"] + "\n")
     with Running("host", str(spec), *WORK, *own(tmp_path, "host")) as host:

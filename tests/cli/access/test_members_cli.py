@@ -20,7 +20,7 @@ def own(folder: Path, name: str) -> tuple[str, ...]:
 @pytest.mark.timeout(150)
 def test_admit_join_ban(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    path.write_text(SPEC + '[security]\nmode = "members"\n')
+    path.write_text(SPEC + '[security]\nadmission = "members"\n')
     with Running("host", str(path), *WORK, *own(tmp_path, "host")) as host:
         link = host.wait_for("link")["link"]
         refused = run("join", link, *WORK, *own(tmp_path, "stranger"), "--json")

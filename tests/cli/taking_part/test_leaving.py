@@ -46,11 +46,11 @@ class Interruption:
         self.instead = instead
 
 
-def leaving(mode: str, life: object) -> tuple[GracefulLeave, Interruption, list[str]]:
+def leaving(verification: str, life: object) -> tuple[GracefulLeave, Interruption, list[str]]:
     interruption, said = Interruption(), list[str]()
     peer = SimpleNamespace(
         role="trainer",
-        spec=SimpleNamespace(security=SimpleNamespace(mode=mode)),
+        spec=SimpleNamespace(security=SimpleNamespace(verification=verification)),
         session=SimpleNamespace(member=life),
     )
     context = SimpleNamespace(interruption=interruption, output=SimpleNamespace(say=said.append))
@@ -82,5 +82,5 @@ def test_whoever_has_no_say_leaves_at_once() -> None:
 
 
 def test_in_other_runs_nothing_is_deferred() -> None:
-    _, interruption, _ = leaving("open", None)
+    _, interruption, _ = leaving("none", None)
     assert not hasattr(interruption, "instead")

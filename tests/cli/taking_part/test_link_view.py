@@ -83,7 +83,7 @@ def test_the_page_loads_nothing_escapes_everything_and_shows_every_way_to_join()
 
 
 def test_the_page_of_a_run_for_members_holds_no_link() -> None:
-    spec = RunSpec.from_mapping({"name": "x", "security": {"mode": "members"}})
+    spec = RunSpec.from_mapping({"name": "x", "security": {"admission": "members"}})
     page = landing_page(spec, link("93.184.216.34:4433"))
     assert "minga1" not in page.replace("minga1[a-z2-7]", "").replace("/^minga1", "")
     assert "invitation" in page

@@ -135,7 +135,7 @@ def test_means_may_travel_by_a_codec_of_their_own_and_old_specs_are_what_they_we
 
 def test_a_byzantine_run_has_one_codec_for_both_directions() -> None:
     with pytest.raises(ConfigurationError, match=r"leave averaging\.download_codec out"):
-        spec(averaging={"download_codec": "float16"}, security={"mode": "byzantine"})
+        spec(averaging={"download_codec": "float16"}, security={"verification": "byzantine"})
 
 
 def test_the_run_id_depends_on_the_content_only() -> None:
@@ -201,12 +201,43 @@ def test_addresses_of_the_network_section_are_checked(network: dict[str, object]
 def test_a_run_for_members_has_another_id_and_an_open_one_is_as_it_was_without_the_choice() -> None:
     open_run, members = (
         RunSpec(name="pinned"),
-        RunSpec.from_mapping({"name": "pinned", "security": {"mode": "members"}}),
+        RunSpec.from_mapping({"name": "pinned", "security": {"admission": "members"}}),
     )
     assert b"security" not in open_run.canonical_bytes()
     assert members.run_id != open_run.run_id
     for spec in (open_run, members):
         assert RunSpec.from_canonical(spec.canonical_bytes()) == spec
+
+
+def test_specs_with_the_one_setting_mode_are_read_and_keep_their_ids() -> None:
+    ids = {
+        ("open", "none"): ({"mode": "open"}, None),
+        ("members", "none"): ({"mode": "members"}, b'"mode":"members"'),
+        ("open", "byzantine"): ({"mode": "byzantine"}, b'"mode":"byzantine"'),
+    }
+    for (admission, verification), (old, written) in ids.items():
+        today = spec(security={"admission": admission, "verification": verification})
+        assert spec(security=old) == today
+        assert spec(security=old).run_id == today.run_id
+        assert (b"security" if written is None else written) in today.canonical_bytes() + (b"security" * (not written))
+        assert RunSpec.from_toml(today.to_toml()) == today
+    both = spec(security={"admission": "members", "verification": "byzantine"})
+    assert b'"admission":"members"' in both.canonical_bytes()
+    assert both.security.mode == "members+byzantine"
+    assert RunSpec.from_canonical(both.canonical_bytes()) == both
+
+
+def test_an_open_run_may_name_its_organisers() -> None:
+    keys = ["ab" * 32, "cd" * 32]
+    named = spec(security={"organisers": keys, "organisers_needed": 2})
+    assert named.run_id != spec().run_id
+    assert RunSpec.from_canonical(named.canonical_bytes()) == named
+
+
+@pytest.mark.parametrize("security", [{"mode": "closed"}, {"mode": "open", "admission": "open"}])
+def test_a_wrong_mode_is_answered_with_todays_settings(security: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="write admission and verification"):
+        spec(security=security)
 
 
 def test_publishing_adds_files() -> None:

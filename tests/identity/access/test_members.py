@@ -13,7 +13,7 @@ import pytest
 
 from minga.core.errors import RejectedError, RemoteError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.ledger import CLOCK_SKEW_S, AccessLedger, Organisers
+from minga.identity.access.ledger import CLOCK_SKEW_S, AccessLedger
 from minga.identity.access.orders import Grant, Revocation, Transfer
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
@@ -45,7 +45,7 @@ DAY_S = 86_400
 
 def members_spec(batch: int = 16, organisers: tuple[Identity, ...] = (), needed: int = 1, **sections: Any) -> RunSpec:
     security = {
-        "mode": "members",
+        "admission": "members",
         "organisers": [organiser.peer_id for organiser in organisers],
         "organisers_needed": needed,
     }
@@ -387,7 +387,7 @@ async def test_who_only_looks_on_takes_part_in_nothing() -> None:
     entries = [swarm.peers[name].network.address for name in names]
     identity = Identity.from_seed(network.private_key)
     session = Session(network, identity, spec.run_id, SessionSettings(role="monitor"), entries, admission)
-    session.for_members(AccessLedger(spec.run_id, Organisers.of_spec(spec, ORGANISER.peer_id), ORGANISER.peer_id))
+    session.follow_orders(AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id))
     await session.start()
     await train_on(swarm, names)
     assert session.board.payloads(Progress).keys() == {swarm.peers[name].network.peer_id for name in names}

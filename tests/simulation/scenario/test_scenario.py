@@ -128,11 +128,11 @@ def test_all_scenarios_are_shipped() -> None:
         (HOME + '[[faults.random]]\naction = "kill"\nper_hour = 3\nlasts = "3s"', "kill is for good; leave lasts out"),
         (HOME + '[[faults.random]]\naction = "kill"\nper_hour = 3\nto = "1Mbit"', "belongs to slow_link"),
         (HOME + '[[faults.random]]\naction = "kill"\nper_hour = 3\npeers = "x"', "'x' is no class of [[peers]]"),
-        (HOME + '[[attackers]]\npeers = "home"\nbehaviour = "sign-flip"', "only for runs with security.mode"),
+        (HOME + '[[attackers]]\npeers = "home"\nbehaviour = "sign-flip"', "only with security.verification"),
         ('[averaging]\ncodec = "int3"\n' + HOME, "codec: 'int3' is none of float32, "),
         ('[training]\nstrategy = "rushed"\n' + HOME, "strategy: 'rushed' is none of synchronous, delayed"),
         (
-            '[training]\ntarget_batch_size = 80\n[security]\nmode = "byzantine"\naggregator = "krum"\n' + HOME,
+            '[training]\ntarget_batch_size = 80\n[security]\nverification = "byzantine"\naggregator = "krum"\n' + HOME,
             "'krum': members of a secure run could not verify its results",
         ),
         (HOME + '[[attackers]]\npeers = "home"\nbehaviour = "rude"', "'rude' is none of false-rates, false-state"),

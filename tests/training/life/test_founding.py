@@ -154,7 +154,7 @@ def test_of_those_who_only_look_on_the_organiser_alone_keeps_who_the_founders_ar
     @virtually
     async def play() -> None:
         two, three = (
-            make_spec(4, security={"mode": "byzantine", "founders": founders, "micro_batch_size": 2})
+            make_spec(4, security={"verification": "byzantine", "founders": founders, "micro_batch_size": 2})
             for founders in (2, 3)
         )
         spec = three if is_organiser else two

@@ -67,7 +67,7 @@ def test_members_whose_gradients_differ_in_the_last_bits_agree(tmp_path: Path) -
         "training": {"target_batch_size": 24, "stop_after_steps": STEPS},
         "averaging": {"codec": "float32"},
         "checkpoints": {"every_steps": 0},
-        "security": {"mode": "byzantine", "founders": 3, "micro_batch_size": 4, "peers_per_validator": 2},
+        "security": {"verification": "byzantine", "founders": 3, "micro_batch_size": 4, "peers_per_validator": 2},
     }
     (tmp_path / "run.toml").write_text(minga.RunSpec.from_mapping(spec).to_toml())
     widest = widths_here()[-1]

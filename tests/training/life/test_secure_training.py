@@ -1,4 +1,4 @@
-"""Runs with security.mode = "byzantine" through `minga.Optimizer`: real peers of this process over iroh."""
+"""Runs with security.verification = "byzantine" through `minga.Optimizer`: real peers of this process over iroh."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def make_spec(*, founders: int = 3, steps: int = STEPS, **more: Any) -> minga.Ru
             "averaging": {"codec": "float32"},
             "checkpoints": {"every_steps": 0},
             "security": {
-                "mode": "byzantine",
+                "verification": "byzantine",
                 "founders": founders,
                 "micro_batch_size": 4,
                 "peers_per_validator": 2,

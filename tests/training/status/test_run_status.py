@@ -178,7 +178,7 @@ def watched(
     events = EventBus(lambda: now - age_s)
     swarm.node.network = cast(Any, SimpleNamespace(wall_time=lambda: 1.7e9))
     founding = None if waiting is None else SimpleNamespace(waiting=waiting)
-    session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=founding)
+    session = SimpleNamespace(board=swarm.board, node=swarm.node, founding=founding, ledger=None)
     spec = RunSpec.from_mapping({"name": "x", **sections})
     peer = SimpleNamespace(session=session, spec=spec, subscribe=events.subscribe, on_loop=lambda read: read())
     return events, Watcher(cast(Peer, peer), History(None))
@@ -212,12 +212,12 @@ def test_trouble_is_seen_in_every_display(kind: str) -> None:
     in_loop(check)
 
 
-@pytest.mark.parametrize("mode", ["open", "byzantine"])
+@pytest.mark.parametrize("mode", ["none", "byzantine"])
 def test_where_all_do_the_same_there_are_no_words_about_plans(mode: str) -> None:
     def check(swarm: Swarm) -> None:
         for _ in range(2):
             swarm.peer(AddressInfo("trainer", ("127.0.0.1:1",)), progress(3, vector_bytes=1000))
-        status = watched(swarm, security={"mode": mode})[1].look()
+        status = watched(swarm, security={"verification": mode})[1].look()
         assert (status.plan is None) == (mode == "byzantine")
         for view in (organiser_view(status, {}), volunteer_view(own_part(status, {}))):
             assert ("towards the next step" in drawn(view)) == (mode != "byzantine")
@@ -227,7 +227,7 @@ def test_where_all_do_the_same_there_are_no_words_about_plans(mode: str) -> None
 
 def test_a_run_that_waits_for_its_founders_says_so() -> None:
     def check(swarm: Swarm) -> None:
-        status = watched(swarm, waiting=(2, 4), security={"mode": "byzantine"})[1].look()
+        status = watched(swarm, waiting=(2, 4), security={"verification": "byzantine"})[1].look()
         assert next(organiser_lines(status, {})) == "step 0 · waiting for founders, 2 of 4 are here"
 
     in_loop(check)

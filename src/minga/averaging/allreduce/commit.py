@@ -45,6 +45,16 @@ A member has a vote in a step only if its process took part in a committed round
 anew may have forgotten a promise. What is not covered, and named in `docs/guarantees.md`: an electorate of two, of
 which either may decide alone, a first group, which succeeds none, and goodbyes of earlier versions of minga, which do
 not say when their senders had their last vote.
+
+A majority that is lost for good leaves no quorum, and nothing above lets the rest go on: it cannot tell a death from a
+cut. So the organisers may, by a signed order that names the members that go on (`identity/access/amendments.py`). It
+begins another epoch, and each epoch is an instance of all of the above with its own first electorate, the members
+named. They come to the newest state among them first; what one held, and none of them applied, counts no more. Two
+histories may then exist for a time, if the lost majority lives behind a cut and goes on. They cannot mix: a leader
+takes no peer of another epoch, peers count and fetch from peers of their own epoch only, and a peer changes its epoch
+to a higher one, never back. And one remains: orders reach every peer that is connected to one that knows them, epochs
+are ordered by number and hash, and a peer that the order does not name drops its state and fetches that of those it
+names. So once all peers are connected all are in the highest epoch, within which 1 to 4 hold.
 """
 
 from __future__ import annotations

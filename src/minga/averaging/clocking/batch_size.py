@@ -16,7 +16,7 @@ model to be right: gradients are weighted by samples whatever B is.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import Final
 
@@ -41,12 +41,14 @@ class BatchSize:
     def __init__(self, settings: GroupSettings) -> None:
         self._settings = settings
         self._known: int | None = None
+        self._orders: Sequence[str] = ()
         self._rounds_s: deque[float] = deque(maxlen=ROUNDS)
 
-    @property
-    def allowed(self) -> tuple[int, int]:
-        """The smallest and the largest one that the run spec permits."""
-        return self._settings.target_batch_size, self._settings.largest_batch_size or self._settings.target_batch_size
+    def allowed(self, orders: Sequence[str]) -> tuple[int, int]:
+        """The smallest and the largest one that the run spec permits, as amended by `orders`."""
+        settings = self._settings
+        usual = settings.target_batch_size, settings.largest_batch_size or settings.target_batch_size
+        return settings.orders.batch_range(orders) or usual
 
     @property
     def told(self) -> int:
@@ -56,13 +58,13 @@ class BatchSize:
     @property
     def present(self) -> int:
         """That of this step."""
-        return self._known or self.allowed[0]
+        return self._known or self.allowed(self._orders)[0]
 
     # ---- from step to step
 
     def note(self, plan: Plan, seconds: float) -> None:
         """A step was taken by `plan`; from the plan to the update it took so many seconds."""
-        self._known = plan.next_batch
+        self._known, self._orders = plan.next_batch, plan.orders
         self._rounds_s.append(seconds)
 
     def forget(self) -> None:
@@ -70,8 +72,8 @@ class BatchSize:
         self._known = None
 
     def check(self, plan: Plan) -> None:
-        """Raises `ProtocolError`, naming the leader, if the plan leaves the range of the run spec."""
-        least, most = self.allowed
+        """Raises `ProtocolError`, naming the leader, if the plan leaves the range of the run spec and its orders."""
+        least, most = self.allowed(plan.orders)
         if not least <= plan.next_batch <= most:
             why = f"plan refused: its target batch size {plan.next_batch} is not from {least} to {most}"
             raise ProtocolError(why, peer=plan.members[0].peer_id, round=plan.step, phase="group")
@@ -82,19 +84,20 @@ class BatchSize:
         """Go by what most members say if this peer does not know."""
         if self._known is not None:
             return
-        least, most = self.allowed
+        least, most = self.allowed(self._orders)
         votes = Counter(
             registration.join.batch for registration in registrations if least <= registration.join.batch <= most
         )
         if votes:
             self._known = max(votes, key=lambda batch: (votes[batch], -batch))
 
-    def next(self, registrations: Collection[Registration]) -> int:
-        """The target batch size of the step after this one, whose group this is."""
-        least, most = self.allowed
+    def next(self, registrations: Collection[Registration], orders: Sequence[str] = ()) -> int:
+        """The target batch size of the step after this one, whose group this is and which goes by `orders`."""
+        least, most = self.allowed(orders)
+        present = min(most, max(least, self.present))
         speed = sum(registration.report.rate for registration in registrations if registration.report.samples)
         if least == most or len(self._rounds_s) < FEWEST_ROUNDS or not speed:
-            return self.present
+            return present
         seconds = median(self._rounds_s) + max(
             (registration.round_trip_s for registration in registrations), default=0.0
         )
@@ -102,6 +105,6 @@ class BatchSize:
         wish = smallest_batch(
             speed, seconds, settings.most_communication, (least, most), overlapped=settings.overlapped
         )
-        if self.present / STEADY <= wish <= self.present * STEADY:
-            return self.present
-        return min(most, max(least, min(wish, self.present * STRIDE), self.present // STRIDE))
+        if present / STEADY <= wish <= present * STEADY:
+            return present
+        return min(most, max(least, min(wish, present * STRIDE), present // STRIDE))

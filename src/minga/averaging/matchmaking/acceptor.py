@@ -103,6 +103,10 @@ class Acceptor:
         """The round was given up after this peer held its result."""
         self.accepted, self.succession = accepted, succession
 
+    def regroup(self) -> None:
+        """The organisers named this peer among those that go on: what was held for the lost majority counts no more."""
+        self.accepted, self.succession, self.has_vote = None, (), True
+
     def commit(self) -> None:
         """This peer took part in a committed round."""
         self.has_vote = True

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -77,6 +77,8 @@ class GroupFormation:
         """Fingerprint of the reduced vector that led to the present state; empty if that came in another way."""
         self.batch = BatchSize(settings)
         """The target batch size, as far as this peer knows it."""
+        self.epoch = 0
+        """That of the organisers' last regroup which this peer followed."""
         self._node, self._identity, self._settings = node, identity, settings
         self._swarm_view, self._contributor = swarm_view, contributor
         self._step = -1
@@ -88,7 +90,8 @@ class GroupFormation:
         self._standby = Standby(node, contributor)
         self._plan_maker = PlanMaker(node, settings, swarm_view, divide)
         self._acceptor = Acceptor(node.peer_id)
-        self._succession = Succession(node, self._membership, QuorumRule(node, swarm_view, settings), self._acceptor)
+        quorum = QuorumRule(node, swarm_view, settings)
+        self._succession = Succession(node, self._membership, quorum, self._acceptor, settings.orders.obtain)
         node.serve(JOIN, self._serve_join)
         node.serve(PROBE, self._serve_probe)
 
@@ -107,6 +110,16 @@ class GroupFormation:
         self.previous = ""
         self.batch.forget()
 
+    def regroup(self, epoch: int, members: Sequence[PeerId], *, is_one: bool) -> None:
+        """From now on go only with peers of this epoch: the `members` that the organisers named decide the next step.
+        `is_one`: this peer is one of them, and has the state with which they go on.
+        """
+        self.epoch, self.previous = epoch, ""
+        self._membership.regroup(members, is_one=is_one)
+        if is_one:
+            self._acceptor.regroup()
+        self._changed.fire()
+
     def commit(self, plan: Plan) -> None:
         """The round of this plan is committed."""
         self._membership.commit(plan)
@@ -115,7 +128,7 @@ class GroupFormation:
     def give_up(self, plan: Plan, term: int, fingerprint: str) -> None:
         """The round of this plan was given up after this peer held its result, in `term`, which may be committed."""
         leader = plan.members[0].peer_id
-        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint)
+        held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint, plan.orders)
         self._acceptor.hold(held, plan.succession)
 
     def last_vote(self, held_step: int) -> tuple[int, int]:
@@ -198,6 +211,7 @@ class GroupFormation:
         finally:
             self._following = None
         if isinstance(outcome, Plan):
+            await self._settings.orders.obtain(outcome.orders, leader.peer_id)
             self.batch.check(outcome)
             self._plan_maker.check(outcome)
             self._succession.enter(outcome)
@@ -226,6 +240,7 @@ class GroupFormation:
             batch=self.batch.told,
             ballot=self._acceptor.promise(leader) if leader is not None else 0,
             accepted=self._acceptor.accepted,
+            epoch=self.epoch,
         )
 
     # ---- leading
@@ -256,10 +271,11 @@ class GroupFormation:
             registrations, ballot = group.everyone(), group.ballot
             self._membership.gave_up_waiting(registrations)
             plan = await self._plan_maker.plan(self._step, registrations)
-            next_batch = self.batch.next(registrations.values())
+            plan = msgspec.structs.replace(plan, orders=self._settings.orders.due(self._step))
+            plan = await self._succession.decide(plan, registrations, ballot)
+            next_batch = self.batch.next(registrations.values(), plan.orders)
             limits = group.limits_of_the_next([member.peer_id for member in plan.members], next_batch)
             plan = msgspec.structs.replace(plan, limits=limits, next_batch=next_batch)
-            plan = await self._succession.decide(plan, registrations, ballot)
             self._succession.enter(plan)
             await group.send_plan(sign_plan(plan, self._identity), [member.peer_id for member in plan.members])
             return plan
@@ -348,6 +364,8 @@ class GroupFormation:
         if join.layout != self._settings.vectors(join.step).layout:
             why = "its parameters have other shapes or another codec than this run's, or its rounds other vectors"
             raise RejectedError(why, code="layout")
+        if join.epoch != self.epoch:
+            raise RejectedError("the organisers regrouped the run, and one side does not know it yet", code="stand_by")
         if join.address.peer_id != peer:
             raise ProtocolError("it joins with the address of another peer", peer=peer)
 

@@ -10,7 +10,7 @@ both ask a member that does. `averaging/allreduce/commit.py` has the whole proto
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -28,14 +28,19 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 
 VIEW = "group.view"
+Obtain = Callable[[Sequence[str], PeerId], Awaitable[None]]
+"""Gets the organisers' orders with these ids from a peer, unless they are known."""
 
 
 @loop_bound
 class Succession:
     """Decides for one peer, step by step, in whose name its groups go on."""
 
-    def __init__(self, node: Node, membership: MembershipView, quorum: QuorumRule, acceptor: Acceptor) -> None:
+    def __init__(
+        self, node: Node, membership: MembershipView, quorum: QuorumRule, acceptor: Acceptor, obtain: Obtain
+    ) -> None:
         self._node, self._membership, self._quorum, self._acceptor = node, membership, quorum, acceptor
+        self._obtain = obtain
         self._step = -1
         self._viewless = set[PeerId]()  # members with a vote that could not tell who took part in the last round
         node.serve(VIEW, self._serve_view)
@@ -106,7 +111,15 @@ class Succession:
         held = [registrations[member.peer_id].join.accepted for member in plan.members]
         holders = [index for index, accepted in enumerate(held) if _is_same(accepted, newest)]
         members = await self._members_of(newest, [plan.members[holder].peer_id for holder in holders])
-        return replace(plan, adopts=newest.round_id, holders=tuple(holders), view=members, predicted_s=None)
+        await self._obtain(newest.orders, plan.members[holders[0]].peer_id)
+        return replace(
+            plan,
+            adopts=newest.round_id,
+            holders=tuple(holders),
+            view=members,
+            orders=newest.orders,
+            predicted_s=None,
+        )
 
     async def _members_of(self, result: Accepted, holders: Sequence[PeerId]) -> tuple[str, ...]:
         if _is_same(self._acceptor.accepted, result):

@@ -64,6 +64,15 @@ class MembershipView:
         """The round of this plan is committed: its members are the next view."""
         self.view = plan.succession
 
+    def regroup(self, members: Sequence[PeerId], *, is_one: bool) -> None:
+        """The organisers named the `members` that go on: the view, if this peer is one of them with their state; else
+        those to come back to.
+        """
+        self._entered = ()
+        self.view, self._origin = (tuple(members), ()) if is_one else ((), tuple(members))
+        if not is_one:
+            self._viewed_s = -math.inf
+
     def learn(self, view: Sequence[str]) -> None:
         """A member of the last round, at the same step, tells who else was in that."""
         self.view = self.view or tuple(map(PeerId, view))

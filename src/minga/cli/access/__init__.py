@@ -1,9 +1,10 @@
-"""Commands of runs for members: for organisers, and for the operator of an authority.
+"""Commands for organisers, and for the operator of an authority.
 
     members_app ─▶ members (admit, ban, members)          authority_app ─▶ authority (the web service)
+    amend_app ─▶ amend (amend, pause, resume, stop)
 
-Read: members_app (options), members (`minga admit`, `minga ban`, `minga members`), authority_app (options),
-authority (`minga authority`).
+Read: members_app (options), members (`minga admit`, `minga ban`, `minga members`), amend_app (options), amend (`minga
+amend`, `minga pause`, `minga resume`, `minga stop`), authority_app (options), authority (`minga authority`).
 
 Called by app; the work is in training/organiser and authority/server.
 """

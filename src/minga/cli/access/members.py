@@ -1,4 +1,4 @@
-"""`minga admit`, `minga ban`, `minga members`: who may take part in a run for members."""
+"""`minga admit`, `minga ban`, `minga members`: which peers may take part in a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
 from minga.core.units import format_duration, parse_duration
-from minga.identity.access.orders import MAX_USES
+from minga.identity.access.orders import MAX_USES, Transfer
 from minga.identity.keys.keys import is_peer_id
 from minga.identity.links.links import Link
-from minga.training.access.access_files import read_transfer, write_transfer
+from minga.training.access.access_files import read_order, write_order
 from minga.training.join import PeerOptions
 from minga.training.organiser import Organiser, organiser_desk
 
@@ -36,6 +36,28 @@ class TransferOptions:
     organisers: Sequence[str] = ()
     needed: int = 1
     file: Path | None = None
+
+
+@dataclass(frozen=True)
+class BanOptions:
+    """What to bar: a peer id or an invitation link, an address range, or both; the range for a time."""
+
+    who: str | None
+    addresses: str | None = None
+    valid: str = "7d"
+    reason: str = ""
+
+
+NOT_TOLD = "Nobody of the run answers: the order is kept here, and spreads when a peer with this --directory runs."
+WORTH_KEY = (
+    "This run is open to every peer that has its link, so the ban costs its target no more than a new key: it stops a "
+    'peer that misbehaves by mistake. A run with admission = "members" keeps people out.'
+)
+WORTH_RANGE = (
+    "This run is open to every peer that has its link. The ban keeps out peers that announce an address in this range; "
+    "a peer that hides its address, or takes a new key and another network, gets around it, and honest peers in the "
+    'range are kept out as well. A run with admission = "members" keeps people out.'
+)
 
 
 def run_admit(link: str, peer: str | None, uses: int, valid: str, desk: OrganiserOptions, context: Context) -> None:
@@ -83,22 +105,33 @@ def _show_link(link: Link, desk: Organiser, context: Context) -> None:
     )
 
 
-def run_ban(link: str, who: str, reason: str, desk: OrganiserOptions, context: Context) -> None:
-    """Bar a peer's key, or an invitation with everybody who came by it."""
+def run_ban(link: str, ban: BanOptions, desk: OrganiserOptions, context: Context) -> None:
+    """Bar a peer's key, or an invitation with all peers that came by it, and perhaps an address range for a time."""
     parsed, output = Link.parse(link), context.output
-    key = who if is_peer_id(who) else _invitation_of(who)
+    if ban.who is None and ban.addresses is None:
+        raise ConfigurationError("name a peer id, an invitation link, or an address range with --range")
+    key = ban.who if ban.who is None or is_peer_id(ban.who) else _invitation_of(ban.who)
+    valid_s = parse_duration(ban.valid, "--for")
+    if not 60.0 <= valid_s <= MAX_VALID_S:
+        raise ConfigurationError(f"--for {ban.valid}: between 1 minute and 10 years")
     with organiser_desk(parsed, desk.peer, desk.identity, lambda joined: wire(context, joined)) as organiser:
-        in_force = organiser.bar(key, reason)
-        told = organiser.is_connected
+        in_force, barred, until, names = True, None, None, [] if key is None else [key[:10]]
+        if ban.addresses is not None:
+            barred, until, in_force = organiser.bar_range(ban.addresses, valid_s, ban.reason)
+            names.append(f"{barred} (until {_date(until)})")
+        if key is not None:
+            in_force = organiser.bar(key, ban.reason) and in_force
+        told, is_open = organiser.is_connected, organiser.ledger.is_open
+    named = " and ".join(names)
     if not told:
-        output.say(
-            "Nobody of the run answers: the order is kept here, and spreads when a peer with this --directory runs."
-        )
+        output.say(NOT_TOLD)
     elif in_force:
-        output.say(f"{key[:10]} is barred: members close their connections to it when the step under way ends.")
+        output.say(f"Barred: {named}. Members close their connections to it when the step under way ends.")
     else:
-        output.say(f"Noted. {key[:10]} is barred once enough other organisers do the same.")
-    output.summary(ok=True, key=key, in_force=in_force, told=told)
+        output.say(f"Noted. Barred once enough other organisers do the same: {named}.")
+    if is_open:
+        output.say(WORTH_KEY if barred is None else WORTH_RANGE)
+    output.summary(ok=True, key=key, range=barred, until=until, in_force=in_force, told=told)
 
 
 def _invitation_of(text: str) -> str:
@@ -126,12 +159,16 @@ def run_members(link: str, transfer: TransferOptions, desk: OrganiserOptions, co
             output.event("member", **asdict(view))
         for key, reason in ledger.barred().items():
             output.say(f"{key}  barred{f': {reason}' if reason else ''}")
+        ranges = {str(network): ban.expires for network, ban in organiser.ranges().items()}
+        for network, expires in ranges.items():
+            output.say(f"{network}  barred until {_date(expires)}")
         for key, count in ledger.proposed().items():
             output.say(f"{key}  {count} of {ledger.organisers.needed} organisers would bar it")
         output.summary(
             ok=True,
             members=[asdict(view) for view in members],
             barred=ledger.barred(),
+            ranges=ranges,
             proposed=ledger.proposed(),
             organisers=sorted(ledger.organisers.keys),
             organisers_needed=ledger.organisers.needed,
@@ -145,12 +182,12 @@ def _hand_over(desk: Organiser, options: TransferOptions, context: Context) -> N
     if options.organisers:
         order = desk.propose_transfer(options.organisers, options.needed)
     elif options.file is not None:
-        order = read_transfer(options.file)
+        order = read_order(options.file, Transfer)
     order, in_force = desk.hand_over(order)
     if not in_force and options.file is None:
         raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
     if not in_force and options.file is not None:
-        write_transfer(options.file, order)
+        write_order(options.file, order)
     said = (
         "The role is handed over." if in_force else f"More organisers have to sign: each runs this with {options.file}."
     )

@@ -1,4 +1,4 @@
-"""The commands of organisers of runs for members, and their options."""
+"""The commands of organisers that say which peers may take part, and their options."""
 
 from __future__ import annotations
 
@@ -43,23 +43,32 @@ def admit(
     ready = make_context(json_output=json_output)
     from minga.cli.access.members import run_admit
 
-    run_admit(link, peer, uses, valid, _organiser_options(identity, directory, bind), ready)
+    run_admit(link, peer, uses, valid, organiser_options(identity, directory, bind), ready)
 
 
 def ban(
     link: LinkArgument,
-    who: Annotated[str, typer.Argument(metavar="WHO", help="A peer id, or an invitation link: all who came by it.")],
+    who: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[WHO]", help="A peer id, or an invitation link: all peers that came by it.", show_default=False
+        ),
+    ] = None,
+    addresses: Annotated[
+        str | None, typer.Option("--range", help="Also an address range for a time, such as 203.0.113.0/24.")
+    ] = None,
+    valid: Annotated[str, typer.Option("--for", help="(--range) How long, such as 12h or 30d.")] = "7d",
     reason: Annotated[str, typer.Option(help="Why, in a few words that everybody can read.")] = "",
     identity: Key = None,
     directory: Directory = None,
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
-    """For organisers: end somebody's access to a run for members, for good."""
+    """For organisers: end a peer's access to a run for good, or that of an address range for a time."""
     ready = make_context(json_output=json_output)
-    from minga.cli.access.members import run_ban
+    from minga.cli.access.members import BanOptions, run_ban
 
-    run_ban(link, who, reason, _organiser_options(identity, directory, bind), ready)
+    run_ban(link, BanOptions(who, addresses, valid, reason), organiser_options(identity, directory, bind), ready)
 
 
 def members(
@@ -82,10 +91,11 @@ def members(
     from minga.cli.access.members import TransferOptions, run_members
 
     transferred = TransferOptions(tuple(transfer or ()), needed, order)
-    run_members(link, transferred, _organiser_options(identity, directory, bind), ready)
+    run_members(link, transferred, organiser_options(identity, directory, bind), ready)
 
 
-def _organiser_options(identity: Path | None, directory: Path | None, bind: str | None) -> OrganiserOptions:
+def organiser_options(identity: Path | None, directory: Path | None, bind: str | None) -> OrganiserOptions:
+    """The options that all commands of organisers share."""
     from minga.cli.access.members import OrganiserOptions
     from minga.cli.terminal.peer_options import peer_options
 

@@ -51,7 +51,7 @@ def _live(link: str, options: PeerOptions, context: Context) -> SwarmFile:
     with join(link, options) as joined:
         wire(context, joined)
         session, spec = joined.session, joined.spec
-        if spec.security.mode == "byzantine":
+        if spec.security.verification == "byzantine":
             raise ConfigurationError(
                 "in this run members do not trust each other, so all reduce equal parts and there is no plan to "
                 "explain; `minga status` shows who takes part"

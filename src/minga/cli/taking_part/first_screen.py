@@ -146,7 +146,7 @@ def _parameters(prospect: Prospect) -> int | None:
 def _per_day(prospect: Prospect, peer: PeerOptions, upload: float, download: float) -> tuple[float, float] | None:
     """Bytes up and down in a day in which steps follow each other; None if there is nothing to plan with."""
     live, spec = prospect.live, prospect.spec
-    if not live.peers or not live.vector_bytes or peer.role == "monitor" or spec.security.mode == "byzantine":
+    if not live.peers or not live.vector_bytes or peer.role == "monitor" or spec.security.verification == "byzantine":
         return None
     own = PeerRates(upload, download, sends=peer.role != "auxiliary", aggregates=peer.role != "client")
     rates = replace(live.rates, peers=(*live.rates.peers, own))

@@ -19,7 +19,7 @@ class GracefulLeave:
     def __init__(self, peer: Peer, context: Context) -> None:
         self._peer, self._output = peer, context.output
         self._asked_at: int | None = None
-        if peer.spec.security.mode == "byzantine" and peer.role == "trainer":
+        if peer.spec.security.verification == "byzantine" and peer.role == "trainer":
             context.interruption.defer(self._ask)
 
     def is_over(self, step: int) -> bool:

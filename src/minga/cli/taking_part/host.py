@@ -67,7 +67,7 @@ def run_host(
                 'model.recipe = "custom" has no model that this command could train; host it with --role monitor'
             )
         peer = replace(peer, role="monitor")
-    elif spec.security.mode == "byzantine" and peer.role == "auxiliary":
+    elif spec.security.verification == "byzantine" and peer.role == "auxiliary":
         peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
     if relays := relay_line(spec, peer.host):
         output.say(relays)
@@ -192,7 +192,7 @@ def announce(peer: Peer, output: Output, options: LinkOptions, *, bound_to: str 
     if others := peer.on_loop(peer.session.node.connected):
         output.event("under_way", peers=len(others))
         output.say("This run is under way: this machine takes part in it again.")
-    for_members = peer.spec.security.mode == "members"
+    for_members = peer.spec.security.admission == "members"
     if options.show_qr and output.interactive and not for_members:
         output.console.file.write(link.qr(page) + "\n")
     if for_members:

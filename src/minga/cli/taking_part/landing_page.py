@@ -34,7 +34,7 @@ _GET = "git clone REPOSITORY minga && cd minga"
 
 def landing_page(spec: RunSpec, link: Link) -> str:
     """The page as HTML. It holds the link only where the link admits everybody."""
-    for_members = spec.security.mode == "members"
+    for_members = spec.security.admission == "members"
     word = "LINK" if for_members else str(link)
     policy = f"default-src 'none'; style-src '{_hash(_STYLE)}'; script-src '{_hash(_SCRIPT)}'"
     ways = "".join(

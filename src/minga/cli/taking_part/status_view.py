@@ -27,6 +27,7 @@ RESTING = (
 )
 RESTED = "no longer resting: this machine computes again"
 MAX_ROWS = 30
+MAX_AMENDMENTS = 5
 MAX_SHARES = 6
 
 
@@ -58,6 +59,8 @@ class OwnPart:
 def headline(status: RunStatus) -> str:
     """Step, loss, peers and speed of a run in one line."""
     last = f" of {status.last_step}" if status.last_step else ""
+    if status.paused:
+        return f"step {status.step}{last} · paused by the organisers"
     if status.founders is not None:
         ready, wanted = status.founders
         return f"step {status.step}{last} · waiting for founders, {ready} of {wanted} are here"
@@ -65,7 +68,7 @@ def headline(status: RunStatus) -> str:
     parts = [
         f"step {status.step}{last}",
         f"loss {status.loss:.3f}" if status.loss is not None else "no loss yet",
-        *([] if status.mode == "byzantine" else [counted]),
+        *([] if status.is_verified else [counted]),
         f"{status.samples_per_second:.1f} samples/s",
         f"{status.members} {'peer' if status.members == 1 else 'peers'} training together",
     ]
@@ -96,6 +99,9 @@ def organiser_view(status: RunStatus, figures: dict[str, float]) -> RenderableTy
         lines.append(Text("peers disagree about the state; the minority is fetching what differs", style="yellow"))
     if status.plan is not None:
         lines.append(Text(plan_line(status.plan)))
+    for each in status.amendments[-MAX_AMENDMENTS:]:
+        state = "in force" if each.due else "not in force"
+        lines.append(Text(f"amendment {each.number}, from step {each.from_step}: {each.changes} ({state})"))
     lines += [*_trouble(status), Text(), peer_table(status)]
     if len(status.peers) > MAX_ROWS:
         lines.append(Text(f"… and {len(status.peers) - MAX_ROWS} more", style="dim"))

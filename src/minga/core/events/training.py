@@ -191,6 +191,30 @@ class AccessOrders(EventData, kind="access.orders"):
     term: int
 
 
+class RunAmended(EventData, kind="run.amended"):
+    """From the round of `step` on the organisers' `changes` are in force, as far as they differ from the run spec."""
+
+    step: int
+    changes: str
+
+
+class RunRegrouped(EventData, kind="run.regrouped"):
+    """By the organisers' order the run goes on with `members` peers from `step`; `present`: this peer is one of them,
+    and has that state.
+    """
+
+    step: int
+    members: int
+    present: bool
+
+
+class RunPaused(EventData, kind="run.paused"):
+    """The organisers paused the run, or (`paused` false) let it go on: this peer is at `step`."""
+
+    step: int
+    paused: bool
+
+
 class AccessInvalidOrder(EventData, kind="access.invalid_order"):
     """A peer sent `count` invalid orders; `why` is about the first."""
 

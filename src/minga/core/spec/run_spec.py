@@ -1,7 +1,7 @@
 """The run spec: everything that all peers of a run must agree on, in one file.
 
 An organiser writes it as TOML. Its canonical form is JSON with sorted keys, no blanks, every field present (of the
-section `security` those of its mode, none if that is "open") and every float in Python's shortest exact spelling. So
+section `security` those that mean something) and every float in Python's shortest exact spelling. So
 equal specs have equal bytes on every machine. The run id is the BLAKE3 digest of those bytes in key derivation mode.
 
 No two runs share an id, though their settings may be equal. The peer that begins a run writes its key and a number of
@@ -122,9 +122,9 @@ class RunSpec(Section):
     @model_validator(mode="after")
     def _check_byzantine(self) -> RunSpec:
         """A member that checks others computes what they computed: nothing may depend on one machine alone."""
-        if self.security.mode != "byzantine":
+        if self.security.verification != "byzantine":
             return self
-        training, prefix = self.training, 'security.mode = "byzantine" needs '
+        training, prefix = self.training, 'security.verification = "byzantine" needs '
         if training.target_batch_size == "auto":
             raise ValueError(prefix + "a number as training.target_batch_size, since all compute equally much")
         if training.strategy != "synchronous":
@@ -227,9 +227,8 @@ class RunSpec(Section):
     def canonical_bytes(self) -> bytes:
         """The one encoding of this spec. Raises `ConfigurationError` if it exceeds 256 KiB."""
         values = self._as_written()
-        security = {name: values["security"][name] for name in self.security.settings_of_mode()}
         del values["security"]
-        if self.security.mode != "open":  # open runs keep the id, and the peers, that they had without the section
+        if security := self.security.canonical():  # open runs keep the id, and the peers, of before there was a choice
             values["security"] = security
         if not self.plugins:  # and so do runs that need nothing but minga
             del values["plugins"]
@@ -288,6 +287,14 @@ class RunSpec(Section):
         values = self.model_dump(mode="json")
         values["plugins"] = {name: origin.model_dump(mode="json") for name, origin in origins.items()}
         return type(self).from_mapping(to_past(values) if self.is_old else values, "run spec")
+
+    def amended(self, changes: Mapping[str, Any]) -> RunSpec:
+        """The spec with other values of some settings, by keys such as training.seed. Raises `ConfigurationError`."""
+        values = self.model_dump(mode="json")
+        for key, value in changes.items():
+            section, _, name = key.partition(".")
+            values[section] = {**values[section], name: value}
+        return type(self).from_mapping(to_past(values) if self.is_old else values, "amended run spec")
 
     def with_recipe_settings(self, settings: Mapping[str, Any]) -> RunSpec:
         """The spec with these settings of its recipe in place of those it has."""

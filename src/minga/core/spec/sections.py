@@ -6,7 +6,7 @@ Every value has bounds and a meaning; a new field raises `SPEC_VERSION` in `run_
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StrictInt, field_validator, model_validator
 
@@ -238,25 +238,37 @@ class NetworkSection(Section):
         return url
 
 
+_OLD_MODES: Final = {"open": ("open", "none"), "members": ("members", "none"), "byzantine": ("open", "byzantine")}
+"""What the one setting `mode` of earlier specs meant."""
+_MODES: Final = {
+    **{settings: mode for mode, settings in _OLD_MODES.items()},
+    ("members", "byzantine"): "members+byzantine",
+}
+
+
 class SecuritySection(Section):
     """Which peers may take part, and how their work is verified."""
 
-    mode: Literal["open", "members", "byzantine"] = choice(
+    admission: Literal["open", "members"] = choice(
         "open",
-        "open: every peer that has the link; members: peers that the organisers admitted; byzantine: every peer, and "
-        "members verify each other's work",
+        "open: every peer that has the link; members: peers that the organisers admitted",
         "open",
         "members",
+    )
+    verification: Literal["none", "byzantine"] = choice(
+        "none",
+        "none: peers believe each other; byzantine: members verify each other's work",
+        "none",
         "byzantine",
     )
     organisers: Annotated[
         tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")], ...], Field(strict=False, max_length=MAX_ORGANISERS)
     ] = described(
         (),
-        "(members) keys that may admit and ban; none named: the key that hosts the run",
+        "keys that may admit, ban and give orders; none named: the key that hosts the run",
         f"a list of at most {MAX_ORGANISERS} keys of 64 lower-case hexadecimal digits",
     )
-    organisers_needed: int = whole(1, 1, MAX_ORGANISERS, "(members) how many of them have to sign for that")
+    organisers_needed: int = whole(1, 1, MAX_ORGANISERS, "how many of them have to sign for that")
     founders: int = whole(4, 2, MAX_FOUNDERS, "(byzantine) peers that begin the run, as soon as so many are there")
     micro_batch_size: int = whole(
         16, 1, MAX_BATCH, "(byzantine) samples of which all compute the gradient at once, in the same order"
@@ -281,23 +293,49 @@ class SecuritySection(Section):
         pattern=NAME_PATTERN,
     )
 
-    def settings_of_mode(self) -> list[str]:
-        """The names of the settings that mean something in this mode; the others are no part of the run.
+    @property
+    def mode(self) -> str:
+        """Both settings in a word, for displays: open, members, byzantine or members+byzantine."""
+        return _MODES[self.admission, self.verification]
 
-        Nor is the aggregator where it is the usual one: runs keep the id that they had before there was a choice.
+    def canonical(self) -> dict[str, Any]:
+        """The settings that mean something in this run, as they are hashed; the others are no part of it.
+
+        Empty for an open run without verification. A run that the one setting `mode` could name is written with it:
+        it keeps its id, and older peers read it. Nor is a usual aggregator or list of organisers written.
         """
-        names = ["mode"]
-        if self.mode == "members":
-            names += ["organisers", "organisers_needed"]
-        if self.mode == "byzantine":
+        for_members, is_verified = self.admission == "members", self.verification == "byzantine"
+        names_organisers = bool(self.organisers)
+        names = ["organisers", "organisers_needed"] if for_members or names_organisers else []
+        if is_verified:
             names += ["founders", "micro_batch_size", "peers_per_validator", "probation_steps"]
             names += ["aggregator"] if self.aggregator != DEFAULT_AGGREGATOR else []
-        return names
+        if not (names or for_members):
+            return {}
+        if self.mode in _OLD_MODES and (for_members or not names_organisers):
+            choice_made = {"mode": self.mode}
+        else:
+            choice_made = {"admission": self.admission, "verification": self.verification}
+        values = self.model_dump(mode="json")
+        return {**choice_made, **{name: values[name] for name in names}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_mode(cls, values: Any) -> Any:
+        """Specs from before there were two settings have one, `mode`."""
+        if not isinstance(values, dict) or "mode" not in values:
+            return values
+        mode = values["mode"]
+        if mode not in _OLD_MODES or "admission" in values or "verification" in values:
+            raise ValueError(
+                f"mode = {str(mode)[:60]!r}: it was one of {', '.join(_OLD_MODES)}; write admission and verification"
+            )
+        admission, verification = _OLD_MODES[mode]
+        rest = {name: value for name, value in values.items() if name != "mode"}
+        return {**rest, "admission": admission, "verification": verification}
 
     @model_validator(mode="after")
     def _check_organisers(self) -> SecuritySection:
-        if self.mode != "members" and self.organisers:
-            raise ValueError('organisers is for mode = "members" only')
         if len(set(self.organisers)) != len(self.organisers):
             raise ValueError("organisers names a key twice")
         if self.organisers_needed > max(1, len(self.organisers)):

@@ -1,10 +1,10 @@
-"""Runs for members: the organisers' signed orders, the tokens that peers show, and what follows from both.
+"""The organisers' signed orders, the tokens that peers show in runs for members, and what follows from both.
 
     organisers ── sign ──▶ orders ──▶ ledger ──▶ may this key take part now?
     a peer     ── shows ─▶ token  ──────┘
 
-Read: orders (admit, bar, hand the role over), token (bound to a peer's key), ledger (all known orders and the
-rules).
+Read: orders (admit, bar, hand the role over), ranges (address ranges banned for a time), amendments (settings
+changed while the run goes on), token (bound to a peer's key), ledger (all known orders and the rules).
 
 Called by training/access, identity/links, authority and the organiser's commands. Everything is checked offline,
 from signatures alone; it knows nothing of connections.

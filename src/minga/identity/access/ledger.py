@@ -1,7 +1,8 @@
-"""The ledger of a run of members: the organisers' orders as far as they are known here, and what follows from them.
+"""The ledger of a run: the organisers' orders as far as they are known here, and what follows from them.
 
 Rules.
 
+* In an open run all peers take part but those that are barred. In a run for members a token has to be shown.
 * The organisers of the present term, and the key that signed the run spec, need no token.
 * Each organiser revokes for itself. A key is revoked once as many organisers as have to sign did so, up to the
   highest version on which so many agree.
@@ -16,18 +17,34 @@ Rules.
 * Revocations end with the term of the organisers that signed them; the transfer lists the keys that stay revoked. So
   a retired organiser's key revokes nothing any more. Of two transfers of one term the one that arrived first stays.
 
+* Peers from a banned address range (`ranges`) may not take part until the ban ends, but for the organisers.
+
 Clocks may be `CLOCK_SKEW_S` wrong: a grant counts for that long before its date and after its end.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Barred, Grant, Order, Revocation, Transfer
+from minga.identity.access.amendments import Amendment, Amendments, Regroup, Regroups
+from minga.identity.access.orders import (
+    MAX_BARRED,
+    MAX_TERMS,
+    Barred,
+    Grant,
+    Order,
+    RangeBan,
+    Revocation,
+    Transfer,
+)
+from minga.identity.access.ranges import RangeBans
 from minga.identity.access.token import Login, Token, WatchToken
+
+PublicOrder = Transfer | Revocation | RangeBan | Amendment | Regroup
+"""What every peer of a run has to know; grants concern only the peers that show them."""
 
 CLOCK_SKEW_S = 120.0
 MAX_WATCH_S = 86_400
@@ -70,16 +87,27 @@ class Access:
 
 
 class AccessLedger:
-    """The orders of one run; `publisher` is the key that signed its spec."""
+    """The orders of one run; `publisher` is the key that signed its spec, and `is_open` a run that admits all peers."""
 
-    def __init__(self, run_id: str, organisers: Organisers, publisher: str) -> None:
-        self.run_id, self.publisher = run_id, publisher
+    def __init__(self, run_id: str, organisers: Organisers, publisher: str, *, is_open: bool = False) -> None:
+        self.run_id, self.publisher, self.is_open = run_id, publisher, is_open
+        self.ranges = RangeBans()
+        """Address ranges that are banned in the present term."""
+        self.amendments = Amendments()
+        """Settings that the organisers changed."""
+        self.regroups = Regroups()
+        """Who goes on where the majority was lost."""
         self._terms = [organisers]
         self._transfers: list[Transfer] = []
         self._revocations: dict[str, dict[str, Revocation]] = {}  # by the key barred, and who barred it
         self._barred_by: Counter[str] = Counter()
         self._carried: dict[str, int] = {}  # barred in earlier terms
         self._barred: dict[str, int] = {}
+
+    @classmethod
+    def of_spec(cls, run_id: str, spec: RunSpec, signer: str) -> AccessLedger:
+        """That of a run whose spec `signer` signed, with no order yet."""
+        return cls(run_id, Organisers.of_spec(spec, signer), signer, is_open=spec.security.admission == "open")
 
     @property
     def organisers(self) -> Organisers:
@@ -97,11 +125,14 @@ class AccessLedger:
         versions = (order.version for orders in self._revocations.values() for order in orders.values())
         return max([*versions, *self._carried.values()], default=0) + 1
 
-    def orders(self) -> Iterator[Transfer | Revocation]:
+    def orders(self) -> Iterator[PublicOrder]:
         """All that others have to know, in an order in which it can be taken."""
         yield from self._transfers
         for _, orders in sorted(self._revocations.items()):
             yield from (order for _, order in sorted(orders.items()))
+        yield from self.ranges.orders()
+        yield from self.amendments
+        yield from self.regroups
 
     def barred(self) -> dict[str, str]:
         """The keys that are barred, each with the reason that was given."""
@@ -115,14 +146,28 @@ class AccessLedger:
         """The same for a transfer."""
         return tuple(Barred(bytes.fromhex(key), version) for key, version in sorted(self._barred.items()))
 
-    def take(self, order: Transfer | Revocation) -> bool:
+    def take(self, order: PublicOrder) -> bool:
         """Enter an order; whether it says anything new. Raises `InvalidOrderError`."""
         if order.run.hex() != self.run_id:
             raise InvalidOrderError("it belongs to another run")
-        return self._take_transfer(order) if isinstance(order, Transfer) else self._take_revocation(order)
+        if isinstance(order, Transfer):
+            return self._take_transfer(order)
+        if isinstance(order, Amendment | Regroup):
+            return self._take_change(order)
+        return self._take_revocation(order) if isinstance(order, Revocation) else self._take_range(order)
+
+    def check_address(self, peer: str, endpoints: Iterable[str], now_s: float) -> None:
+        """Raises `NoAccessError` if `peer` can be dialled at an address of a banned range."""
+        ban = self.ranges.ban_of(endpoints, self.organisers.needed, now_s)
+        if ban is not None and peer not in self.organisers.keys and peer != self.publisher:
+            because = f": {ban.reason}" if ban.reason else ""
+            raise NoAccessError(f"the organisers barred the addresses {ban.range} from the run for a time{because}")
 
     def check(self, token: Token | None, peer: str, now_s: float) -> Access:
         """The access of `peer`, which shows `token`. Raises `NoAccessError`; `now_s` is in Unix seconds."""
+        if self.is_open:
+            self._check_not_barred(peer, None)
+            return Access()
         if token is not None and token.watch is not None:
             return self._check_watch(token, token.watch, peer, now_s)
         if peer in self.organisers.keys or peer == self.publisher:
@@ -167,16 +212,39 @@ class AccessLedger:
         self._barred = dict(self._carried)
         self._revocations.clear()
         self._barred_by.clear()
+        self.ranges = RangeBans()
         return True
 
-    def _take_revocation(self, order: Revocation) -> bool:
+    def _take_range(self, order: RangeBan) -> bool:
         if order.term < self.term:
             return False
+        try:
+            return self.ranges.take(self._signer(order), order)
+        except ValueError as error:
+            raise InvalidOrderError(str(error)) from error
+
+    def _take_change(self, order: Amendment | Regroup) -> bool:
+        is_known = order.id in self.amendments if isinstance(order, Amendment) else order.epoch in self.regroups
+        if is_known:
+            return False
+        self._check_enough(order)
+        try:
+            return self.amendments.take(order) if isinstance(order, Amendment) else self.regroups.take(order)
+        except ValueError as error:
+            raise InvalidOrderError(str(error)) from error
+
+    def _signer(self, order: Order) -> str:
+        """The one organiser that signed an order of the present term."""
         self._check_term(order)
         signers = order.signers(self.organisers.keys)
         if len(signers) != 1 or len(order.signatures) != 1:
             raise InvalidOrderError("no organiser signed it")
-        subject, signer = order.subject.hex(), signers.pop()
+        return signers.pop()
+
+    def _take_revocation(self, order: Revocation) -> bool:
+        if order.term < self.term:
+            return False
+        signer, subject = self._signer(order), order.subject.hex()
         known = self._revocations.get(subject, {}).get(signer)
         if known is not None and known.version >= order.version:
             return False
@@ -197,7 +265,7 @@ class AccessLedger:
         if order.term > self.term:
             raise InvalidOrderError(f"it is of term {order.term}, of which nothing is known here")
 
-    def _check_enough(self, order: Grant | Transfer) -> None:
+    def _check_enough(self, order: Grant | Transfer | Amendment | Regroup) -> None:
         self._check_term(order)
         organisers = self._terms[order.term]
         signers = order.signers(organisers.keys) - self._barred.keys()

@@ -25,6 +25,10 @@ MAX_BARRED = 1000
 MAX_TERMS = 8
 """How many times the role of the organisers may be handed over, and once more."""
 
+MAX_RANGES = 100
+"""How many address ranges one organiser may ban from a run."""
+
+MAX_RANGE_CHARACTERS = 43
 MAX_USES = 10_000
 MAX_REASON_CHARACTERS = 100
 MAX_TIME_S = 1 << 40
@@ -101,6 +105,19 @@ class Revocation(Order, frozen=True):
 
     subject: Key
     version: Version
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)] = ""
+
+
+class RangeBan(Order, frozen=True):
+    """One organiser's word that no peer take part from the addresses of `range` until `expires`.
+
+    `range` is in CIDR notation. A later one of the same organiser for the same range takes the place of this one.
+    """
+
+    CONTEXT: ClassVar[bytes] = b"access-range-ban"
+
+    range: Annotated[str, msgspec.Meta(min_length=4, max_length=MAX_RANGE_CHARACTERS)]
+    expires: UnixSeconds
     reason: Annotated[str, msgspec.Meta(max_length=MAX_REASON_CHARACTERS)] = ""
 
 

@@ -80,8 +80,8 @@ class AlbertRecipe(Recipe[AlbertSettings]):
         """A streamed data set is not the same for all."""
         if self.settings.data.source == "datasets":
             raise ConfigurationError(
-                'security.mode = "byzantine" needs text that comes with the run, so recipe.albert.data.source must '
-                'not be "datasets"'
+                'security.verification = "byzantine" needs text that comes with the run, so recipe.albert.data.source '
+                'must not be "datasets"'
             )
 
     def prepare(self) -> dict[str, bytes]:

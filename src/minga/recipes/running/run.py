@@ -53,7 +53,7 @@ class RecipeRun:
         check_published(spec)
         self.files: Files = dict(peer.files)
         self.recipe: Recipe[Any] = load_recipe(spec)
-        self._is_public = spec.security.mode == "byzantine"
+        self._is_public = spec.security.verification == "byzantine"
         if data and self._is_public:
             raise ConfigurationError(
                 "--data: in this run all train on the same data, so that each can check the others"

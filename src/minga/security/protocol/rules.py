@@ -72,8 +72,8 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=
         for codec in (segment.codecs.upload for segment in layout.segments):
             if codec.needs_residual or not (codec.recomputable and codec.has_fixed_size):
                 raise ConfigurationError(
-                    f'security.mode = "byzantine" needs a codec of fixed size whose bytes others can make again, not '
-                    f'"{codec.name}": use "float16" or "int8"'
+                    f'security.verification = "byzantine" needs a codec of fixed size whose bytes others can make '
+                    f'again, not "{codec.name}": use "float16" or "int8"'
                 )
         thresholds, is_usual = settings.thresholds, settings.aggregator == DEFAULT_AGGREGATOR
         return cls(

@@ -210,9 +210,9 @@ def _wrong_settings(scenario: Scenario) -> Iterator[str]:
 
 def _wrong_security(scenario: Scenario) -> Iterator[str]:
     """What a run cannot be whose members check each other."""
-    if scenario.security.mode == "members":
-        yield 'security.mode = "members": scenarios have no organisers who admit anybody; use "open" or "byzantine"'
-    if scenario.security.mode != "byzantine":
+    if scenario.security.admission == "members":
+        yield 'security.admission = "members": scenarios have no organisers who admit anybody; use "open"'
+    if scenario.security.verification != "byzantine":
         return
     if scenario.model.kind == "ghost":
         yield (
@@ -302,8 +302,8 @@ def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str
             yield f"{where}: count = {attackers.count}: there are {counts[attackers.peers]} peers of that class"
         if scenario.model.kind == "ghost" and attackers.behaviour == "false-state":
             yield f"{where}: behaviour = 'false-state': {NO_NUMBERS}"
-        if attackers.is_attack and scenario.security.mode != "byzantine":
-            yield f'{where}: behaviour = {attackers.behaviour!r}: only for runs with security.mode = "byzantine"'
+        if attackers.is_attack and scenario.security.verification != "byzantine":
+            yield f'{where}: behaviour = {attackers.behaviour!r}: only with security.verification = "byzantine"'
     hostile = sum(attackers.count for attackers in scenario.attackers if attackers.is_attack)
     if 2 * hostile >= scenario.peer_count and hostile:
         yield (

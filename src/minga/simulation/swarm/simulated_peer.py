@@ -103,7 +103,7 @@ class SimulatedPeer:
         """Join the run and train until the end of the run, of the host or of the program."""
         try:
             await self.session.start()
-            is_secure = task.spec.security.mode == "byzantine"
+            is_secure = task.spec.security.verification == "byzantine"
             await (self._train_publicly(task) if is_secure else self._train(task))
         except (RunFinishedError, ClosedError):
             return

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from blake3 import blake3
@@ -159,6 +160,9 @@ class SizeOnlyReplica:
     def apply(self, mean: torch.Tensor, step: int) -> None:  # noqa: ARG002
         """Note that the mean of the last round led to `step`."""
         self.step, self.history = step, _hash(f"{self.history} {step} {self._mean}")
+
+    def amend(self, changes: Mapping[str, Any]) -> None:
+        """There is no optimizer."""
 
     def inner_step(self) -> bool:
         """There is nothing to change."""

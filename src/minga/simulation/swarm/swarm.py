@@ -21,7 +21,7 @@ from minga.core.events.averaging import RoundBegun
 from minga.core.events.bus import Event
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.ledger import AccessLedger, Organisers
+from minga.identity.access.ledger import AccessLedger
 from minga.identity.keys.keys import Identity
 from minga.identity.links.grant import LinkAccess
 from minga.network.gossip.record_kinds import RecordKinds
@@ -81,7 +81,8 @@ class Swarm:
     a run whose members check each other; the defaults minimise the distance of a small linear model to random targets.
     There the first peer is the organiser. With `checkpoint_every`
     each peer keeps a copy of its state at multiples of that many steps. `divide` says who reduces what, `turn_s` how
-    finely lines are simulated. A run for members needs the key of its `organiser`, who need not be among the peers.
+    finely lines are simulated. The `organiser`, whose orders the peers follow, need not be among them; an open run does
+    without.
     """
 
     def __init__(
@@ -108,7 +109,8 @@ class Swarm:
         self._checkpoint_every, self._divide = checkpoint_every, divide
         self._tasks: list[asyncio.Task[None]] = []
         self._drivers: list[FaultDriver] = []
-        self._organiser = organiser or Identity.from_seed(bytes(32))
+        is_open = spec.security.admission == "open"
+        self._organiser = organiser or (None if is_open else Identity.from_seed(bytes(32)))
         self._liars = LyingPeers(lambda name: self.peers[name].session)
 
     def add(
@@ -235,11 +237,10 @@ class Swarm:
         admission = Admission(network.peer_id, network.wall_time, token)
         identity = Identity.from_seed(network.private_key)
         session = Session(network, identity, self.spec.run_id, settings, entries, admission)
-        if self.spec.security.mode != "members":
+        if self._organiser is None:
             admission.open_to_all()
         else:
-            organisers = Organisers.of_spec(self.spec, self._organiser.peer_id)
-            session.for_members(AccessLedger(self.spec.run_id, organisers, self._organiser.peer_id))
+            session.follow_orders(AccessLedger.of_spec(self.spec.run_id, self.spec, self._organiser.peer_id))
         peer = SimulatedPeer(network.name, network, session, self._make_replica(self.spec), trainer, apply_s)
         peer.access = access
         session.behaviour = self.conduct_of(peer)

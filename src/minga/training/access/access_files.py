@@ -15,7 +15,17 @@ from minga.core.decoding import DECODING_ERRORS
 from minga.core.errors import ConfigurationError, StorageError
 from minga.core.files import write_atomically
 from minga.core.spec.sections import MAX_ORGANISERS
-from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, MAX_USES, Revocation, Transfer
+from minga.identity.access.amendments import MAX_AMENDMENTS, MAX_REGROUPS, Amendment, Regroup
+from minga.identity.access.ledger import PublicOrder
+from minga.identity.access.orders import (
+    MAX_BARRED,
+    MAX_RANGES,
+    MAX_TERMS,
+    MAX_USES,
+    RangeBan,
+    Revocation,
+    Transfer,
+)
 from minga.identity.access.token import MAX_TOKEN_BYTES, Token
 
 ORDERS_FILE, GUESTS_FILE = "access-orders.msgpack", "access-guests.msgpack"
@@ -29,20 +39,30 @@ Guests = dict[PeerText, Annotated[list[PeerText], msgspec.Meta(max_length=2 * MA
 
 
 class Orders(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Orders in an order in which they can be taken: transfers, then revocations."""
+    """Orders in an order in which they can be taken: transfers, then the rest."""
 
     transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=MAX_TERMS)] = ()
     revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()
+    ranges: Annotated[tuple[RangeBan, ...], msgspec.Meta(max_length=MAX_RANGES * MAX_ORGANISERS)] = ()
 
-    def all(self) -> list[Transfer | Revocation]:
-        """Both kinds."""
-        return [*self.transfers, *self.revocations]
+    amendments: Annotated[tuple[Amendment, ...], msgspec.Meta(max_length=MAX_AMENDMENTS)] = ()
+
+    regroups: Annotated[tuple[Regroup, ...], msgspec.Meta(max_length=MAX_REGROUPS)] = ()
+
+    def all(self) -> list[PublicOrder]:
+        """All kinds."""
+        return [*self.transfers, *self.revocations, *self.ranges, *self.amendments, *self.regroups]
 
     @classmethod
-    def of(cls, orders: list[Transfer | Revocation]) -> Orders:
+    def of(cls, orders: list[PublicOrder]) -> Orders:
         """The orders of a ledger."""
-        transfers = tuple(order for order in orders if isinstance(order, Transfer))
-        return cls(transfers, tuple(order for order in orders if isinstance(order, Revocation)))
+        return cls(
+            tuple(order for order in orders if isinstance(order, Transfer)),
+            tuple(order for order in orders if isinstance(order, Revocation)),
+            tuple(order for order in orders if isinstance(order, RangeBan)),
+            tuple(order for order in orders if isinstance(order, Amendment)),
+            tuple(order for order in orders if isinstance(order, Regroup)),
+        )
 
 
 class AccessFiles:
@@ -63,11 +83,11 @@ class AccessFiles:
         """Remember the token of a peer of this machine."""
         self._write(self._token_file(peer_id), token.encode())
 
-    def orders(self) -> list[Transfer | Revocation]:
+    def orders(self) -> list[PublicOrder]:
         """The orders on disk."""
         return self._read(ORDERS_FILE, Orders, Orders()).all()
 
-    def keep_orders(self, orders: list[Transfer | Revocation]) -> None:
+    def keep_orders(self, orders: list[PublicOrder]) -> None:
         """Write all orders that are known."""
         self._write(self._directory / ORDERS_FILE, msgspec.msgpack.encode(Orders.of(orders)))
 
@@ -94,19 +114,22 @@ class AccessFiles:
             write_atomically(path, body)
 
 
-def read_transfer(path: Path) -> Transfer:
-    """A transfer that organisers pass around to sign. Raises `ConfigurationError` for any other file."""
+Passed = TypeVar("Passed", Transfer, Amendment, Regroup)
+
+
+def read_order(path: Path, kind: type[Passed]) -> Passed:
+    """An order that organisers pass around to sign. Raises `ConfigurationError` for any other file."""
     try:
         with path.open("rb") as file:
-            return msgspec.msgpack.decode(file.read(MAX_FILE_BYTES), type=Transfer)
+            return msgspec.msgpack.decode(file.read(MAX_FILE_BYTES), type=kind)
     except OSError as error:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from error
     except DECODING_ERRORS as error:
         raise ConfigurationError(f"{path}: not an order that organisers sign: {error}") from error
 
 
-def write_transfer(path: Path, order: Transfer) -> None:
-    """Write a transfer for the next organiser to sign. Raises `StorageError`."""
+def write_order(path: Path, order: Transfer | Amendment | Regroup) -> None:
+    """Write an order for the next organiser to sign. Raises `StorageError`."""
     try:
         write_atomically(path, msgspec.msgpack.encode(order))
     except OSError as error:

@@ -44,7 +44,7 @@ class _Leaving(NamedTuple):
 
 @loop_bound
 class AccessWatch:
-    """Watches the access of all peers known to one peer of a run for members.
+    """Watches the access of all peers known to one peer.
 
     `in_step` tells whether this peer takes part in steps; `on_own_end` is called, with the reason, when its own access
     has ended.

@@ -1,13 +1,16 @@
 """Which peers may take part in a run, as one peer knows it: the authorizer of its node and board.
 
-Theory of operation. The run spec says whether a run is open to every peer, and a newcomer does not have it when it
-meets the first peer. So until `open_to_all` or `enforce` is called, connections are admitted provisionally, and no
-record is kept; `enforce` then says which peers have to go again. The link verifies the spec itself, whichever peer
-sends it.
+Theory of operation. The run spec says whether a run is open to every peer, or for members, and a newcomer does not
+have it when it meets the first peer. So until `open_to_all` or `enforce` is called, connections are admitted
+provisionally, and no record is kept; `enforce` then says which peers have to go again. The link verifies the spec
+itself, whichever peer sends it.
 
 This peer keeps the token that each peer showed in a handshake or in its record "access", which gossip carries to peers
 that never connect to it. The `AccessLedger` judges tokens. A peer whose access ends in the middle of a run stays known
 until `expel`, so that a step under way is not torn apart, but it cannot connect again.
+
+In an open run the ledger knows no tokens: it keeps out the keys and address ranges that the organisers barred. What is
+known of addresses are the peers' own words, so a range keeps out peers that say where they are, and no others.
 
 This peer counts the uses of an invitation by the peers that joined with it. A handshake keeps to the count. Gossip may
 bring up to twice as many, since the same invitation may be used at two places at the same moment, and then all members
@@ -24,12 +27,18 @@ from minga.core.errors import RejectedError
 from minga.core.events.bus import EventBus
 from minga.core.events.training import AccessOverused
 from minga.core.thread_guard import loop_bound
-from minga.identity.access.ledger import CLOCK_SKEW_S, Access, AccessLedger, InvalidOrderError, NoAccessError
-from minga.identity.access.orders import Revocation, Transfer
+from minga.identity.access.ledger import (
+    CLOCK_SKEW_S,
+    Access,
+    AccessLedger,
+    InvalidOrderError,
+    NoAccessError,
+    PublicOrder,
+)
 from minga.identity.access.token import Token
 from minga.network.bounded_dict import BoundedDict
 from minga.network.gossip.record_store import MAX_OWNERS
-from minga.network.interface import PeerId
+from minga.network.interface import MAX_ENDPOINTS, Address, PeerId
 
 CODE = "access"
 """Code with which peers that are not admitted are refused."""
@@ -63,21 +72,25 @@ class Admission:
     def __init__(self, own_id: PeerId, wall_time: Callable[[], float], token: Token | None = None) -> None:
         self.token = token
         self.ledger: AccessLedger | None = None
-        """The orders of the organisers, once it is known that the run is for members."""
+        """The orders of the organisers, once the run is known; None in a simulated run that has none."""
         self.is_decided = False
         self.on_orders: Callable[[], None] = lambda: None
         """Called when an order came that says something new."""
+        self.address_of: Callable[[PeerId], Address | None] = lambda _: None
+        """Where a peer says that it can be dialled: address ranges are banned by that."""
         self.events: EventBus | None = None
         """Where to tell of what is worth knowing."""
         self._own_id, self._wall_time = own_id, wall_time
         self._provisional: BoundedDict[PeerId, bytes] = BoundedDict(MAX_OWNERS)
         self._admitted: BoundedDict[PeerId, AdmittedPeer] = BoundedDict(2 * MAX_OWNERS)
         self._guests: dict[str, dict[PeerId, None]] = {}
+        self._caught: BoundedDict[PeerId, tuple[str, ...]] = BoundedDict(MAX_OWNERS)
+        """Addresses of peers that a banned range kept out: the board forgets these peers."""
         self._look_again_s = 0.0
 
     @classmethod
     def for_everybody(cls, own_id: PeerId, wall_time: Callable[[], float]) -> Admission:
-        """The authorizer of a run that is known to be open."""
+        """The authorizer of a run that is known to be open, and without organisers."""
         admission = cls(own_id, wall_time)
         admission.open_to_all()
         return admission
@@ -85,13 +98,18 @@ class Admission:
     # ---- what kind of run it is
 
     def open_to_all(self) -> None:
-        """The run turned out to be open."""
+        """The run turned out to be open, and without organisers."""
         self.is_decided = True
 
     def enforce(self, ledger: AccessLedger) -> list[PeerId]:
-        """The run turned out to be for members; returns those among the peers met so far who are none."""
+        """The run follows these orders; returns those among the peers met so far that they keep out."""
         self.ledger, self.is_decided = ledger, True
-        if self.token is not None and self.token.watch is None and self.token.invitation is not None:
+        if (
+            self.is_for_members
+            and self.token is not None
+            and self.token.watch is None
+            and self.token.invitation is not None
+        ):
             self.remember_guests({self.token.invitation: [self._own_id]})
         refused = []
         for peer, credential in self._provisional.items():
@@ -103,9 +121,14 @@ class Admission:
         return refused
 
     @property
+    def is_for_members(self) -> bool:
+        """Whether the run is known to be for members."""
+        return self.ledger is not None and not self.ledger.is_open
+
+    @property
     def only_watches(self) -> bool:
         """Whether this peer itself may only look on."""
-        return self.token is not None and self.token.watch is not None
+        return self.is_for_members and self.token is not None and self.token.watch is not None
 
     def show(self, token: Token) -> None:
         """Show another token from now on, in place of one that expires earlier."""
@@ -160,12 +183,12 @@ class Admission:
             return True
         known = self._admitted.get(peer)
         if known is None:
-            return method.startswith(ORDERS)  # its access has just ended
+            return method.startswith(ORDERS) or (self.ledger.is_open and self.learn(peer, b""))
         return not known.access.only_watches or method.startswith(WATCHERS_CALL)
 
     # ---- orders, and what they change
 
-    def take(self, orders: Iterable[Transfer | Revocation]) -> list[InvalidOrderError]:
+    def take(self, orders: Iterable[PublicOrder]) -> list[InvalidOrderError]:
         """Enter orders from anywhere; those that are none are returned as errors."""
         invalid, is_new = [], False
         ledger = self.ledger
@@ -189,11 +212,12 @@ class Admission:
         for peer, admitted in [*self._admitted.items(), (self._own_id, own)]:
             try:
                 access = self.ledger.check(admitted.token, peer, now_s)
+                self._check_address(self.ledger, peer, now_s)
             except NoAccessError as error:
                 found[peer] = str(error)
             else:
                 ends += [access.expires + CLOCK_SKEW_S] if access.expires is not None else []
-        self._look_again_s = now_s if found else min(ends)
+        self._look_again_s = now_s if found or any(self.ledger.ranges.orders()) else min(ends)
         return found
 
     def expel(self, peer: PeerId) -> None:
@@ -223,11 +247,25 @@ class Admission:
     # ---- inner workings
 
     def _judge(self, ledger: AccessLedger, peer: PeerId, credential: bytes) -> AdmittedPeer:
+        now_s = self._wall_time()
+        if ledger.is_open:
+            credential = b""
         try:
             token = Token.decode(credential) if credential else None
         except ValueError as error:
             raise NoAccessError(str(error)) from error
-        return AdmittedPeer(credential, token, ledger.check(token, peer, self._wall_time()))
+        self._check_address(ledger, peer, now_s)
+        return AdmittedPeer(credential, token, ledger.check(token, peer, now_s))
+
+    def _check_address(self, ledger: AccessLedger, peer: PeerId, now_s: float) -> None:
+        """An address that is known once keeps its peer out, however it connects, until the ban ends."""
+        address = self.address_of(peer)
+        known = self._caught.get(peer, ()) if address is None else (*address.direct, *self._caught.get(peer, ()))
+        try:
+            ledger.check_address(peer, known, now_s)
+        except NoAccessError:
+            self._caught[peer] = known[:MAX_ENDPOINTS]
+            raise
 
     def _check_uses(self, peer: PeerId, access: Access, limit: int) -> None:
         guests = self._guests.get(access.invitation or "", {})

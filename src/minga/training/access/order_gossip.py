@@ -21,8 +21,9 @@ from minga.core.errors import ProtocolError
 from minga.core.events.training import AccessInvalidOrder
 from minga.core.spec.sections import MAX_ORGANISERS
 from minga.core.thread_guard import loop_bound
-from minga.identity.access.ledger import AccessLedger
-from minga.identity.access.orders import MAX_BARRED, MAX_TERMS, Revocation, Transfer
+from minga.identity.access.amendments import MAX_AMENDMENTS, MAX_REGROUPS, Amendment, Regroup
+from minga.identity.access.ledger import AccessLedger, PublicOrder
+from minga.identity.access.orders import MAX_BARRED, MAX_RANGES, MAX_TERMS, RangeBan, Revocation, Transfer
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
@@ -30,6 +31,7 @@ from minga.training.access.admission import Admission
 
 METHOD = "access.orders"
 EXCHANGE_S = 20.0
+MAX_ORDERS = (MAX_BARRED + MAX_RANGES) * MAX_ORGANISERS + MAX_TERMS + MAX_AMENDMENTS + MAX_REGROUPS
 ORDERS_A_PAGE = 200
 """A revocation takes at most 0.7 kB, a transfer 320 kB: so a page stays well below the largest message."""
 
@@ -47,11 +49,16 @@ class OrdersCompared(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OrderPage(msgspec.Struct, frozen=True, array_like=True):
-    """Some of the orders that the sender holds: one transfer, or revocations; `more` pages follow."""
+    """Some of the orders that the sender holds: one transfer, or revocations; `more` pages follow, the last with
+    all range bans, amendments and regroups (less than a MiB).
+    """
 
     transfers: Annotated[tuple[Transfer, ...], msgspec.Meta(max_length=1)]
     revocations: Annotated[tuple[Revocation, ...], msgspec.Meta(max_length=ORDERS_A_PAGE)]
     more: bool
+    ranges: Annotated[tuple[RangeBan, ...], msgspec.Meta(max_length=MAX_RANGES * MAX_ORGANISERS)] = ()
+    amendments: Annotated[tuple[Amendment, ...], msgspec.Meta(max_length=MAX_AMENDMENTS)] = ()
+    regroups: Annotated[tuple[Regroup, ...], msgspec.Meta(max_length=MAX_REGROUPS)] = ()
 
 
 @loop_bound
@@ -102,25 +109,35 @@ class OrderExchange:
 
     async def _send(self, stream: MessageStream) -> None:
         orders = list(self._ledger.orders())
-        revocations = [order for order in orders if isinstance(order, Revocation)]
-        pages: list[tuple[tuple[Transfer, ...], tuple[Revocation, ...]]]
-        pages = [((order,), ()) for order in orders if isinstance(order, Transfer)]
-        pages += [((), tuple(revocations[i : i + ORDERS_A_PAGE])) for i in range(0, len(revocations), ORDERS_A_PAGE)]
-        for number, (transfers, barred) in enumerate(pages or [((), ())], 1):
-            await stream.send(OrderPage(transfers, barred, more=number < len(pages)))
+        pages = [OrderPage((order,), (), True) for order in orders if isinstance(order, Transfer)]
+        barred = tuple(order for order in orders if isinstance(order, Revocation))
+        pages += [OrderPage((), barred[i : i + ORDERS_A_PAGE], True) for i in range(0, len(barred), ORDERS_A_PAGE)]
+        for page in pages:
+            await stream.send(page)
+        ranges = tuple(order for order in orders if isinstance(order, RangeBan))
+        await stream.send(
+            OrderPage((), (), False, ranges, tuple(self._ledger.amendments), tuple(self._ledger.regroups))
+        )
 
-    async def _receive(self, stream: MessageStream) -> list[Transfer | Revocation]:
-        orders: list[Transfer | Revocation] = []
+    async def _receive(self, stream: MessageStream) -> list[PublicOrder]:
+        orders: list[PublicOrder] = []
         while True:
             page = await stream.receive(OrderPage)
-            orders += [*page.transfers, *page.revocations]
-            empty = page.more and not (page.transfers or page.revocations)
-            if empty or len(orders) > MAX_BARRED * MAX_ORGANISERS + MAX_TERMS:
+            found: list[PublicOrder] = [
+                *page.transfers,
+                *page.revocations,
+                *page.ranges,
+                *page.amendments,
+                *page.regroups,
+            ]
+            orders += found
+            empty = page.more and not found
+            if empty or len(orders) > MAX_ORDERS:
                 raise ProtocolError("orders without end", peer=stream.peer)
             if not page.more:
                 return orders
 
-    def _take(self, orders: list[Transfer | Revocation], peer: PeerId) -> None:
+    def _take(self, orders: list[PublicOrder], peer: PeerId) -> None:
         term = self._ledger.term
         if invalid := self._admission.take(orders):
             self._node.events.emit(AccessInvalidOrder(peer=peer, why=str(invalid[0]), count=len(invalid)))

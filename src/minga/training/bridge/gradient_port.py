@@ -89,6 +89,11 @@ class GradientPort(TrainingThread):
         self._speed = MovingAverage()
         self._batch_time = MovingAverage()
 
+    def cap(self, samples: int) -> None:
+        """The largest target batch size of the run is another now. On any thread."""
+        with self.condition:
+            self._target = samples if self._target is not None else None
+
     # ---- the training thread
 
     def add(self, samples: int) -> bool:

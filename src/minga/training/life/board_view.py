@@ -33,16 +33,27 @@ class BoardView:
         self._newcomers = Newcomers(asyncio.get_running_loop().time)
         self._known: dict[PeerId, Progress] = {}
         self._known_at = -1
+        self._epoch = 0
         self._random = random.Random(f"minga donors {node.peer_id}")
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Call `observer` with each change on the board from now on; returns the function that ends this."""
         return self._board.observe(observer)
 
+    @property
+    def epoch(self) -> int:
+        """That of the organisers' last regroup that this peer followed: it goes with peers of the same one only."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch, self._known_at = epoch, -1
+
     def alive(self) -> list[PeerId]:
         """Trainers, clients and auxiliaries that are alive, this peer included."""
-        others = [peer for peer, info in self._board.payloads(AddressInfo).items() if info.role != "monitor"]
-        return sorted({*others, self._node.peer_id})
+        others = {peer for peer, info in self._board.payloads(AddressInfo).items() if info.role != "monitor"}
+        elsewhere = {peer for peer, each in self._board.payloads(Progress).items() if each.epoch != self._epoch}
+        return sorted((others - elsewhere) | {self._node.peer_id})
 
     def goodbye(self, peer: PeerId) -> Left | None:
         """What a peer said when it left."""
@@ -132,7 +143,10 @@ class BoardView:
             self._known = {
                 peer: progress
                 for peer, progress in known.items()
-                if peer != me and (info := infos.get(peer)) is not None and info.role != "monitor"
+                if peer != me
+                and progress.epoch == self._epoch
+                and (info := infos.get(peer)) is not None
+                and info.role != "monitor"
             }
             self._known_at = self._board.generation
             self._newcomers.look(self._known)

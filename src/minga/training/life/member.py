@@ -20,12 +20,14 @@ import torch
 from minga.averaging.allreduce.round import RoundOutcome
 from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.round_vectors import RoundVectors
+from minga.averaging.contracts import WITHOUT_ORDERS
 from minga.averaging.group import GroupSettings
 from minga.averaging.matchmaking.former import GroupFormation
 from minga.averaging.matchmaking.leader import OutOfSyncError
 from minga.averaging.messages import Plan
 from minga.averaging.planning.plan_maker import Divide
 from minga.averaging.solver.planner import divide
+from minga.core.aio.hedging import racing
 from minga.core.aio.observers import Observers
 from minga.core.errors import RemoteError, RunFinishedError
 from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
@@ -33,17 +35,23 @@ from minga.core.events.training import (
     MemberDiverged,
     MemberOutOfSync,
     ParametersNotAveraged,
+    RunAmended,
     RunFinished,
+    RunPaused,
+    RunRegrouped,
     StepApplied,
     SyncFailed,
     SyncFinished,
     SyncOvertaken,
 )
 from minga.core.thread_guard import loop_bound
+from minga.identity.access.amendments import Regroup
 from minga.identity.keys.keys import Identity
 from minga.network.gossip.board import Board
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.training.access.amended import Amended
+from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.gradient_port import GradientPort
 from minga.training.bridge.parameter_average import ParameterAverage
 from minga.training.life.board_view import BoardView
@@ -64,8 +72,13 @@ SHORTEST_FETCH_S = 1.0
 MOST_FETCHES_GIVEN_UP = 8
 """Then downloads go on to their end: steps are too short for this peer's line, and each costs others a copy."""
 DIVERGED_S = 5.0
+PAUSE_LOOK_S, REGROUP_LOOK_S = 0.5, 0.5
 HELD = "held"
 """Goes into the fingerprint of a result that was held when its round was given up."""
+
+
+class RegroupedError(RemoteError):
+    """The organisers regrouped the run: the step that was formed is another one now."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,7 @@ class Member:
         replica: ReplicaInterface,
         port: GradientPort,
         download: Download,
+        orders: StandingOrders | None = None,
     ) -> None:
         self.step = 0
         self.ready = asyncio.Event()
@@ -114,6 +128,8 @@ class Member:
         """Called on the loop with the state after the run's last step."""
         self.on_absorbed: Callable[[int], None] | None = None
         """Called on the training thread when the replica has come to a step, while no round runs."""
+        self.on_epoch: Callable[[int], None] = lambda _: None
+        """Called on the loop when the state is of another epoch of the run, or was fetched."""
         self.on_step_ended = Observers[[]]()
         """Told when this peer has applied a step, or given a round up."""
         self.swarm_view = BoardView(board, node)
@@ -131,6 +147,7 @@ class Member:
             largest_batch_size=settings.target_batch_sizes[1],
             most_communication=settings.most_communication,
             organiser=settings.organiser,
+            orders=WITHOUT_ORDERS if orders is None else orders,
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
         self._all_reduce = AllReduce(node)
@@ -142,9 +159,13 @@ class Member:
             lambda: (self.step, self._formation.batch.present),
             client=not settings.aggregates,
             vector_bytes=self.vectors.encoded_bytes,
+            epoch=lambda: self.epoch,
         )
         self._too_slow = TooSlowNotice(node)
+        self.amended = Amended(orders, replica, port)
+        """The organisers' amendments, as this member goes by them."""
         self._needs_state = True
+        self._discards_state = False
         self._at_least = 0
         self._fetches_given_up = 0
         self._diverged_since_s: float | None = None
@@ -183,8 +204,13 @@ class Member:
         publisher = asyncio.get_running_loop().create_task(self._publisher.run())
         try:
             while not self._is_finished():
+                if (regroup := self.amended.regroup(self.epoch)) is not None:
+                    self._follow_regroup(regroup)
                 if self._needs_state or self._is_diverged():
                     await self._synchronise()
+                elif self.amended.is_paused(self.step):
+                    self.ready.set()
+                    await self._rest()
                 else:
                     self.ready.set()
                     await self._take_step()
@@ -211,17 +237,70 @@ class Member:
         """The mean of the present step's round."""
         return self.vectors.result(self.step)
 
+    async def _rest(self) -> None:
+        """The organisers paused the run: hold the state, and look now and then whether it goes on."""
+        self._publisher.set_status("paused")
+        self._node.events.emit(RunPaused(step=self.step, paused=True))
+        while self.amended.is_paused(self.step) and not self.swarm_view.is_behind(self.step):
+            await asyncio.sleep(PAUSE_LOOK_S)
+            if (regroup := self.amended.regroup(self.epoch)) is not None:
+                self._follow_regroup(regroup)
+                return
+        self._needs_state = self.swarm_view.is_behind(self.step)
+        self._node.events.emit(RunPaused(step=self.step, paused=False))
+
     async def _take_step(self) -> None:
         self._publisher.set_status("training")
         begun_s = asyncio.get_running_loop().time()
         try:
-            plan = await self._formation.form(self.step, self._lost)
+            plan = await self._form()
+        except RegroupedError:
+            return
         except OutOfSyncError as error:
             self._node.events.emit(MemberOutOfSync(step=self.step, why=error.message))
             self._needs_state = True
             self._at_least = self.step + 1 if error.code == "behind" else 0
             return
         await self._reduce(plan, begun_s)
+
+    async def _form(self) -> Plan:
+        """The plan of the present step. Raises `RegroupedError` if the organisers regroup the run meanwhile."""
+        forming = self._formation.form(self.step, self._lost)
+        if not self.amended.can_be:
+            return await forming
+        async with racing((forming, self._watch_for_regroup())) as ends:
+            return await next(ends)
+
+    # ---- regroups
+
+    @property
+    def epoch(self) -> int:
+        """That of the organisers' last regroup that this peer followed, 0 before the first; of its state, too."""
+        return self._formation.epoch
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The state with which this peer starts is of this epoch."""
+        self._formation.epoch = self.swarm_view.epoch = epoch
+
+    def _follow_regroup(self, regroup: Regroup) -> None:
+        """Go on with the members that the organisers named, or come to what they have."""
+        present = [PeerId(peer) for peer in regroup.present]
+        has_state = self.ready.is_set() and not self._needs_state
+        is_one = has_state and self._node.peer_id in present and self.step >= regroup.step
+        self._formation.regroup(regroup.epoch, sorted(present), is_one=is_one)
+        self.swarm_view.epoch = regroup.epoch
+        self._lost = ()
+        if not is_one:
+            self._needs_state, self._at_least = True, regroup.step
+            self._discards_state = self._node.peer_id not in present
+        else:
+            self.on_epoch(regroup.epoch)
+        self._node.events.emit(RunRegrouped(step=regroup.step, members=len(present), present=is_one))
+
+    async def _watch_for_regroup(self) -> NoReturn:
+        while self.amended.regroup(self.epoch) is None:
+            await asyncio.sleep(REGROUP_LOOK_S)
+        raise RegroupedError("the organisers regrouped the run")
 
     async def _reduce(self, plan: Plan, begun_s: float) -> None:
         planned_s = asyncio.get_running_loop().time()
@@ -282,7 +361,7 @@ class Member:
 
     async def _watch_whether_overtaken(self, plan: Plan) -> None:
         """Give a round up whose other members are done with the next one: they gave this peer up in this one."""
-        while not self._formation.others_are_past(plan.step + 1):
+        while not self._formation.others_are_past(plan.step + 1) and self.amended.regroup(self.epoch) is None:
             await asyncio.sleep(OVERTAKEN_PERIOD_S)
         self._all_reduce.give_up(plan, "its other members went on without us")
 
@@ -291,6 +370,8 @@ class Member:
         absorb = self._absorption(outcome, step, fate)
         hashing = self._hash_result(outcome.plan.result_id)
         batch = self._formation.batch.present
+        if said := self.amended.enter(outcome.plan.orders):
+            self._node.events.emit(RunAmended(step=self.step, changes=said))
         every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
         if every and step % every == 0:
             await self._port.request("apply", absorb)
@@ -319,8 +400,10 @@ class Member:
         """What the training thread has to do to bring the replica to `step` by this round's mean."""
         replica, port, result, on_absorbed = self._replica, self._port, self._result, self.on_absorbed
         counted_in = outcome.plan.result_id if fate is ContributionFate.COUNTED else None
+        amended = self.amended
 
         def absorb() -> None:
+            amended.apply()
             if replica.step != step - 1:
                 raise RuntimeError(f"the replica is at step {replica.step}, and the round led to step {step}")
             port.absorb(step, replica.expand(result, step - 1, counted_in=counted_in), fate)
@@ -377,9 +460,14 @@ class Member:
                 self.in_doubt = False
             self._formation.come_back(self.swarm_view.settled())
             self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
+            self._discards_state = False
+            self.on_epoch(self.epoch)
             self._node.events.emit(SyncFinished(step=self.step, seconds=asyncio.get_running_loop().time() - begun))
             # If a step ended meanwhile it still has to be seen fetching: the next one is held for it only then.
             self._needs_state = self.swarm_view.is_behind(self.step)
+            return
+        if self._discards_state:  # none that has the regrouped run's state is in sight
+            await asyncio.sleep(SYNC_RETRY_S)
             return
         if not self._needs_state:  # diverged, from others who have not told their step yet
             await asyncio.sleep(SYNC_PAUSE_S)
@@ -403,6 +491,8 @@ class Member:
         newest = max(self.swarm_view.newest_step() or 0, self._at_least)
         if not self.swarm_view.settled():
             return None
+        if self._discards_state:
+            return newest
         since_s, now = self._diverged_since_s, asyncio.get_running_loop().time()
         return newest if newest >= self.step or (since_s is not None and now - since_s > DIVERGED_S) else None
 
@@ -416,7 +506,7 @@ class Member:
         return True
 
     def _is_finished(self) -> bool:
-        last = self._settings.stop_after_steps
+        last = self.amended.last_step(self._settings.stop_after_steps, self.step)
         return last is not None and self.step >= last and not self._needs_state
 
 

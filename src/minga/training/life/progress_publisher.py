@@ -33,7 +33,7 @@ PROGRESS_PERIOD_S = 0.5
 class ProgressPublisher:
     """Publishes the progress of one member; `standing` tells at which step it is, and of how many samples that is.
 
-    `client` and, of the step, `vector_bytes` as in `Progress`.
+    `client`, `epoch` and, of the step, `vector_bytes` as in `Progress`.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class ProgressPublisher:
         *,
         client: bool,
         vector_bytes: Callable[[int], int],
+        epoch: Callable[[], int] = lambda: 0,
     ) -> None:
         self._board, self._node, self._port, self._standing = board, node, port, standing
-        self._client, self._vector_bytes = client, vector_bytes
+        self._client, self._vector_bytes, self._epoch = client, vector_bytes, epoch
         self._status: Status = "syncing"
 
     def set_status(self, status: Status) -> None:
@@ -78,5 +79,6 @@ class ProgressPublisher:
                 client=self._client,
                 vector_bytes=self._vector_bytes(step),
                 target_batch_size=batch,
+                epoch=self._epoch(),
             )
         )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -80,3 +80,29 @@ def _half_cosine(left: float) -> float:
         ratio = 1.0 - square / (order * (order + 1)) * ratio
     sine = angle * ratio
     return sine * sine
+
+
+def set_learning_rate(optimizer: Optimizer, scheduler: LRScheduler | None, rate: float) -> None:
+    """Make `rate` the learning rate of the first parameter group, with a scheduler the one that it scales, and change
+    those of the other groups in proportion. Nothing changes if it has this rate already.
+
+    All numbers stand in the state that peers share, and one rounding each makes them equal everywhere.
+    """
+    first = optimizer.param_groups[0]
+    before = float(first.get("initial_lr", first["lr"]) if scheduler is not None else first["lr"])
+    if before == rate:
+        return
+    for group in optimizer.param_groups:
+        group["lr"] = _scaled(group["lr"], before, rate)
+        if "initial_lr" in group:
+            group["initial_lr"] = _scaled(group["initial_lr"], before, rate)
+    for each in (scheduler, *getattr(scheduler, "_schedulers", ())):
+        if each is not None and hasattr(each, "base_lrs"):
+            each.base_lrs = [_scaled(base, before, rate) for base in each.base_lrs]
+
+
+def _scaled(value: Any, before: float, after: float) -> Any:
+    """`value` in proportion; exactly `after` where it was `before`."""
+    if isinstance(value, Tensor):
+        return value.fill_(_scaled(value.item(), before, after))
+    return after if value == before else value * (after / before) if before else after

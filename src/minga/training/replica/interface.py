@@ -7,7 +7,7 @@ matters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -70,6 +70,11 @@ class ReplicaInterface(Protocol):
 
     def apply(self, mean: torch.Tensor, step: int) -> None:
         """Take the optimizer step that leads to global step `step`."""
+
+    def amend(self, changes: Mapping[str, Any]) -> None:
+        """Go by other settings of the optimizer from now on: `optimizer.learning_rate` (of the first parameter group;
+        those of the others change in proportion) and `optimizer.max_grad_norm`. To say the same twice changes nothing.
+        """
 
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients; the global step stays. False, with

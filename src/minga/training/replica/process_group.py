@@ -9,6 +9,7 @@ its replica because the swarm says so, it has the others do as well, before all 
       ── APPLY step, vector ──────────▶    apply
       ── INNER vector ────────────────▶    step_by
       ── ADOPT step, vector ──────────▶    adopt
+      ── AMEND settings ──────────────▶    amend
       ── WRITE vector ────────────────▶    write_values
       ── RESTORE state ───────────────▶    restore
       ── RELEASE finished ────────────▶    back to the program
@@ -44,6 +45,7 @@ RELEASE: Final = 4
 FAIL: Final = 5
 INNER: Final = 6
 ADOPT: Final = 7
+AMEND: Final = 8
 
 PATIENCE: Final = timedelta(days=7)
 """How long a rank waits for the others; only a rank that hangs without dying ever takes that long."""
@@ -162,6 +164,12 @@ class LeaderReplica(Replica):
         self._ranks.share(mean)
         super().apply(mean, step)
 
+    def amend(self, changes: Mapping[str, Any]) -> None:
+        """Go by other settings of the optimizer in all ranks."""
+        self._ranks.announce(Header(AMEND))
+        self._ranks.share_bytes(msgspec.json.encode(dict(changes)))
+        super().amend(changes)
+
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone in all ranks, by the gradients that `collect` combined."""
         gradients = self.vector.new()
@@ -246,6 +254,8 @@ class FollowerReplica(Replica):
                     self.step_by(vector)
                 else:
                     self.write_values(vector)
+            elif header.kind == AMEND:
+                self.amend(msgspec.json.decode(self._ranks.share_bytes(), type=dict[str, Any]))
             elif header.kind == RESTORE:
                 self.restore(self._receive(header))
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 import torch
 from blake3 import blake3
@@ -20,6 +20,7 @@ from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import clip_by_global_norm
 from minga.training.replica.buffers import SharedBuffers
+from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.state.manifest import Manifest
 from minga.training.state.snapshot import StateSnapshot
@@ -124,6 +125,14 @@ class Replica:
             clip_by_global_norm(self.vector.parameters(), self.max_grad_norm)
         self.optimizer.step()
         self._end_step(step)
+
+    def amend(self, changes: Mapping[str, Any]) -> None:
+        """Go by other settings of the optimizer from now on; see `ReplicaInterface`."""
+        if "optimizer.max_grad_norm" in changes:
+            norm = changes["optimizer.max_grad_norm"]
+            self.max_grad_norm = None if norm in (None, "off") else float(norm)
+        if "optimizer.learning_rate" in changes:
+            set_learning_rate(self.optimizer, self.scheduler, float(changes["optimizer.learning_rate"]))
 
     def inner_step(self) -> bool:
         """Take an optimizer step of this peer alone by the present gradients, clipped; see `ReplicaInterface`."""

@@ -42,7 +42,7 @@ class CheckpointStore:
     def __init__(self, directory: Path, *, keep: int = 3) -> None:
         if keep < 1:
             raise ConfigurationError(f"keep = {keep}: at least one checkpoint must be kept")
-        self.directory, self._keep = directory, keep
+        self.directory, self.keep = directory, keep
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
@@ -139,7 +139,7 @@ class CheckpointStore:
 
     def _prune(self, just_saved: Path) -> None:
         """Remove all but the last `keep` checkpoints, never the one that was just saved."""
-        for _, path in self._complete()[: -self._keep]:
+        for _, path in self._complete()[: -self.keep]:
             if path == just_saved:
                 continue
             try:

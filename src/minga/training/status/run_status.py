@@ -41,14 +41,28 @@ class PeerStatus:
 
 
 @dataclass(frozen=True)
+class AmendmentStatus:
+    """An order of the organisers that changes settings, such as "optimizer.learning_rate = 0.001", in rounds of
+    `from_step` and later ones. `due`: that step is reached, and no later number overrules it.
+    """
+
+    number: int
+    from_step: int
+    changes: str
+    due: bool
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """A run as one peer sees it. `loss` is None until two reports of one trainer were compared.
 
     `members` take part in rounds (trainers, clients and auxiliaries that are in sync); `averages` says whether at least
     two of them do, the sign of a healthy run. `digests_agree` is None until two peers published a digest of the same
     step. `trouble` is the last problem of the peer that looks. `plan` is None while fewer than two take part.
-    `resting`: the peer that looks is on standby. `mode` is that of the run spec's section security; where that is
-    "byzantine" all members compute and reduce the same, so there is no plan and no count of samples towards a step.
+    `resting`: the peer that looks is on standby. `mode` names the run spec's settings admission and verification
+    in a word: open, members, byzantine or members+byzantine. In the last two all members compute and reduce the same,
+    so there is no plan and no count of samples towards a step.
+    `last_step` and the target batch size are as amended; `amendments` are those that this peer knows, by number.
     `founders` says how many are ready and wanted while the run waits for its founders.
     """
 
@@ -70,6 +84,13 @@ class RunStatus:
     trouble: Trouble | None = None
     plan: PlanStatus | None = None
     resting: bool = False
+    amendments: tuple[AmendmentStatus, ...] = ()
+    paused: bool = False
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether the members verify each other's work."""
+        return self.mode.endswith("byzantine")
 
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values, digits of floats cut to what is meant."""

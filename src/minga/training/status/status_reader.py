@@ -10,14 +10,16 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from minga.core.events.averaging import PlanResting
 from minga.core.events.bus import Event
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.ledger import AccessLedger
 from minga.network.gossip.board import Board
 from minga.network.rpc.node import Node
+from minga.training.access.standing_orders import StandingOrders
 from minga.training.record_kinds import Metrics
 from minga.training.status.last_problem import LastTrouble
 from minga.training.status.live_rates import LiveRates, live_rates
 from minga.training.status.losses import LossMeter, LossSample
 from minga.training.status.plan_status import PlanWatch
-from minga.training.status.run_status import RunStatus, read_status
+from minga.training.status.run_status import AmendmentStatus, RunStatus, read_status, target_batch_size
 
 T = TypeVar("T")
 
@@ -36,6 +38,10 @@ class SessionView(Protocol):
     @property
     def founding(self) -> Any:
         """The founding of the run, None once it has members; its `waiting` says how many are ready and wanted."""
+
+    @property
+    def ledger(self) -> AccessLedger | None:
+        """The organisers' orders; None while the run is not known."""
 
 
 class Watched(Protocol):
@@ -77,7 +83,7 @@ class StatusReader:
     def look(self) -> Look:
         """The present status. Raises `ClosedError` after the peer was closed."""
         look, live = self._peer.on_loop(self._read)
-        if look.status.mode == "byzantine":
+        if look.status.is_verified:
             return look
         return look._replace(status=replace(look.status, plan=self._plan.at(look.time_s, live)))
 
@@ -91,10 +97,33 @@ class StatusReader:
     def _read(self) -> tuple[Look, LiveRates]:
         session = self._peer.session
         sample = self._losses.update({item.owner: item.payload for item in session.board.items(Metrics)})
+        usual = read_status(session.board, session.node, self._peer.spec, self._losses)
         status = replace(
-            read_status(session.board, session.node, self._peer.spec, self._losses),
+            usual if session.ledger is None else _as_amended(usual, session, self._peer.spec, session.ledger),
             founders=None if session.founding is None else session.founding.waiting,
             trouble=self._trouble.at(asyncio.get_running_loop().time()),
             resting=self._resting,
         )
         return Look(session.node.network.wall_time(), status, sample), live_rates(session.board)
+
+
+def _as_amended(status: RunStatus, session: SessionView, spec: RunSpec, ledger: AccessLedger) -> RunStatus:
+    """The status by the settings that are due at the run's step."""
+    orders = StandingOrders(spec, ledger)
+    due = orders.due(status.step)
+    amended = orders.spec(due)
+    return replace(
+        status,
+        last_step=amended.training.stop_after_steps,
+        target_batch_size=target_batch_size(session.board, amended),
+        paused=orders.is_paused(status.step),
+        amendments=tuple(
+            AmendmentStatus(
+                each.number,
+                each.from_step,
+                ", ".join(f"{key} = {text}" for key, text in each.changes),
+                each.id in due,
+            )
+            for each in ledger.amendments
+        ),
+    )

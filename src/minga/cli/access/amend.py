@@ -1,0 +1,138 @@
+"""`minga amend`, `minga pause`, `minga resume`, `minga stop`: settings that change while a run goes on."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from minga.cli.access.members import NOT_TOLD, OrganiserOptions
+from minga.cli.terminal.context import Context
+from minga.cli.terminal.peer_options import wire
+from minga.core.errors import ConfigurationError
+from minga.identity.access.amendments import MAX_AMENDED_STEP, Amendment, Regroup
+from minga.identity.links.links import Link
+from minga.training.access.access_files import read_order, write_order
+from minga.training.access.standing_orders import PAUSED, STOP
+from minga.training.organiser import Organiser, organiser_desk
+
+NEXT_STEP_S = 5.0
+"""How far ahead, in seconds, a pause or a stop lies: it should come soon, and every member has to hear of it."""
+
+
+@dataclass(frozen=True)
+class AmendOptions:
+    """From which step on (None: soon), and the file that several organisers pass around to sign."""
+
+    at_step: int | None = None
+    file: Path | None = None
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
+    """The settings in texts such as training.target_batch_size=512. Raises `ConfigurationError`."""
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise ConfigurationError(f"{text[:60]!r}: write KEY=VALUE, such as optimizer.learning_rate=0.001")
+        found[key.strip()] = _value(value.strip())
+    return found
+
+
+def run_amend(
+    link: str, changes: Mapping[str, Any], options: AmendOptions, desk: OrganiserOptions, context: Context
+) -> None:
+    """Change settings of a running run, or add a signature to the file of an amendment."""
+    if not changes and options.file is None:
+        raise ConfigurationError("name what changes, such as optimizer.learning_rate=0.001")
+    if options.at_step is not None and not 0 <= options.at_step <= MAX_AMENDED_STEP:
+        raise ConfigurationError(f"--at-step {options.at_step}: from 0 to {MAX_AMENDED_STEP}")
+    with _enter(link, desk, context) as organiser:
+        if changes:
+            order = organiser.amend(changes, options.at_step)
+        elif options.file is not None:
+            order = read_order(options.file, Amendment)
+        _issue(organiser, order, options, context)
+
+
+def run_pause(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
+    """Let the run hold its state, with its members connected and no rounds."""
+    with _enter(link, desk, context) as organiser:
+        step = organiser.step_ahead(NEXT_STEP_S) if options.at_step is None else options.at_step
+        _issue(organiser, organiser.amend({PAUSED: True}, step), options, context)
+
+
+def run_resume(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
+    """Let a paused run go on."""
+    with _enter(link, desk, context) as organiser:
+        _issue(organiser, organiser.amend({PAUSED: False}, 0), options, context)
+
+
+def run_regroup(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
+    """Let a run that lost its majority at once go on with the members that are present."""
+    output = context.output
+    with _enter(link, desk, context) as organiser:
+        is_passed_on = options.file is not None and options.file.exists()
+        order = read_order(options.file, Regroup) if is_passed_on and options.file is not None else organiser.regroup()
+        order, in_force = organiser.put_in_force(order)
+        told = organiser.is_connected
+    if not in_force and options.file is None:
+        raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
+    if not in_force and options.file is not None:
+        write_order(options.file, order)
+        output.say(
+            f"More organisers have to sign: each runs `minga resume LINK --with-present --order {options.file}`."
+        )
+    else:
+        output.say(f"The run goes on from step {order.step} with the members that are present, {len(order.members)}:")
+        for peer in order.present:
+            output.say(f"  {peer}")
+        output.say("All other peers drop what they did since, and fetch the state of these when they are back.")
+    output.summary(ok=True, step=order.step, members=list(order.present), in_force=in_force, told=told)
+
+
+def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
+    """End the run soon, or after the step that is named, at one step for all."""
+    with _enter(link, desk, context) as organiser:
+        last = organiser.step_ahead(NEXT_STEP_S) if options.at_step is None else options.at_step
+        last = max(1, last)
+        _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, last - 1), options, context)
+
+
+def _enter(link: str, desk: OrganiserOptions, context: Context) -> AbstractContextManager[Organiser]:
+    return organiser_desk(Link.parse(link), desk.peer, desk.identity, lambda joined: wire(context, joined))
+
+
+def _issue(organiser: Organiser, order: Amendment, options: AmendOptions, context: Context) -> None:
+    output = context.output
+    order, in_force = organiser.put_in_force(order)
+    if not in_force and options.file is None:
+        raise ConfigurationError("more organisers have to sign: name a file with --order, and pass it on to them")
+    if not in_force and options.file is not None:
+        write_order(options.file, order)
+    said = ", ".join(f"{key} = {text}" for key, text in order.changes)
+    if not in_force:
+        output.say(f"More organisers have to sign: each runs `minga amend LINK --order {options.file}`.")
+    elif not organiser.is_connected:
+        output.say(NOT_TOLD)
+    else:
+        output.say(f"Amendment {order.number}: {said}. All members go by it from step {order.from_step} on.")
+    output.summary(
+        ok=True,
+        number=order.number,
+        from_step=order.from_step,
+        changes=dict(order.changes),
+        in_force=in_force,
+        told=organiser.is_connected,
+    )
+
+
+def _value(text: str) -> Any:
+    try:
+        values = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):  # a word without quotes
+        return text
+    return values["value"] if len(values) == 1 else text

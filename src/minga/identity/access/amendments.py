@@ -1,0 +1,146 @@
+"""Orders that change a run while it goes on: amendments of its settings, and regroups.
+
+An amendment names what it changes, a step, and a number. It may be in force in rounds from that step on; whether it is,
+the plan of each round says, so that all members of a round go by the same values. Of two amendments of one setting the
+one with the higher number wins, whichever came first; of one number, that with the greater id.
+
+A regroup names the members that go on where the majority of the last round is lost, and the newest step that one of
+them had; see `averaging/allreduce/commit.py`. Each begins another *epoch* of the run.
+
+A run has at most `MAX_AMENDMENTS`, and `MAX_REGROUPS`. They stay in force after the organisers' role was handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, ClassVar
+
+import msgspec
+from blake3 import blake3
+
+from minga.identity.access.orders import Key, Order
+
+MAX_AMENDMENTS = 200
+MAX_REGROUPS = 8
+MAX_PRESENT = 1000
+MAX_CHANGES = 8
+MAX_KEY_CHARACTERS, MAX_VALUE_CHARACTERS = 60, 60
+MAX_AMENDED_STEP = 10**9
+
+Change = tuple[
+    Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KEY_CHARACTERS)],
+    Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_VALUE_CHARACTERS)],
+]
+"""A setting's key, such as optimizer.learning_rate, and its value as JSON."""
+
+
+class Amendment(Order, frozen=True):
+    """The settings `changes` may be in force in rounds of `from_step` and later ones."""
+
+    CONTEXT: ClassVar[bytes] = b"run-amendment"
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    from_step: Annotated[int, msgspec.Meta(ge=0, le=MAX_AMENDED_STEP)]
+    changes: Annotated[tuple[Change, ...], msgspec.Meta(min_length=1, max_length=MAX_CHANGES)]
+
+    @property
+    def id(self) -> str:
+        """16 hexadecimal digits of the hash of what the organisers signed."""
+        return blake3(self.statement()).hexdigest(length=8)
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """What decides between two amendments of one setting."""
+        return self.number, self.id
+
+
+class Amendments:
+    """All amendments of a run that one peer knows."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Amendment] = {}
+
+    def __iter__(self) -> Iterator[Amendment]:
+        """By number."""
+        return iter(sorted(self._known.values(), key=lambda each: each.rank))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._known
+
+    @property
+    def next_number(self) -> int:
+        """Above every number that is known here."""
+        return max((each.number for each in self._known.values()), default=0) + 1
+
+    def take(self, amendment: Amendment) -> bool:
+        """Enter one whose signatures were checked; whether it is new. Raises `ValueError` if there are too many."""
+        if amendment.id in self._known:
+            return False
+        if len(self._known) >= MAX_AMENDMENTS:
+            raise ValueError(f"a run has at most {MAX_AMENDMENTS} amendments")
+        self._known[amendment.id] = amendment
+        return True
+
+    def due(self, step: int) -> tuple[str, ...]:
+        """The ids of those that may be in force in the round of `step` and are not overruled, by number."""
+        winners: dict[str, str] = {}
+        for amendment in self:
+            if amendment.from_step <= step:
+                winners.update({key: amendment.id for key, _ in amendment.changes})
+        wins = set(winners.values())
+        return tuple(amendment.id for amendment in self if amendment.id in wins)
+
+    def changes(self, ids: Iterable[str]) -> dict[str, str]:
+        """What these amendments together say: the JSON of a value by key. Those not known here are left out."""
+        found: dict[str, str] = {}
+        for amendment in sorted((self._known[name] for name in ids if name in self._known), key=lambda a: a.rank):
+            found.update(amendment.changes)
+        return found
+
+
+class Regroup(Order, frozen=True):
+    """The run goes on with these `members`, from the newest state among them, which is of `step`."""
+
+    CONTEXT: ClassVar[bytes] = b"run-regroup"
+
+    number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    step: Annotated[int, msgspec.Meta(ge=0, le=MAX_AMENDED_STEP)]
+    members: Annotated[tuple[Key, ...], msgspec.Meta(min_length=1, max_length=MAX_PRESENT)]
+
+    @property
+    def epoch(self) -> int:
+        """Above that of every regroup with a lower number; of one number, the hash decides."""
+        return self.number << 32 | int.from_bytes(blake3(self.statement()).digest(length=4), "big")
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """The members' ids."""
+        return tuple(key.hex() for key in self.members)
+
+
+class Regroups:
+    """All regroups of a run that one peer knows."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Regroup] = {}
+
+    def __iter__(self) -> Iterator[Regroup]:
+        """The newest last."""
+        return iter([self._known[epoch] for epoch in sorted(self._known)])
+
+    def __contains__(self, epoch: int) -> bool:
+        return epoch in self._known
+
+    @property
+    def newest(self) -> Regroup | None:
+        """The one that counts."""
+        return self._known[max(self._known)] if self._known else None
+
+    def take(self, regroup: Regroup) -> bool:
+        """Enter one whose signatures were checked; whether it is new. Raises `ValueError` if there are too many."""
+        if regroup.epoch in self._known:
+            return False
+        if len(self._known) >= MAX_REGROUPS:
+            raise ValueError(f"a run is regrouped at most {MAX_REGROUPS} times")
+        self._known[regroup.epoch] = regroup
+        return True

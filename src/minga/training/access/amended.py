@@ -1,0 +1,81 @@
+"""The organisers' amendments as one member goes by them: those of the last plan, from the round that had them first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.amendments import Regroup
+from minga.training.access.standing_orders import PAUSED, StandingOrders
+
+OPTIMIZER = "optimizer."
+
+
+class Capped(Protocol):
+    """A trainer's port, as far as amendments go."""
+
+    def cap(self, samples: int) -> None:
+        """The largest target batch size of the run is another now."""
+
+
+class Amendable(Protocol):
+    """A replica, as far as amendments go."""
+
+    def amend(self, changes: Mapping[str, Any]) -> None:
+        """Go by other settings of the optimizer from now on."""
+
+
+class Amended:
+    """Puts amendments into effect on `replica` and `port`; `orders` is None in a run without organisers."""
+
+    def __init__(self, orders: StandingOrders | None, replica: Amendable, port: Capped) -> None:
+        self.in_force: tuple[str, ...] = ()
+        """Those of the last plan."""
+        self.on_change: Callable[[RunSpec], None] = lambda _: None
+        """Told the amended run spec when another set comes into force."""
+        self._orders, self._replica, self._port = orders, replica, port
+        self._has_taken_step = False
+        self._due: dict[str, Any] | None = None  # what the training thread still has to tell the replica
+
+    @property
+    def can_be(self) -> bool:
+        """Whether the run has organisers whose orders this peer follows."""
+        return self._orders is not None
+
+    def regroup(self, epoch: int) -> Regroup | None:
+        """The organisers' newest regroup, if it is of a later epoch than this."""
+        return None if self._orders is None else self._orders.regroup(epoch)
+
+    def is_paused(self, step: int) -> bool:
+        """Whether the organisers want no round of `step`."""
+        return self._orders is not None and self._orders.is_paused(step)
+
+    def last_step(self, usual: int | None, step: int) -> int | None:
+        """After which step the run ends; `usual` is what the run spec says, `step` where this peer is.
+
+        A peer goes by the last plan that it followed; one that followed none, by what is due at its step.
+        """
+        if self._orders is None:
+            return usual
+        ids = self.in_force if self._has_taken_step else self._orders.due(step)
+        return self._orders.spec(ids).training.stop_after_steps if ids else usual
+
+    def enter(self, plan_orders: Sequence[str]) -> str:
+        """The round of a plan with these orders counts. Returns what they change, in words, if they are another set."""
+        first, self._has_taken_step = not self._has_taken_step, True
+        ids = tuple(plan_orders)
+        if self._orders is None or (ids == self.in_force and not (first and ids)):
+            return ""
+        self.in_force = ids
+        changes, spec = self._orders.changes(ids), self._orders.spec(ids)
+        self._due = {key: value for key, value in changes.items() if key.startswith(OPTIMIZER)}
+        self._port.cap(spec.training.batch_range[1])
+        self.on_change(spec)
+        return ", ".join(f"{key} = {value}" for key, value in sorted(changes.items()) if key != PAUSED)
+
+    def apply(self) -> None:
+        """Tell the replica, before the round that is first to go by them changes it. On the training thread."""
+        due, self._due = self._due, None
+        if due:
+            self._replica.amend(due)

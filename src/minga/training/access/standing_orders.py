@@ -1,0 +1,140 @@
+"""What the organisers' amendments mean for this run: which settings they may change, and which are in force.
+
+Theory of operation. The leader of a round puts into its plan the ids of the amendments that are due: `from_step` is
+reached, and none with a higher number overrules them. All members of the round take the step by the settings of exactly
+these, and get from the leader what they do not know. So no step mixes two values, even if the order reached one member
+late: whether an amendment counts in a step is part of what the round decides, like its vector. A round that adopts the
+result of an earlier attempt adopts its amendments, too (`averaging/allreduce/commit.py`). The next leader took part in
+that round, or fetched its state, so it knows them: what is in force stays so until a higher number overrules it.
+
+A pause is no value that a step uses. Each peer forms no round while the newest order about it that is due at its step
+says `paused`; a peer that hears later is alone with its wish for a round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from minga.core.errors import ConfigurationError, ProtocolError
+from minga.core.spec.problems import suggestion
+from minga.core.spec.run_spec import RunSpec
+from minga.core.thread_guard import loop_bound
+from minga.identity.access.amendments import Regroup
+from minga.identity.access.ledger import AccessLedger
+from minga.network.interface import PeerId
+
+PAUSED: Final = "paused"
+STOP: Final = "training.stop_after_steps"
+AMENDABLE: Final = (
+    "optimizer.learning_rate",
+    "optimizer.max_grad_norm",
+    "training.target_batch_size",
+    "training.target_batch_size_min",
+    "training.target_batch_size_max",
+    STOP,
+    "checkpoints.every_steps",
+    "checkpoints.keep",
+)
+"""The settings that a running run can change; no other value is read again while it goes on."""
+
+WHY_NOT: Final = {
+    "network.relay": "a peer opens its network before it can hear orders",
+    "training.strategy": "peers have work in flight that belongs to it",
+    "averaging.codec": "peers with another codec could not read each other's vectors",
+    "averaging.download_codec": "peers with another codec could not read each other's vectors",
+    "averaging.sketch": "peers with another map could not average",
+    "training.seed": "it was used when the run began",
+}
+
+
+def check_changes(spec: RunSpec, changes: dict[str, Any]) -> None:
+    """Raise `ConfigurationError`, which names the setting and what can change, unless these can change in this run."""
+    if spec.security.verification == "byzantine":
+        raise ConfigurationError(
+            'a run with verification = "byzantine" cannot be amended: its members take steps without a leader whose '
+            "plan could say which settings are in force. Begin a new run from its checkpoint"
+        )
+    for key in changes:
+        if key != PAUSED and key not in AMENDABLE:
+            because = (
+                f": {WHY_NOT[key]}" if key in WHY_NOT else suggestion(key, list(AMENDABLE)).partition("; there")[0]
+            )
+            raise ConfigurationError(
+                f"{key} cannot change in a running run{because}. These can: {', '.join(AMENDABLE)}"
+            )
+    if isinstance(spec.training.target_batch_size, int) != isinstance(
+        changes.get("training.target_batch_size", spec.training.target_batch_size), int
+    ):
+        raise ConfigurationError(
+            "training.target_batch_size can change from number to number; where it is auto, target_batch_size_min and "
+            "target_batch_size_max can"
+        )
+    if not isinstance(changes.get(PAUSED, False), bool):
+        raise ConfigurationError("paused is true or false")
+    spec.amended({key: value for key, value in changes.items() if key != PAUSED})
+
+
+@loop_bound
+class StandingOrders:
+    """The amendments of one run, and its last regroup; `fetch` exchanges orders with a peer."""
+
+    def __init__(
+        self, spec: RunSpec, ledger: AccessLedger, fetch: Callable[[PeerId], Awaitable[None]] | None = None
+    ) -> None:
+        self._spec, self._amendments, self._regroups, self._fetch = spec, ledger.amendments, ledger.regroups, fetch
+        self._specs: dict[tuple[str, ...], RunSpec] = {}
+
+    # ---- for rounds; see `RunOrders`
+
+    def due(self, step: int) -> tuple[str, ...]:
+        """Those that a leader puts in force in the round of `step`."""
+        return self._amendments.due(step)
+
+    def batch_range(self, orders: Sequence[str]) -> tuple[int, int] | None:
+        """The smallest and the largest target batch size under these orders."""
+        return self.spec(orders).training.batch_range
+
+    async def obtain(self, orders: Sequence[str], peer: PeerId) -> None:
+        """Get those that are not known here from `peer`. Raises `RemoteError` if it does not have them either."""
+        if all(name in self._amendments for name in orders):
+            return
+        if self._fetch is not None:
+            await self._fetch(peer)
+        if unknown := [name for name in orders if name not in self._amendments]:
+            why = f"its plan is by the order {unknown[0]}, which it does not have"
+            raise ProtocolError(why, peer=peer, phase="group")
+
+    # ---- for the member
+
+    def changes(self, orders: Sequence[str]) -> dict[str, Any]:
+        """What these amendments change, value by key, as far as this version of minga can."""
+        found: dict[str, Any] = {}
+        for key, text in self._amendments.changes(orders).items():
+            try:
+                value = json.loads(text)
+                check_changes(self._spec, {**found, key: value})
+            except (ValueError, RecursionError, ConfigurationError):
+                continue  # the organiser's minga is newer than this one, or it signed what its own refuses
+            found[key] = value
+        return found
+
+    def spec(self, orders: Sequence[str]) -> RunSpec:
+        """The run spec as amended by these."""
+        name = tuple(orders)
+        if name not in self._specs:
+            changes = {key: value for key, value in self.changes(name).items() if key != PAUSED}
+            if len(self._specs) > 2 * len(AMENDABLE):
+                self._specs.clear()
+            self._specs[name] = self._spec.amended(changes) if changes else self._spec
+        return self._specs[name]
+
+    def regroup(self, epoch: int) -> Regroup | None:
+        """The organisers' newest regroup, if it is of a later epoch than this."""
+        newest = self._regroups.newest
+        return newest if newest is not None and newest.epoch > epoch else None
+
+    def is_paused(self, step: int) -> bool:
+        """Whether the organisers want no round of `step`."""
+        return self.changes(self.due(step)).get(PAUSED) is True

@@ -1,0 +1,50 @@
+"""Amending an open run by the command line, with real processes over the loopback interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minga.cli.access.amend import parse_changes
+from minga.core.errors import ConfigurationError
+from tests.cli.access.test_members_cli import WORK, own
+from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run
+
+
+@pytest.mark.timeout(150)
+def test_amend_pause_resume_ban_and_stop_an_open_run(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(SPEC)
+    desk = (*LOCAL, *own(tmp_path, "host"), "--json")
+    with Running("host", str(path), *WORK, *own(tmp_path, "host")) as host:
+        link = host.wait_for("link")["link"]
+        with Running("join", link, *WORK, *own(tmp_path, "guest")) as guest:
+            me = guest.wait_for("joined")["peer"]
+            guest.wait_for("step.applied")
+            refused = run("amend", link, "network.relay=none", *desk)
+            assert "network.relay cannot change" in last_json(refused.stdout)["message"]
+            made = last_json(run("amend", link, "optimizer.learning_rate=0.01", "--at-step", "2", *desk).stdout)
+            assert (made["ok"], made["number"], made["told"]) == (True, 1, True)
+            assert guest.wait_for("run.amended")["changes"] == "optimizer.learning_rate = 0.01"
+            assert last_json(run("pause", link, *desk).stdout)["changes"] == {"paused": "true"}
+            guest.wait_for("run.paused", paused=True)
+            status = last_json(run("status", link, *LOCAL, "--directory", str(tmp_path / "look"), "--json").stdout)
+            assert (status["paused"], [each["number"] for each in status["amendments"]]) == (True, [1, 2])
+            assert last_json(run("resume", link, *desk).stdout)["from_step"] == 0
+            guest.wait_for("run.paused", paused=False)
+            banned = last_json(run("ban", link, me, *desk).stdout)
+            assert (banned["in_force"], banned["range"]) == (True, None)
+            host.wait_for("access.ended", peer=me)
+            assert not guest.summary()["ok"]
+        alone = last_json(run("resume", link, "--with-present", *desk).stdout)
+        assert (alone["in_force"], len(alone["members"])) == (True, 1)
+        assert host.wait_for("run.regrouped", present=True)["members"] == 1
+        assert last_json(run("stop", link, *desk).stdout)["ok"]
+
+
+def test_changes_are_read_as_toml_or_as_words() -> None:
+    found = parse_changes(["training.target_batch_size=512", "optimizer.max_grad_norm = off", "paused=true"])
+    assert found == {"training.target_batch_size": 512, "optimizer.max_grad_norm": "off", "paused": True}
+    with pytest.raises(ConfigurationError, match="KEY=VALUE"):
+        parse_changes(["training.target_batch_size"])
