@@ -78,9 +78,10 @@ def main(folder: str, kind: str, stop: str) -> None:
     install()
     torch.set_num_threads(1)
     peer, optimizer, model = begin(Path(folder), kind)
-    train(optimizer, model, int(stop))
-    if peer._saving is not None:
-        peer._saving.join()
+    for step in range(1, int(stop) + 1):
+        train(optimizer, model, step)
+        if peer._saving is not None:  # while one is written, no other checkpoint is due
+            peer._saving.join()
     train(optimizer, model, int(stop) + 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
