@@ -15,7 +15,7 @@ WORKERS ?= 3
 # Each process that a test starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup demo docs test soak lint types bench clean
+.PHONY: setup demo docs pictures test soak lint types bench clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,14 @@ demo: setup
 # Pages of the documentation that are made from the code.
 docs: setup
 	$(BIN)/python -m minga.core.events.page > docs/events.md
+
+# The pictures of the README, from a demo of this machine.
+pictures: setup
+	rm -rf minga-pictures
+	$(BIN)/minga demo --minutes $(MINUTES) --directory minga-pictures
+	cp minga-pictures/terminal.svg docs/demo.svg
+	cp minga-pictures/loss.png docs/demo-loss.png
+	rm -rf minga-pictures
 
 lint: setup
 	$(BIN)/ruff check .

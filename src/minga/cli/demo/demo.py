@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from minga.cli.demo.child import Child
+from minga.cli.demo.picture import draw_terminal
 from minga.cli.demo.report import DemoFacts, check, in_words, keep_results, normal_step_s
 from minga.cli.terminal.interrupt import Interruption
 from minga.cli.terminal.output import Output
@@ -55,8 +56,11 @@ def run_demo(options: DemoOptions, output: Output, interruption: Interruption) -
     finally:
         demo.abandon()
         shutil.rmtree(directory / "peers", ignore_errors=True)
-    for line in in_words(facts, summary, directory):
+    words = list(in_words(facts, summary, directory))
+    for line in words:
         output.say(line)
+    shown = [*demo.told, *(line.replace(str(directory), directory.name) for line in words)]
+    draw_terminal(f"minga demo --minutes {options.minutes:g}", shown, directory / "terminal.svg")
     output.summary(**summary)
     return 0 if summary["ok"] else 1
 
@@ -70,6 +74,7 @@ class _Demo:
         self.children: list[Child] = []
         self.killed: Child | None = None
         self.begun = time.time()
+        self.told: list[str] = []
 
     def run(self) -> DemoFacts:
         """All acts of the play."""
@@ -199,7 +204,8 @@ class _Demo:
 
     def _tell(self, text: str, **fields: Any) -> None:
         elapsed = max(0.0, time.time() - self.begun)
-        self.output.say(f"{int(elapsed) // 60}:{int(elapsed) % 60:02d}  {text}")
+        self.told.append(f"{int(elapsed) // 60}:{int(elapsed) % 60:02d}  {text}")
+        self.output.say(self.told[-1])
         self.output.event("demo", text=text, **fields)
 
 

@@ -132,7 +132,7 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     yield f"The newcomer had the current state {figures['late_join_s']} s after its start, and {contributed}."
     same = "hold bit for bit the same state" if summary["digests_equal"] else "do NOT hold the same state"
     yield f"At the end the survivors {same}; {summary['leftover_processes']} processes were left over."
-    yield f"Results: {directory} (loss.png, summary.json, run/checkpoints, logs)"
+    yield f"Results: {directory} (loss.png, terminal.svg, summary.json, run/checkpoints, logs)"
     yield f"The model for transformers: minga export --directory {directory / RUN_FOLDER} --out model"
     if summary["failed"]:
         yield f"Not as promised: {', '.join(summary['failed'])}."
