@@ -10,7 +10,6 @@ from minga.averaging.contracts import WITHOUT_ORDERS, RunOrders
 from minga.averaging.link_record import Links
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.changes import Observer
-from minga.network.gossip.record_kinds import Left
 from minga.network.interface import Address, PeerId
 
 
@@ -22,9 +21,6 @@ class SwarmView(Protocol):
 
     def alive(self) -> Collection[PeerId]:
         """Trainers and auxiliaries that are alive, this peer included."""
-
-    def goodbye(self, peer: PeerId) -> Left | None:
-        """What a peer said when it left; None if it did not."""
 
     def active(self) -> Collection[PeerId]:
         """Other living members that take part in rounds at present, at whatever step."""

@@ -33,7 +33,7 @@ from minga.identity.keys.keys import Identity
 from minga.network.bandwidth.access_link import AccessLink, AccessRates
 from minga.network.gossip.board import Board
 from minga.network.gossip.gossip import Gossip
-from minga.network.gossip.record_kinds import AddressInfo, Credential, Left, RecordKinds
+from minga.network.gossip.record_kinds import AddressInfo, Credential, RecordKinds
 from minga.network.interface import Address, Network, PeerId
 from minga.network.probing.prober import Prober
 from minga.network.rpc.dial_back import Reachability
@@ -305,16 +305,10 @@ class Session:
             self.member.close(ClosedError("this peer was closed"))
         with contextlib.suppress(RemoteError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
-                await self.gossip.leave(self._goodbye(reason))
+                await self.gossip.leave(reason)
         await self.node.close()
 
     # ---- inner workings
-
-    def _goodbye(self, reason: str) -> Left:
-        if not isinstance(self.member, Member):
-            return Left(reason[:200])
-        step, ballot = self.member.last_vote()
-        return Left(reason[:200], step, ballot)
 
     def _begin(
         self, member: Member | VerifiedMember, replica: ReplicaInterface, port: GradientPort | AssignedPort

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from minga.averaging.election import Electorate, has_quorum
-from minga.averaging.matchmaking.acceptor import MOST_RAISED, NEVER, Acceptor
-from minga.averaging.matchmaking.quorum import QuorumRule
+from minga.averaging.matchmaking.acceptor import MOST_RAISED, Acceptor
 from minga.averaging.messages import MAX_BALLOT, Accepted, GroupMember, Part, Plan
 from minga.core.errors import ProtocolError
-from minga.network.gossip.record_kinds import Left
 from minga.network.interface import Address, PeerId
 from tests.worlds.seeds import seeds
 
@@ -35,7 +33,6 @@ def plan_of(
     size: int,
     adopts: str = "",
     holders: Sequence[PeerId] = (),
-    tie_breaker: PeerId = PEERS[0],
 ) -> Plan:
     places = {peer: index for index, peer in enumerate(members)}
     return Plan(
@@ -47,7 +44,7 @@ def plan_of(
         ballot=ballot,
         voters=tuple(places[peer] for peer in voters),
         electorate=size,
-        tie_breaker=places.get(tie_breaker),
+        tie_breaker=places.get(PEERS[0]),
         adopts=adopts,
         holders=tuple(places[peer] for peer in holders),
     )
@@ -133,20 +130,6 @@ def test_who_was_started_anew_has_no_vote_until_a_round_is_committed() -> None:
     assert acceptor.promise(PEERS[1]) == 0, "it went back to a step in which it forgot what it promised"
 
 
-def test_a_goodbye_says_the_first_step_without_a_vote_of_the_peer() -> None:
-    acceptor = voter(PEERS[0])
-    assert acceptor.last_vote(STEP - 1) == (STEP, 0)
-    acceptor.promise(PEERS[1])
-    acceptor.promise(PEERS[2])
-    assert acceptor.last_vote(STEP - 1) == (STEP, 2)
-    assert acceptor.last_vote(STEP) == (STEP + 1, 0), "it held a result"
-    acceptor.begin_step(STEP - 2)
-    assert acceptor.last_vote(STEP) == (NEVER, 0), "it forgot what it promised"
-    acceptor.commit()
-    assert acceptor.last_vote(STEP - 3) == (STEP + 1, 0)
-    assert Acceptor(PEERS[0]).last_vote(-1) == (NEVER, 0), "an earlier process may have had a vote"
-
-
 def is_same(one: Accepted, other: Accepted) -> bool:
     return (one.round_id, one.fingerprint) == (other.round_id, other.fingerprint)
 
@@ -173,16 +156,11 @@ class Round:
 
 
 class Play:
-    """Random acts of some peers at one step; a peer takes part in one attempt or round at a time.
+    """Random acts of some peers at one step; a peer takes part in one attempt or round at a time."""
 
-    With a `share_of_goodbyes` peers leave, too. Each leader knows of some of their goodbyes.
-    """
-
-    def __init__(self, seed: int, share_of_goodbyes: float = 0.0) -> None:
-        self.rng, self.share_of_goodbyes = random.Random(seed), share_of_goodbyes
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
         self.peers = PEERS[: self.rng.choice((3, 4, 5, 6))]
-        self.goodbyes: dict[PeerId, Left] = {}
-        self.ever_held: set[PeerId] = set()
         self.acceptors = {peer: voter(peer) for peer in self.peers}
         self.attempts: dict[PeerId, Attempt] = {}
         self.with_leader: dict[PeerId, PeerId] = {}
@@ -193,10 +171,6 @@ class Play:
 
     def act(self) -> None:
         peer = self.rng.choice(self.peers)
-        if self.rng.random() < self.share_of_goodbyes and len(self.goodbyes) < len(self.peers) - 1:
-            self.leave(peer)
-        if peer in self.goodbyes:
-            return
         if peer in self.in_round:
             self.rng.choice((self.hold, self.give_up))(peer)
         elif peer not in self.with_leader or self.rng.random() < 0.1:
@@ -204,30 +178,9 @@ class Play:
         else:
             self.rng.choice((self.ask, self.close))(peer)
 
-    def leave(self, peer: PeerId) -> None:
-        """Say goodbye; those with which it was may not notice."""
-        if peer not in self.goodbyes:
-            self.goodbyes[peer] = self.goodbye_of(peer)
-            self.with_leader.pop(peer, None)
-            self.in_round.pop(peer, None)
-
-    def goodbye_of(self, peer: PeerId) -> Left:
-        step, ballot = self.acceptors[peer].last_vote(STEP if peer in self.ever_held else STEP - 1)
-        return Left("", step, ballot)
-
-    def electorate(self, rule: QuorumRule, ballot: int) -> tuple[PeerId, ...]:
-        return rule.electorate(STEP, self.peers, ballot)
-
-    def rule_of_a_leader(self) -> QuorumRule:
-        """What a leader concludes, which knows of some of the goodbyes."""
-        rule = QuorumRule.__new__(QuorumRule)
-        rule._organiser = None
-        rule._departed = {peer: left for peer, left in self.goodbyes.items() if self.rng.random() < 0.7}
-        return rule
-
     def join(self, peer: PeerId) -> None:
         """Leave whichever leader it is with (that may not notice) and join another one, or lead itself."""
-        leaders = [p for p in self.peers[:3] if p not in self.in_round and p not in self.goodbyes]
+        leaders = [p for p in self.peers[:3] if p not in self.in_round]
         if not leaders:
             return
         leader = self.rng.choice(leaders)
@@ -241,12 +194,10 @@ class Play:
     def ask(self, leader: PeerId) -> None:
         """Ask for the highest number; the question may get lost."""
         attempt = self.attempts.get(leader)
-        least = self.rule_of_a_leader().lowest_ballot(STEP)
         for who in list(attempt.joined) if attempt else []:
             assert attempt is not None
             if self.rng.random() < 0.8 and self.with_leader.get(who) == leader:
-                ballot = max(attempt.ballot, least)
-                promised, held = self.acceptors[who].raise_to(leader, ballot), attempt.joined[who][1]
+                promised, held = self.acceptors[who].raise_to(leader, attempt.ballot), attempt.joined[who][1]
                 attempt.joined[who] = max(promised, attempt.joined[who][0]), held
 
     def close(self, leader: PeerId) -> None:
@@ -255,18 +206,14 @@ class Play:
         if attempt is None or self.with_leader.get(leader) != leader:
             return
         ballot = attempt.ballot
-        electorate = self.electorate(self.rule_of_a_leader(), ballot)
-        voters = [peer for peer, (promised, _) in attempt.joined.items() if promised == ballot and peer in electorate]
-        if not has_quorum(voters, electorate) or leader not in voters:
+        voters = [peer for peer, (promised, _) in attempt.joined.items() if promised == ballot]
+        if not has_quorum(voters, self.peers) or leader not in voters:
             return
-        if self.goodbyes and len(electorate) <= 2:
-            return  # of two, either may decide alone: the exception that the guarantees name
         accepted = [held for _, held in attempt.joined.values() if held is not None]
         newest = max(accepted, key=lambda one: one.order, default=None)
         members = [leader, *(peer for peer in attempt.joined if peer != leader)]
         holders = [peer for peer, (_, held) in attempt.joined.items() if held and newest and is_same(held, newest)]
-        adopts = newest.round_id if newest else ""
-        plan = plan_of(ballot, members, voters, len(electorate), adopts, holders, electorate[0])
+        plan = plan_of(ballot, members, voters, len(self.peers), newest.round_id if newest else "", holders)
         value = self.values[newest.round_id] if newest else f"{len(self.rounds)}"
         self.values[plan.round_id] = value
         del self.attempts[leader]
@@ -284,7 +231,6 @@ class Play:
     def hold(self, peer: PeerId) -> None:
         round = self.in_round[peer]
         round.held.add(peer)
-        self.ever_held.add(peer)
         members = [member.peer_id for member in round.plan.members]
         if Electorate.of(round.plan).is_quorum(members.index(one) for one in round.held):
             self.committed.add(round.value)
@@ -303,42 +249,6 @@ def test_no_two_results_of_a_step_get_a_quorum_whatever_happens(seed: int) -> No
     for _ in range(ACTS):
         play.act()
     assert len(play.committed) <= 1
-
-
-GOODBYES = 0.02
-
-
-class ForgetfulPlay(Play):
-    """Goodbyes that do not say in which step the peer had its last part, as before."""
-
-    def goodbye_of(self, peer: PeerId) -> Left:
-        return Left()
-
-
-class PromisingPlay(Play):
-    """Goodbyes that say what a peer held, and not what it promised."""
-
-    def goodbye_of(self, peer: PeerId) -> Left:
-        return Left("", super().goodbye_of(peer).step)
-
-
-@pytest.mark.parametrize("seed", seeds(150, 4000))
-def test_no_two_results_of_a_step_get_a_quorum_where_members_say_goodbye(seed: int) -> None:
-    play = Play(seed, GOODBYES)
-    for _ in range(ACTS):
-        play.act()
-    assert len(play.committed) <= 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "seed"), [(ForgetfulPlay, 95), (ForgetfulPlay, 146), (ForgetfulPlay, 642), (PromisingPlay, 11750)]
-)
-def test_the_search_finds_two_results_where_goodbyes_say_less(kind: type[Play], seed: int) -> None:
-    """Of 3000 seeds 9 have two results if a goodbye says nothing, of 12000 one if it leaves the promises out."""
-    play = kind(seed, GOODBYES)
-    for _ in range(ACTS):
-        play.act()
-    assert len(play.committed) == 2
 
 
 def test_the_random_acts_get_to_results_and_to_second_attempts() -> None:

@@ -102,7 +102,7 @@ class Scene:
         )
         self.tasks: list[asyncio.Task[None]] = []
 
-    def _may_close(self, voters: Collection[PeerId], group: Collection[PeerId], ballot: int) -> bool:
+    def _may_close(self, voters: Collection[PeerId], group: Collection[PeerId]) -> bool:
         return self.closable
 
     def sit(self, number: int, report: Report, previous: str = "", round_trip_s: float = 0.0) -> Line:

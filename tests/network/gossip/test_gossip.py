@@ -15,7 +15,7 @@ from minga.network.gossip import anti_entropy, gossip, records, rumours
 from minga.network.gossip.anti_entropy import Aged, Detail, Page, Push, Summary, WantedRecords
 from minga.network.gossip.gossip import EXCHANGE_METHOD
 from minga.network.gossip.peer_records import StoredRecord
-from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Left, Payload
+from minga.network.gossip.record_kinds import ADDRESS, BEAT, Beat, Payload
 from minga.network.gossip.records import Record, Verdict
 from minga.network.gossip.rumours import METHOD as PUSH_METHOD
 from minga.network.gossip.rumours import RumourSpreader
@@ -117,7 +117,7 @@ def test_a_goodbye_is_noticed_at_once() -> None:
     async def scenario(swarm: Swarm) -> None:
         leaver = swarm.peers[4]
         start = asyncio.get_running_loop().time()
-        await leaver.gossip.leave(Left("enough"))
+        await leaver.gossip.leave("enough")
         await leaver.node.close()
         assert asyncio.get_running_loop().time() - start <= 0.5
         rest = [peer for peer in swarm.peers if peer is not leaver]

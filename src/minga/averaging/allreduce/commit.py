@@ -14,21 +14,17 @@ that is given up before the answer came leaves its members in doubt: others may 
 Why no two results of one step are ever applied. This is Paxos (Lamport, "The Part-Time Parliament", 1998), with one
 instance for each step, and these parts:
 
-    acceptors   the members of the last committed round, without those that left before the step: the *electorate*
+    acceptors   the members of the last committed round, without those that said goodbye: the *electorate*
     ballot      (number of the attempt, its leader, term of its last repair), compared in this order
     promise     to join a leader (`averaging/matchmaking/acceptor.py`); within a round, to answer a `Freeze` of a term
     accept      to hold a result, said by `Hold`
     value       the vector, and with it the members of the round that made it: the next step's electorate
 
-1. A quorum H that holds the result of one ballot and a quorum Q that promised a later one share a member. Each has
-   more than half of the votes of its electorate, or half with the tie-breaker. The electorates may differ, since
-   goodbyes are known to one leader and not to another: of n members H leaves out the leavers K and Q the leavers L.
-   A goodbye says the first step in which its sender held nothing, and which ballots it promised there (`Left`). A
-   leader leaves its sender out of that step only in a ballot with a higher number, and out of later steps.
-   So no member of H is in L: it held a result of this step. No member of Q is in K: it promised the later ballot, and
-   those in K promised numbers below the earlier one. Hence H and Q lie within the n - u members outside of K and L, u
-   being how many are in K or L. |H| >= (n - |K|)/2 >= (n - u)/2, and so with Q and L. If they shared no member, all of
-   this would be equalities: K = L, and both would be halves of one electorate, with the same tie-breaker in both.
+1. Two quorums of one electorate share a member: each has more than half of its votes, or half with the tie-breaker.
+   Goodbyes may be known to one leader and not to another, and still: let k of n members have left for good, a quorum
+   A not knowing a of them and B not knowing b. Both lie within the n - k others, |A| >= (n - k + a)/2 and
+   |B| >= (n - k + b)/2. If a + b > 0 they share a member; if not, both know the same and have the same tie-breaker.
+   This takes it that the k left before either quorum was complete: see the end.
 2. One ballot has one result. Within a term each chunk is made by one root, which sends everybody the same bytes. A term
    belongs to one coordinator: it needs the frozen quorum, and each member answers one `Freeze` a term.
 3. A later ballot has the result of an earlier one that a quorum held. By 1 the quorum that promised the later ballot
@@ -43,8 +39,9 @@ instance for each step, and these parts:
 
 A member has a vote in a step only if its process took part in a committed round before: a process that was started
 anew may have forgotten a promise. What is not covered, and named in `docs/guarantees.md`: an electorate of two, of
-which either may decide alone, a first group, which succeeds none, and goodbyes of earlier versions of minga, which do
-not say when their senders had their last vote.
+which either may decide alone, and a first group, which succeeds none. Nor is this: members hold a result, it is
+committed, they say goodbye, and the rest is cut into halves before all of it has heard of the commit. Then the halves
+judge by electorates of different rounds, neither of which has the leavers in it.
 
 A majority that is lost for good leaves no quorum, and nothing above lets the rest go on: it cannot tell a death from a
 cut. So the organisers may, by a signed order that names the members that go on (`identity/access/amendments.py`). It

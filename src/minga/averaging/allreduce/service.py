@@ -64,8 +64,6 @@ class AllReduce:
         self._given: OrderedDict[str, bool] = (
             OrderedDict()
         )  # rounds, and whether this member had a contribution in them
-        self.held_step = -1
-        """The latest step of which this member said that it holds a result."""
         self._changed = Signal()
         self._expecting: Counter[PeerId] = Counter()
         node.serve(PART, self._serve_part)
@@ -106,9 +104,6 @@ class AllReduce:
             round.retire()
             round.take_back()
             raise
-        finally:
-            if round.held_term is not None:
-                self.held_step = max(self.held_step, plan.step)
         if not round.is_done:
             round.retire()
             try:

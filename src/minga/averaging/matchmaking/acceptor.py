@@ -17,8 +17,6 @@ from minga.network.interface import PeerId
 
 MOST_RAISED = 1000
 """By how much a leader may raise a promise in all: a step has few attempts, and numbers must not run out."""
-NEVER = 1 << 48
-"""A step that no run gets to."""
 MOST_AHEAD = 1 << 20
 """By how much the number of a plan may exceed a promise: no honest leaders can get so far apart."""
 
@@ -35,7 +33,7 @@ class Acceptor:
         """The members of the round that made it, the leader first."""
         self.has_vote = False
         """Whether this process took part in a committed round before, so that it forgot no promise."""
-        self._step = self._newest = -1
+        self._step = -1
         self._promised = self._joined = 0
         """The highest number promised at this step, and the one promised when the present leader was joined."""
         self._leader: PeerId | None = None
@@ -50,7 +48,7 @@ class Acceptor:
         if step != self._step:
             self.accepted, self.succession, self._promised, self._leader = None, (), 0, None
             self._joined = 0
-        self._step, self._newest = step, max(self._newest, step)
+        self._step = step
 
     def promise(self, leader: PeerId) -> int:
         """The number that this peer promises by joining `leader` now; 0 if it has no vote."""
@@ -86,18 +84,6 @@ class Acceptor:
             self.accepted, self.succession = None, ()
         self._promised, self._leader, self._is_used = max(self._promised, plan.ballot), leader, True
         self.has_vote = self.has_vote or not plan.electorate  # the members of a first group decide, from now on
-
-    def last_vote(self, held_step: int) -> tuple[int, int]:
-        """The first step in which this peer, which leaves, has no vote in any result, and the highest number that it
-        promised in that. `held_step` is the latest step of which it held a result.
-
-        Without a vote it may be the process of a peer that was started anew and forgot what it held: it says `NEVER`.
-        """
-        if not self.has_vote:
-            return NEVER, 0
-        forgot = self._newest > self._step  # what it promised there
-        step = max(self._newest + forgot, held_step + 1)
-        return step, self._promised if step == self._step else 0
 
     def hold(self, accepted: Accepted, succession: tuple[PeerId, ...]) -> None:
         """The round was given up after this peer held its result."""

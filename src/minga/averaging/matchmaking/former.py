@@ -131,10 +131,6 @@ class GroupFormation:
         held = Accepted(plan.ballot, leader, term, plan.result_id, fingerprint, plan.orders)
         self._acceptor.hold(held, plan.succession)
 
-    def last_vote(self, held_step: int) -> tuple[int, int]:
-        """What this peer says of its votes when it leaves; see `Acceptor`."""
-        return self._acceptor.last_vote(held_step)
-
     async def form(self, step: int, avoid: Collection[PeerId] = ()) -> Plan:
         """Find the group of `step` and return its plan; `avoid` went silent in the last round and is not asked first.
 
@@ -256,7 +252,6 @@ class GroupFormation:
             lambda registrations: self._succession.newest_held(registrations) is not None,
             self._abdicate,
             self._membership.at_work,
-            self._succession.lowest_ballot,
         )
         group = GroupLeader(self._step, me, own, self._contributor, self.batch, around)
         self._led_group, self._merge_into = group, None

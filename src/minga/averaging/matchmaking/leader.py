@@ -69,9 +69,8 @@ class Surroundings:
     """Members of the last round that are alive: a full step waits `JOIN_GRACE_S` for those that have not joined."""
     syncing: Callable[[], Mapping[PeerId, float]]
     """Newcomers that are fetching state, and for how many seconds each has done so by now."""
-    may_close: Callable[[Collection[PeerId], Collection[PeerId], int], bool]
-    """Whether a group may take the step: given those of it who promised this attempt's number, all of it, and that
-    number."""
+    may_close: Callable[[Collection[PeerId], Collection[PeerId]], bool]
+    """Whether a group may take the step: given those of it who promised this attempt's number, and all of it."""
     promise: Callable[[int], int]
     """The leader itself promises a number, and says what it promised by now (0: it has no vote)."""
     is_in_doubt: Callable[[Mapping[PeerId, Registration]], bool]
@@ -80,8 +79,6 @@ class Surroundings:
     """Another peer that leads this step after all, or None."""
     at_work: Callable[[], Collection[PeerId]] = tuple
     """Those of the expected whose last round still runs: they are waited for as long as that was foreseen."""
-    lowest_ballot: Callable[[], int] = int
-    """The number of this attempt has to be at least this one, because of what members promised that have left."""
 
 
 @loop_bound
@@ -161,14 +158,9 @@ class GroupLeader:
 
     @property
     def ballot(self) -> int:
-        """The number of this attempt: the highest that one of its members promised, or the lowest that it has to be;
-        those out of all bounds do not count.
-        """
+        """The number of this attempt: the highest that one of its members promised, but for those out of all bounds."""
         most = self.own.ballot + MOST_RAISED
-        numbers = [registration.ballot for registration in self.everyone().values()]
-        if any(numbers):  # else no member has a vote
-            numbers.append(self.around.lowest_ballot())
-        return max(number for number in numbers if number <= most)
+        return max(registration.ballot for registration in self.everyone().values() if registration.ballot <= most)
 
     def voters(self) -> set[PeerId]:
         """The members that promised this attempt's number."""
@@ -272,7 +264,7 @@ class GroupLeader:
         return self._may_close() and self._is_full()
 
     def _may_close(self) -> bool:
-        return self.around.may_close(self.voters(), self.everyone(), self.ballot)
+        return self.around.may_close(self.voters(), self.everyone())
 
     async def _ask_for_promises(self) -> None:
         """Ask members that promised a lower number for this attempt's, and give them a moment to answer."""

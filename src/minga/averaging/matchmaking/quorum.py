@@ -8,12 +8,10 @@ from collections.abc import Collection, Sequence
 from minga.averaging.election import by_tie_breaker, has_quorum, is_majority
 from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.leader import OutOfSyncError
-from minga.averaging.messages import MAX_BALLOT
 from minga.core.errors import MinorityError
 from minga.core.events.averaging import GroupMinority
 from minga.core.thread_guard import loop_bound
 from minga.network.gossip.changes import Change, Presence
-from minga.network.gossip.record_kinds import Left
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 
@@ -29,15 +27,14 @@ class QuorumRule:
     """The rules for one step after the other.
 
     The members of the last round decide: most of them have to be in the group with their votes, those not counted who
-    said goodbye before they had a part in the step. A first group, which succeeds none, waits for everybody that is in
-    sight at its step, `UNANIMOUS_S` long, and then needs most of them; peers that fetched the state count the members
-    from which they have it, too.
+    said goodbye. A first group, which succeeds none, waits for everybody that is in sight at its step, `UNANIMOUS_S`
+    long, and then needs most of them; peers that fetched the state count the members from which they have it, too.
     """
 
     def __init__(self, node: Node, swarm_view: SwarmView, settings: GroupSettings) -> None:
         self._node, self._swarm_view = node, swarm_view
         self._wait_in_minority, self._organiser = settings.wait_in_minority, settings.organiser
-        self._departed: dict[PeerId, Left] = {}
+        self._departed: set[PeerId] = set()
         self._in_minority = False
         self._apart_since_s: float | None = None
         self._overtaken_since_s: float | None = None
@@ -45,31 +42,24 @@ class QuorumRule:
 
     def begin_step(self, view: Collection[PeerId]) -> None:
         """Forget for how long the group of the last step was in doubt, and who left before the members of `view`."""
-        self._departed = {peer: goodbye for peer, goodbye in self._departed.items() if peer in view}
+        self._departed.intersection_update(view)
         self._in_minority, self._apart_since_s, self._overtaken_since_s = False, None, None
 
-    def electorate(self, step: int, view: Sequence[PeerId], ballot: int) -> tuple[PeerId, ...]:
-        """Who decides in the attempt at `step` with the number `ballot`, the tie-breaker first: the members of the last
-        round, without those that said goodbye before any result of this step could count on them.
-        """
-        left = {peer for peer, goodbye in self._departed.items() if _is_out(goodbye, step, ballot)}
-        return by_tie_breaker([peer for peer in view if peer not in left], self._organiser)
-
-    def lowest_ballot(self, step: int) -> int:
-        """The number from which on no member that has left has promised an attempt at `step`."""
-        return max((goodbye.ballot + 1 for goodbye in self._departed.values() if goodbye.step == step), default=0)
+    def electorate(self, view: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """The members of the last round that have not said goodbye, the tie-breaker first."""
+        return by_tie_breaker([peer for peer in view if peer not in self._departed], self._organiser)
 
     def may_close(
-        self, step: int, view: Sequence[PeerId], voters: Collection[PeerId], seen: Collection[PeerId], ballot: int
+        self, step: int, view: Sequence[PeerId], voters: Collection[PeerId], seen: Collection[PeerId]
     ) -> bool:
         """Whether a group with these `voters` may take `step`, `view` being the members of the last round.
 
-        They promised `ballot`. `seen` are all of the group. Raises `OutOfSyncError` if the step is over already, and
-        `MinorityError` if the view's majority is out of sight and the run spec says to stop then.
+        `seen` are all of the group. Raises `OutOfSyncError` if the step is over already, and `MinorityError` if the
+        view's majority is out of sight and the run spec says to stop then.
         """
         if self._swarm_view.is_behind(step):  # the others took it meanwhile, so none of them is at it any more
             return False
-        electorate = self.electorate(step, view, ballot)
+        electorate = self.electorate(view)
         if has_quorum(voters, electorate):
             return True
         self._look_whether_over(step, electorate)
@@ -82,7 +72,7 @@ class QuorumRule:
         peer has its state, if it fetched that. Raises `MinorityError` as `may_close` does.
         """
         if origin:
-            return self.may_close(step, origin, group, group, MAX_BALLOT)
+            return self.may_close(step, origin, group, group)
         now = asyncio.get_running_loop().time()
         rivals = sorted({self._node.peer_id, *self._swarm_view.at(step)})
         if not set(group).issuperset(rivals):
@@ -105,9 +95,9 @@ class QuorumRule:
 
     def _note_departures(self, peer: PeerId, change: Change) -> None:
         if change is Presence.LEFT:
-            self._departed[peer] = self._swarm_view.goodbye(peer) or Left()
+            self._departed.add(peer)
         elif change is Presence.JOINED:
-            self._departed.pop(peer, None)
+            self._departed.discard(peer)
 
     def _report_minority(self, step: int, group_size: int, view_size: int) -> None:
         if not self._in_minority:
@@ -118,13 +108,3 @@ class QuorumRule:
                 f"only {group_size} of the {view_size} members of the last round can be seen from here; "
                 "the rest may be training on without us. Check this machine's network and join again."
             )
-
-
-def _is_out(goodbye: Left, step: int, ballot: int) -> bool:
-    """Whether nothing that comes of the attempt at `step` with the number `ballot` may count on a peer that left so.
-
-    A peer of an earlier version of minga does not say: it counts as out at once.
-    """
-    if goodbye.step is None or goodbye.step < step:
-        return True
-    return goodbye.step == step and goodbye.ballot < ballot

@@ -53,14 +53,10 @@ class Succession:
 
     # ---- the leader
 
-    def lowest_ballot(self) -> int:
-        """What the number of an attempt has to be at least; see `QuorumRule`."""
-        return self._quorum.lowest_ballot(self._step)
-
-    def may_close(self, voters: Collection[PeerId], group: Collection[PeerId], ballot: int) -> bool:
+    def may_close(self, voters: Collection[PeerId], group: Collection[PeerId]) -> bool:
         """Whether a group may take the step; see `QuorumRule`."""
         if self._membership.view:
-            return self._quorum.may_close(self._step, self._membership.view, voters, group, ballot)
+            return self._quorum.may_close(self._step, self._membership.view, voters, group)
         if set(voters) - self._viewless - {self._node.peer_id}:
             return False  # they know who decides, and are being asked
         return self._quorum.may_found(self._step, self._membership.everyone, group)
@@ -88,8 +84,8 @@ class Succession:
         }
         if not held:  # asked with each report of a member
             return None
-        view = self._membership.view
-        counted = [one for peer, one in held.items() if peer in view and one.ballot < registrations[peer].ballot]
+        electorate = self._quorum.electorate(self._membership.view)
+        counted = [one for peer, one in held.items() if peer in electorate and one.ballot < registrations[peer].ballot]
         return max(counted, key=lambda accepted: accepted.order, default=None)
 
     async def decide(self, plan: Plan, registrations: Mapping[PeerId, Registration], ballot: int) -> Plan:
@@ -97,8 +93,7 @@ class Succession:
 
         Raises `RejectedError` if it cannot be found out whose result that is.
         """
-        newest = self.newest_held(registrations)
-        electorate = self._quorum.electorate(self._step, self._membership.view, ballot)
+        newest, electorate = self.newest_held(registrations), self._quorum.electorate(self._membership.view)
         if electorate and not has_quorum(
             [p for p, registration in registrations.items() if registration.ballot == ballot], electorate
         ):

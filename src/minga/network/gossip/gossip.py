@@ -132,9 +132,9 @@ class Gossip:
             await self._receive_pages(stream)
             await stream.receive_end()
 
-    async def leave(self, goodbye: Left | None = None) -> None:
+    async def leave(self, reason: str = "") -> None:
         """Say goodbye to all neighbours, who tell the others; takes at most half a second. Then close the node."""
-        self._board.put(goodbye or Left())
+        self._board.put(Left(reason[:200]))
         await self._pusher.push_to_all(LEAVE_S)
 
     # ---- serving

@@ -65,15 +65,9 @@ class Beat(Payload, frozen=True):
 
 
 class Left(Payload, frozen=True):
-    """Name "left": goodbye. It voids all earlier records of the owner.
-
-    The owner has a vote in no step from `step` on (None: it does not say), but that it promised attempts at `step`
-    with numbers up to `ballot`; see `averaging/allreduce/commit.py`.
-    """
+    """Name "left": goodbye. It voids all earlier records of the owner."""
 
     reason: ShortText = ""
-    step: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
-    ballot: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
 
 
 class Credential(Payload, frozen=True):

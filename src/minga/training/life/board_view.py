@@ -14,7 +14,7 @@ from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.access_link import AccessRates
 from minga.network.gossip.board import Board
 from minga.network.gossip.changes import Observer
-from minga.network.gossip.record_kinds import AddressInfo, Left
+from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
 from minga.training.life.newcomers import Newcomers
@@ -54,10 +54,6 @@ class BoardView:
         others = {peer for peer, info in self._board.payloads(AddressInfo).items() if info.role != "monitor"}
         elsewhere = {peer for peer, each in self._board.payloads(Progress).items() if each.epoch != self._epoch}
         return sorted((others - elsewhere) | {self._node.peer_id})
-
-    def goodbye(self, peer: PeerId) -> Left | None:
-        """What a peer said when it left."""
-        return self._board.get(peer, Left)
 
     def active(self) -> dict[PeerId, Progress]:
         """The progress of all other living members that take part in rounds at present."""

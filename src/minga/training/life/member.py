@@ -186,12 +186,6 @@ class Member:
         """Before this peer leaves: let others take over what it made in the last round."""
         await self._all_reduce.drain(limit_s)
 
-    def last_vote(self) -> tuple[int, int]:
-        """What this peer says when it leaves, after its life has ended: the first step in which no result may count on
-        it, and the highest number that it promised in that.
-        """
-        return self._formation.last_vote(self._all_reduce.held_step)
-
     async def run(self, step: int = 0) -> None:
         """Live until cancelled; `step` is where the local state stands.
 
