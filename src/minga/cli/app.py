@@ -208,6 +208,8 @@ def join(
     json_output: Json = False,
 ) -> None:
     """Take part in a run with this machine; everything else comes with the link. Ctrl-C leaves at any time."""
+    if pause and resume:
+        raise typer.BadParameter("--pause and --resume exclude each other")
     if pause or resume:
         from minga.cli.taking_part.pause import run_pause
 

@@ -14,6 +14,7 @@ from minga.cli.taking_part.first_screen import costs_of, lines, show_and_ask
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.spec.run_spec import RunSpec
+from minga.training.availability.traffic_budget import TrafficLimit
 from minga.training.prospect import Prospect
 from minga.training.status.live_rates import LiveRates
 from tests.worlds.cli_run import SPEC
@@ -49,6 +50,8 @@ def test_what_is_not_known_yet_is_not_made_up() -> None:
     text = "\n".join(lines(costs_of(prospect(), minga.PeerOptions(), WORK)))
     assert "not known before others train" in text
     assert "No limit is set" in text
+    limited = costs_of(prospect(), minga.PeerOptions(), WORK, TrafficLimit.parse("50GB/month"))
+    assert "At most 46.6 GiB a month" in "\n".join(lines(limited))
     own = "name = 'own'\n[model]\nrecipe = 'custom'\n"
     costs = costs_of(prospect(TWO, own), minga.PeerOptions(role="monitor"), WORK)
     assert (costs.parameters, costs.download_bytes, costs.upload_per_day, costs.device) == (None, None, None, "none")

@@ -108,6 +108,17 @@ def test_what_was_used_outlives_the_process_and_a_clock_that_goes_wrong(tmp_path
     again.note(2e8, begun - 30 * DAY_S)
     assert again.used_bytes == pytest.approx(1.2e9), "a clock that goes back forgets nothing"
     again.keep()
+    future = TrafficBudget(limit, tmp_path / "future", at("2030-06-03T12:00"))
+    future.note(5e9, at("2030-06-03T12:00"))
+    future.keep()
+    corrected = TrafficBudget(limit, tmp_path / "future", begun)
+    assert corrected.used_bytes == pytest.approx(5e9)
+    assert corrected.wait_s(begun, is_paused=True) < 7 * DAY_S, "a clock that was wrong once"
+    one, other = (TrafficBudget(limit, tmp_path / "shared", begun) for _ in range(2))
+    for budget in (one, other, one):
+        budget.note(budget.used_bytes + 1e9, begun)
+        budget.keep()
+    assert TrafficBudget(limit, tmp_path / "shared", begun).used_bytes >= 3e9, "two peers of one machine"
     assert TrafficBudget(TrafficLimit.parse("10GB/day"), tmp_path / "traffic", begun).used_bytes == 0.0
     for garbage in (b"", b"{}", b'{"ends": 1e400, "since": 0}', b'{"ends": 5, "since": 9}', b"[" * 9999):
         (tmp_path / "traffic").write_bytes(garbage)

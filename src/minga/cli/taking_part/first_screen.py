@@ -23,6 +23,7 @@ from minga.core.rate_cap import RateCap
 from minga.core.units import format_size
 from minga.simulation.forecast.explanation import explain
 from minga.simulation.forecast.model_facts import STATE_BYTES
+from minga.training.availability.traffic_budget import TrafficLimit
 from minga.training.join import PeerOptions
 from minga.training.prospect import Prospect
 
@@ -37,7 +38,7 @@ class Costs:
 
     `download_bytes` is what comes at the start: the files of the run and its state. `upload` and `download` are the
     rates, in bytes per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says whether
-    the owner of the machine set them.
+    the owner of the machine set them; `traffic_limit` is the budget that they set, in words.
     """
 
     name: str
@@ -55,11 +56,12 @@ class Costs:
     upload: float
     download: float
     capped: bool
+    traffic_limit: str | None
     upload_per_day: float | None
     download_per_day: float | None
 
 
-def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions) -> Costs:
+def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
     from minga.recipes.running.device_speed import hardware
     from minga.recipes.running.run import choose_device
@@ -87,14 +89,23 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions) -> Costs:
         upload=upload,
         download=download,
         capped=any(cap is not None for cap in caps),
+        traffic_limit=None if limit is None else f"{format_size(limit.limit_bytes)} a {limit.period}",
         upload_per_day=None if per_day is None else per_day[0],
         download_per_day=None if per_day is None else per_day[1],
     )
 
 
-def show_and_ask(prospect: Prospect, peer: PeerOptions, work: WorkOptions, output: Output, *, yes: bool) -> None:
+def show_and_ask(
+    prospect: Prospect,
+    peer: PeerOptions,
+    work: WorkOptions,
+    output: Output,
+    *,
+    yes: bool,
+    limit: TrafficLimit | None = None,
+) -> None:
     """Show the costs; on a terminal, unless `yes`, ask once. To decline ends the command."""
-    costs = costs_of(prospect, peer, work)
+    costs = costs_of(prospect, peer, work, limit)
     output.event("costs", **asdict(costs))
     for line in lines(costs):
         output.say(escape(line))
@@ -127,8 +138,10 @@ def lines(costs: Costs) -> list[str]:
             f"Traffic: about {format_size(costs.upload_per_day)} up and {format_size(costs.download_per_day)} down a "
             f"day, {basis}"
         )
-    if not costs.capped:
-        told.append("No limit is set: --max-upload 10Mbit sets one")
+    if costs.traffic_limit is not None:
+        told.append(f"At most {costs.traffic_limit}, in both directions together: this machine pauses before")
+    elif not costs.capped:
+        told.append("No limit is set: --max-traffic 50GB/month or --max-upload 10Mbit sets one")
     return told
 
 

@@ -72,7 +72,7 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
 
     def consider(prospect: Prospect) -> None:
         if not done.sessions:  # the owner of this machine is asked once
-            show_and_ask(prospect, peer, work, context.output, yes=options.yes)
+            show_and_ask(prospect, peer, work, context.output, yes=options.yes, limit=options.rules.traffic)
 
     while True:
         wait_until_available(availability, context)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
+from minga.core.errors import ConfigurationError
 from minga.training.availability.daily_hours import DailyHours
 from minga.training.availability.pause_file import is_paused
 from minga.training.availability.traffic_budget import TrafficBudget, TrafficLimit
@@ -36,7 +37,12 @@ class Pause(NamedTuple):
 
 
 def on_battery() -> bool:
-    """Whether this machine runs on its battery; False for one that has none, or does not say."""
+    """Whether this machine runs on its battery; False for one that has none.
+
+    Raises `ConfigurationError` on systems that do not say.
+    """
+    if not hasattr(psutil, "sensors_battery"):
+        raise ConfigurationError("--pause-on-battery: this system does not say whether it runs on a battery")
     battery = psutil.sensors_battery()
     return battery is not None and battery.power_plugged is False
 

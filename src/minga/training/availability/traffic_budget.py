@@ -4,8 +4,9 @@ A budget is spread over the time: since the first byte of the period, no more ma
 small advance beside, so that a peer takes part for some hours at full speed and then rests. To slow its line down
 instead would make it the slowest member of each round.
 
-Periods are those of the local calendar. If the clock goes back into an earlier period, the later one goes on; nothing
-is forgotten by setting a clock.
+Periods are those of the local calendar. If the clock goes back into an earlier period, what was used counts in that
+one: nothing is forgotten by setting a clock, and a clock that was wrong once keeps no machine out for long. Several
+peers of one machine share the file, and each adds what it used.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class TrafficBudget:
 
     def __init__(self, limit: TrafficLimit, path: Path, wall_time: float) -> None:
         self.limit = limit
-        self._path, self._counted, self._written_at = path, 0.0, wall_time
+        self._path, self._counted, self._written_at, self._unwritten = path, 0.0, wall_time, 0.0
         self._kept = self._read() or self._begin(wall_time)
         self._renew(wall_time)
 
@@ -96,7 +97,9 @@ class TrafficBudget:
     def note(self, total_bytes: float, wall_time: float) -> None:
         """This session has sent and received so many bytes until now."""
         self._renew(wall_time)
-        self._kept.used_bytes += max(0.0, total_bytes - self._counted)
+        added = max(0.0, total_bytes - self._counted)
+        self._kept.used_bytes += added
+        self._unwritten += added
         self._counted = max(self._counted, total_bytes)
         if not 0.0 <= wall_time - self._written_at < KEEP_PERIOD_S:
             self._written_at = wall_time
@@ -119,14 +122,22 @@ class TrafficBudget:
 
     def keep(self) -> None:
         """Write it down; a disk that refuses is no reason not to take part."""
+        there = self._read()
+        if there is not None and there.ends == self._kept.ends:  # another peer of this machine may have added to it
+            self._kept.used_bytes = max(self._kept.used_bytes, there.used_bytes + self._unwritten)
         try:
             write_atomically(self._path, msgspec.json.encode(self._kept))
         except OSError as error:
             logger.warning("the traffic of this run cannot be kept in %s: %s", self._path, error)
+            return
+        self._unwritten = 0.0
 
     def _renew(self, wall_time: float) -> None:
+        begin, ends = self.limit.bounds(wall_time)
         if wall_time >= self._kept.ends:
-            self._kept = self._begin(wall_time)
+            self._kept, self._unwritten = self._begin(wall_time), 0.0
+        elif ends < self._kept.ends:  # the clock has gone back
+            self._kept = _Kept(self.limit.period, ends, max(begin, min(self._kept.since, wall_time)), self.used_bytes)
 
     def _begin(self, wall_time: float) -> _Kept:
         return _Kept(self.limit.period, self.limit.bounds(wall_time)[1], wall_time)
