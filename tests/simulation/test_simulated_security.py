@@ -149,7 +149,9 @@ def test_omniscient_attackers_and_those_with_wrong_labels_are_found() -> None:
     assert ledger.bans  # how many are drawn by then is chance
     assert ledger.bans.keys() <= {"evil-1", "evil-2", "home-1"}
     assert {ban.reason for ban in ledger.bans.values()} == {"WRONG_GRADIENT"}
-    assert ledger.counts == {"member.failed": len(ledger.bans)}  # they hear it, and nothing else went wrong
+    heard = sum(ban.step < 12 for ban in ledger.bans.values())  # of a ban in the last step, if there is time
+    assert heard <= ledger.counts.pop("member.failed", 0) <= len(ledger.bans)
+    assert not ledger.counts, "nothing else went wrong"
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def _ends(trainer: Trainer) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def test_a_hostile_member_is_banned_by_all_and_told_why(start: Callable[..., Trainer]) -> None:
-    spec = make_spec(founders=5, steps=12)
+    spec = make_spec(founders=5, steps=25)
     trainers = [start(spec) for _ in range(4)]
     hostile = start(spec, SignFlip(2))
     join_all([*trainers, hostile])
