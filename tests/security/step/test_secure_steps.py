@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minga.security.protocol.behaviour import MakeBehaviour
-from minga.security.step.member import BannedError
+from minga.security.step.member import BannedError, ExcludedError
 from minga.simulation.attacks.gradient_attacks import Attack, LyingNorms, SignFlip, WithheldPart, WrongAggregate
 from minga.simulation.attacks.protocol_attacks import (
     Equivocation,
@@ -25,7 +25,7 @@ async def played(count: int, steps: int, hostile: dict[str, MakeBehaviour] | Non
     """A swarm that took so many steps, in which all honest members ended in the same state and with the same bans."""
     swarm = SecureSwarm(count, lambda: Quadratic(100), hostile)
     ends = await swarm.run(steps)
-    assert {type(end) for end in ends.values()} <= {type(None), BannedError}
+    assert {type(end) for end in ends.values()} <= {type(None), BannedError, ExcludedError}
     first = swarm.honest[0]
     for peer in swarm.honest:
         assert ends[peer.name] is None

@@ -1,7 +1,7 @@
 """How a peer leaves a run whose members check each other: between two steps.
 
-There silence after a commitment is blame, and costs the key its place for good. So the first Ctrl-C only asks to leave
-when the step is taken; the second one leaves at once.
+There silence after a commitment costs the key its place for a while. So the first Ctrl-C only asks to leave when the
+step is taken; the second one leaves at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from minga.cli.terminal.context import Context
 from minga.training.life.verified_member import VerifiedMember
 from minga.training.peer import Peer
 
-ASKED = "Leaving when this step is taken. Ctrl-C again leaves at once, and may cost this key its place."
+ASKED = "Leaving when this step is taken. Ctrl-C again leaves at once, and may suspend this key for some steps."
 
 
 class GracefulLeave:

@@ -144,7 +144,9 @@ class _Replay:
             raise EvidenceError("its members are not those who were left by then", peer=peer, round=case.step)
         proof = case.proof
         is_new = isinstance(proof, Admitted) or case.ban is not None  # a banned peer may be a candidate
-        if peer in self.membership.bans or (peer not in self.membership and not is_new):
+        ban = self.membership.bans.get(peer)
+        is_banned = ban is not None and ban.until is None
+        if is_banned or (peer not in self.membership and not is_new):
             raise EvidenceError("it had left before", peer=peer, round=case.step)
         if isinstance(proof, Judged) and proof.covering and proof.members_then != self._at(proof.accusation.step):
             raise EvidenceError("other members aggregated in the accused step", peer=peer, round=case.step)

@@ -11,6 +11,7 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.security.accountability.log import EvidenceLog
 from minga.security.accountability.proofs import Case, Evidence
+from minga.security.protocol.members import LAPSES, Members, Reason
 from minga.security.protocol.protocol_state import ProtocolState, StepProgress
 
 
@@ -25,14 +26,14 @@ class MembershipChanges:
         progress, events, written = self._progress, self._node.events, list[Case]()
         for case in cases:
             peer, reason, membership, step = PeerId(case.peer), case.ban, progress.membership, progress.step
-            if peer not in membership and peer not in membership.candidates:
+            if peer not in membership and peer not in membership.candidates and not _escapes(peer, reason, membership):
                 continue
             if reason is None:
                 membership.remove(peer, step)
                 events.emit(SecureMemberAway(step=step, peer=peer))
             else:
                 membership.ban(peer, step, reason)
-                events.emit(SecureBanned(step=step, peer=peer, reason=reason.name, why=reason.value))
+                events.emit(SecureBanned(step=step, peer=peer, reason=reason.name, why=membership.bans[peer].why))
             written.append(case)
         await self.write_down(written)
 
@@ -46,9 +47,16 @@ class MembershipChanges:
         membership, step = progress.membership, progress.step
         for peer in sorted(membership.candidates.keys() - candidates):
             events.emit(SecureCandidate(step=step, peer=peer))
-        for peer in sorted(candidates - membership.candidates.keys() - membership.bans.keys()):
+        barred = {peer for peer in membership.bans if membership.is_barred(peer, step)}
+        for peer in sorted(candidates - membership.candidates.keys() - barred):
             events.emit((SecureAdmitted if peer in membership else SecureDropped)(step=step, peer=peer))
 
     def _append(self, cases: Iterable[Case]) -> None:
         for case in cases:
             self._evidence.append(Evidence.of(case, self._identity, self._node.run_id))
+
+
+def _escapes(peer: PeerId, reason: Reason | None, membership: Members) -> bool:
+    """Whether a peer is suspended and now found to have lied: silence must not be cheaper than what it hides."""
+    ban = membership.bans.get(peer)
+    return ban is not None and ban.until is not None and reason is not None and reason not in LAPSES

@@ -2,8 +2,11 @@
 
 Theory of operation. All honest members have the same list at the same step, because it changes only by what all of them
 agree upon, at the boundary between two attempts or two steps; each commitment holds the digest of the standing, which
-it is part of. A ban is for ever. A member that is *away* (it committed nothing, which is no offence) is removed without
-blame. Who wants to become a member is a *candidate* first, see `minga.security.protocol.probation`.
+it is part of. A ban for a proven lie is for ever. A failure that can be an accident (`LAPSES`), such as silence after a
+commitment, suspends: the peer may become a candidate again after `FIRST_SUSPENSION_STEPS` steps, and after twice as
+many for each further lapse. So a crash costs a volunteer its seat and never its key, and a peer that falls silent again
+and again disturbs about log2 T of T steps. A member that is *away* (it committed nothing, which is no offence) is
+removed without blame. Who wants to become a member is a *candidate* first, see `minga.security.protocol.probation`.
 
 Members are in the order of their ids; a member's place in that order is its *rank* of the step.
 """
@@ -14,6 +17,7 @@ import bisect
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from blake3 import blake3
@@ -25,7 +29,8 @@ from minga.security.protocol.statements import Peer, Step
 MAX_BANS = 2048
 """The oldest are forgotten then: a peer that comes back so late is on probation like everybody."""
 MAX_FORMER = 256
-_LABEL = b"minga secure ledger 2"
+MAX_LAPSES = 1024
+_LABEL = b"minga secure ledger 3"
 
 
 class Reason(enum.StrEnum):
@@ -41,13 +46,25 @@ class Reason(enum.StrEnum):
     FALSE_ACCUSATION = "it accused somebody who had done nothing wrong"
 
 
+LAPSES: Final = frozenset({Reason.SILENT, Reason.UNDELIVERED})
+"""What a crash or a slow line does as well: no proof of a lie."""
+FIRST_SUSPENSION_STEPS: Final = 8
+_MOST_DOUBLINGS: Final = 20
+
+
 @dataclass(frozen=True)
 class Ban:
-    """Who was banned, at which step, and why."""
+    """Who was banned, at which step, and why; `until` which step it is suspended, None for ever."""
 
     peer: PeerId
     step: int
     reason: Reason
+    until: int | None = None
+
+    @property
+    def why(self) -> str:
+        """The reason, and for how long, in words."""
+        return self.reason.value + ("" if self.until is None else f"; suspended until step {self.until}")
 
 
 class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -68,12 +85,15 @@ class Members:
         candidates: Iterable[Candidate] = (),
         bans: Iterable[Ban] = (),
         former: Mapping[PeerId, int] | None = None,
+        lapses: Mapping[PeerId, int] | None = None,
     ) -> None:
         self._members = sorted(set(members))
         self.candidates = {PeerId(candidate.peer): candidate for candidate in candidates}
         self.bans = {ban.peer: ban for ban in bans}
         self.former = dict(former or {})
         """The step in which a member that was away left the list."""
+        self.lapses = dict(lapses or {})
+        """How many times a peer was suspended."""
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -84,13 +104,19 @@ class Members:
         return peer in self._members
 
     def ban(self, peer: PeerId, step: int, reason: Reason) -> None:
-        """Remove a member or candidate for ever, and let nobody else of that id in, unless it is banned already."""
-        if peer in self.bans:
+        """Remove a member or candidate, for ever or for the time of its suspension; a ban for ever stays what it is."""
+        known = self.bans.get(peer)
+        if known is not None and known.until is None:
             return
         self._discard(peer)
-        self.bans[peer] = Ban(peer, step, reason)
+        self.bans[peer] = Ban(peer, step, reason, self._suspended_until(peer, step) if reason in LAPSES else None)
         if len(self.bans) > MAX_BANS:
             del self.bans[min(self.bans, key=lambda banned: (self.bans[banned].step, banned))]
+
+    def is_barred(self, peer: PeerId, step: int) -> bool:
+        """Whether a peer cannot become a candidate in this step."""
+        ban = self.bans.get(peer)
+        return ban is not None and (ban.until is None or step < ban.until)
 
     def remove(self, peer: PeerId, step: int) -> None:
         """Take a member that went away off the list, without blame."""
@@ -104,7 +130,14 @@ class Members:
         """Make a candidate a member."""
         self.candidates.pop(peer, None)
         self.former.pop(peer, None)
+        self.bans.pop(peer, None)
         bisect.insort(self._members, peer)
+
+    def _suspended_until(self, peer: PeerId, step: int) -> int:
+        count = self.lapses[peer] = self.lapses.get(peer, 0) + 1
+        if len(self.lapses) > MAX_LAPSES:
+            del self.lapses[min(self.lapses, key=lambda lapsed: (self.lapses[lapsed], lapsed))]
+        return step + (FIRST_SUSPENSION_STEPS << min(count - 1, _MOST_DOUBLINGS))
 
     def _discard(self, peer: PeerId) -> None:
         self.candidates.pop(peer, None)
@@ -115,5 +148,6 @@ class Members:
     def digest(self) -> bytes:
         """32 bytes that are equal for equal lists."""
         candidates = sorted(self.candidates.values(), key=lambda candidate: candidate.peer)
-        lists = (self._members, candidates, sorted(self.bans), sorted(self.former.items()))
+        bans = sorted((ban.peer, ban.until) for ban in self.bans.values())
+        lists = (self._members, candidates, bans, sorted(self.former.items()), sorted(self.lapses.items()))
         return blake3(_LABEL + msgspec.msgpack.encode(lists)).digest()

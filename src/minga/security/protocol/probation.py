@@ -12,7 +12,8 @@ at the end of that. So it has a whole step more than members, and nobody ever wa
 candidate no more, and may apply again. That is all that a silent candidate causes.
 
 A member that was away was on probation before; its next one is `FORMER_SHARE` times shorter. More seats at a time
-than machines it cannot hold by that: as a member, too, it is looked at in each step.
+than machines it cannot hold by that: as a member, too, it is looked at in each step. The same holds after a suspension;
+with each further one the probation is twice as long.
 
 Who may be a candidate is drawn among the applicants by the coin. An owner of many ids has many lots: a run in which
 strangers flood the list of applicants needs another gate before this one.
@@ -36,6 +37,7 @@ CANDIDACY_LAG: Final = 2
 """Steps from a candidate's gradient to the end of the step in which members decide about it."""
 FORMER_SHARE: Final = 3
 _MEMBERS_PER_CANDIDATE: Final = 2
+_MOST_DOUBLINGS: Final = 10
 
 
 def candidate_limit(members: int) -> int:
@@ -46,6 +48,8 @@ def candidate_limit(members: int) -> int:
 
 def probation_of(peer: PeerId, membership: Members, probation_steps: int) -> int:
     """Clean steps that a candidate needs in a run in which strangers need `probation_steps`."""
+    if lapses := membership.lapses.get(peer):
+        return max(1, probation_steps // FORMER_SHARE) << min(lapses - 1, _MOST_DOUBLINGS)
     return max(1, probation_steps // FORMER_SHARE) if peer in membership.former else probation_steps
 
 
@@ -111,7 +115,7 @@ def _welcome(membership: Members, record: AttemptRecord, heard: dict[PeerId, byt
         if digest is None
         and peer not in membership
         and peer not in membership.candidates
-        and peer not in membership.bans
+        and not membership.is_barred(peer, record.terms.step + 1)
     ]
     for peer in sorted(strangers, key=lambda peer: lot(record.randomness, peer))[:room]:
         membership.candidates[peer] = Candidate(peer, record.terms.step + 1)

@@ -15,14 +15,14 @@ from blake3 import blake3
 
 from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
-from minga.security.protocol.members import MAX_BANS, MAX_FORMER, Ban, Candidate, Members, Reason
+from minga.security.protocol.members import MAX_BANS, MAX_FORMER, MAX_LAPSES, Ban, Candidate, Members, Reason
 from minga.security.protocol.pending_accusations import MAX_CHARGES, PendingAccusations, charges
 from minga.security.protocol.statements import MAX_CANDIDATES, MAX_MEMBERS, Accusation, Digest, Peer, Peers, Step
 from minga.security.randomness.coin import derive
 from minga.security.verification.norm_bound import REMEMBERED_STEPS, DispersionHistory
 from minga.security.verification.step_bound import StepBound
 
-_LABEL = b"minga secure standing 1"
+_LABEL = b"minga secure standing 2"
 
 Norm = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 Stop = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -36,6 +36,7 @@ class Banned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     peer: Peer
     step: Step
     reason: Annotated[str, msgspec.Meta(max_length=32)]
+    until: Step | None = None
 
 
 class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -56,6 +57,7 @@ class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
     aggregates: Annotated[tuple[Digest | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     distances: Annotated[tuple[tuple[Stops, Norms], ...], msgspec.Meta(max_length=REMEMBERED_STEPS)] = ()
     lengths: Annotated[tuple[Norm, ...], msgspec.Meta(max_length=REMEMBERED_STEPS)] = ()
+    lapses: Annotated[tuple[tuple[Peer, Step], ...], msgspec.Meta(max_length=MAX_LAPSES)] = ()
 
     @classmethod
     def first(cls, run_id: str, founders: Iterable[PeerId]) -> ProtocolState:
@@ -70,9 +72,10 @@ class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
     @property
     def membership(self) -> Members:
         """The list of members at this step."""
-        bans = [Ban(PeerId(ban.peer), ban.step, Reason[ban.reason]) for ban in self.bans]
+        bans = [Ban(PeerId(ban.peer), ban.step, Reason[ban.reason], ban.until) for ban in self.bans]
         former = {PeerId(peer): step for peer, step in self.former}
-        return Members(map(PeerId, self.members), self.candidates, bans, former)
+        lapses = {PeerId(peer): count for peer, count in self.lapses}
+        return Members(map(PeerId, self.members), self.candidates, bans, former, lapses)
 
     def check(self) -> None:
         """Raise `ValueError` unless its parts belong together."""
@@ -122,11 +125,12 @@ class StepProgress:
             membership.members,
             self.coin,
             tuple(sorted(membership.candidates.values(), key=lambda candidate: candidate.peer)),
-            tuple(Banned(ban.peer, ban.step, ban.reason.name) for _, ban in sorted(membership.bans.items())),
+            tuple(Banned(ban.peer, ban.step, ban.reason.name, ban.until) for _, ban in sorted(membership.bans.items())),
             tuple(sorted(membership.former.items())),
             self.charges,
             self.voters,
             self.aggregates,
             self.history.steps,
             self.bound.lengths,
+            tuple(sorted(membership.lapses.items())),
         )

@@ -31,7 +31,7 @@ class Applicants:
 
         Members may ask what was said, and what they say themselves means nothing.
         """
-        if author in membership.bans:
+        if membership.is_barred(author, slot.step):
             return False
         said = self._slots.of(slot)
         if author in membership or author in membership.candidates or author in said:

@@ -36,7 +36,8 @@ class Joiner:
         discovery = Discovery(node, self._genesis)
         standing, place, signers = await discovery.find(self._setup.settings.patience.longest_s)
         self.is_vouched_for = 2 * len(self._genesis.intersection(signers)) > len(self._genesis)
-        if ban := standing.membership.bans.get(node.peer_id):
+        ban = standing.membership.bans.get(node.peer_id)
+        if ban is not None and ban.until is None:
             raise BannedError.of(ban)
         await work.adopt(standing.step, place.state, signers)
         if await work.digest() != place.state:

@@ -69,7 +69,7 @@ from minga.security.step.observer import Observer, be_overtaken
 
 
 class ExcludedError(RemoteError):
-    """This peer is no member any more: it was away, or (`BannedError`) it was banned."""
+    """This peer is no member any more: it was away, was suspended, or (`BannedError`) was banned."""
 
 
 class BannedError(ExcludedError):
@@ -151,8 +151,9 @@ class SecureMember:
         """
         if self._state is None:
             await self._stand(await self._work.digest(), {})
-        if self._node.peer_id in self.membership.bans:
-            self._require_membership()
+        ban = self.membership.bans.get(self._node.peer_id)
+        if ban is not None and ban.until is None:
+            raise BannedError.of(ban)
         await (self._take_part() if self.is_member else self._follow())
 
     # ---- as an observer
@@ -229,7 +230,10 @@ class SecureMember:
     def _require_membership(self) -> None:
         if self._node.peer_id not in self.membership:
             ban = self.membership.bans.get(self._node.peer_id)
-            raise BannedError.of(ban) if ban else ExcludedError("this peer was away for too long", round=self.step)
+            if ban is not None and ban.until is None:
+                raise BannedError.of(ban)
+            why = "this peer was away for too long" if ban is None else f"the members suspended this peer: {ban.why}"
+            raise ExcludedError(why, round=self.step)
 
     async def _close(self, record: AttemptRecord) -> None:
         """The attempt passed: apply, hear the judges, and look into what is new."""

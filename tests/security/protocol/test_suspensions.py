@@ -1,0 +1,90 @@
+"""A failure that can be an accident suspends, each time for longer; a proven lie bans for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from minga.network.interface import PeerId
+from minga.security.accountability.log import EvidenceLog
+from minga.security.accountability.membership_log import MembershipChanges
+from minga.security.protocol.members import FIRST_SUSPENSION_STEPS, LAPSES, MAX_LAPSES, Members, Reason
+from minga.security.protocol.probation import FORMER_SHARE, probation_of
+from minga.security.protocol.protocol_state import ProtocolState, StepProgress
+
+PEERS = [PeerId(f"{number:064x}") for number in range(4)]
+
+
+@pytest.mark.parametrize("reason", sorted(LAPSES))
+def test_each_lapse_suspends_for_twice_as_long_and_lengthens_the_probation(reason: Reason) -> None:
+    members, step = Members(PEERS), 100
+    for count in range(1, 5):
+        members.ban(PEERS[1], step, reason)
+        assert PEERS[1] not in members
+        until = step + FIRST_SUSPENSION_STEPS * 2 ** (count - 1)
+        assert members.bans[PEERS[1]].until == until
+        assert members.is_barred(PEERS[1], until - 1)
+        assert not members.is_barred(PEERS[1], until)
+        assert probation_of(PEERS[1], members, 30) == 30 // FORMER_SHARE * 2 ** (count - 1)
+        members.admit(PEERS[1])
+        assert not members.bans
+        step = until
+    assert probation_of(PEERS[0], members, 30) == 30
+
+
+def test_a_proven_lie_bans_for_ever_also_a_suspended_peer() -> None:
+    members = Members(PEERS)
+    members.ban(PEERS[1], 5, Reason.SILENT)
+    members.ban(PEERS[1], 6, Reason.WRONG_GRADIENT)
+    assert members.bans[PEERS[1]].until is None
+    members.ban(PEERS[1], 7, Reason.SILENT)
+    assert members.bans[PEERS[1]].reason is Reason.WRONG_GRADIENT
+    assert members.is_barred(PEERS[1], 1 << 40)
+
+
+def test_silence_does_not_spare_a_liar_its_ban(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress, told = StepProgress(ProtocolState.first("run", PEERS)), list[str]()
+    events = SimpleNamespace(emit=lambda data: told.append(data.why))
+    node = cast(Any, SimpleNamespace(events=events, run_id="run", peer_id=PEERS[0]))
+    changes = MembershipChanges(node, cast(Any, None), progress, EvidenceLog())
+    monkeypatch.setattr(changes, "_append", lambda cases: None)
+
+    def left_out(reason: Reason) -> None:
+        asyncio.run(changes.leave_out([cast(Any, SimpleNamespace(peer=PEERS[1], ban=reason))]))
+
+    left_out(Reason.SILENT)
+    left_out(Reason.UNDELIVERED)  # it is suspended already
+    left_out(Reason.WRONG_GRADIENT)
+    left_out(Reason.EQUIVOCATED)  # it is banned already
+    assert told == [
+        Reason.SILENT.value + f"; suspended until step {FIRST_SUSPENSION_STEPS}",
+        Reason.WRONG_GRADIENT.value,
+    ]
+    assert progress.membership.bans[PEERS[1]].until is None
+
+
+def test_newcomers_learn_of_suspensions_and_all_agree_upon_them() -> None:
+    progress = StepProgress(ProtocolState.first("run", PEERS))
+    before = progress.standing.digest
+    progress.membership.ban(PEERS[2], 3, Reason.SILENT)
+    standing = progress.standing
+    standing.check()
+    assert standing.digest != before
+    told = standing.membership
+    assert (told.bans, told.lapses, told.digest) == (
+        progress.membership.bans,
+        {PEERS[2]: 1},
+        progress.membership.digest,
+    )
+    progress.membership.admit(PEERS[2])
+    assert progress.membership.digest != Members(PEERS).digest, "that it lapsed is not forgotten"
+
+
+def test_memory_of_lapses_is_bounded() -> None:
+    members = Members(PEERS)
+    for number in range(MAX_LAPSES + 10):
+        members.ban(PeerId(f"{number:064x}"), 1, Reason.SILENT)
+    assert len(members.lapses) == MAX_LAPSES
