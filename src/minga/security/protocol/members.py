@@ -29,8 +29,7 @@ from minga.security.protocol.statements import Peer, Step
 MAX_BANS = 2048
 """The oldest are forgotten then: a peer that comes back so late is on probation like everybody."""
 MAX_FORMER = 256
-MAX_LAPSES = 1024
-_LABEL = b"minga secure ledger 3"
+_LABEL = b"minga secure ledger 2"
 
 
 class Reason(enum.StrEnum):
@@ -54,12 +53,19 @@ _MOST_DOUBLINGS: Final = 20
 
 @dataclass(frozen=True)
 class Ban:
-    """Who was banned, at which step, and why; `until` which step it is suspended, None for ever."""
+    """Who was banned, at which step, and why. `lapses` counts its suspensions up to this one, if it is one."""
 
     peer: PeerId
     step: int
     reason: Reason
-    until: int | None = None
+    lapses: int = 1
+
+    @property
+    def until(self) -> int | None:
+        """Up to which step the peer is suspended; None for ever."""
+        if self.reason not in LAPSES:
+            return None
+        return self.step + (FIRST_SUSPENSION_STEPS << min(self.lapses - 1, _MOST_DOUBLINGS))
 
     @property
     def why(self) -> str:
@@ -85,15 +91,13 @@ class Members:
         candidates: Iterable[Candidate] = (),
         bans: Iterable[Ban] = (),
         former: Mapping[PeerId, int] | None = None,
-        lapses: Mapping[PeerId, int] | None = None,
     ) -> None:
         self._members = sorted(set(members))
         self.candidates = {PeerId(candidate.peer): candidate for candidate in candidates}
         self.bans = {ban.peer: ban for ban in bans}
+        """Also suspensions that are over: the next one of the peer is longer."""
         self.former = dict(former or {})
         """The step in which a member that was away left the list."""
-        self.lapses = dict(lapses or {})
-        """How many times a peer was suspended."""
 
     @property
     def members(self) -> tuple[PeerId, ...]:
@@ -109,9 +113,14 @@ class Members:
         if known is not None and known.until is None:
             return
         self._discard(peer)
-        self.bans[peer] = Ban(peer, step, reason, self._suspended_until(peer, step) if reason in LAPSES else None)
+        self.bans[peer] = Ban(peer, step, reason, self.lapses(peer) + (reason in LAPSES))
         if len(self.bans) > MAX_BANS:
             del self.bans[min(self.bans, key=lambda banned: (self.bans[banned].step, banned))]
+
+    def lapses(self, peer: PeerId) -> int:
+        """How many times a peer was suspended."""
+        ban = self.bans.get(peer)
+        return 0 if ban is None or ban.until is None else ban.lapses
 
     def is_barred(self, peer: PeerId, step: int) -> bool:
         """Whether a peer cannot become a candidate in this step."""
@@ -130,14 +139,7 @@ class Members:
         """Make a candidate a member."""
         self.candidates.pop(peer, None)
         self.former.pop(peer, None)
-        self.bans.pop(peer, None)
         bisect.insort(self._members, peer)
-
-    def _suspended_until(self, peer: PeerId, step: int) -> int:
-        count = self.lapses[peer] = self.lapses.get(peer, 0) + 1
-        if len(self.lapses) > MAX_LAPSES:
-            del self.lapses[min(self.lapses, key=lambda lapsed: (self.lapses[lapsed], lapsed))]
-        return step + (FIRST_SUSPENSION_STEPS << min(count - 1, _MOST_DOUBLINGS))
 
     def _discard(self, peer: PeerId) -> None:
         self.candidates.pop(peer, None)
@@ -148,6 +150,5 @@ class Members:
     def digest(self) -> bytes:
         """32 bytes that are equal for equal lists."""
         candidates = sorted(self.candidates.values(), key=lambda candidate: candidate.peer)
-        bans = sorted((ban.peer, ban.until) for ban in self.bans.values())
-        lists = (self._members, candidates, bans, sorted(self.former.items()), sorted(self.lapses.items()))
+        lists = (self._members, candidates, sorted(self.bans), sorted(self.former.items()))
         return blake3(_LABEL + msgspec.msgpack.encode(lists)).digest()

@@ -48,7 +48,7 @@ def candidate_limit(members: int) -> int:
 
 def probation_of(peer: PeerId, membership: Members, probation_steps: int) -> int:
     """Clean steps that a candidate needs in a run in which strangers need `probation_steps`."""
-    if lapses := membership.lapses.get(peer):
+    if lapses := membership.lapses(peer):
         return max(1, probation_steps // FORMER_SHARE) << min(lapses - 1, _MOST_DOUBLINGS)
     return max(1, probation_steps // FORMER_SHARE) if peer in membership.former else probation_steps
 

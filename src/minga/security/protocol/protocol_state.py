@@ -7,6 +7,7 @@ there decides like those who were.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
@@ -15,14 +16,15 @@ from blake3 import blake3
 
 from minga.network.interface import PeerId
 from minga.security.protocol.attempt_record import AttemptRecord
-from minga.security.protocol.members import MAX_BANS, MAX_FORMER, MAX_LAPSES, Ban, Candidate, Members, Reason
+from minga.security.protocol.members import MAX_BANS, MAX_FORMER, Ban, Candidate, Members, Reason
 from minga.security.protocol.pending_accusations import MAX_CHARGES, PendingAccusations, charges
 from minga.security.protocol.statements import MAX_CANDIDATES, MAX_MEMBERS, Accusation, Digest, Peer, Peers, Step
 from minga.security.randomness.coin import derive
 from minga.security.verification.norm_bound import REMEMBERED_STEPS, DispersionHistory
 from minga.security.verification.step_bound import StepBound
 
-_LABEL = b"minga secure standing 2"
+_LABEL = b"minga secure standing 1"
+_LAPSES = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 
 Norm = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
 Stop = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
@@ -31,12 +33,27 @@ Stops = Annotated[tuple[Stop, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
 class Banned(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """See `Ban`; `reason` is the name of a `Reason`."""
+    """See `Ban`; `reason` is the name of a `Reason`, and from the second suspension on a colon and their number.
+
+    Evidence of earlier versions, which knew no suspensions, is encoded alike.
+    """
 
     peer: Peer
     step: Step
     reason: Annotated[str, msgspec.Meta(max_length=32)]
-    until: Step | None = None
+
+    @classmethod
+    def of(cls, ban: Ban) -> Banned:
+        """A ban as it is told."""
+        is_further = ban.until is not None and ban.lapses > 1
+        return cls(ban.peer, ban.step, ban.reason.name + (f":{ban.lapses}" if is_further else ""))
+
+    def read(self) -> Ban:
+        """What it says. Raises `ValueError` if that is nothing."""
+        name, colon, number = self.reason.partition(":")
+        if name not in Reason.__members__ or (colon and _LAPSES.fullmatch(number) is None):
+            raise ValueError(f"{self.reason!r} is no reason for a ban")
+        return Ban(PeerId(self.peer), self.step, Reason[name], int(number or 1))
 
 
 class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -57,7 +74,6 @@ class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
     aggregates: Annotated[tuple[Digest | None, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     distances: Annotated[tuple[tuple[Stops, Norms], ...], msgspec.Meta(max_length=REMEMBERED_STEPS)] = ()
     lengths: Annotated[tuple[Norm, ...], msgspec.Meta(max_length=REMEMBERED_STEPS)] = ()
-    lapses: Annotated[tuple[tuple[Peer, Step], ...], msgspec.Meta(max_length=MAX_LAPSES)] = ()
 
     @classmethod
     def first(cls, run_id: str, founders: Iterable[PeerId]) -> ProtocolState:
@@ -72,10 +88,9 @@ class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
     @property
     def membership(self) -> Members:
         """The list of members at this step."""
-        bans = [Ban(PeerId(ban.peer), ban.step, Reason[ban.reason], ban.until) for ban in self.bans]
+        bans = [ban.read() for ban in self.bans]
         former = {PeerId(peer): step for peer, step in self.former}
-        lapses = {PeerId(peer): count for peer, count in self.lapses}
-        return Members(map(PeerId, self.members), self.candidates, bans, former, lapses)
+        return Members(map(PeerId, self.members), self.candidates, bans, former)
 
     def check(self) -> None:
         """Raise `ValueError` unless its parts belong together."""
@@ -85,8 +100,8 @@ class ProtocolState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, arr
             raise ValueError("a peer is either a member or a candidate")
         if len(self.voters) != len(self.aggregates):
             raise ValueError("each member of the last step has an aggregate or none")
-        if unknown := {ban.reason for ban in self.bans} - set(Reason.__members__):
-            raise ValueError(f"no reasons for bans: {sorted(unknown)}")
+        for ban in self.bans:
+            ban.read()
         history = DispersionHistory()
         for stops, norms in self.distances:
             history.add(stops, norms)
@@ -125,12 +140,11 @@ class StepProgress:
             membership.members,
             self.coin,
             tuple(sorted(membership.candidates.values(), key=lambda candidate: candidate.peer)),
-            tuple(Banned(ban.peer, ban.step, ban.reason.name, ban.until) for _, ban in sorted(membership.bans.items())),
+            tuple(Banned.of(ban) for _, ban in sorted(membership.bans.items())),
             tuple(sorted(membership.former.items())),
             self.charges,
             self.voters,
             self.aggregates,
             self.history.steps,
             self.bound.lengths,
-            tuple(sorted(membership.lapses.items())),
         )

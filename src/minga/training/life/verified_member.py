@@ -247,7 +247,8 @@ class VerifiedMember:
         self._attempts, self._divergences = 0, 0
         self._backoff.overcome()
         if self._is_vouched_for:
-            self._known = (self._founders | {*secure.membership.members}) - secure.membership.bans.keys()
+            barred = {peer for peer in secure.membership.bans if secure.membership.is_barred(peer, self.step)}
+            self._known = (self._founders | {*secure.membership.members}) - barred
         self.founding.step = self.step
         samples = self._port.unit if secure.is_member else 0
         self._node.events.emit(
