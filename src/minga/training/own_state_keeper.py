@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+from minga.core.errors import StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.network.interface import PeerId
 from minga.training.bridge.gradient_port import GradientPort
@@ -51,6 +53,8 @@ class OwnStateKeeper:
             logger.warning("%s is not used: %s; what this peer alone had begins anew", self.file.path, error)
             self._replica.forget_left_out()
             return None
+        if own.is_final:
+            self._begin_anew(own)
         return own
 
     def begin(self, member: Member, before: OwnState | None) -> None:
@@ -80,6 +84,14 @@ class OwnStateKeeper:
             return None
         copy = self._copied(self._replica.step, is_final=True)
         return None if copy is None or copy.is_empty else copy
+
+    def _begin_anew(self, own: OwnState) -> None:
+        """From now on rounds may count something of it: after a kill the file on disk is final no more."""
+        try:
+            self.file.save(replace(own, is_final=False))
+        except StorageError as error:
+            logger.warning("%s is removed: %s", self.file.path, error)
+            self.file.path.unlink(missing_ok=True)
 
     def _note_step(self, step: int) -> None:
         """On the training thread: the replica has come to `step`."""

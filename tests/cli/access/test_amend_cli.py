@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from minga.cli.access import amend
 from minga.cli.access.amend import parse_changes
 from minga.core.errors import ConfigurationError
+from minga.core.spec.run_spec import RunSpec
+from minga.identity.access.ledger import AccessLedger
+from minga.identity.keys.keys import Identity
+from minga.training.access.standing_orders import StandingOrders
+from minga.training.organiser import Organiser
 from tests.cli.access.test_members_cli import WORK, own
 from tests.worlds.cli_run import LOCAL, SPEC, Running, last_json, run
 
@@ -48,3 +57,23 @@ def test_changes_are_read_as_toml_or_as_words() -> None:
     assert found == {"training.target_batch_size": 512, "optimizer.max_grad_norm": "off", "paused": True}
     with pytest.raises(ConfigurationError, match="KEY=VALUE"):
         parse_changes(["training.target_batch_size"])
+
+
+def test_a_stop_ends_a_pause_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paused run comes to no later step at which the pause could end."""
+    key, spec = Identity.generate(), RunSpec.from_mapping({"name": "paused"})
+    ledger = AccessLedger.of_spec(spec.run_id, spec, key.peer_id)
+
+    class Desk(Organiser):
+        def step_ahead(self, seconds: float = 0.0) -> int:
+            return 7 if not ledger.amendments.due(10) else 10
+
+    desk = Desk(cast(Any, None), spec, ledger, key, cast(Any, SimpleNamespace(keep_orders=lambda _: None)), None)
+    monkeypatch.setattr(amend, "_enter", lambda *_: contextlib.nullcontext(desk))
+    context = cast(Any, SimpleNamespace(output=SimpleNamespace(say=lambda _: None, summary=lambda **_: None)))
+    options, orders = amend.AmendOptions(), StandingOrders(spec, ledger)
+    amend.run_pause("", options, cast(Any, None), context)
+    assert orders.is_paused(7)
+    amend.run_stop("", options, cast(Any, None), context)
+    assert not orders.is_paused(7)
+    assert orders.spec(orders.due(9)).training.stop_after_steps == 10

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from minga.cli.taking_part.join import _Joining
+from minga.training.availability.availability import Availability, AvailabilityRules
+from minga.training.availability.traffic_budget import TrafficLimit
 from tests.worlds.cli_run import ALONE, LOCAL, SPEC, Running, last_json, run
 
 WORK = (*LOCAL, "--device", "cpu", "--threads", "1")
@@ -39,3 +44,20 @@ def test_a_paused_peer_leaves_and_comes_back_as_one_that_was_away(tmp_path: Path
         assert traffic["used_bytes"] > 0
         with Running("join", link, *WORK, *own, "--leave-after-step", str(back + 4)) as guest:
             assert guest.summary()["step"] >= back + 4
+
+
+def test_traffic_before_the_first_step_counts_though_the_session_is_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_off(_session: _Joining) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Joining, "_share_in", broken_off)
+    rules = AvailabilityRules(traffic=TrafficLimit.parse("1GB/day"))
+    session = cast(Any, object.__new__(_Joining))
+    session._availability = Availability(rules, tmp_path, lambda: 1e9)
+    node = SimpleNamespace(traffic=lambda: (1000, 500_000))
+    session.peer = SimpleNamespace(session=SimpleNamespace(node=node), on_loop=lambda function: function())
+    with pytest.raises(KeyboardInterrupt):
+        session.run()
+    assert json.loads((tmp_path / "traffic.json").read_bytes())["used_bytes"] == 501_000

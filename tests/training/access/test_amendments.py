@@ -21,6 +21,7 @@ from minga.network.interface import PeerId
 from minga.network.virtual.host import EPOCH_S
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
+from minga.training.access.order_gossip import OrderExchange
 from minga.training.access.standing_orders import StandingOrders, check_changes
 from minga.training.life.member import Member
 from minga.training.replica.build_optimizer import set_learning_rate
@@ -250,3 +251,56 @@ def test_the_rate_of_all_groups_changes_in_proportion_and_only_once() -> None:
     optimizer.step()
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.05 / 3
+
+
+def test_bounds_that_move_together_are_changed_together() -> None:
+    """Of two bounds the one that comes first may go only with the other one, whichever way they move."""
+    batch = {"target_batch_size": "auto", "target_batch_size_min": 10, "target_batch_size_max": 100}
+    spec = make_spec(16).amended({f"training.{key}": value for key, value in batch.items()})
+    for least, most in ((2, 5), (500, 1000)):
+        order = amendment(
+            spec, 1, 0, training__target_batch_size_max=str(most), training__target_batch_size_min=str(least)
+        )
+        orders = standing(spec, order)
+        assert orders.batch_range([order.id]) == (least, most)
+
+
+@virtually
+async def test_a_member_that_missed_the_last_round_ends_with_the_others() -> None:
+    """It has the state of the last step, and the order, but no plan that said so."""
+    swarm = Swarm(make_spec(32), organiser=ORGANISER)
+    grow(swarm, 4, random.Random(8))
+    await swarm.run_until_step(3)
+    peers = list(swarm.peers.values())
+    away, others = peers[3], peers[:3]
+    step = max(peer.replica.step for peer in peers)
+    for peer in peers:
+        tell(peer, amendment(swarm.spec, 1, step + 3, training__stop_after_steps=str(step + 4)))
+    await swarm.run_until_step(step + 1)
+    for other in others:
+        swarm.internet.cut(away.network, other.network)
+    for peer in others:
+        await peer.ended.wait()
+    for other in others:
+        swarm.internet.restore(away.network, other.network)
+    await asyncio.wait_for(away.ended.wait(), 300.0)
+    assert (away.error, away.replica.step) == (None, step + 4)
+    assert len(set(swarm.digests().values())) == 1
+    await swarm.close()
+
+
+def test_peers_that_hold_an_order_with_other_signatures_hold_the_same() -> None:
+    """Else they would send each other all orders for ever: of two copies each keeps the one that came first."""
+    third = Identity.from_seed(bytes([202]) * 32)
+    keys = sorted(key.peer_id for key in (ORGANISER, SECOND, third))
+    spec = make_spec(16, security={"organisers": keys, "organisers_needed": 2})
+    once = amendment(spec, 1, 0, paused="true").signed_by(SECOND)
+    digests = set()
+    for order in (once, once.signed_by(third), once.signed_by(Identity.from_seed(bytes([9]) * 32))):
+        ledger = AccessLedger.of_spec(spec.run_id, spec, ORGANISER.peer_id)
+        assert ledger.take(order)
+        assert not ledger.take(once)
+        exchange = object.__new__(OrderExchange)
+        exchange._ledger = ledger
+        digests.add(exchange._digest())
+    assert len(digests) == 1

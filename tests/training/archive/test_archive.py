@@ -145,7 +145,7 @@ def test_a_copy_to_the_hub_is_one_commit(tmp_path: Path, monkeypatch: pytest.Mon
 
         def upload_folder(self, **options: Any) -> None:
             if not options["path_in_repo"].startswith("step-"):
-                raise RuntimeError("401 Unauthorized\nlog in")
+                raise RuntimeError("401 Unauthorized\nlog in" if options["path_in_repo"] != "silent" else "")
             calls.append((options["repo_id"], options))
 
     monkeypatch.setattr(huggingface_hub, "HfApi", FakeHub)
@@ -157,6 +157,8 @@ def test_a_copy_to_the_hub_is_one_commit(tmp_path: Path, monkeypatch: pytest.Mon
     assert calls[1][1]["path_in_repo"] == path.name
     with pytest.raises(UploadError, match="401 Unauthorized"):
         target.upload(tmp_path)
+    with pytest.raises(UploadError, match="RuntimeError"):  # one without words
+        target.upload(tmp_path / "silent")
 
 
 @pytest.mark.parametrize("url", ["hf://owner", "hf://a/b/c", "nonsense://x"])

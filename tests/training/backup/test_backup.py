@@ -174,3 +174,17 @@ def test_a_full_disk_leaves_no_unfinished_backup(tmp_path: Path, monkeypatch: py
     with pytest.raises(minga.StorageError, match="No space"):
         write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_checkpoint_that_is_pruned_meanwhile_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_folder: Path) -> Any:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(backup_module, "backup_files", gone)
+    organiser = Identity.generate()
+    a_run(tmp_path / "run", organiser)
+    with pytest.raises(minga.StorageError, match="cannot be written"):
+        write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

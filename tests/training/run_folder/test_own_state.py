@@ -260,3 +260,7 @@ def test_a_polite_end_writes_the_last_one(kind: str, tmp_path: Path, installed: 
         assert left_out is None or (again is not None and torch.equal(again.mass, left_out.mass))
         assert peer.session.member is not None
         assert not peer.session.member.in_doubt  # type: ignore[union-attr]
+        train(optimizer, model, 6)  # rounds may have counted what was in the file
+        assert peer._own is not None
+        on_disk = peer._own.file.load(5, 1 << 16)
+        assert on_disk is None or not on_disk.is_final

@@ -99,7 +99,7 @@ def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: 
     with _enter(link, desk, context) as organiser:
         last = organiser.step_ahead(NEXT_STEP_S) if options.at_step is None else options.at_step
         last = max(1, last)
-        _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, last - 1), options, context)
+        _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context)
 
 
 def _enter(link: str, desk: OrganiserOptions, context: Context) -> AbstractContextManager[Organiser]:

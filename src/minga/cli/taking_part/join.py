@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -18,7 +19,7 @@ from minga.cli.taking_part.status_view import OwnPart, PlainTrouble, volunteer_l
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
-from minga.core.errors import ConfigurationError
+from minga.core.errors import ConfigurationError, MingaError
 from minga.core.events.bus import Event
 from minga.core.events.security import SecureAdmitted, SecureCandidate, SecureDropped, SecureFounded, SecureWaiting
 from minga.core.events.training import AccessNotRenewed, StepApplied, SyncAdvanced, SyncFinished
@@ -157,6 +158,14 @@ class _Joining:
 
     def run(self) -> bool:
         """Take part, with a display beside; whether this session ended for a pause."""
+        try:
+            return self._share_in()
+        finally:  # however it ends: what was downloaded before the first step counts, too
+            with contextlib.suppress(MingaError):
+                self._count_traffic()
+            self._availability.end_session()
+
+    def _share_in(self) -> bool:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.run import RecipeRun
 
@@ -186,7 +195,6 @@ class _Joining:
             self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
             self._take_part(run, ticker)
             self._phase = "finished" if run.finished else "leaving"
-        self._availability.end_session()
         if self._is_pausing and not run.finished:
             return True
         self._summarise(run)
@@ -199,10 +207,13 @@ class _Joining:
             return True
         if time.monotonic() - self._checked_at >= POLL_S and not self._is_pausing:
             self._checked_at = time.monotonic()
-            self._availability.note_traffic(sum(self.peer.on_loop(self.peer.session.node.traffic)))
+            self._count_traffic()
             self._is_pausing = self._availability.pause() is not None
             return self._is_pausing and not self._leaving.ask()
         return False
+
+    def _count_traffic(self) -> None:
+        self._availability.note_traffic(sum(self.peer.on_loop(self.peer.session.node.traffic)))
 
     def _take_part(self, run: RecipeRun, ticker: Ticker) -> None:
         from minga.cli.taking_part.held_out import HeldOut

@@ -61,6 +61,10 @@ class Amended:
         ids = self.in_force if self._has_taken_step else self._orders.due(step)
         return self._orders.spec(ids).training.stop_after_steps if ids else usual
 
+    def come_back(self) -> None:
+        """The state was fetched: the plan by which it came about is not known here."""
+        self._has_taken_step = False
+
     def enter(self, plan_orders: Sequence[str]) -> str:
         """The round of a plan with these orders counts. Returns what they change, in words, if they are another set."""
         first, self._has_taken_step = not self._has_taken_step, True

@@ -37,7 +37,7 @@ ORDERS_A_PAGE = 200
 
 
 class OrdersHeld(msgspec.Struct, frozen=True, array_like=True):
-    """BLAKE3 of the orders that the caller holds."""
+    """BLAKE3 of what the orders say that the caller holds; which of those who may sign did so does not matter."""
 
     digest: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
@@ -145,7 +145,8 @@ class OrderExchange:
                 raise ProtocolError(f"sent an order of the organisers that is none: {invalid[0]}", peer=peer)
 
     def _digest(self) -> bytes:
-        return bytes(blake3(msgspec.msgpack.encode(list(self._ledger.orders()))).digest())
+        said = [(order.CONTEXT, order.statement()) for order in self._ledger.orders()]
+        return bytes(blake3(msgspec.msgpack.encode(said)).digest())
 
     def _meet(self, peer: PeerId) -> None:
         if peer > self._node.peer_id:  # the other side begins otherwise

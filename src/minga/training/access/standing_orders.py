@@ -111,13 +111,17 @@ class StandingOrders:
     def changes(self, orders: Sequence[str]) -> dict[str, Any]:
         """What these amendments change, value by key, as far as this version of minga can."""
         found: dict[str, Any] = {}
-        for key, text in self._amendments.changes(orders).items():
-            try:
-                value = json.loads(text)
-                check_changes(self._spec, {**found, key: value})
-            except (ValueError, RecursionError, ConfigurationError):
-                continue  # the organiser's minga is newer than this one, or it signed what its own refuses
-            found[key] = value
+        waiting = self._amendments.changes(orders)
+        count = -1
+        while len(found) > count:  # again as long as some came in: a smallest value may go only with its largest
+            count = len(found)
+            for key in [key for key in waiting if key not in found]:
+                try:
+                    value = json.loads(waiting[key])
+                    check_changes(self._spec, {**found, key: value})
+                except (ValueError, RecursionError, ConfigurationError):
+                    continue  # the organiser's minga is newer than this one, or it signed what its own refuses
+                found[key] = value
         return found
 
     def spec(self, orders: Sequence[str]) -> RunSpec:

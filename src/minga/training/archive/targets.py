@@ -87,4 +87,4 @@ class _Hub(Target):
                 commit_message=f"minga checkpoint {folder.name}",
             )
         except Exception as error:  # of the network, the hub's answer, or the token
-            raise UploadError(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}") from error
+            raise UploadError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}") from error

@@ -50,9 +50,9 @@ def write_backup(folder: Path, out: Path, identity: Identity, passphrase: str) -
     check_organiser(run.signed, identity)
     if out.exists():
         raise ConfigurationError(f"--out {out}: already there; choose another name")
-    step, files = backup_files(folder)
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
     try:
+        step, files = backup_files(folder)
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
         with open(descriptor, "wb") as file:
             sealed = SealedWriter(file, passphrase)

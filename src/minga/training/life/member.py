@@ -453,6 +453,7 @@ class Member:
                 self.vectors.forget()
                 self.in_doubt = False
             self._formation.come_back(self.swarm_view.settled())
+            self.amended.come_back()
             self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
             self._discards_state = False
             self.on_epoch(self.epoch)
