@@ -14,6 +14,7 @@ import torch
 
 from minga.core.spec.run_spec import RunSpec
 from minga.network.virtual.internet import HostSettings
+from minga.optim import SGD
 from minga.simulation import run_virtual
 from minga.simulation.swarm.simulated_peer import SimulatedPeer, TrainerSettings
 from minga.simulation.swarm.swarm import Swarm
@@ -39,7 +40,7 @@ def vector_replica(numel: int) -> Callable[[RunSpec], Replica]:
     def make(spec: RunSpec) -> Replica:
         torch.manual_seed(1)
         model = torch.nn.Linear(numel, 1, bias=False)
-        return Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+        return Replica(spec, SGD(model.parameters(), lr=0.1), model=model)
 
     return make
 

@@ -72,7 +72,7 @@ class GroupSettings:
     `overlapped`: rounds go on beside the next step's computing. With a `largest_batch_size` the target batch size is
     only the smallest one, and chosen so that communication takes no more than the share `most_communication`. Where
     half of a round's members are left, those go on that have the `organiser` among them. `orders` may change the target
-    batch size.
+    batch size. `averages_every` tells what a leader writes into the plan of the round of a step, see `Plan`.
     """
 
     target_batch_size: int
@@ -85,3 +85,4 @@ class GroupSettings:
     most_communication: float = 0.1
     organiser: PeerId | None = None
     orders: RunOrders = WITHOUT_ORDERS
+    averages_every: Callable[[int], int] = lambda _: 0

@@ -20,6 +20,7 @@ MAX_SAMPLES = 1 << 40
 MAX_CHUNKS = 1 << 17
 MAX_TERM = 1000
 MAX_BALLOT = 1 << 32
+MAX_INTERVAL = 1 << 30
 LONGEST_S = 1e9
 
 Step = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -187,7 +188,8 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     `voters` are here and `tie_breaker` decides between halves (see `Electorate`); 0 in a first round, in which all
     vote. A plan may take over the result of an earlier attempt, round `adopts`, instead of reducing anew: then the
     `holders` have it, and the `view`, its members, is what counts for the next step. `orders` are the organisers'
-    amendments by which all members take this step, with an adopted result those of the attempt that made it.
+    amendments by which all members take this step, with an adopted result those of the attempt that made it. After a
+    step whose number `averages_every` divides, the members average their parameters, too; 0 is never.
     """
 
     round_id: RoundId
@@ -212,6 +214,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     holders: Members = ()
     view: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     orders: OrderIds = ()
+    averages_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL)] = 0
 
     @property
     def result_id(self) -> str:

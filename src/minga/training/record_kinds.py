@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+import msgspec
 
 from minga.averaging.link_record import LINKS
 from minga.network.gossip.record_kinds import (
@@ -17,6 +19,8 @@ from minga.network.gossip.record_kinds import (
     UnixTime,
 )
 from minga.network.rpc.handshake import Word
+
+MAX_SKETCH_NUMBERS = 32
 
 Status = Literal["training", "syncing", "averaging", "paused", "finished"]
 
@@ -42,10 +46,16 @@ class Progress(Payload, frozen=True):
 
 
 class StateInfo(Payload, frozen=True):
-    """Name "state": digest (64 hexadecimal digits) of the owner's training state after `step`."""
+    """Name "state": digest (64 hexadecimal digits) of the owner's training state after `step`.
+
+    Where the owner's optimizer may round differently from those of others: the `sketch` of its parameters
+    (`minga.training.state.sketch`), and how far from them others may be that count as the same (L2 distance).
+    """
 
     step: Count
     digest: Digest
+    sketch: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MAX_SKETCH_NUMBERS)] = ()
+    tolerance: Amount = 0.0
 
 
 class Metrics(Payload, frozen=True):

@@ -355,7 +355,7 @@ BAD = [
     ("training.buffers", "sum", '"average"'),
     ("averaging.codec", "uint 8", '"int8"'),
     ("averaging.download_codec", "uint 8", '"int8"'),
-    ("averaging.average_parameters_every", -1, "0 is never"),
+    ("averaging.average_parameters_every", -1, "0 is as needed"),
     ("state.digest_every", 0, "from 1"),
     ("checkpoints.every_steps", -1, "after the run's last step"),
     ("checkpoints.keep", 0, "from 1"),

@@ -266,7 +266,8 @@ class GroupFormation:
             registrations, ballot = group.everyone(), group.ballot
             self._membership.gave_up_waiting(registrations)
             plan = await self._plan_maker.plan(self._step, registrations)
-            plan = msgspec.structs.replace(plan, orders=self._settings.orders.due(self._step))
+            every = self._settings.averages_every(self._step)
+            plan = msgspec.structs.replace(plan, orders=self._settings.orders.due(self._step), averages_every=every)
             plan = await self._succession.decide(plan, registrations, ballot)
             next_batch = self.batch.next(registrations.values(), plan.orders)
             limits = group.limits_of_the_next([member.peer_id for member in plan.members], next_batch)

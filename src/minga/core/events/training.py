@@ -23,8 +23,18 @@ class MicroBatchDropped(EventData, kind="micro_batch.dropped"):
     samples: int
 
 
+class ParametersDrift(EventData, kind="parameters.drift"):
+    """Devices of the run round differently, so the parameters are averaged every so many steps from now on.
+
+    `every` follows the drift that was measured; 0 is never.
+    """
+
+    step: int
+    every: int
+
+
 class ParametersNotAveraged(EventData, kind="parameters.not_averaged"):
-    """The parameters were due to be averaged, and were not. The state is fetched instead."""
+    """The parameters were due to be averaged, and were not. They are averaged the next time."""
 
     step: int
     why: str

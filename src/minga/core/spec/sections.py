@@ -149,7 +149,7 @@ class AveragingSection(Section):
         'the name of a sketch: "identity" or an installed one',
     )
     average_parameters_every: int = whole(
-        0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is never"
+        0, 0, 1_000_000, "steps between two averagings of the parameters", special="; 0 is as needed"
     )
 
 

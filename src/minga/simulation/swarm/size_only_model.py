@@ -27,6 +27,7 @@ from minga.core.spec.sections import DEFAULT_SKETCH
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.training.state.manifest import MAX_STATE_BYTES, MAX_TENSORS, Manifest, build_manifest
 from minga.training.state.scalars import Json
+from minga.training.state.sketch import Sketch
 from minga.training.state.snapshot import StateSnapshot, TensorEntry, layout_bytes
 
 MAX_MOMENTS = 8
@@ -95,7 +96,7 @@ class SizeOnlyVector:
 
     def __init__(self, model: SizeOnlyModel, codec: str, download_codec: str | None = None) -> None:
         self.layout: VectorLayout = SizeOnlyLayout(model.numels, codec, download_codec)
-        self.numel = self.layout.total
+        self.numel = self.parameters_numel = self.layout.total
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A float32 vector that takes no memory, of `numel` elements if not as long as this one."""
@@ -123,6 +124,11 @@ class SizeOnlyReplica:
     def vector(self) -> SizeOnlyVector:
         """What is averaged."""
         return self._vector
+
+    @property
+    def rounds_alike(self) -> bool:
+        """There is nothing to round."""
+        return True
 
     def layout_of(self, step: int) -> VectorLayout:  # noqa: ARG002
         """All rounds average the whole vector."""
@@ -205,6 +211,10 @@ class SizeOnlyReplica:
     def check(self, manifest: Manifest) -> None:
         """Refuse a manifest of another model, by `ConfigurationError`."""
         self._check(manifest.tensors, manifest.scalars)
+
+    def sketch(self) -> Sketch:
+        """That of no numbers."""
+        return ()
 
     def digest(self) -> str:
         """The state digest: the hash of the manifest."""

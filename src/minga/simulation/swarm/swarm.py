@@ -28,6 +28,7 @@ from minga.network.gossip.record_kinds import RecordKinds
 from minga.network.interface import Address
 from minga.network.virtual.internet import HostSettings, VirtualInternet, VirtualNetwork
 from minga.network.virtual.link import TURN_S
+from minga.optim.sgd import SGD
 from minga.security.protocol.behaviour import Behaviour
 from minga.security.randomness.public_batch import PublicBatch
 from minga.simulation.faults.driver import FaultDriver, FaultRecord, VirtualFaults
@@ -272,7 +273,7 @@ def small_replica(spec: RunSpec) -> Replica:
     """A linear model of 8 inputs and 3 outputs with the spec's seed, under plain gradient descent."""
     torch.manual_seed(spec.training.seed)
     model = torch.nn.Linear(8, 3)
-    return Replica(spec, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    return Replica(spec, SGD(model.parameters(), lr=0.1), model=model)
 
 
 def pull_to_target(peer: SimulatedPeer, samples: int) -> None:

@@ -5,10 +5,9 @@
     both:            board_view (what is known of others), progress_publisher (what is told), leaving
 
 Read: member, board_view (which peers are there, how far the swarm is), newcomers (which peers fetch the state, and for
-how long), progress_publisher (this peer's Progress), state_sync (the same state as the swarm's), digest_exchange (does
-the majority have another state?), too_slow (tells a peer that its micro-batches are too long), leaving (how a peer
-leaves); then verified_member, founding (which peers are founders), verified_backend (gradients that any member can
-compute again), verified_files (what a secure peer keeps on disk).
+how long), progress_publisher (this peer's Progress), state_sync (fetching the state), too_slow (tells a peer that
+its micro-batches are too long), leaving (how a peer leaves); then verified_member, founding (which peers are founders),
+verified_backend (gradients that any member can compute again), verified_files (what a secure peer keeps on disk).
 
 Called by training/session. It knows ports and replicas, no torch models. Everything here is used on the loop's
 thread.

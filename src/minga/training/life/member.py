@@ -34,6 +34,7 @@ from minga.core.events.averaging import RoundAborted, RoundBegun, RoundReduced
 from minga.core.events.training import (
     MemberDiverged,
     MemberOutOfSync,
+    ParametersDrift,
     ParametersNotAveraged,
     RunAmended,
     RunFinished,
@@ -52,13 +53,16 @@ from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.access.amended import Amended
 from minga.training.access.standing_orders import StandingOrders
+from minga.training.agreement.averaging_interval import AveragingInterval
+from minga.training.agreement.comparison import StateComparison
+from minga.training.agreement.parameter_average import ParameterAverage
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.bridge.parameter_average import ParameterAverage
 from minga.training.life.board_view import BoardView
 from minga.training.life.leaving import closing, see_others_off
 from minga.training.life.progress_publisher import ProgressPublisher
 from minga.training.life.state_sync import Download, Synchroniser
 from minga.training.life.too_slow import TooSlowNotice
+from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import ContributionFate
@@ -87,9 +91,10 @@ class MemberSettings:
 
     Whether it can be dialled by all and so `aggregates` for them, and whether it `computes` gradients. Of the run: the
     smallest and the largest target batch size (equal where that is fixed; else it is chosen so that communication takes
-    no more than the share `most_communication`); `overlapped` and `keeps_uncounted` are facts of its strategy. `divide`
-    says who reduces what in the groups that it leads. Where half of a round's members are left, those with the
-    `organiser` go on.
+    no more than the share `most_communication`); `overlapped`, `keeps_uncounted` and `shares_parameters` (in each round
+    anyway) are facts of its strategy. `average_parameters_every` so many steps; 0 is as needed. `divide` says who
+    reduces what in the groups that it leads. Where half of a round's members are left, those with the `organiser` go
+    on.
     """
 
     target_batch_sizes: tuple[int, int]
@@ -97,6 +102,7 @@ class MemberSettings:
     computes: bool = True
     overlapped: bool = False
     keeps_uncounted: bool = False
+    shares_parameters: bool = False
     most_communication: float = 0.1
     wait_in_minority: bool = True
     digest_every: int = 10
@@ -135,7 +141,11 @@ class Member:
         self.swarm_view = BoardView(board, node)
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
-        self._synchroniser = Synchroniser(board, replica, port, download)
+        self._synchroniser = Synchroniser(replica, port, download)
+        interval = AveragingInterval(
+            settings.average_parameters_every, settings.digest_every, is_possible=not settings.shares_parameters
+        )
+        self._states = StateComparison(board, replica, settings.digest_every, interval)
         self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=settings.keeps_uncounted)
         group = GroupSettings(
             settings.target_batch_sizes[0],
@@ -148,6 +158,7 @@ class Member:
             most_communication=settings.most_communication,
             organiser=settings.organiser,
             orders=WITHOUT_ORDERS if orders is None else orders,
+            averages_every=lambda step: self._states.choose_interval(step + 1, self._others()),
         )
         self._formation = GroupFormation(node, identity, group, self.swarm_view, port, settings.divide)
         self._all_reduce = AllReduce(node)
@@ -362,25 +373,21 @@ class Member:
     async def _apply(self, outcome: RoundOutcome, weight: int, fate: ContributionFate) -> None:
         step, report = self.step + 1, self._port.report()
         absorb = self._absorption(outcome, step, fate)
+        self._note_interval(outcome.plan)
         hashing = self._hash_result(outcome.plan.result_id)
         batch = self._formation.batch.present
         if said := self.amended.enter(outcome.plan.orders):
             self._node.events.emit(RunAmended(step=self.step, changes=said))
-        every, limit = self._settings.average_parameters_every, self._limit_by(outcome.plan)
-        if every and step % every == 0:
-            await self._port.request("apply", absorb)
-            await self._average_parameters(outcome.plan)
-            digest = await self._port.request("reopen", lambda: self._port.reopen(limit))
-        else:
-            digest = await self._apply_and_reopen(step, absorb, limit)
+        limit = self._limit_by(outcome.plan)
+        state = await self._apply_and_reopen(outcome.plan, absorb, limit)
         self._formation.previous = await hashing
         self._too_slow.note(outcome.plan, limit, report)
         self.step, self.in_doubt = step, False
         members = len(outcome.plan.members) - len(outcome.lost)
         self._node.events.emit(StepApplied(step=step, samples=weight, members=members, batch=batch))
         self.on_step_ended.tell()
-        if digest is not None:
-            self._synchroniser.publish(step, digest)
+        if state is not None:
+            self._states.publish(state)
 
     def _hash_result(self, name: str) -> asyncio.Future[str]:
         return asyncio.get_running_loop().run_in_executor(None, self._replica.fingerprint, self._result, name)
@@ -406,26 +413,39 @@ class Member:
 
         return absorb
 
-    async def _apply_and_reopen(self, step: int, absorb: Callable[[], None], limit: int | None) -> str | None:
-        """Returns the digest of the state where states are to be compared and not averaged."""
-        is_due = not self._settings.average_parameters_every and step % self._settings.digest_every == 0
-        compares = is_due and bool(self.swarm_view.active())
-        replica, port = self._replica, self._port
+    async def _apply_and_reopen(self, plan: Plan, absorb: Callable[[], None], limit: int | None) -> StateInfo | None:
+        """Returns what the step led to, before parameters are averaged, where states are to be compared."""
+        step = plan.step + 1
+        averages = self._states.interval.is_due(step, plan.averages_every)
+        compares = averages or (self._states.is_due(step) and bool(self.swarm_view.active()))
+        port, measure = self._port, self._states.measure()
 
-        def run() -> str | None:
+        def run() -> StateInfo | None:
+            if compares:
+                measure.begin()
             absorb()
-            port.reopen(limit)
-            return replica.digest() if compares else None
+            if not averages:
+                port.reopen(limit)
+            return measure.end() if compares else None
 
-        digest: str | None = await port.request("apply", run)
-        return digest
+        state: StateInfo | None = await port.request("apply", run)
+        if averages and state is not None:
+            await self._average_parameters(plan, state.tolerance)
+            await port.request("reopen", lambda: port.reopen(limit))
+        return state
 
-    async def _average_parameters(self, plan: Plan) -> None:
+    async def _average_parameters(self, plan: Plan, tolerance: float) -> None:
         try:
-            await self._parameter_average.take(plan)
-        except RoundAbortedError as error:
+            await self._parameter_average.take(plan, tolerance)
+        except RoundAbortedError as error:  # others may have averaged theirs: they differ by no more than before
             self._node.events.emit(ParametersNotAveraged(step=plan.step, why=error.message))
-            self._needs_state = True  # most of the others may have averaged theirs
+
+    def _note_interval(self, plan: Plan) -> None:
+        """Devices were found to round differently, or to drift faster or slower than before."""
+        interval = self._states.interval
+        if plan.averages_every != interval.every and not interval.is_fixed:
+            self._node.events.emit(ParametersDrift(step=plan.step, every=plan.averages_every))
+        interval.every = plan.averages_every
 
     # ---- state
 
@@ -454,6 +474,7 @@ class Member:
                 self.in_doubt = False
             self._formation.come_back(self.swarm_view.settled())
             self.amended.come_back()
+            self._states.clear()
             self._at_least, self._diverged_since_s, self._fetches_given_up = 0, None, 0
             self._discards_state = False
             self.on_epoch(self.epoch)
@@ -492,13 +513,16 @@ class Member:
         return newest if newest >= self.step or (since_s is not None and now - since_s > DIVERGED_S) else None
 
     def _is_diverged(self) -> bool:
-        if not self._synchroniser.is_diverged(set(self.swarm_view.alive()) - {self._node.peer_id}):
+        if not self._states.is_diverged(self._others()):
             self._diverged_since_s = None
             return False
         if self._diverged_since_s is None:
             self._diverged_since_s = asyncio.get_running_loop().time()
             self._node.events.emit(MemberDiverged(step=self.step))
         return True
+
+    def _others(self) -> set[PeerId]:
+        return set(self.swarm_view.alive()) - {self._node.peer_id}
 
     def _is_finished(self) -> bool:
         last = self.amended.last_step(self._settings.stop_after_steps, self.step)

@@ -1,4 +1,4 @@
-"""Keeping one member's state the same as the swarm's: comparing digests, and fetching the state where it differs."""
+"""Fetching the swarm's state where this member's differs or is old."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import torch
 
 from minga.core.aio.hedging import racing
 from minga.core.thread_guard import loop_bound
-from minga.network.gossip.board import Board
-from minga.network.interface import PeerId
 from minga.training.bridge.gradient_port import GradientPort
-from minga.training.life.digest_exchange import DigestHistory
-from minga.training.record_kinds import StateInfo
 from minga.training.replica.interface import ReplicaInterface
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.strategy.interface import Recovery
@@ -23,15 +19,14 @@ Download = Callable[[int, StateSnapshot], Coroutine[Any, Any, StateSnapshot]]
 
 @loop_bound
 class Synchroniser:
-    """Publishes, compares and replaces the state behind `port`.
+    """Replaces the state behind `port`.
 
     `download(minimum_step, have)` fetches the swarm's state of at least that step from other peers, transferring only
     the chunks that differ from `have`; it raises a `RemoteError` if no peer can serve it.
     """
 
-    def __init__(self, board: Board, replica: ReplicaInterface, port: GradientPort, download: Download) -> None:
-        self._board, self._replica, self._port, self._download = board, replica, port, download
-        self._digests = DigestHistory()
+    def __init__(self, replica: ReplicaInterface, port: GradientPort, download: Download) -> None:
+        self._replica, self._port, self._download = replica, port, download
 
     async def capture(self) -> StateSnapshot:
         """A copy of the present state, made by the training thread."""
@@ -64,18 +59,7 @@ class Synchroniser:
             self._port.restore(snapshot, recovery, 0)  # the leader says whether there is time for a micro-batch
 
         await self._port.request("restore", restore)
-        self._digests.clear()
         return snapshot.step
-
-    def publish(self, step: int, digest: str) -> None:
-        """Tell the others the digest of this peer's state after `step`."""
-        self._digests.add(step, digest)
-        self._board.put(StateInfo(step, digest))
-
-    def is_diverged(self, others: set[PeerId]) -> bool:
-        """Whether most of `others`, as far as they published theirs, have another state than this peer."""
-        told = ((peer, state) for peer, state in self._board.payloads(StateInfo).items() if peer in others)
-        return self._digests.is_minority(told, self._board.peer_id)
 
 
 def _is_same(one: StateSnapshot, other: StateSnapshot) -> bool:

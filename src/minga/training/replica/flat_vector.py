@@ -50,6 +50,7 @@ class ParameterVector:
             tuple(tuple(t.shape) for t in [*self._parameters, *buffers.averaged]), codec, download_codec
         )
         self.numel = self.layout.total
+        self.parameters_numel = sum(p.numel() for p in self._parameters)
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector in CPU memory, of `numel` elements if not as long as this one."""

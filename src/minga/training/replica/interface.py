@@ -13,6 +13,7 @@ import torch
 
 from minga.averaging.codecs.layout import VectorLayout
 from minga.training.state.manifest import Manifest
+from minga.training.state.sketch import Sketch
 from minga.training.state.snapshot import StateSnapshot
 
 
@@ -21,6 +22,8 @@ class VectorInterface(Protocol):
 
     layout: VectorLayout
     numel: int
+    parameters_numel: int
+    """Elements of the parameters, which come first; movements of averaged buffers follow."""
 
     def new(self, numel: int | None = None) -> torch.Tensor:
         """A zeroed float32 vector, flat and in CPU memory (on the device `meta` if it has no numbers), of `numel`
@@ -37,6 +40,10 @@ class ReplicaInterface(Protocol):
     @property
     def vector(self) -> VectorInterface:
         """What is averaged."""
+
+    @property
+    def rounds_alike(self) -> bool:
+        """Whether equal means give equal bits on every device."""
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of the vector that the round of `step` averages; see `averaging/codecs/round_vectors.py`.
@@ -114,6 +121,9 @@ class ReplicaInterface(Protocol):
 
     def check(self, manifest: Manifest) -> None:
         """Refuse a manifest of another model or optimizer, by `ConfigurationError`."""
+
+    def sketch(self) -> Sketch:
+        """That of the parameters: peers whose optimizers may round differently compare by it."""
 
     def digest(self) -> str:
         """The digest of the shared state, by which peers compare: the hash of the manifest."""

@@ -19,10 +19,12 @@ from minga.averaging.strategy_choice import facts_of
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.optim.norms import clip_by_global_norm
+from minga.optim.reproducible import ReproducibleOptimizer
 from minga.training.replica.buffers import SharedBuffers
 from minga.training.replica.build_optimizer import set_learning_rate
 from minga.training.replica.flat_vector import ParameterVector
 from minga.training.state.manifest import Manifest
+from minga.training.state.sketch import Sketch, sketch_of
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.state.state_dict import TrainingState
 
@@ -61,6 +63,11 @@ class Replica:
         )
         self._schedule_at = self._epoch()
         self.vector.quick = True
+
+    @property
+    def rounds_alike(self) -> bool:
+        """Whether the optimizer is one of `minga.optim`."""
+        return isinstance(self.optimizer, ReproducibleOptimizer)
 
     def layout_of(self, step: int) -> VectorLayout:
         """The layout of the vector that the round of `step` averages. Any thread may ask."""
@@ -220,6 +227,10 @@ class Replica:
                 "the learning-rate scheduler was stepped by the program; leave that to minga.Optimizer, which does it "
                 "once per global step"
             )
+
+    def sketch(self) -> Sketch:
+        """That of the parameters, as float32."""
+        return sketch_of(self.vector.read_values()[: self.vector.parameters_numel])
 
     def digest(self) -> str:
         """The state digest, by which peers compare: the hash of the manifest."""

@@ -4,7 +4,8 @@
                                                     └─▶ checkpoint_files ─▶ checkpoints (folders on disk)
 
 Read: snapshot (named tensors in one block of bytes), scalars (the small numbers), state_dict (from and to torch),
-manifest (a state by its hashes), checkpoint_files (one checkpoint), checkpoints (all of a run on this machine).
+manifest (a state by its hashes), sketch (a few numbers that tell how far parameters are apart), checkpoint_files (one
+checkpoint), checkpoints (all of a run on this machine).
 
 Called by replica, transfer, training/peer and cli. It knows no network; equal states give equal bytes everywhere.
 """

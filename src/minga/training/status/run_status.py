@@ -11,6 +11,7 @@ from minga.network.gossip.board import Board
 from minga.network.gossip.record_kinds import AddressInfo
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.training.agreement.state_history import is_same
 from minga.training.record_kinds import Metrics, Progress, StateInfo
 from minga.training.status.last_problem import Trouble
 from minga.training.status.losses import LossMeter
@@ -161,8 +162,8 @@ def _peer_status(board: Board, node: Node, peer: PeerId) -> PeerStatus:
 
 
 def _agreement(board: Board) -> bool | None:
-    by_step: dict[int, list[str]] = {}
+    by_step: dict[int, list[StateInfo]] = {}
     for item in board.items(StateInfo):
-        by_step.setdefault(item.payload.step, []).append(item.payload.digest)
-    compared = [digests for digests in by_step.values() if len(digests) >= 2]
-    return all(len(set(digests)) == 1 for digests in compared) if compared else None
+        by_step.setdefault(item.payload.step, []).append(item.payload)
+    compared = [states for states in by_step.values() if len(states) >= 2]
+    return all(is_same(states[0], state) for states in compared for state in states) if compared else None

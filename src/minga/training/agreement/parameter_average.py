@@ -6,7 +6,7 @@ import msgspec
 import torch
 from blake3 import blake3
 
-from minga.averaging.allreduce.service import AllReduce
+from minga.averaging.allreduce.service import AllReduce, RoundAbortedError
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.messages import Plan
 from minga.core.thread_guard import loop_bound
@@ -26,12 +26,28 @@ class ParameterAverage:
         self._all_reduce, self._replica, self._port = all_reduce, replica, port
         self._mean: torch.Tensor | None = None
 
-    async def take(self, plan: Plan) -> None:
-        """Average with the members of `plan`. Raises `RoundAbortedError`, with nothing changed, if that fails."""
+    async def take(self, plan: Plan, tolerance: float) -> None:
+        """Average with the members of `plan`.
+
+        Raises `RoundAbortedError`, with nothing changed, if that fails, or if the mean is farther than `tolerance` from
+        this peer's own parameters: rounding does not explain that, so a member gave something else.
+        """
         mean = self._mean = self._replica.vector.new() if self._mean is None else self._mean
         values = await self._port.request("read", self._replica.read_values)
         layout = VectorLayout(self._replica.vector.layout.numels, "float32")
         name = blake3(plan.round_id.encode()).hexdigest()[:32]
         again = msgspec.structs.replace(plan, round_id=name, adopts="", holders=(), view=())
         await self._all_reduce.reduce(again, layout, values, 1, mean)
-        await self._port.request("write", lambda: self._replica.write_values(mean))
+
+        def write() -> float:
+            count = self._replica.vector.parameters_numel
+            apart = float(torch.dist(mean[:count], values[:count]))
+            if apart <= tolerance:
+                self._replica.write_values(mean)
+            return apart
+
+        apart = await self._port.request("write", write)
+        if not apart <= tolerance:
+            raise RoundAbortedError(
+                f"the mean of the parameters is {apart:.2g} from this peer's own, and rounding explains {tolerance:.2g}"
+            )

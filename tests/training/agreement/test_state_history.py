@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minga.network.interface import PeerId
-from minga.training.life.digest_exchange import HISTORY, DigestHistory
+from minga.training.agreement.state_history import HISTORY, Drift, StateHistory, is_same
 from minga.training.record_kinds import StateInfo
 
 A, B, C, D = (PeerId(letter * 64) for letter in "abcd")
@@ -17,8 +17,8 @@ def digest(step: int, side: str) -> str:
 
 
 def gives_way(me: PeerId, side: str, step: int, others: dict[PeerId, str]) -> bool:
-    history = DigestHistory()
-    history.add(step, digest(step, side))
+    history = StateHistory()
+    history.add(StateInfo(step, digest(step, side)))
     told = [(peer, StateInfo(step, digest(step, other))) for peer, other in others.items()]
     return history.is_minority(told, me)
 
@@ -37,9 +37,9 @@ def test_more_outvote_fewer_whoever_they_are() -> None:
 
 
 def test_only_the_newest_common_step_counts() -> None:
-    history = DigestHistory()
+    history = StateHistory()
     for step in (1, 2, 3):
-        history.add(step, digest(step, "left"))
+        history.add(StateInfo(step, digest(step, "left")))
     told = [(B, StateInfo(1, digest(1, "right"))), (C, StateInfo(1, digest(1, "right")))]
     assert history.is_minority(told, A)
     assert not history.is_minority([*told, (D, StateInfo(2, digest(2, "left")))], A)
@@ -47,9 +47,45 @@ def test_only_the_newest_common_step_counts() -> None:
 
 
 def test_little_is_remembered_and_all_is_forgotten() -> None:
-    history = DigestHistory()
+    history = StateHistory()
     for step in range(HISTORY + 1):
-        history.add(step, digest(step, "left"))
+        history.add(StateInfo(step, digest(step, "left")))
     assert not history.is_minority([(B, StateInfo(0, "0" * 64)), (C, StateInfo(0, "0" * 64))], A)
     history.clear()
     assert not history.is_minority([(B, StateInfo(HISTORY, "0" * 64))], A)
+
+
+def info(name: str, *numbers: float, tolerance: float = 1.0) -> StateInfo:
+    return StateInfo(5, digest(5, "left")[:63] + name, (*numbers, 0.0), tolerance)
+
+
+def test_states_that_rounding_explains_are_one_side() -> None:
+    history = StateHistory()
+    history.add(info("a", 10.0))
+    near = [(B, info("b", 10.5)), (C, info("c", 9.5))]
+    assert not history.is_minority(near, A)
+    assert history.drift(near) == Drift(0.5, 1.0)
+    assert history.drift([(B, info("a", 10.0))]) is None
+    assert history.drift([]) is None
+    far = [(B, info("b", 20.0)), (C, info("c", 20.5))]
+    assert history.is_minority(far, A)
+    assert history.drift(far) is None
+    assert history.drift([*near, *far]) == Drift(0.5, 1.0)
+    assert not history.is_minority([(B, info("b", 20.0)), (C, info("c", 10.5))], A)
+
+
+def test_without_a_sketch_digests_have_to_be_equal() -> None:
+    history = StateHistory()
+    history.add(StateInfo(5, "a" * 64))
+    others = [(B, StateInfo(5, "b" * 64)), (C, StateInfo(5, "b" * 64))]
+    assert history.is_minority(others, A)
+    assert history.drift(others) is None
+    assert not is_same(info("a", 1.0), StateInfo(5, "b" * 64))
+    assert not is_same(StateInfo(5, "b" * 64), info("a", 1.0))
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e18])
+def test_a_lying_peer_cannot_widen_what_others_tolerate(tolerance: float) -> None:
+    history = StateHistory()
+    history.add(info("a", 10.0))
+    assert history.is_minority([(B, info("b", 20.0, tolerance=tolerance)), (C, info("b", 20.0))], A)

@@ -9,7 +9,7 @@ import torch
 from minga.averaging.codecs.layout import VectorLayout
 from minga.averaging.messages import GroupMember, Part, Plan
 from minga.network.interface import Address, PeerId
-from minga.training.bridge.parameter_average import ParameterAverage
+from minga.training.agreement.parameter_average import ParameterAverage
 
 
 def test_parameters_are_reduced_anew_where_the_step_adopted_an_earlier_result() -> None:
@@ -21,7 +21,7 @@ def test_parameters_are_reduced_anew_where_the_step_adopted_an_earlier_result() 
     async def request(_: str, work: Any) -> Any:
         return work()
 
-    vector = SimpleNamespace(new=lambda: torch.zeros(4), layout=SimpleNamespace(numels=(4,)))
+    vector = SimpleNamespace(new=lambda: torch.zeros(4), layout=SimpleNamespace(numels=(4,)), parameters_numel=4)
     replica = SimpleNamespace(vector=vector, read_values=lambda: torch.ones(4), write_values=lambda mean: None)
     average = ParameterAverage(SimpleNamespace(reduce=reduce), replica, SimpleNamespace(request=request))  # type: ignore[arg-type]
     peer = PeerId("1" * 64)
@@ -35,6 +35,6 @@ def test_parameters_are_reduced_anew_where_the_step_adopted_an_earlier_result() 
         holders=(0,),
         view=(peer,),
     )
-    asyncio.run(average.take(adopting))
+    asyncio.run(average.take(adopting, 10.0))
     assert (plans[0].adopts, plans[0].holders, plans[0].view) == ("", (), ())
     assert plans[0].round_id not in ("a" * 32, "b" * 32)

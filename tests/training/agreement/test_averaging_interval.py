@@ -1,0 +1,42 @@
+"""How often parameters are averaged follows from how far they drift."""
+
+from __future__ import annotations
+
+import pytest
+
+from minga.training.agreement.averaging_interval import LONGEST, AveragingInterval
+from minga.training.agreement.state_history import Drift
+
+CLOSE, MIDDLE, FAR = Drift(0.01, 1.0), Drift(0.1, 1.0), Drift(0.5, 1.0)
+
+
+def of(every: int = 0, *, fixed: int = 0, is_possible: bool = True) -> AveragingInterval:
+    interval = AveragingInterval(fixed, 10, is_possible=is_possible)
+    interval.every = every
+    return interval
+
+
+def test_nothing_is_averaged_until_two_peers_differ() -> None:
+    assert of().choose(10, None) == 0
+    assert of().choose(13, CLOSE) == 10
+    assert not of().is_due(10, 0)
+
+
+@pytest.mark.parametrize(("drift", "then"), [(CLOSE, 80), (MIDDLE, 40), (FAR, 20), (None, 40)])
+def test_the_interval_follows_the_drift_at_each_averaging(drift: Drift | None, then: int) -> None:
+    assert of(40).choose(80, drift) == then
+    assert of(40).choose(81, drift) == 40
+
+
+def test_the_interval_has_bounds() -> None:
+    longest = LONGEST * 10
+    assert of(longest).choose(longest, CLOSE) == longest
+    assert of(10).choose(10, FAR) == 10
+
+
+def test_the_run_spec_or_the_strategy_may_decide() -> None:
+    assert of(fixed=7).choose(10, None) == of(7, fixed=7).choose(14, FAR) == 7
+    assert of(fixed=7).is_fixed
+    sharing = of(is_possible=False)
+    assert sharing.choose(10, CLOSE) == 0
+    assert not sharing.is_due(10, 10), "whatever a leader says"
