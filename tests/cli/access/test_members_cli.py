@@ -37,6 +37,8 @@ def test_admit_join_ban(tmp_path: Path) -> None:
             assert "used up" in last_json(used.stdout)["message"]
             listed = last_json(run("members", link, *LOCAL, *own(tmp_path, "host"), "--json").stdout)
             assert {view["peer"] for view in listed["members"]} == {me, listed["organisers"][0]}
+            short = run("ban", link, me[:10], *LOCAL, *own(tmp_path, "host"), "--json")  # as other commands show it
+            assert "minga members LINK shows whole ids" in last_json(short.stdout)["message"]
             banned = run("ban", link, me, *LOCAL, *own(tmp_path, "host"), "--reason", "a test", "--json")
             assert last_json(banned.stdout)["in_force"] is True
             host.wait_for("access.ended", peer=me)

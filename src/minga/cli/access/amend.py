@@ -119,7 +119,8 @@ def _issue(organiser: Organiser, order: Amendment, options: AmendOptions, contex
     elif not organiser.is_connected:
         output.say(NOT_TOLD)
     else:
-        output.say(f"Amendment {order.number}: {said}. All members go by it from step {order.from_step} on.")
+        when = f"from step {order.from_step} on" if order.from_step else "as soon as it reaches them"
+        output.say(f"Amendment {order.number}: {said}. All members go by it {when}.")
     output.summary(
         ok=True,
         number=order.number,
