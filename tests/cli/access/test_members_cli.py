@@ -26,6 +26,9 @@ def test_admit_join_ban(tmp_path: Path) -> None:
         refused = run("join", link, *WORK, *own(tmp_path, "stranger"), "--json")
         assert refused.returncode == 3
         assert "for members only" in last_json(refused.stdout)["message"]
+        examined = run("doctor", link, *LOCAL)
+        assert examined.returncode == 0, "the way works, and the doctor's own key need not be a member's"
+        assert "`minga join` has to go on" in examined.stdout
         made = run("admit", link, *LOCAL, *own(tmp_path, "host"), "--valid", "1h", "--json")
         assert made.returncode == 0, made.stderr
         invitation = last_json(made.stdout)["link"]
