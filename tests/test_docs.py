@@ -151,7 +151,7 @@ def run_python(block: Block, namespace: dict[str, object]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "python-data"))
-    namespace = adoption_namespace(tmp_path) if page.name == "README.md" else {}
+    namespace: dict[str, object] = {}
     running: list[Background] = []
     try:
         for block in blocks(page):
@@ -171,17 +171,6 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         for value in namespace.values():
             if isinstance(value, minga.Peer):
                 value.close()
-
-
-def adoption_namespace(folder: Path) -> dict[str, object]:
-    """What the README's loop takes for granted: a link to a run, a model and data."""
-    spec = minga.RunSpec.from_mapping(
-        {"name": "readme", "model": {"recipe": "custom"}, "training": {"target_batch_size": 32}}
-    )
-    host = minga.host(spec, minga.PeerOptions(ephemeral=True, directory=folder, host="127.0.0.1", role="monitor"))
-    model = torch.nn.Linear(4, 2)
-    data = [(torch.randn(8, 4), torch.randn(8, 2)) for _ in range(12)]
-    return {"minga": minga, "torch": torch, "link": str(host.link), "model": model, "data": data, "host": host}
 
 
 def texts_in_code() -> list[str]:

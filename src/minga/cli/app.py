@@ -421,7 +421,10 @@ def evidence(
 
 @app.command()
 def doctor(
-    link: Annotated[str | None, typer.Argument(metavar="[LINK]", show_default=False)] = None,
+    link: Annotated[
+        str | None,
+        typer.Argument(metavar="[LINK]", help="The link of a run, to check the way into it.", show_default=False),
+    ] = None,
     identity: IdentityFile = None,
     bind: Bind = None,
     json_output: Json = False,

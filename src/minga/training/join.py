@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from minga.core.errors import ConfigurationError, IdentityError, LinkError, StorageError
+from minga.core.errors import ConfigurationError, IdentityError, LinkError, StorageError, UnreachableError
 from minga.core.rate_cap import RateCap
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import is_loopback
@@ -234,6 +234,12 @@ def enter(
     """Start the background thread, appear in the run, and get spec and files by `door`; undo all if that fails."""
     rejoin_file = RejoinFile(directory, PeerId(identity.peer_id)) if options.keeps_files else None
     places = KnownAddresses() if rejoin_file is None else rejoin_file.places()
+    known = merged([*entries, *places.others])
+    if not may_be_alone and all(place.peer_id == identity.peer_id for place in known):
+        raise UnreachableError(
+            "the link names no other peer than this one, which had this key when it hosted the run. To go on with the "
+            "run: minga host --resume FOLDER, or minga.host(resume=FOLDER)"
+        )
     thread = LoopThread("minga")
     session: Session | None = None
 
@@ -245,7 +251,7 @@ def enter(
             identity,
             run_id,
             SessionSettings(options.role, *options.caps(), directory / "downloads", may_be_alone),
-            merged([*entries, *places.others]),
+            known,
             Admission(opened.peer_id, opened.wall_time, access.token(opened.peer_id, opened.wall_time())),
             access.meet,
         )

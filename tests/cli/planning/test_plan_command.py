@@ -168,6 +168,9 @@ def test_reasons_and_traffic() -> None:
     nobody = explain(SwarmRates((auxiliary(1.0),) * 3), WORK)
     assert nobody.step_s == math.inf
     assert nobody.tasks[0].upload_bytes_per_day == 0.0
+    told = list(plan_text(nobody, alternatives(SwarmRates((auxiliary(1.0),) * 3), WORK), ["a", "b", "c"], WORK))
+    assert any(line.startswith("How long a step takes is not known") for line in told)
+    assert not any("A step takes" in line for line in told)
 
 
 def test_sites_are_told() -> None:

@@ -41,6 +41,34 @@ def test_the_first_interrupt_may_only_ask(answer: bool, interrupted_by: int) -> 
     assert done.stdout.split() == [str(interrupted_by), "1"], done.stderr
 
 
+LATE = """
+import os, signal, sys, time
+from minga.cli.terminal.interrupt import Interruption
+interruption = Interruption()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+except KeyboardInterrupt:
+    pass
+while any(thread.name == "minga-interrupt" for thread in __import__("threading").enumerate()):
+    time.sleep(0.01)
+for _ in range(2):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        pass
+print("quiet", flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of this kind are not sent there")
+def test_an_impatient_second_interrupt_prints_no_trouble() -> None:
+    """The first one ends the watchdog, whose end of the socket was closed with it."""
+    done = forked.run("-c", LATE, timeout_s=40)
+    assert (done.stdout.split(), done.stderr) == (["quiet"], "")
+
+
 class Interruption:
     def defer(self, instead: Any) -> None:
         self.instead = instead

@@ -104,7 +104,7 @@ def test_a_port_in_use_is_a_configuration_error() -> None:
     async def main() -> None:
         async with networks(1) as (network,):
             port = int(network.address.direct[-1].rpartition(":")[2])
-            with pytest.raises(ConfigurationError, match=f"port={port}"):
+            with pytest.raises(ConfigurationError, match=f"with port {port} on"):
                 await IrohNetwork.open(os.urandom(32), NetworkSettings(host="0.0.0.0", port=port))
 
     run(main)

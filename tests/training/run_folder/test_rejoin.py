@@ -97,6 +97,19 @@ def test_other_peers_of_the_machine_do_not_touch_what_it_keeps(tmp_path: Path) -
     assert RejoinFile(folder, PeerId(organiser.peer_id)).places().own_port == port
 
 
+def test_a_link_that_names_this_peer_alone_leads_nowhere(tmp_path: Path) -> None:
+    """The host has ended and its key is free: a second start must not begin the run again at step 0, alone."""
+    spec = minga.RunSpec.from_mapping({"name": "gone", "model": {"recipe": "custom"}})
+    key = tmp_path / "key.json"
+    with minga.host(spec, minga.PeerOptions(identity=key, directory=tmp_path / "host", host="127.0.0.1")) as organiser:
+        link = organiser.link
+        guest = minga.PeerOptions(identity=tmp_path / "b.json", directory=tmp_path / "guest", host="127.0.0.1")
+        minga.join(link, guest).close()  # the guest's folder knows the run spec now
+    again = minga.PeerOptions(identity=key, directory=tmp_path / "guest", host="127.0.0.1")
+    with pytest.raises(minga.UnreachableError, match=r"no other peer than this one.*--resume"):
+        minga.join(link, again)
+
+
 def test_a_run_is_hosted_once_from_its_folder(tmp_path: Path) -> None:
     spec = minga.RunSpec.from_mapping({"name": "once", "model": {"recipe": "custom"}})
     options = minga.PeerOptions(identity=tmp_path / "key.json", directory=tmp_path, host="127.0.0.1")

@@ -50,6 +50,17 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def test_a_checkpoint_that_another_peer_of_the_machine_removed_is_no_trouble(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    gone = tmp_path / f"step-000000001-{'a' * 12}"
+    seen = store._complete
+    monkeypatch.setattr(store, "_complete", lambda: [(1, gone), *seen()])
+    store.save(make_snapshot(2))
+    assert not caplog.records
+
+
 def test_round_trip_with_further_files(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "deep" / "folder")
     assert store.load() is None

@@ -62,13 +62,13 @@ def run_pause(link: str, options: AmendOptions, desk: OrganiserOptions, context:
     """Let the run hold its state, with its members connected and no rounds."""
     with _enter(link, desk, context) as organiser:
         step = organiser.step_ahead(NEXT_STEP_S) if options.at_step is None else options.at_step
-        _issue(organiser, organiser.amend({PAUSED: True}, step), options, context)
+        _issue(organiser, organiser.amend({PAUSED: True}, step), options, context, "The run pauses there.")
 
 
 def run_resume(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
     """Let a paused run go on."""
     with _enter(link, desk, context) as organiser:
-        _issue(organiser, organiser.amend({PAUSED: False}, 0), options, context)
+        _issue(organiser, organiser.amend({PAUSED: False}, 0), options, context, "The run goes on.")
 
 
 def run_regroup(link: str, options: AmendOptions, desk: OrganiserOptions, context: Context) -> None:
@@ -99,14 +99,16 @@ def run_stop(link: str, options: AmendOptions, desk: OrganiserOptions, context: 
     with _enter(link, desk, context) as organiser:
         last = organiser.step_ahead(NEXT_STEP_S) if options.at_step is None else options.at_step
         last = max(1, last)
-        _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context)
+        effect = f"The run ends when its trainers have taken step {last}."
+        _issue(organiser, organiser.amend({STOP: last, PAUSED: False}, 0), options, context, effect)
 
 
 def _enter(link: str, desk: OrganiserOptions, context: Context) -> AbstractContextManager[Organiser]:
     return organiser_desk(Link.parse(link), desk.peer, desk.identity, lambda joined: wire(context, joined))
 
 
-def _issue(organiser: Organiser, order: Amendment, options: AmendOptions, context: Context) -> None:
+def _issue(organiser: Organiser, order: Amendment, options: AmendOptions, context: Context, effect: str = "") -> None:
+    """Put it in force and say so; `effect` says in plain words what it does."""
     output = context.output
     order, in_force = organiser.put_in_force(order)
     if not in_force and options.file is None:
@@ -119,7 +121,8 @@ def _issue(organiser: Organiser, order: Amendment, options: AmendOptions, contex
     elif not organiser.is_connected:
         output.say(NOT_TOLD)
     else:
-        output.say(f"Amendment {order.number}: {said}. All members go by it from step {order.from_step} on.")
+        when = f"from step {order.from_step} on" if order.from_step else "as soon as it reaches them"
+        output.say(f"Amendment {order.number}: {said}. All members go by it {when}. {effect}".rstrip())
     output.summary(
         ok=True,
         number=order.number,

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import hexdigits
 
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
@@ -136,6 +137,10 @@ def run_ban(link: str, ban: BanOptions, desk: OrganiserOptions, context: Context
 
 def _invitation_of(text: str) -> str:
     """The key of the invitation that a link carries."""
+    if all(digit in hexdigits for digit in text):
+        raise ConfigurationError(
+            f"{text[:70]!r} is no peer id, which has 64 digits; minga members LINK shows whole ids"
+        )
     access = Link.parse(text).access
     if access is None:
         raise ConfigurationError("this link carries no invitation; give a peer id, or the invitation link to end")

@@ -136,6 +136,8 @@ def in_words(facts: DemoFacts, summary: dict[str, Any], directory: Path) -> Iter
     yield f"The model for transformers: minga export --directory {directory / RUN_FOLDER} --out model"
     if summary["failed"]:
         yield f"Not as promised: {', '.join(summary['failed'])}."
+        if not {"steps", "recovery_s", "late_join_s"}.isdisjoint(summary["failed"]):
+            yield "Times depend on what else this machine does; try again when it is idle."
 
 
 def _rounded(value: Any) -> str:

@@ -89,9 +89,10 @@ async def _all_checks(link: str | None, identity: Path | None, host: str | None)
     try:
         parsed = Link.parse(link)
     except LinkError as error:
-        yield Check("link", False, str(error), "copy the whole link once more from where it was published")
+        yield Check("link", False, str(error), "if that does not help, ask the organiser for the link once more")
         return
-    yield Check("link", True, f"run {parsed.run_id[:10]}, {len(parsed.entries)} peers to enter by")
+    peers = "1 peer" if len(parsed.entries) == 1 else f"{len(parsed.entries)} peers"
+    yield Check("link", True, f"run {parsed.run_id[:10]}, {peers} to enter by")
     async for name, ok, detail, advice in check_authority(parsed):
         yield Check(name, ok, detail, advice)
     if network.ok:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 from minga.cli.diagnosing.machine import room_for
 from minga.cli.diagnosing.udp import probe
@@ -18,9 +19,13 @@ from minga.network.interface import Address, PeerId
 from minga.network.iroh.network import IrohNetwork
 from minga.network.iroh.settings import NetworkSettings
 from minga.network.rpc.node import Node
+from minga.training.access.admission import CODE
 from minga.training.transfer.run_files_fetch import fetch_run_spec
 
 MAX_CLOCK_OFFSET_S = 60.0
+
+MEMBERS_ONLY = "for members only"
+"""What the refusal of a peer without access says; a range of addresses that is barred is refused otherwise."""
 
 Hop = tuple[str, bool, str, str]
 """Name, whether it works, detail, advice."""
@@ -29,7 +34,7 @@ _REFUSALS = {
     "run": "the peer takes part in another run by now: ask the organiser for a fresh link",
     "version": "update minga on the older side, and start it again",
     "cut_off": "the peer has cut this machine off for a while: wait a minute and try again",
-    "access": "the peer answers; whether you may take part says `minga join`, or the organiser, who can admit you",
+    "access": "ask the organiser, who can admit you",
     "full": "the peer has as many connections as it takes: try again later, or ask the organiser for another link",
 }
 
@@ -50,10 +55,11 @@ async def check_entries(link: Link, host: str | None) -> AsyncIterator[Hop]:
     node.start()
     try:
         outcomes = await asyncio.gather(*(_try_entry(node, entry) for entry in link.entries))
-        reached = [PeerId(entry.peer_id) for entry, (ok, _, _) in zip(link.entries, outcomes, strict=True) if ok]
-        for entry, (ok, detail, advice) in zip(link.entries, outcomes, strict=True):
+        reached = [PeerId(entry.peer_id) for entry, each in zip(link.entries, outcomes, strict=True) if each.connected]
+        works = any(each.ok for each in outcomes)
+        for entry, each in zip(link.entries, outcomes, strict=True):
             who = "organiser" if entry.peer_id == link.organiser else f"peer {entry.peer_id[:10]}"
-            yield f"entry by {who}", ok or bool(reached), detail, advice
+            yield f"entry by {who}", works, each.detail, each.advice
         if not reached:
             return
         if all(peer != link.organiser for peer in reached):
@@ -85,20 +91,32 @@ async def check_authority(link: Link) -> AsyncIterator[Hop]:
         await client.close()
 
 
-async def _try_entry(node: Node, entry: EntryPoint) -> tuple[bool, str, str]:
+class _Outcome(NamedTuple):
+    """`ok`: the way to this entry works; `connected`: and the doctor may ask there for more."""
+
+    connected: bool
+    ok: bool
+    detail: str
+    advice: str
+
+
+async def _try_entry(node: Node, entry: EntryPoint) -> _Outcome:
     address = Address(PeerId(entry.peer_id), entry.direct, entry.relay)
     try:
         connection = await node.dial(address)
     except RejectedError as error:
-        return False, error.message, _REFUSALS.get(error.code, "ask the organiser why")
+        if error.code == CODE and MEMBERS_ONLY in error.message:  # the doctor comes with a key of its own
+            return _Outcome(False, True, "answers; as this run is for members only, `minga join` has to go on", "")
+        return _Outcome(False, False, error.message, _REFUSALS.get(error.code, "ask the organiser why"))
     except RemoteError as error:
         if not entry.direct:
-            return False, error.message, "the relay or the peer behind it does not answer: ask for a fresh link"
+            advice = "the relay or the peer behind it does not answer: ask for a fresh link"
+            return _Outcome(False, False, error.message, advice)
         detail, advice = await asyncio.to_thread(probe, entry.direct[0])
-        return False, f"nobody answers at {', '.join(entry.direct[:3])}: {detail}", advice
+        return _Outcome(False, False, f"nobody answers at {', '.join(entry.direct[:3])}: {detail}", advice)
     facts = connection.facts()
     trip = f", {facts.round_trip_s * 1000:.1f} ms there and back" if facts.round_trip_s is not None else ""
-    return True, f"answers, {facts.path} path{trip}", ""
+    return _Outcome(True, True, f"answers, {facts.path} path{trip}", "")
 
 
 def _clock(node: Node) -> Hop:

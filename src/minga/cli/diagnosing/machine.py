@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 Finding = tuple[bool, str, str]
 """Whether it works, detail, advice."""
 
+PYTORCH_BYTES = 600 << 20
+"""Memory of a process with Python and PyTorch before it has a model; measured on Linux without a GPU."""
+
 
 @dataclass(frozen=True)
 class Accelerators:
@@ -76,7 +79,7 @@ def from_outside(direct: Sequence[str]) -> Finding:
 
 
 def needed_bytes(spec: RunSpec) -> tuple[int, int] | None:
-    """Bytes of memory and of disk that the model, its optimizer and its checkpoints take at least; None if unknown."""
+    """Bytes of memory and of disk that PyTorch, the model, its optimizer and its checkpoints take; None if unknown."""
     from minga.averaging.strategy_choice import facts_of
     from minga.recipes.registry import CUSTOM, load_recipe
     from minga.simulation.scenario.scenario import MOMENTS
@@ -89,7 +92,7 @@ def needed_bytes(spec: RunSpec) -> tuple[int, int] | None:
         return None  # its recipe is not installed here; joining says so
     moments = MOMENTS[spec.optimizer.name]
     vectors = 3 + facts_of(spec.training.strategy).vectors + moments
-    return 4 * parameters * vectors, 4 * parameters * (1 + moments) * (spec.checkpoints.keep + 1)
+    return PYTORCH_BYTES + 4 * parameters * vectors, 4 * parameters * (1 + moments) * (spec.checkpoints.keep + 1)
 
 
 def room(memory: int, disk: int, total_memory: int | None, free_disk: int) -> Finding:

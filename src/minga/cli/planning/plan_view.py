@@ -58,7 +58,10 @@ def plan_text(explanation: Explanation, others: Alternatives, names: Sequence[st
         yield f"A site: {', '.join(names[peer] for peer in site)}."
     how = "while the round runs" if work.overlapped else "and then waits for the round"
     computing = format_duration(explanation.computing_s)
-    yield f"A step takes {format_duration(explanation.step_s)}: computing takes {computing} {how}."
+    if math.isinf(explanation.step_s):
+        yield "How long a step takes is not known: no peer tells a speed at which it computes gradients."
+    else:
+        yield f"A step takes {format_duration(explanation.step_s)}: computing takes {computing} {how}."
     bound = f"{format_duration(others.bound_s)} at best in one level, " if others.bound_s is not None else ""
     yield (
         f"A round would take {bound}{format_duration(others.equal_parts_s)} with equal parts, "

@@ -75,6 +75,8 @@ def run_host(
     if known is not None:
         output.event("resumed", run_id=known.signed.run_id, step=known.step, age_s=round(known.age_s, 1))
         output.say(f"Going on with [bold]{spec.name}[/]: {known.progress}.")
+        if known.step is None:
+            output.say("It begins at step 0, unless a peer that has its state is there.")
         hosting = host(None, peer, resume=path)
     else:
         output.say(f"Preparing [bold]{spec.name}[/] …")

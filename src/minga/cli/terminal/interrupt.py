@@ -34,7 +34,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self._goodbyes: list[Callable[[], None]] = []
-        receiving, self._sending = socket.socketpair()
+        self._receiving, self._sending = socket.socketpair()  # open to the end: each further Ctrl-C writes, too
         self._sending.setblocking(False)
         self._code = INTERRUPTED
         self._instead: Callable[[], bool] | None = None
@@ -44,7 +44,7 @@ class Interruption:
         signal.signal(signal.SIGINT, self._interrupt)
         with contextlib.suppress(AttributeError, ValueError):
             signal.signal(signal.SIGTERM, _terminate)
-        threading.Thread(target=self._watch, args=(receiving,), name="minga-interrupt", daemon=True).start()
+        threading.Thread(target=self._watch, name="minga-interrupt", daemon=True).start()
 
     def on_interrupt(self, goodbye: Callable[[], None]) -> None:
         """Call `goodbye` on the watchdog's thread when the end comes."""
@@ -63,10 +63,10 @@ class Interruption:
         else:
             _thread.interrupt_main()
 
-    def _watch(self, receiving: socket.socket) -> None:
+    def _watch(self) -> None:
         ends = {int(signal.SIGINT), int(signal.SIGTERM)}
         while True:
-            received = receiving.recv(1)
+            received = self._receiving.recv(1)
             if not received:
                 return
             if received[0] == int(signal.SIGINT) and self._deferrals:

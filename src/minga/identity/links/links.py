@@ -134,7 +134,7 @@ def _undress(text: str) -> str:
         if word == PREFIX[: len(word)]:
             raise LinkError(f"the link is cut off after {len(word)} characters; {_COPY_AGAIN}")
         shown = word if len(word) <= SHOWN_CHARACTERS else f"{word[:SHOWN_CHARACTERS]}…"
-        raise LinkError(f"{shown!r} is no link, which begins with {PREFIX}{FORMAT_VERSION}; {_COPY_AGAIN}")
+        raise LinkError(f"{shown!r} is no link: a link begins with {PREFIX}{FORMAT_VERSION}; {_COPY_AGAIN}")
     if int(head[1]) != FORMAT_VERSION:
         raise LinkError(
             f"the link has format {head[1]}, and this version of minga reads format {FORMAT_VERSION}: "

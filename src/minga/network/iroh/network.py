@@ -89,7 +89,8 @@ class IrohNetwork(Network):
             )
             endpoint = await iroh_ffi.Endpoint.bind(options)
         except BINDING_ERRORS as error:
-            raise ConfigurationError(f"cannot open the network with {settings}: {describe(error)}") from None
+            place = f"{f'port {settings.port}' if settings.port else 'any port'} on {settings.host or 'all interfaces'}"
+            raise ConfigurationError(f"cannot open the network with {place}: {describe(error)}") from None
         if settings.relay != "none":
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELAY_TIMEOUT_S):

@@ -54,5 +54,5 @@ def _pair(entry: str) -> tuple[int, int]:
         raise ConfigurationError(f"--only {entry[:60]!r}: write hours of the day such as 22:00-07:00")
     begin, end = (int(match[i]) * 60 + int(match[i + 1]) for i in (1, 3))
     if int(match[2]) >= 60 or int(match[4]) >= 60 or max(begin, end) > _DAY_MIN or begin % _DAY_MIN == end % _DAY_MIN:
-        raise ConfigurationError(f"--only {entry!r}: no such hours; write 00:00 to 24:00, and a begin before its end")
+        raise ConfigurationError(f"--only {entry!r}: no such hours; write 00:00 to 24:00, with another end than begin")
     return begin % _DAY_MIN, end

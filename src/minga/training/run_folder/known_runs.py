@@ -43,8 +43,7 @@ class KnownRun:
     @property
     def progress(self) -> str:
         """Step and age in words."""
-        at = "no checkpoint yet" if self.step is None else f"step {self.step}"
-        return f"{at}, {format_duration(self.age_s)} old"
+        return "no checkpoint yet" if self.step is None else f"step {self.step}, {format_duration(self.age_s)} old"
 
     def size_bytes(self) -> int:
         """What all files in the folder take now."""

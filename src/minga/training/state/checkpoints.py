@@ -144,6 +144,8 @@ class CheckpointStore:
                 continue
             try:
                 self._discard(path)
+            except FileNotFoundError:
+                continue  # another peer of this machine keeps checkpoints here, too, and was faster
             except OSError as error:
                 logger.warning("the old checkpoint %s could not be removed: %s", path, error)
 
