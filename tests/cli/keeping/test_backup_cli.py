@@ -28,6 +28,7 @@ def test_another_machine_goes_on_with_the_run_of_one_that_burnt(tmp_path: Path) 
             backup = ("backup", link["directory"], "--out", str(tmp_path / "kept"), "--passphrase-file", str(words))
             made = last_json(run(*backup, "--identity", str(tmp_path / "old.json"), "--json").stdout)
             assert made["step"] >= 4
+            volunteer.wait_for("step.applied", step=made["step"] + 2)  # so that the backup is old
             host.process.kill()
             new = ("--identity", str(tmp_path / "new.json"), "--directory", str(tmp_path / "new"))
             restore = ("restore", str(tmp_path / "kept"), *new, "--passphrase-file", str(words), "--json")

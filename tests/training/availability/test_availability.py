@@ -156,3 +156,20 @@ def test_all_rules_together(tmp_path: Path) -> None:
     assert (tmp_path / TRAFFIC_FILE).exists()
     assert not (tmp_path / PAUSE_FILE).exists()
     assert Availability(AvailabilityRules(), tmp_path, lambda: clock[0]).pause() is None
+
+
+def test_a_pause_by_its_owner_is_not_prolonged_for_traffic(tmp_path: Path) -> None:
+    """The advance is there to be used: only a machine that rests for its traffic waits until there is none."""
+    now = at("2026-06-10T12:00")
+    found = Availability(AvailabilityRules(traffic=TrafficLimit.parse("30GB/month")), tmp_path, lambda: now)
+    found.begin_session()
+    found.note_traffic(5e8)
+    set_paused(tmp_path, paused=True)
+    assert found.pause() is not None
+    set_paused(tmp_path, paused=False)
+    assert found.pause() is None
+    found.note_traffic(2e9)
+    assert found.pause() is not None
+    found.begin_session()
+    found.note_traffic(0)
+    assert found.pause() is not None

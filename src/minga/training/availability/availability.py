@@ -59,7 +59,8 @@ class Availability:
     ) -> None:
         self._rules, self._directory, self._now, self._unplugged = rules, directory, now, unplugged
         self._budget = None if rules.traffic is None else TrafficBudget(rules.traffic, directory / TRAFFIC_FILE, now())
-        self._is_paused = False
+        self._rests = False
+        """Whether the last pause was for traffic."""
 
     @property
     def traffic(self) -> str:
@@ -68,7 +69,7 @@ class Availability:
 
     def begin_session(self) -> None:
         """A peer joins; its traffic counts from 0."""
-        self._is_paused = False
+        self._rests = False
         if self._budget is not None:
             self._budget.begin_session()
 
@@ -84,18 +85,15 @@ class Availability:
 
     def pause(self) -> Pause | None:
         """Why this machine should not take part now; None if it may."""
-        found = self._find()
-        self._is_paused = found is not None
-        return found
-
-    def _find(self) -> Pause | None:
         now = self._now()
+        rests, self._rests = self._rests, False
         if is_paused(self._directory):
             return Pause("paused by minga join --pause; minga join LINK --resume ends that", None)
         if self._rules.hours is not None and (wait_s := self._rules.hours.wait_s(now)):
             return Pause("outside of the hours of --only", wait_s)
         if self._rules.pause_on_battery and self._unplugged():
             return Pause("on battery", None)
-        if self._budget is not None and (wait_s := self._budget.wait_s(now, is_paused=self._is_paused)):
+        if self._budget is not None and (wait_s := self._budget.wait_s(now, is_paused=rests)):
+            self._rests = True
             return Pause(self._budget.text, wait_s)
         return None
