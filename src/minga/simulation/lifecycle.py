@@ -1,4 +1,6 @@
-"""The peers of a scenario and their fates: they join, leave, crash and come back, and faults strike them."""
+"""The peers of a scenario and their fates: they join, leave, crash and come back, faults strike them, and organisers
+act.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,14 @@ import random
 from collections.abc import Mapping
 from typing import Final
 
+from minga.core.errors import ConfigurationError
 from minga.simulation.faults.script import Fault
 from minga.simulation.population import PresencePeriod, ScheduledPeer, population
 from minga.simulation.recorder import Recorder
+from minga.simulation.scenario.orders import OrderTable
 from minga.simulation.scenario.random_faults import strike_at_random
 from minga.simulation.scenario.scenario import Scenario
+from minga.simulation.swarm.organiser import SwarmOrganiser
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
 
@@ -29,8 +34,8 @@ GOODBYE_S: Final = 5.0
 class World:
     """What happens in a scenario beside the training."""
 
-    def __init__(self, scenario: Scenario, swarm: Swarm, recorder: Recorder) -> None:
-        self._scenario, self._swarm, self._recorder = scenario, swarm, recorder
+    def __init__(self, scenario: Scenario, swarm: Swarm, recorder: Recorder, organiser: SwarmOrganiser | None) -> None:
+        self._scenario, self._swarm, self._recorder, self._organiser = scenario, swarm, recorder, organiser
         self._driver = swarm.script("", recorder.fault)
         """For faults that are in no script."""
         self._residents: Mapping[str, ScheduledPeer] = {each.name: each for each in population(scenario)}
@@ -45,11 +50,37 @@ class World:
             loop.create_task(strike_at_random(kind, self._random(number), self._alive, self._driver.strike))
             for number, kind in enumerate(faults.random)
         ]
+        if self._organiser is not None:
+            striking += [loop.create_task(self._act(each, self._organiser)) for each in self._scenario.orders]
         try:
             await asyncio.gather(*lives)
         finally:
             for task in [*striking, *lives]:
                 task.cancel()
+
+    async def _act(self, table: OrderTable, organiser: SwarmOrganiser) -> None:
+        """Do what the organisers do; what is not possible at that moment is told, and left out."""
+        await asyncio.sleep(table.at.values[0])
+        step: int | None = None
+        try:
+            if table.order == "restore" and table.peer is not None:
+                self._recorder.arrived(organiser.restore(table.peer))
+            elif table.order == "backup" and table.peer is not None:
+                step = organiser.back_up(table.peer)
+            elif table.order == "ban" and table.peer is not None:
+                organiser.ban(table.peer, None if table.lasts is None else table.lasts.values[0])
+            elif table.order == "amend":
+                step = organiser.amend(table.changes, table.steps_ahead)
+            elif table.order == "pause":
+                step = organiser.pause(table.steps_ahead)
+            elif table.order == "resume":
+                organiser.resume()
+            else:
+                step = organiser.stop(table.steps_ahead)
+        except (ConfigurationError, KeyError) as error:
+            self._recorder.note("order.failed", order=table.order, why=str(error))
+            return
+        self._recorder.note("order", order=table.order, step=step, of=table.peer, changes=dict(table.changes))
 
     def _random(self, number: int) -> random.Random:
         return random.Random(f"minga faults {self._scenario.seed} {number}")
@@ -86,6 +117,8 @@ class World:
                 await self._leave(peer, crashes=stay.crashes)
                 return
             if peer.error is None:
+                if not peer.is_gone:  # the run is over, and it serves the last state
+                    await asyncio.Event().wait()
                 self._recorder.left(peer, "killed")
                 return
             if peer.is_banned:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from minga.simulation.scenario.scenario import Scenario
@@ -15,10 +15,24 @@ DIGITS: Final = 4
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A simulation that ended because of `ended_by` ("steps", "time", "loss", "interrupt" or "nobody is left").
+class Agreement:
+    """What `peers` at the last step have in the end: how many different `states`, whether all of them know all
+    amendments, and whether each step was taken exactly once.
+    """
 
-    `wall_s` is real time, everything else virtual. `ledger` has what happened, step by step.
+    peers: int
+    states: int
+    knows_all_orders: bool
+    has_all_steps: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A simulation that ended because of `ended_by` ("steps", "time", "loss", "stopped" by the organisers, "interrupt"
+    or "nobody is left").
+
+    `wall_s` is real time, everything else virtual. `ledger` has what happened, step by step; `agreement` is told where
+    the organisers act.
     """
 
     scenario: Scenario
@@ -28,6 +42,7 @@ class Outcome:
     wall_s: float
     log_digest: str
     entries: int
+    agreement: Agreement | None = None
 
     @property
     def steps(self) -> list[StepRecord]:
@@ -128,6 +143,8 @@ class Outcome:
             "loss": losses[-1][1] if losses else None,
             "members": self.steps[-1].members if self.steps else None,
             "attack": self._attack(),
+            "orders": dict(self.ledger.orders) or None,
+            "agreement": None if self.agreement is None else asdict(self.agreement),
             "entries": self.entries,
             "log_digest": self.log_digest,
         }

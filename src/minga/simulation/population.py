@@ -52,9 +52,14 @@ class ScheduledPeer:
         while True:
             for_s = None if kind.session is None else kind.session.draw(rng)
             yield PresencePeriod(after_s, for_s, for_s is not None and rng.random() < kind.crash)
-            if for_s is None or kind.away is None:
+            if for_s is None:
                 return
-            after_s = kind.away.draw(rng)
+            if kind.every is not None:
+                after_s = max(0.0, kind.every.draw(rng) - for_s)
+            elif kind.away is not None:
+                after_s = kind.away.draw(rng)
+            else:
+                return
 
 
 def population(scenario: Scenario) -> list[ScheduledPeer]:

@@ -43,8 +43,9 @@ class Recorder(SwarmLog):
     what goes wrong in here, such as a full disk.
 
     An entry is an event of a peer, with the names of peers instead of their ids, or one of these: `attack` (who will,
-    and how), `peer.arrived`, `peer.left`, `peer.stayed` (at the end), `peer.too_small`, `peer.gave_up`, `fault`, and
-    `step`, which tells who took part in a step when the first peer has applied it.
+    and how), `order` and `order.failed` (of the organisers), `peer.arrived`, `peer.left`, `peer.stayed` (at the end),
+    `peer.too_small`, `peer.gave_up`, `fault`, and `step`, which tells who took part in a step when the first peer has
+    applied it.
     """
 
     def __init__(

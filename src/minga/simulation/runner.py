@@ -11,13 +11,15 @@ from typing import Final
 
 from minga.averaging.solver.baselines import divide_equally
 from minga.averaging.solver.planner import divide
+from minga.identity.keys.keys import Identity
 from minga.simulation.attackers import AttackLab
 from minga.simulation.event_log import LogWriter
 from minga.simulation.lifecycle import World
 from minga.simulation.models import classify_publicly, gradient_of, replica_maker
-from minga.simulation.outcome import Outcome
+from minga.simulation.outcome import Agreement, Outcome
 from minga.simulation.recorder import Recorder
 from minga.simulation.scenario.scenario import Scenario
+from minga.simulation.swarm.organiser import SwarmOrganiser
 from minga.simulation.swarm.swarm import Swarm
 from minga.simulation.timeline import Timeline
 from minga.simulation.virtual_time import run_virtual
@@ -26,6 +28,7 @@ SETTLE_S: Final = 60.0
 """Longest virtual time that slow lines have for the result of the last round."""
 
 SETTLE_POLL_S: Final = 0.02
+ORGANISER: Final = Identity.from_seed(bytes(32))
 LIMIT_S: Final = 3600.0
 """Virtual seconds beyond the scenario's own limit, after which something must be wrong."""
 
@@ -38,6 +41,7 @@ class Simulation:
         self.ledger = Timeline()
         """What happened so far; another thread may look at it while the simulation runs."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._organiser: SwarmOrganiser | None = None
         self._is_interrupted = False
         self._stopped = asyncio.Event()
         self._ended_by = ""
@@ -78,12 +82,14 @@ class Simulation:
         swarm = self._make_swarm(recorder)
         if self._is_interrupted:
             self._end("interrupt")
-        world = World(self.scenario, swarm, recorder)
+        organiser = self._organiser = SwarmOrganiser(swarm, ORGANISER) if self.scenario.orders else None
+        world = World(self.scenario, swarm, recorder, organiser)
         living, stopped = self._loop.create_task(world.live()), self._loop.create_task(self._stopped.wait())
         limit_s = self.scenario.stop.time.values[0]
         await asyncio.wait([living, stopped], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._ended_by in ("steps", "loss"):
+        if self._ended_by in ("steps", "loss", "stopped"):
             await self._settle(swarm)
+        agreement = None if organiser is None else agreement_of(swarm, organiser, self.ledger)
         if errors:
             raise errors[0]
         is_empty = living.done()
@@ -102,6 +108,7 @@ class Simulation:
             wall_s=time.monotonic() - began_s,
             log_digest=writer.digest,
             entries=writer.entries,
+            agreement=agreement,
         )
         if on_end is not None:
             on_end(outcome)
@@ -128,6 +135,7 @@ class Simulation:
             public_gradient=classify_publicly,
             log=recorder,
             divide=divide_equally if scenario.parts == "equal" else divide,
+            organiser=ORGANISER if scenario.orders else None,
         )
         recorder.swarm, lab = swarm, AttackLab(scenario)
         swarm.conduct_of = lab.conduct_of
@@ -142,9 +150,24 @@ class Simulation:
         stop, loss = self.scenario.stop, self.ledger.steps[step].loss
         if stop.steps is not None and step >= stop.steps:
             self._end("steps")
+        if self._organiser is not None and step == self._organiser.last_step:
+            self._end("stopped")
         if stop.loss is not None and loss is not None and loss <= stop.loss:
             self._end("loss")
 
     def _end(self, why: str) -> None:
         self._ended_by = self._ended_by or why
         self._stopped.set()
+
+
+def agreement_of(swarm: Swarm, organiser: SwarmOrganiser, ledger: Timeline) -> Agreement:
+    """What the peers that are there at the end agree on; those that still fetch the state are left out."""
+    last = ledger.last_step
+    there = [peer for peer in swarm.alive() if peer.replica.step == last and not peer.network.state.stalled]
+    numbers = [step.number for step in ledger.finished()]
+    return Agreement(
+        peers=len(there),
+        states=len(set(swarm.digests([peer.name for peer in there]).values())),
+        knows_all_orders=all(map(organiser.is_known, there)),
+        has_all_steps=numbers == list(range(1, last + 1)) and all(len(s.reduced) == 1 for s in ledger.finished()),
+    )

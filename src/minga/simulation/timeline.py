@@ -12,6 +12,7 @@ slow others and the like, called "round trips".
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -65,6 +66,7 @@ INCIDENTS: Final = (
     PeerOffence.kind,
     PeerCutOff.kind,
     "peer.gave_up",
+    "order.failed",
 )
 """Kinds of entries that tell that something went wrong, or was put right."""
 
@@ -165,6 +167,8 @@ class Timeline:
         """How each attacker of a byzantine run attacks, and how many steps it takes honestly at first."""
         self.bans: dict[str, BanRecord] = {}
         """Whom honest members banned."""
+        self.orders: Counter[str] = Counter()
+        """How often the organisers did what."""
         self.now_s = 0.0
         self.last_step = 0
         """The highest step that anybody applied."""
@@ -179,6 +183,7 @@ class Timeline:
             SecureStepTaken.kind: self._agreed,
             SecureBanned.kind: self._banned,
             "attack": self._planned,
+            "order": self._ordered,
             StepApplied.kind: self._applied,
             "step": self._told,
         }
@@ -203,10 +208,13 @@ class Timeline:
             handle(peer, entry)
         if kind in INCIDENTS or kind == "fault":
             self.counts[kind] = self.counts.get(kind, 0) + 1
-        if kind in INCIDENTS or kind in ("fault", "peer.arrived", "peer.left"):
+        if kind in INCIDENTS or kind in ("fault", "order", "peer.arrived", "peer.left"):
             self.step_under_way().incidents.append(entry)
 
     # ---- entries
+
+    def _ordered(self, peer: str, entry: Entry) -> None:  # noqa: ARG002
+        self.orders[entry["order"]] += 1
 
     def _arrived(self, peer: str, entry: Entry) -> None:
         record = self.peers.setdefault(peer, PeerRecord())

@@ -25,6 +25,7 @@ NAMES = {
         "two-continents",
         "come-and-go",
         "conference-wifi",
+        "month",
         "spot-instances",
         "thousand",
     ),

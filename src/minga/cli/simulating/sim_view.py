@@ -21,6 +21,7 @@ ENDS = {
     "steps": "it took the steps that were asked for",
     "time": "its virtual time was up",
     "loss": "the loss was reached",
+    "stopped": "the organisers ended the run",
     "interrupt": "interrupted",
     "nobody is left": "nobody was left",
 }
@@ -85,6 +86,7 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
             f"their time in the run."
         )
     yield from _steps_text(outcome, values)
+    yield from _orders_text(outcome)
     yield from _attack_text(outcome, values["attack"])
     incidents = ", ".join(f"{count} {kind}" for kind, count in values["incidents"].items())
     yield f"Faults and recoveries: {incidents or 'none'}."
@@ -96,6 +98,20 @@ def summary_text(outcome: Outcome) -> Iterator[str]:
     if values["loss"] is not None:
         yield f"Held-out loss: {outcome.losses()[0][1]:.4f} after the first step, {values['loss']:.4f} at the end."
     yield f"Log: {values['entries']} entries, digest {values['log_digest'][:16]}…"
+
+
+def _orders_text(outcome: Outcome) -> Iterator[str]:
+    """What the organisers did, and whether the run is one history after all."""
+    if outcome.ledger.orders:
+        done = ", ".join(f"{count} {order}" for order, count in outcome.ledger.orders.items())
+        yield f"The organisers' acts: {done}."
+    if (found := outcome.agreement) is not None:
+        states = "equal states" if found.states == 1 else f"{found.states} different states"
+        yield (
+            f"At the end {found.peers} peers are at the last step, with {states}; "
+            f"{'all' if found.knows_all_orders else 'not all'} of them know all amendments. "
+            f"{'Each step was taken once' if found.has_all_steps else 'Steps are missing, or were taken twice'}."
+        )
 
 
 def _attack_text(outcome: Outcome, attack: Mapping[str, Any] | None) -> Iterator[str]:

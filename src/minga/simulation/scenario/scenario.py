@@ -31,6 +31,7 @@ from minga.core.spec.sections import (
 from minga.core.toml_file import read_toml
 from minga.core.units import format_size
 from minga.simulation.faults.script import ROLES, AtEvent, parse_faults
+from minga.simulation.scenario.orders import OrderTable
 from minga.simulation.scenario.sections import (
     MAX_PEERS,
     SIZES,
@@ -41,11 +42,13 @@ from minga.simulation.scenario.sections import (
     RegionPath,
     StopTable,
 )
+from minga.training.access.standing_orders import PAUSED, check_changes
 from minga.training.plugins_of_run import with_origins
 
 MAX_FILE_BYTES: Final = 1 << 20
 MAX_CLASSES: Final = 100
 MAX_PATHS: Final = 1000
+MAX_ORDERS: Final = 200
 CLASSIFIER_PARAMETERS: Final = 7_050
 
 NO_NUMBERS: Final = 'a ghost model has no numbers to falsify; use model.kind = "classifier"'
@@ -79,6 +82,9 @@ class Scenario(Section):
         (), "latencies between regions", f"at most {MAX_PATHS} tables, each under its own [[paths]]"
     )
     faults: FaultsTable = FaultsTable()
+    orders: Annotated[tuple[OrderTable, ...], Field(strict=False, max_length=MAX_ORDERS)] = described(
+        (), "what the organisers do", f"at most {MAX_ORDERS} tables, each under its own [[orders]]"
+    )
     attackers: Annotated[tuple[Attackers, ...], Field(strict=False, max_length=MAX_CLASSES)] = described(
         (), "peers that lie", f"at most {MAX_CLASSES} tables, each under its own [[attackers]]"
     )
@@ -273,6 +279,7 @@ def _wrong_names(scenario: Scenario) -> Iterator[str]:
             yield f"[[faults.random]] number {number}: peers: {_unknown(fault.peers, 'class', classes)}"
         if fault.action == "drop_link" and scenario.peer_count < 2:
             yield f"[[faults.random]] number {number}: drop_link needs two peers"
+    yield from _wrong_orders(scenario)
     yield from _wrong_attackers(scenario, classes)
 
 
@@ -282,14 +289,32 @@ def _unknown_in_script(scenario: Scenario) -> Iterator[str]:
     for fault in parse_faults(scenario.faults.script):
         emitter = fault.trigger.emitter if isinstance(fault.trigger, AtEvent) else None
         for name in [*fault.peers, *([] if emitter is None else [emitter])]:
-            kind, _, number = name.rpartition("-")
-            if name not in ROLES and not (number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)):
+            if name not in ROLES and not _is_peer(name, counts):
                 yield (
                     f"faults.script: line {fault.line}: {name!r} is neither a role ({', '.join(ROLES)}) nor a peer, "
                     f"which are called {', '.join(f'{kind}-1' for kind in list(counts)[:5])} and so on"
                 )
         if fault.behaviour == "false-state" and scenario.model.kind == "ghost":
             yield f"faults.script: line {fault.line}: {NO_NUMBERS}"
+
+
+def _wrong_orders(scenario: Scenario) -> Iterator[str]:
+    counts = {each.name: each.count for each in scenario.peers}
+    for number, table in enumerate(scenario.orders, 1):
+        where = f"[[orders]] number {number}"
+        if table.peer is not None and not _is_peer(table.peer, counts):
+            yield f"{where}: peer: {_unknown(table.peer, 'peer', [f'{kind}-1' for kind in counts])}"
+        if table.order in ("amend", "pause", "resume", "stop"):
+            try:
+                check_changes(scenario.run_spec(), dict(table.changes) or {PAUSED: True})
+            except ConfigurationError as error:
+                yield from (f"{where}: {line}" for line in str(error).splitlines())
+
+
+def _is_peer(name: str, counts: Mapping[str, int]) -> bool:
+    """Whether a class has a peer of that name."""
+    kind, _, number = name.rpartition("-")
+    return number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)
 
 
 def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str]:

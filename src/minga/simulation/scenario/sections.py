@@ -105,6 +105,7 @@ class PeerTable(Section):
     arrival: Duration = quantity("0s", "duration", "when a peer comes first")
     session: Span | None = quantity(None, "duration", "how long a peer stays; to the end if left out")
     away: Span | None = quantity(None, "duration", "how long it is away between two sessions; for good if left out")
+    every: Span | None = quantity(None, "duration", "its sessions begin so far apart, such as a day, instead of away")
     crash: Real = real(0.0, 0.0, 1.0, "share of sessions that end without a goodbye")
 
     @field_validator("latency")
@@ -120,8 +121,12 @@ class PeerTable(Section):
             raise ValueError("an auxiliary computes no gradients; leave samples_per_second out")
         if self.role == "auxiliary" and self.dialable == 0:
             raise ValueError("an auxiliary that nobody can dial is of no use; dialable must be above 0")
+        if self.session is None and self.every is not None:
+            raise ValueError('every is about the next session; give session, such as session = "4h"')
         if self.session is None and (self.away is not None or self.crash > 0):
             raise ValueError('away and crash are about the end of a session; give session, such as session = "4h"')
+        if self.away is not None and self.every is not None:
+            raise ValueError("away and every both say when a peer comes back; leave one of them out")
         return self
 
 

@@ -145,8 +145,12 @@ class Swarm:
         trainer = None if auxiliary else trainer or TrainerSettings()
         return self._start(network, settings, trainer, entries, None, apply_s, access)
 
-    def restart(self, name: str, *, entries: Sequence[Address] | None = None) -> SimulatedPeer:
-        """Start a peer anew that was killed or closed, with its key, from its last checkpoint if it made one."""
+    def restart(
+        self, name: str, *, entries: Sequence[Address] | None = None, checkpoint: StateSnapshot | None = None
+    ) -> SimulatedPeer:
+        """Start a peer anew that was killed or closed, with its key, from `checkpoint`, or else from its last one if it
+        made one. It has another address than before.
+        """
         former = self.peers[name]
         if not former.is_gone:
             raise ConfigurationError(f"{name} is still running")
@@ -156,7 +160,7 @@ class Swarm:
             former.session.settings,
             former.settings,
             entries,
-            former.checkpoint,
+            former.checkpoint if checkpoint is None else checkpoint,
             former.apply_s,
             former.access,
         )

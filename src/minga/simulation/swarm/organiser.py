@@ -1,0 +1,119 @@
+"""The organiser of a simulated run: signs orders, enters them at one peer, keeps a backup and restores it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from minga.core.errors import ConfigurationError
+from minga.identity.access.amendments import Amendment
+from minga.identity.access.ledger import AccessLedger, PublicOrder
+from minga.identity.access.orders import RangeBan, Revocation
+from minga.identity.access.ranges import parse_range
+from minga.identity.keys.keys import Identity
+from minga.simulation.swarm.simulated_peer import SimulatedPeer
+from minga.simulation.swarm.swarm import Swarm
+from minga.training.access.standing_orders import PAUSED, STOP, check_changes
+from minga.training.state.snapshot import StateSnapshot
+
+
+@dataclass(frozen=True)
+class _Backup:
+    """What lies on another machine: a state, and the orders that were known."""
+
+    snapshot: StateSnapshot
+    orders: tuple[PublicOrder, ...]
+
+
+class SwarmOrganiser:
+    """Acts for the organiser with the key `identity` of a run that follows its orders."""
+
+    def __init__(self, swarm: Swarm, identity: Identity) -> None:
+        self._swarm, self._identity = swarm, identity
+        self._backups: dict[str, _Backup] = {}
+        self.last_step: int | None = None
+        """After which step the run ends, if the organiser said so."""
+
+    def amend(self, changes: Mapping[str, Any], steps_ahead: int) -> int:
+        """Change settings from a step on, which is returned. Raises `ConfigurationError` for those that cannot."""
+        step = self._newest() + steps_ahead
+        self._amend(changes, step)
+        return step
+
+    def pause(self, steps_ahead: int) -> int:
+        """Let the run rest from a step on, which is returned."""
+        return self.amend({PAUSED: True}, steps_ahead)
+
+    def resume(self) -> None:
+        """Let a paused run go on."""
+        self._amend({PAUSED: False}, 0)
+
+    def stop(self, steps_ahead: int) -> int:
+        """End the run after a step, which is returned."""
+        self.last_step = self._newest() + steps_ahead
+        self._amend({STOP: self.last_step, PAUSED: False}, 0)
+        return self.last_step
+
+    def ban(self, peer: str, lasts_s: float | None) -> None:
+        """Bar the key of a peer, and its present address for a time."""
+        network = self._swarm.peers[peer].network
+        entry, ledger, now = self._entry()
+        run, term = bytes.fromhex(ledger.run_id), ledger.term
+        orders: list[PublicOrder] = [
+            Revocation(run, term, now, (), bytes.fromhex(network.peer_id), ledger.next_version, "in a scenario")
+        ]
+        if lasts_s is not None and network.address.direct:
+            place = str(parse_range(network.address.direct[0].rpartition(":")[0]))
+            orders.append(RangeBan(run, term, now, (), place, now + max(1, int(lasts_s)), "in a scenario"))
+        self._enter(entry, [order.signed_by(self._identity) for order in orders])
+
+    def back_up(self, peer: str) -> int:
+        """Keep the state of a peer and the orders that it knows; returns the step."""
+        source = self._swarm.peers[peer]
+        ledger = source.session.ledger
+        self._backups[peer] = _Backup(source.replica.capture(), () if ledger is None else tuple(ledger.orders()))
+        return source.replica.step
+
+    def restore(self, peer: str) -> SimulatedPeer:
+        """Start a peer that is gone on another machine, with its key and what its backup holds."""
+        kept = self._backups.get(peer)
+        if kept is None:
+            raise ConfigurationError(f"there is no backup of {peer}")
+        restored = self._swarm.restart(peer, checkpoint=kept.snapshot)
+        restored.session.admission.take(kept.orders)
+        return restored
+
+    def is_known(self, peer: SimulatedPeer) -> bool:
+        """Whether a peer knows every amendment that any peer knows."""
+        return self._amendments(peer) == set().union(*map(self._amendments, self._swarm.alive()))
+
+    def _amend(self, changes: Mapping[str, Any], from_step: int) -> None:
+        check_changes(self._swarm.spec, dict(changes))
+        entry, ledger, now = self._entry()
+        said = tuple((key, json.dumps(value)) for key, value in sorted(changes.items()))
+        number = ledger.amendments.next_number
+        order = Amendment(bytes.fromhex(ledger.run_id), ledger.term, now, (), number, from_step, said)
+        self._enter(entry, [order.signed_by(self._identity)])
+
+    def _enter(self, entry: SimulatedPeer, orders: list[PublicOrder]) -> None:
+        if invalid := entry.session.admission.take(orders):
+            raise ConfigurationError(f"an order is not valid: {invalid[0]}")
+        entry.network.process.run(entry.session.spread_orders())
+
+    def _entry(self) -> tuple[SimulatedPeer, AccessLedger, int]:
+        """The peer at which orders are entered, what it knows of orders, and its time."""
+        for peer in self._swarm.alive():
+            ledger, member = peer.session.ledger, peer.session.member
+            if ledger is not None and member is not None and member.ready.is_set():
+                return peer, ledger, int(peer.network.wall_time())
+        raise ConfigurationError("no peer is there that could take an order")
+
+    def _newest(self) -> int:
+        return max(peer.replica.step for peer in self._swarm.alive())
+
+    @staticmethod
+    def _amendments(peer: SimulatedPeer) -> set[str]:
+        ledger = peer.session.ledger
+        return set() if ledger is None else {order.id for order in ledger.amendments}

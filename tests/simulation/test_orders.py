@@ -1,0 +1,132 @@
+"""Organisers act in a scenario: orders, bans, a machine that burns, a backup; one history comes of it."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+
+import pytest
+
+from minga.core.errors import ConfigurationError
+from minga.simulation import Outcome, Scenario, Simulation
+from minga.simulation.population import population
+from minga.simulation.scenario.scenario import read_scenario
+
+SHORT = """
+name = "short"
+[training]
+target_batch_size = 24
+[optimizer]
+name = "adamw"
+learning_rate = 0.003
+warmup_steps = 0
+[stop]
+time = "60s"
+[[peers]]
+name = "organiser"
+role = "auxiliary"
+[[peers]]
+name = "home"
+count = 4
+samples_per_second = 8
+arrival = "1s"
+[faults]
+script = "kill organiser-1 at 14s"
+[[orders]]
+at = "5s"
+order = "amend"
+changes = { "optimizer.learning_rate" = 0.001 }
+[[orders]]
+at = "7s"
+order = "backup"
+peer = "organiser-1"
+[[orders]]
+at = "8s"
+order = "ban"
+peer = "home-4"
+lasts = "5s"
+[[orders]]
+at = "10s"
+order = "pause"
+[[orders]]
+at = "13s"
+order = "resume"
+[[orders]]
+at = "13s"
+order = "amend"
+changes = { "training.target_batch_size" = 32 }
+[[orders]]
+at = "17s"
+order = "restore"
+peer = "organiser-1"
+[[orders]]
+at = "24s"
+order = "stop"
+"""
+
+
+def check(outcome: Outcome, orders: dict[str, int], least_peers: int) -> None:
+    """One history: equal states, all orders known, each step taken once, and the end where the organisers said."""
+    summary = outcome.summary()
+    assert summary["ended_by"] == "stopped"
+    assert summary["orders"] == orders
+    assert "order.failed" not in summary["incidents"]
+    agreement = outcome.agreement
+    assert agreement is not None
+    assert (agreement.states, agreement.knows_all_orders, agreement.has_all_steps) == (1, True, True)
+    assert agreement.peers >= least_peers
+
+
+def test_orders_bans_and_a_restored_organiser_leave_one_history() -> None:
+    scenario = Scenario.from_mapping(tomllib.loads(SHORT))
+    outcome = Simulation(scenario).run()
+    check(outcome, {"amend": 2, "backup": 1, "ban": 1, "pause": 1, "resume": 1, "restore": 1, "stop": 1}, 4)
+    times = [step.applied_s for step in outcome.steps]
+    assert max(late - early for early, late in itertools.pairwise(times)) > 2.0, "the run was paused"
+
+
+@pytest.mark.soak
+def test_a_month() -> None:
+    outcome = Simulation(Scenario.from_mapping(read_scenario("month"))).run()
+    check(outcome, {"amend": 3, "backup": 1, "ban": 2, "pause": 1, "resume": 1, "restore": 1, "stop": 1}, 4)
+    assert outcome.ledger.last_step > 40
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('order = "amend"', "amend, and only it, needs changes"),
+        ('order = "pause"\nchanges = { "training.target_batch_size" = 4 }', "amend, and only it, needs changes"),
+        ('order = "amend"\nchanges = { "averaging.codec" = "int8" }', "averaging.codec cannot change"),
+        ('order = "ban"', "peer belongs to ban, backup and restore"),
+        ('order = "stop"\npeer = "home-1"', "peer belongs to ban, backup and restore"),
+        ('order = "ban"\npeer = "home-9"', "peer: 'home-9'"),
+        ('order = "stop"\nlasts = "3s"', "lasts belongs to ban"),
+    ],
+)
+def test_wrong_orders_are_named(text: str, message: str) -> None:
+    peers = '[[peers]]\nname = "home"\ncount = 2\nsamples_per_second = 1\n'
+    with pytest.raises(ConfigurationError) as caught:
+        Scenario.from_mapping(tomllib.loads(f'{peers}[[orders]]\nat = "3s"\n{text}'))
+    assert message in str(caught.value)
+
+
+def test_an_order_that_is_not_possible_then_is_told() -> None:
+    text = SHORT.replace('at = "7s"\norder = "backup"', 'at = "30s"\norder = "backup"')
+    summary = Simulation(Scenario.from_mapping(tomllib.loads(text))).run().summary()
+    assert summary["incidents"]["order.failed"] == 1
+
+
+def test_sessions_begin_a_day_apart() -> None:
+    peers = (
+        '[[peers]]\nname = "home"\nsamples_per_second = 1\narrival = "18h"\nsession = "uniform 2h 5h"\nevery = "24h"\n'
+    )
+    (peer,) = population(Scenario.from_mapping(tomllib.loads(peers)))
+    stays, begun_s = peer.stays(), 0.0
+    for day in range(5):
+        stay = next(stays)
+        begun_s += stay.after_s
+        assert begun_s == pytest.approx((24 * day + 18) * 3600.0)
+        begun_s += stay.for_s or 0.0
+    with pytest.raises(ConfigurationError, match="both say when"):
+        Scenario.from_mapping(tomllib.loads(peers + 'away = "1h"\n'))
