@@ -176,6 +176,23 @@ def test_a_full_disk_leaves_no_unfinished_backup(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_backup_begins_again_when_the_checkpoint_that_it_reads_is_pruned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    organiser, real, calls = Identity.generate(), backup_module.backup_files, list[Path]()
+    a_run(tmp_path / "run", organiser)
+
+    def pruned_at_first(folder: Path) -> Any:
+        calls.append(folder)
+        step, files = real(folder)
+        return step, [*files, folder / "gone"] if len(calls) < 3 else files
+
+    monkeypatch.setattr(backup_module, "backup_files", pruned_at_first)
+    made = write_backup(tmp_path / "run", tmp_path / "kept.backup", organiser, WORDS)
+    assert (len(calls), made.size_bytes > 0) == (3, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.backup", "run"]
+
+
 def test_a_checkpoint_that_is_pruned_meanwhile_is_said_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import secrets
@@ -19,6 +20,8 @@ from minga.training.backup.sealed_file import SealedReader, SealedWriter
 from minga.training.run_folder.known_runs import FOLDER_DIGITS, KnownRun, known_run
 from minga.training.run_folder.rejoin import check_organiser
 
+ATTEMPTS = 5
+"""A checkpoint that is pruned while it is read is no reason to give up: there is a newer one."""
 _KEY_NAME = "organiser-key"
 _MAX_KEY_BYTES = 4096
 
@@ -52,24 +55,36 @@ def write_backup(folder: Path, out: Path, identity: Identity, passphrase: str) -
         raise ConfigurationError(f"--out {out}: already there; choose another name")
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
     try:
-        step, files = backup_files(folder)
-        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-        with open(descriptor, "wb") as file:
-            sealed = SealedWriter(file, passphrase)
-            with tarfile.open(fileobj=cast("IO[bytes]", sealed), mode="w|", format=tarfile.PAX_FORMAT) as tar:
-                _add(tar, _KEY_NAME, io.BytesIO(identity.seed), len(identity.seed))
-                for path in files:
-                    with path.open("rb") as content:  # as long as it is now: a history may grow meanwhile
-                        _add(tar, path.relative_to(folder).as_posix(), content, os.fstat(content.fileno()).st_size)
-            sealed.close()
-            file.flush()
-            os.fsync(file.fileno())
+        for _ in range(ATTEMPTS - 1):
+            with contextlib.suppress(FileNotFoundError):
+                step = _write(folder, partial, identity, passphrase)
+                break
+            partial.unlink(missing_ok=True)  # a newer checkpoint took the place of the one that was being read
+        else:
+            step = _write(folder, partial, identity, passphrase)
         partial.rename(out)
     except OSError as error:
         raise StorageError(f"the backup {out} cannot be written: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
     return Backup(run, step, out.stat().st_size)
+
+
+def _write(folder: Path, partial: Path, identity: Identity, passphrase: str) -> int | None:
+    """Write it to the new file `partial`; returns the step of the checkpoint, None without one."""
+    step, files = backup_files(folder)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+    with open(descriptor, "wb") as file:
+        sealed = SealedWriter(file, passphrase)
+        with tarfile.open(fileobj=cast("IO[bytes]", sealed), mode="w|", format=tarfile.PAX_FORMAT) as tar:
+            _add(tar, _KEY_NAME, io.BytesIO(identity.seed), len(identity.seed))
+            for path in files:
+                with path.open("rb") as content:  # as long as it is now: a history may grow meanwhile
+                    _add(tar, path.relative_to(folder).as_posix(), content, os.fstat(content.fileno()).st_size)
+        sealed.close()
+        file.flush()
+        os.fsync(file.fileno())
+    return step
 
 
 def restore_backup(file: Path, runs: Path, key: Path | None, passphrase: str) -> Restored:
