@@ -143,7 +143,8 @@ class Organiser:
             raise ConfigurationError(f"the role can be handed over {MAX_TERMS - 1} times; begin a new run")
         keys = tuple(bytes.fromhex(key) for key in organisers)
         run = bytes.fromhex(ledger.run_id)
-        return Transfer(run, ledger.term, int(time.time()), (), keys, needed, ledger.all_barred()).signed_by(self._key)
+        order = Transfer(run, ledger.term, int(time.time()), (), keys, needed, ledger.all_barred(), ledger.standing())
+        return order.signed_by(self._key)
 
     def hand_over(self, order: Transfer) -> tuple[Transfer, bool]:
         """A transfer with this organiser's signature, and whether that was the last that it took: it is in force then.

@@ -7,12 +7,13 @@ one with the higher number wins, whichever came first; of one number, that with 
 A regroup names the members that go on where the majority of the last round is lost, and the newest step that one of
 them had; see `averaging/allreduce/commit.py`. Each begins another *epoch* of the run.
 
-A run has at most `MAX_AMENDMENTS`, and `MAX_REGROUPS`. They stay in force after the organisers' role was handed over.
+A run has at most `MAX_AMENDMENTS`, and `MAX_REGROUPS`. Those that a transfer of the organisers' role names stay in
+force after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -34,7 +35,16 @@ Change = tuple[
 """A setting's key, such as optimizer.learning_rate, and its value as JSON."""
 
 
-class Amendment(Order, frozen=True):
+class ChangeOrder(Order, frozen=True):
+    """An order that changes the run."""
+
+    @property
+    def change_id(self) -> bytes:
+        """8 bytes of the hash of what the organisers signed."""
+        return bytes(blake3(self.statement()).digest(length=8))
+
+
+class Amendment(ChangeOrder, frozen=True):
     """The settings `changes` may be in force in rounds of `from_step` and later ones."""
 
     CONTEXT: ClassVar[bytes] = b"run-amendment"
@@ -45,8 +55,8 @@ class Amendment(Order, frozen=True):
 
     @property
     def id(self) -> str:
-        """16 hexadecimal digits of the hash of what the organisers signed."""
-        return blake3(self.statement()).hexdigest(length=8)
+        """The change's id, hexadecimal."""
+        return self.change_id.hex()
 
     @property
     def rank(self) -> tuple[int, str]:
@@ -59,13 +69,15 @@ class Amendments:
 
     def __init__(self) -> None:
         self._known: dict[str, Amendment] = {}
+        self._void: dict[str, Amendment] = {}
+        """Those that count no more: a round that began by one ends by it."""
 
     def __iter__(self) -> Iterator[Amendment]:
         """By number."""
         return iter(sorted(self._known.values(), key=lambda each: each.rank))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._known
+        return name in self._known or name in self._void
 
     @property
     def next_number(self) -> int:
@@ -79,7 +91,13 @@ class Amendments:
         if len(self._known) >= MAX_AMENDMENTS:
             raise ValueError(f"a run has at most {MAX_AMENDMENTS} amendments")
         self._known[amendment.id] = amendment
+        self._void.pop(amendment.id, None)
         return True
+
+    def keep(self, counts: Callable[[Amendment], bool]) -> None:
+        """Let no round begin by those any more that do not count."""
+        self._void.update({name: each for name, each in self._known.items() if not counts(each)})
+        self._known = {name: each for name, each in self._known.items() if name not in self._void}
 
     def due(self, step: int) -> tuple[str, ...]:
         """The ids of those that may be in force in the round of `step` and are not overruled, by number."""
@@ -93,12 +111,13 @@ class Amendments:
     def changes(self, ids: Iterable[str]) -> dict[str, str]:
         """What these amendments together say: the JSON of a value by key. Those not known here are left out."""
         found: dict[str, str] = {}
-        for amendment in sorted((self._known[name] for name in ids if name in self._known), key=lambda a: a.rank):
+        known = {**self._void, **self._known}
+        for amendment in sorted((known[name] for name in ids if name in known), key=lambda a: a.rank):
             found.update(amendment.changes)
         return found
 
 
-class Regroup(Order, frozen=True):
+class Regroup(ChangeOrder, frozen=True):
     """The run goes on with these `members`, from the newest state among them, which is of `step`."""
 
     CONTEXT: ClassVar[bytes] = b"run-regroup"
@@ -130,6 +149,10 @@ class Regroups:
 
     def __contains__(self, epoch: int) -> bool:
         return epoch in self._known
+
+    def keep(self, counts: Callable[[Regroup], bool]) -> None:
+        """Forget those that do not count any more."""
+        self._known = {epoch: each for epoch, each in self._known.items() if counts(each)}
 
     @property
     def newest(self) -> Regroup | None:

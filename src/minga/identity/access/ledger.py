@@ -16,7 +16,8 @@ Rules.
   `organisers_needed` prevents that.
 * Revocations end with the term of the organisers that signed them; the transfer lists the keys that stay revoked. So
   a retired organiser's key revokes nothing any more. Of two transfers of one term the one that arrived first stays.
-
+* The changes of a run (amendments, regroups) that a transfer lists stay in force; a retired organiser's key makes no
+  other one. Revoking an organiser's key voids the changes that it was needed for; the others may order them anew.
 * Peers from a banned address range (`ranges`) may not take part until the ban ends, but for the organisers.
 
 Clocks may be `CLOCK_SKEW_S` wrong: a grant counts for that long before its date and after its end.
@@ -102,6 +103,7 @@ class AccessLedger:
         self._revocations: dict[str, dict[str, Revocation]] = {}  # by the key barred, and who barred it
         self._barred_by: Counter[str] = Counter()
         self._carried: dict[str, int] = {}  # barred in earlier terms
+        self._standing: frozenset[bytes] = frozenset()  # the changes of earlier terms that count
         self._barred: dict[str, int] = {}
 
     @classmethod
@@ -145,6 +147,10 @@ class AccessLedger:
     def all_barred(self) -> tuple[Barred, ...]:
         """The same for a transfer."""
         return tuple(Barred(bytes.fromhex(key), version) for key, version in sorted(self._barred.items()))
+
+    def standing(self) -> tuple[bytes, ...]:
+        """The ids of the changes that are in force, or may be, for a transfer."""
+        return tuple(sorted(each.change_id for each in (*self.amendments, *self.regroups)))
 
     def take(self, order: PublicOrder) -> bool:
         """Enter an order; whether it says anything new. Raises `InvalidOrderError`."""
@@ -213,6 +219,8 @@ class AccessLedger:
         self._revocations.clear()
         self._barred_by.clear()
         self.ranges = RangeBans()
+        self._standing = frozenset(order.standing)
+        self._drop_void()
         return True
 
     def _take_range(self, order: RangeBan) -> bool:
@@ -225,13 +233,25 @@ class AccessLedger:
 
     def _take_change(self, order: Amendment | Regroup) -> bool:
         is_known = order.id in self.amendments if isinstance(order, Amendment) else order.epoch in self.regroups
-        if is_known:
+        if is_known or (order.term < self.term and order.change_id not in self._standing):
             return False
         self._check_enough(order)
         try:
             return self.amendments.take(order) if isinstance(order, Amendment) else self.regroups.take(order)
         except ValueError as error:
             raise InvalidOrderError(str(error)) from error
+
+    def _counts(self, order: Amendment | Regroup) -> bool:
+        try:
+            self._check_enough(order)
+        except InvalidOrderError:
+            return False
+        return order.term == self.term or order.change_id in self._standing
+
+    def _drop_void(self) -> None:
+        """Forget changes that a newcomer would not take from anybody: all peers are to go by the same ones."""
+        self.amendments.keep(self._counts)
+        self.regroups.keep(self._counts)
 
     def _signer(self, order: Order) -> str:
         """The one organiser that signed an order of the present term."""
@@ -260,6 +280,8 @@ class AccessLedger:
         versions = sorted((order.version for order in self._revocations[subject].values()), reverse=True)
         if len(versions) >= self.organisers.needed:
             self._barred[subject] = max(versions[self.organisers.needed - 1], self._carried.get(subject, 0))
+            if any(subject in term.keys for term in self._terms):
+                self._drop_void()
 
     def _check_term(self, order: Order) -> None:
         if order.term > self.term:

@@ -25,6 +25,9 @@ MAX_BARRED = 1000
 MAX_TERMS = 8
 """How many times the role of the organisers may be handed over, and once more."""
 
+MAX_STANDING = 256
+"""How many changes of a run may stay in force when the role is handed over."""
+
 MAX_RANGES = 100
 """How many address ranges one organiser may ban from a run."""
 
@@ -37,6 +40,7 @@ Key = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 """A public key as bytes; a peer's id is its hexadecimal form."""
 
 SignatureBytes = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+ChangeId = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 Version = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Term = Annotated[int, msgspec.Meta(ge=0, lt=MAX_TERMS)]
 UnixSeconds = Annotated[int, msgspec.Meta(ge=0, le=MAX_TIME_S)]
@@ -131,7 +135,9 @@ class Barred(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class Transfer(Order, frozen=True):
     """Hands the role over: from term `term` + 1 on `organisers`, of whom `needed` have to sign, give the orders.
 
-    The organisers of `term` sign it. It names all revoked keys, because single revocations end with their term.
+    The organisers of `term` sign it. It names all revoked keys, because single revocations end with their term, and by
+    their ids the changes of the run (amendments and regroups) that stay in force: no other change of earlier terms
+    counts from then on, whatever date it bears.
     """
 
     CONTEXT: ClassVar[bytes] = b"access-transfer"
@@ -139,3 +145,9 @@ class Transfer(Order, frozen=True):
     organisers: Annotated[tuple[Key, ...], msgspec.Meta(min_length=1, max_length=MAX_ORGANISERS)]
     needed: Annotated[int, msgspec.Meta(ge=1, le=MAX_ORGANISERS)]
     barred: Annotated[tuple[Barred, ...], msgspec.Meta(max_length=MAX_BARRED * MAX_ORGANISERS)] = ()
+    standing: Annotated[tuple[ChangeId, ...], msgspec.Meta(max_length=MAX_STANDING)] = ()
+
+    def statement(self) -> bytes:
+        """What the signatures cover; without `standing` where that is empty, as transfers were before it."""
+        statement = super().statement()
+        return statement if self.standing else msgspec.msgpack.encode(msgspec.msgpack.decode(statement)[:-1])

@@ -135,9 +135,10 @@ class StandingOrders:
         return self._specs[name]
 
     def regroup(self, epoch: int) -> Regroup | None:
-        """The organisers' newest regroup, if it is of a later epoch than this."""
+        """The organisers' newest regroup, if it is of a later epoch than this, or this one's counts no more."""
         newest = self._regroups.newest
-        return newest if newest is not None and newest.epoch > epoch else None
+        is_void = epoch > 0 and epoch not in self._regroups
+        return newest if newest is not None and (newest.epoch > epoch or is_void) else None
 
     def is_paused(self, step: int) -> bool:
         """Whether the organisers want no round of `step`."""
