@@ -73,7 +73,7 @@ def check(outcome: Outcome, orders: dict[str, int], least_peers: int) -> None:
     assert "order.failed" not in summary["incidents"]
     agreement = outcome.agreement
     assert agreement is not None
-    assert (agreement.states, agreement.knows_all_orders, agreement.has_all_steps) == (1, True, True)
+    assert (agreement.states, agreement.has_same_orders, agreement.has_all_steps) == (1, True, True)
     assert agreement.peers >= least_peers
 
 

@@ -77,7 +77,7 @@ class World:
                 organiser.resume()
             else:
                 step = organiser.stop(table.steps_ahead)
-        except (ConfigurationError, KeyError) as error:
+        except ConfigurationError as error:
             self._recorder.note("order.failed", order=table.order, why=str(error))
             return
         self._recorder.note("order", order=table.order, step=step, of=table.peer, changes=dict(table.changes))

@@ -16,13 +16,13 @@ DIGITS: Final = 4
 
 @dataclass(frozen=True)
 class Agreement:
-    """What `peers` at the last step have in the end: how many different `states`, whether all of them know all
-    amendments, and whether each step was taken exactly once.
+    """What `peers` at the last step have in the end: how many different `states`, whether all of them know the same
+    orders, and whether each step was taken exactly once.
     """
 
     peers: int
     states: int
-    knows_all_orders: bool
+    has_same_orders: bool
     has_all_steps: bool
 
 

@@ -168,6 +168,6 @@ def agreement_of(swarm: Swarm, organiser: SwarmOrganiser, ledger: Timeline) -> A
     return Agreement(
         peers=len(there),
         states=len(set(swarm.digests([peer.name for peer in there]).values())),
-        knows_all_orders=all(map(organiser.is_known, there)),
+        has_same_orders=organiser.agree(there),
         has_all_steps=numbers == list(range(1, last + 1)) and all(len(s.reduced) == 1 for s in ledger.finished()),
     )

@@ -18,16 +18,10 @@ from typing import Any, TypeVar
 
 from minga.core.errors import ConfigurationError, IdentityError, RemoteError, UnreachableError
 from minga.core.spec.run_spec import RunSpec
-from minga.identity.access.amendments import MAX_CHANGES, MAX_PRESENT, MAX_VALUE_CHARACTERS, Amendment, Regroup
+from minga.identity.access.amendments import MAX_PRESENT, Amendment, Regroup
+from minga.identity.access.drafts import draft_amendment, draft_range_ban, draft_revocation
 from minga.identity.access.ledger import AccessLedger, InvalidOrderError, PublicOrder
-from minga.identity.access.orders import (
-    MAX_REASON_CHARACTERS,
-    MAX_TERMS,
-    Grant,
-    RangeBan,
-    Revocation,
-    Transfer,
-)
+from minga.identity.access.orders import MAX_TERMS, Grant, RangeBan, Transfer
 from minga.identity.access.ranges import IpNetwork, parse_range
 from minga.identity.keys.keys import Identity
 from minga.identity.links.grant import LinkAccess
@@ -105,12 +99,8 @@ class Organiser:
         """Bar a peer's key or an invitation's; False if more organisers have to do so until it takes effect."""
         if {key} == self.ledger.organisers.keys:
             raise ConfigurationError("the only organiser cannot be barred; hand the role over first")
-        _check_reason(reason)
-        ledger = self.ledger
-        run, now = bytes.fromhex(ledger.run_id), int(time.time())
-        order = Revocation(run, ledger.term, now, (), bytes.fromhex(key), ledger.next_version, reason)
-        self._issue(order.signed_by(self._key))
-        return key in ledger.barred()
+        self._issue(draft_revocation(self.ledger, key, reason, int(time.time())).signed_by(self._key))
+        return key in self.ledger.barred()
 
     def bar_range(self, addresses: str, valid_s: float, reason: str) -> tuple[str, int, bool]:
         """Bar an address range, in CIDR notation, for `valid_s` seconds.
@@ -118,15 +108,10 @@ class Organiser:
         Returns the range, until when (Unix seconds), and False if more organisers have to do so until it takes effect.
         Raises `ConfigurationError` for a range that is none or too large.
         """
-        _check_reason(reason)
-        try:
-            network = parse_range(addresses)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from error
-        ledger, now = self.ledger, int(time.time())
-        run, until = bytes.fromhex(ledger.run_id), now + int(valid_s)
-        self._issue(RangeBan(run, ledger.term, now, (), str(network), until, reason).signed_by(self._key))
-        return str(network), until, network in self.ranges()
+        now = int(time.time())
+        order = draft_range_ban(self.ledger, addresses, now + int(valid_s), reason, now)
+        self._issue(order.signed_by(self._key))
+        return order.range, order.expires, parse_range(order.range) in self.ranges()
 
     def ranges(self) -> dict[IpNetwork, RangeBan]:
         """The address ranges that are barred now."""
@@ -168,13 +153,8 @@ class Organiser:
         `ConfigurationError` for settings that cannot change.
         """
         check_changes(self._spec, dict(changes))
-        ledger = self.ledger
         step = self.step_ahead() if from_step is None else from_step
-        said = tuple((key, json.dumps(value)) for key, value in sorted(changes.items()))
-        if len(said) > MAX_CHANGES or any(len(text) > MAX_VALUE_CHARACTERS for _, text in said):
-            raise ConfigurationError(f"one amendment changes at most {MAX_CHANGES} settings, by short values")
-        run, number = bytes.fromhex(ledger.run_id), ledger.amendments.next_number
-        return Amendment(run, ledger.term, int(time.time()), (), number, step, said).signed_by(self._key)
+        return draft_amendment(self.ledger, changes, step, int(time.time())).signed_by(self._key)
 
     def regroup(self) -> Regroup:
         """An order that the run goes on with the members that are in sight, with this organiser's signature.
@@ -312,11 +292,6 @@ def organiser_desk(
             raise UnreachableError("no peer that answers could say what run this is", phase="run spec")
         _take_kept(ledger, files, peer)
         yield Organiser(link, spec, ledger, _key_of(ledger, identity), files, peer)
-
-
-def _check_reason(reason: str) -> None:
-    if len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable():
-        raise ConfigurationError(f"a reason has at most {MAX_REASON_CHARACTERS} printable characters")
 
 
 def _take_kept(ledger: AccessLedger, files: AccessFiles, peer: Peer | None) -> None:

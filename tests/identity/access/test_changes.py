@@ -85,8 +85,9 @@ def test_the_changes_of_a_barred_organiser_are_void_for_members_and_newcomers_al
     assert member.take(bar(FIRST, SECOND))
     for order in member.orders():
         assert newcomer.take(order)
+    assert not newcomer.take(stolen), "and a peer that passes it on in good faith is not to blame"
     with pytest.raises(InvalidOrderError):
-        newcomer.take(stolen)
+        newcomer.take(amendment(6, NEXT))
     assert member.amendments.due(0) == newcomer.amendments.due(0) == (honest.id,)
     assert list(member.regroups) == list(newcomer.regroups) == []
     assert stolen.id in member.amendments, "a round that began by it ends by it"

@@ -10,8 +10,8 @@ from minga.training.agreement.state_history import Drift
 CLOSE, MIDDLE, FAR = Drift(0.01, 1.0), Drift(0.1, 1.0), Drift(0.5, 1.0)
 
 
-def of(every: int = 0, *, fixed: int = 0, is_possible: bool = True) -> AveragingInterval:
-    interval = AveragingInterval(fixed, 10, is_possible=is_possible)
+def of(every: int = 0, *, fixed: int = 0, is_useful: bool = True) -> AveragingInterval:
+    interval = AveragingInterval(fixed, 10, is_useful=is_useful)
     interval.every = every
     return interval
 
@@ -37,6 +37,15 @@ def test_the_interval_has_bounds() -> None:
 def test_the_run_spec_or_the_strategy_may_decide() -> None:
     assert of(fixed=7).choose(10, None) == of(7, fixed=7).choose(14, FAR) == 7
     assert of(fixed=7).is_fixed
-    sharing = of(is_possible=False)
+    assert [step for step in range(1, 30) if of(fixed=7).is_due(step, 4)] == [7, 14, 21, 28], "whatever a leader says"
+    sharing = of(is_useful=False)
     assert sharing.choose(10, CLOSE) == 0
-    assert not sharing.is_due(10, 10), "whatever a leader says"
+    assert not sharing.is_due(10, 10)
+    assert not of().is_due(3, 1), "more often than states are compared"
+    assert of().is_due(20, 10)
+    assert [of(10).follow(20), of(10).follow(10), of(fixed=7).follow(20), of(is_useful=False).follow(20)] == [
+        True,
+        False,
+        False,
+        False,
+    ]

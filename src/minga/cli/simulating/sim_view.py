@@ -109,7 +109,7 @@ def _orders_text(outcome: Outcome) -> Iterator[str]:
         states = "equal states" if found.states == 1 else f"{found.states} different states"
         yield (
             f"At the end {found.peers} peers are at the last step, with {states}; "
-            f"{'all' if found.knows_all_orders else 'not all'} of them know all amendments. "
+            f"they {'know the same orders' if found.has_same_orders else 'do not know the same orders'}. "
             f"{'Each step was taken once' if found.has_all_steps else 'Steps are missing, or were taken twice'}."
         )
 

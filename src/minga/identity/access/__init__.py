@@ -4,7 +4,8 @@
     a peer     ── shows ─▶ token  ──────┘
 
 Read: orders (admit, bar, hand the role over), ranges (address ranges banned for a time), amendments (settings
-changed while the run goes on), token (bound to a peer's key), ledger (all known orders and the rules).
+changed while the run goes on), token (bound to a peer's key), ledger (all known orders and the rules), drafts
+(orders before they are signed).
 
 Called by training/access, identity/links, authority and the organiser's commands. Everything is checked offline,
 from signatures alone; it knows nothing of connections.

@@ -91,7 +91,6 @@ class Amendments:
         if len(self._known) >= MAX_AMENDMENTS:
             raise ValueError(f"a run has at most {MAX_AMENDMENTS} amendments")
         self._known[amendment.id] = amendment
-        self._void.pop(amendment.id, None)
         return True
 
     def keep(self, counts: Callable[[Amendment], bool]) -> None:

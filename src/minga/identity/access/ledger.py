@@ -233,20 +233,21 @@ class AccessLedger:
 
     def _take_change(self, order: Amendment | Regroup) -> bool:
         is_known = order.id in self.amendments if isinstance(order, Amendment) else order.epoch in self.regroups
-        if is_known or (order.term < self.term and order.change_id not in self._standing):
+        if is_known:
             return False
-        self._check_enough(order)
+        self._check_signed(order, self._signers(order))
+        if not self._counts(order):  # who passes it on may not know yet that a signer was barred or has retired
+            return False
         try:
             return self.amendments.take(order) if isinstance(order, Amendment) else self.regroups.take(order)
         except ValueError as error:
             raise InvalidOrderError(str(error)) from error
 
     def _counts(self, order: Amendment | Regroup) -> bool:
-        try:
-            self._check_enough(order)
-        except InvalidOrderError:
-            return False
-        return order.term == self.term or order.change_id in self._standing
+        """Whether those of its signers who are not barred are enough, and no later organisers let it drop."""
+        signers = self._signers(order) - self._barred.keys()
+        is_standing = order.term == self.term or order.change_id in self._standing
+        return is_standing and len(signers) >= self._terms[order.term].needed
 
     def _drop_void(self) -> None:
         """Forget changes that a newcomer would not take from anybody: all peers are to go by the same ones."""
@@ -287,12 +288,18 @@ class AccessLedger:
         if order.term > self.term:
             raise InvalidOrderError(f"it is of term {order.term}, of which nothing is known here")
 
-    def _check_enough(self, order: Grant | Transfer | Amendment | Regroup) -> None:
+    def _signers(self, order: Order) -> set[str]:
+        """The organisers of its term that signed it, also those that were barred since."""
         self._check_term(order)
-        organisers = self._terms[order.term]
-        signers = order.signers(organisers.keys) - self._barred.keys()
-        if len(signers) < organisers.needed:
-            raise InvalidOrderError(f"{len(signers)} of the {organisers.needed} organisers that it takes signed it")
+        return order.signers(self._terms[order.term].keys)
+
+    def _check_enough(self, order: Grant | Transfer) -> None:
+        self._check_signed(order, self._signers(order) - self._barred.keys())
+
+    def _check_signed(self, order: Order, signers: set[str]) -> None:
+        needed = self._terms[order.term].needed
+        if len(signers) < needed:
+            raise InvalidOrderError(f"{len(signers)} of the {needed} organisers that it takes signed it")
 
     def _check_signatures(self, grant: Grant) -> None:
         try:

@@ -50,6 +50,13 @@ def allowed_quantity(kind: Kind) -> str:
     return f'a value such as "{constant}", or a distribution such as "{drawn}"'
 
 
+def one_duration(value: Duration) -> Duration:
+    """The same, where a distribution would mean nothing. Raises `ValueError`."""
+    if value.shape != "constant":
+        raise ValueError("it must be one duration, not a distribution")
+    return value
+
+
 def quantity(default: Any, kind: Kind, meaning: str) -> Any:
     """A quantity; the annotation enforces it."""
     return described(default, meaning, allowed_quantity(kind))

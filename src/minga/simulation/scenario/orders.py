@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from minga.core.spec.fields import Section, choice, described, whole
-from minga.simulation.scenario.fields import Duration, Span, quantity
+from minga.simulation.scenario.fields import Duration, Span, one_duration, quantity
 
 Change = bool | int | float | str
 
@@ -36,9 +36,7 @@ class OrderTable(Section):
     @field_validator("at")
     @classmethod
     def _check_at(cls, at: Duration) -> Duration:
-        if at.shape != "constant":
-            raise ValueError("it must be one duration, not a distribution")
-        return at
+        return one_duration(at)
 
     @model_validator(mode="after")
     def _check_order(self) -> OrderTable:

@@ -22,6 +22,7 @@ from minga.simulation.scenario.fields import (
     Size,
     Span,
     Speed,
+    one_duration,
     quantity,
 )
 
@@ -78,9 +79,7 @@ class StopTable(Section):
     @field_validator("time")
     @classmethod
     def _check_time(cls, time: Span) -> Span:
-        if time.shape != "constant":
-            raise ValueError("it must be one duration, not a distribution")
-        return time
+        return one_duration(time)
 
 
 class PeerTable(Section):
@@ -141,9 +140,7 @@ class RegionPath(Section):
     @field_validator("latency")
     @classmethod
     def _check_latency(cls, latency: Duration) -> Duration:
-        if latency.shape != "constant":
-            raise ValueError("it must be one duration, not a distribution")
-        return _plausible(latency)
+        return _plausible(one_duration(latency))
 
 
 class RandomFault(Section):

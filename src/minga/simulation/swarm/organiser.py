@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from minga.core.errors import ConfigurationError
-from minga.identity.access.amendments import Amendment
+from minga.identity.access.drafts import draft_amendment, draft_range_ban, draft_revocation
 from minga.identity.access.ledger import AccessLedger, PublicOrder
-from minga.identity.access.orders import RangeBan, Revocation
-from minga.identity.access.ranges import parse_range
 from minga.identity.keys.keys import Identity
 from minga.simulation.swarm.simulated_peer import SimulatedPeer
 from minga.simulation.swarm.swarm import Swarm
 from minga.training.access.standing_orders import PAUSED, STOP, check_changes
 from minga.training.state.snapshot import StateSnapshot
+
+WHY: Final = "in a scenario"
 
 
 @dataclass(frozen=True)
@@ -58,20 +57,17 @@ class SwarmOrganiser:
 
     def ban(self, peer: str, lasts_s: float | None) -> None:
         """Bar the key of a peer, and its present address for a time."""
-        network = self._swarm.peers[peer].network
+        network = self._peer(peer).network
         entry, ledger, now = self._entry()
-        run, term = bytes.fromhex(ledger.run_id), ledger.term
-        orders: list[PublicOrder] = [
-            Revocation(run, term, now, (), bytes.fromhex(network.peer_id), ledger.next_version, "in a scenario")
-        ]
+        orders: list[PublicOrder] = [draft_revocation(ledger, network.peer_id, WHY, now).signed_by(self._identity)]
         if lasts_s is not None and network.address.direct:
-            place = str(parse_range(network.address.direct[0].rpartition(":")[0]))
-            orders.append(RangeBan(run, term, now, (), place, now + max(1, int(lasts_s)), "in a scenario"))
-        self._enter(entry, [order.signed_by(self._identity) for order in orders])
+            place, until = network.address.direct[0].rpartition(":")[0], now + max(1, int(lasts_s))
+            orders.append(draft_range_ban(ledger, place, until, WHY, now).signed_by(self._identity))
+        self._enter(entry, orders)
 
     def back_up(self, peer: str) -> int:
         """Keep the state of a peer and the orders that it knows; returns the step."""
-        source = self._swarm.peers[peer]
+        source = self._peer(peer)
         ledger = source.session.ledger
         self._backups[peer] = _Backup(source.replica.capture(), () if ledger is None else tuple(ledger.orders()))
         return source.replica.step
@@ -85,17 +81,19 @@ class SwarmOrganiser:
         restored.session.admission.take(kept.orders)
         return restored
 
-    def is_known(self, peer: SimulatedPeer) -> bool:
-        """Whether a peer knows every amendment that any peer knows."""
-        return self._amendments(peer) == set().union(*map(self._amendments, self._swarm.alive()))
+    def agree(self, peers: Iterable[SimulatedPeer]) -> bool:
+        """Whether these peers know the same orders."""
+        return len({_known_orders(peer) for peer in peers}) <= 1
+
+    def _peer(self, name: str) -> SimulatedPeer:
+        if name not in self._swarm.peers:
+            raise ConfigurationError(f"{name} has not come yet")
+        return self._swarm.peers[name]
 
     def _amend(self, changes: Mapping[str, Any], from_step: int) -> None:
         check_changes(self._swarm.spec, dict(changes))
         entry, ledger, now = self._entry()
-        said = tuple((key, json.dumps(value)) for key, value in sorted(changes.items()))
-        number = ledger.amendments.next_number
-        order = Amendment(bytes.fromhex(ledger.run_id), ledger.term, now, (), number, from_step, said)
-        self._enter(entry, [order.signed_by(self._identity)])
+        self._enter(entry, [draft_amendment(ledger, changes, from_step, now).signed_by(self._identity)])
 
     def _enter(self, entry: SimulatedPeer, orders: list[PublicOrder]) -> None:
         if invalid := entry.session.admission.take(orders):
@@ -113,7 +111,7 @@ class SwarmOrganiser:
     def _newest(self) -> int:
         return max(peer.replica.step for peer in self._swarm.alive())
 
-    @staticmethod
-    def _amendments(peer: SimulatedPeer) -> set[str]:
-        ledger = peer.session.ledger
-        return set() if ledger is None else {order.id for order in ledger.amendments}
+
+def _known_orders(peer: SimulatedPeer) -> frozenset[bytes]:
+    ledger = peer.session.ledger
+    return frozenset() if ledger is None else frozenset(order.statement() for order in ledger.orders())

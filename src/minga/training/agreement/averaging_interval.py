@@ -24,14 +24,14 @@ CLOSE, FAR = 1 / 16, 1 / 4
 class AveragingInterval:
     """The interval of one run, as one peer knows it.
 
-    `fixed` is what the run spec says, 0 for as needed. States are compared every `compared_every` steps. Without
-    `is_possible` (a strategy that shares parameters anyway) parameters are never averaged.
+    `fixed` is what the run spec says, 0 for as needed. States are compared every `compared_every` steps. It never
+    happens where it is not `is_useful` (optimizers that round alike, a strategy that shares parameters anyway).
     """
 
-    def __init__(self, fixed: int, compared_every: int, *, is_possible: bool) -> None:
+    def __init__(self, fixed: int, compared_every: int, *, is_useful: bool) -> None:
         self.every = 0
         """That of the last plan."""
-        self._fixed, self._shortest, self._is_possible = fixed, compared_every, is_possible
+        self._fixed, self._shortest, self._is_useful = fixed, compared_every, is_useful
 
     @property
     def is_fixed(self) -> bool:
@@ -40,7 +40,7 @@ class AveragingInterval:
 
     def choose(self, step: int, drift: Drift | None) -> int:
         """What a leader writes into the plan of the round that leads to `step`."""
-        if self._fixed or not self._is_possible:
+        if self._fixed or not self._is_useful:
             return self._fixed
         if drift is None:
             return self.every
@@ -54,6 +54,18 @@ class AveragingInterval:
             return min(LONGEST * self._shortest, self.every * 2)
         return self.every
 
+    def follow(self, every: int) -> bool:
+        """A plan with this interval counts; whether that is news."""
+        if self._fixed or not self._is_useful:
+            return False
+        is_news, self.every = every != self.every, every
+        return is_news
+
     def is_due(self, step: int, every: int) -> bool:
-        """Whether parameters are averaged after `step` by a plan with the interval `every`."""
-        return self._is_possible and every > 0 and step % every == 0
+        """Whether parameters are averaged after `step` by a plan with the interval `every`.
+
+        A leader can neither overrule the run spec nor have parameters averaged more often than states are compared.
+        """
+        if self._fixed:
+            return step % self._fixed == 0
+        return self._is_useful and every >= self._shortest and step % every == 0

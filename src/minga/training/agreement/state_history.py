@@ -1,7 +1,7 @@
 """Comparing states: does the majority have what this peer has?
 
 Two states are the same if their digests are equal. In a run whose optimizers may round differently they are also the
-same if their parameters are no farther apart than one of the owners tolerates, by their sketches.
+same if their parameters are no farther apart than both owners tolerate, by their sketches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def is_same(one: StateInfo, other: StateInfo) -> bool:
     """Whether two states of one step count as the same: up to rounding, where the optimizer does not exclude that."""
     if one.digest == other.digest:
         return True
-    return bool(one.sketch) and distance(one.sketch, other.sketch) <= one.tolerance
+    tolerance = min(one.tolerance, other.tolerance)  # so that nobody widens that of others
+    return bool(one.sketch) and distance(one.sketch, other.sketch) <= tolerance
 
 
 @loop_bound
@@ -60,14 +61,16 @@ class StateHistory:
         own, told = self._newest(others)
         if own is None:
             return False
-        sides: list[tuple[StateInfo, list[PeerId]]] = [(own, [me])]
-        for peer, state in sorted(told, key=lambda each: each[0]):
-            for mark, voters in sides:
-                if is_same(mark, state):
-                    voters.append(peer)
-                    break
+        by_digest: dict[str, tuple[StateInfo, list[PeerId]]] = {own.digest: (own, [me])}
+        for peer, state in told:
+            by_digest.setdefault(state.digest, (state, []))[1].append(peer)
+        sides: list[tuple[StateInfo, list[PeerId]]] = []
+        for state, voters in sorted(by_digest.values(), key=lambda each: (each[0] is not own, min(each[1]))):
+            side = next((side for mark, side in sides if is_same(mark, state)), None)
+            if side is None:
+                sides.append((state, voters))
             else:
-                sides.append((state, [peer]))
+                side += voters
         winner = min(sides, key=lambda side: (-len(side[1]), min(side[1])))
         return winner[0] is not own
 

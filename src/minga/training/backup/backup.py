@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import secrets
@@ -55,13 +54,14 @@ def write_backup(folder: Path, out: Path, identity: Identity, passphrase: str) -
         raise ConfigurationError(f"--out {out}: already there; choose another name")
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.part")
     try:
-        for _ in range(ATTEMPTS - 1):
-            with contextlib.suppress(FileNotFoundError):
+        for attempts_left in reversed(range(ATTEMPTS)):
+            try:
                 step = _write(folder, partial, identity, passphrase)
                 break
-            partial.unlink(missing_ok=True)  # a newer checkpoint took the place of the one that was being read
-        else:
-            step = _write(folder, partial, identity, passphrase)
+            except FileNotFoundError:
+                partial.unlink(missing_ok=True)
+                if not attempts_left:
+                    raise
         partial.rename(out)
     except OSError as error:
         raise StorageError(f"the backup {out} cannot be written: {error}") from error

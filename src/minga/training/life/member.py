@@ -142,9 +142,8 @@ class Member:
         self._node, self._board, self._settings = node, board, settings
         self._port, self._replica = port, replica
         self._synchroniser = Synchroniser(replica, port, download)
-        interval = AveragingInterval(
-            settings.average_parameters_every, settings.digest_every, is_possible=not settings.shares_parameters
-        )
+        is_useful = not (settings.shares_parameters or replica.rounds_alike)
+        interval = AveragingInterval(settings.average_parameters_every, settings.digest_every, is_useful=is_useful)
         self._states = StateComparison(board, replica, settings.digest_every, interval)
         self.vectors = RoundVectors(replica.layout_of, replica.vector.new, keeps_uncounted=settings.keeps_uncounted)
         group = GroupSettings(
@@ -373,7 +372,8 @@ class Member:
     async def _apply(self, outcome: RoundOutcome, weight: int, fate: ContributionFate) -> None:
         step, report = self.step + 1, self._port.report()
         absorb = self._absorption(outcome, step, fate)
-        self._note_interval(outcome.plan)
+        if self._states.interval.follow(outcome.plan.averages_every):
+            self._node.events.emit(ParametersDrift(step=self.step, every=outcome.plan.averages_every))
         hashing = self._hash_result(outcome.plan.result_id)
         batch = self._formation.batch.present
         if said := self.amended.enter(outcome.plan.orders):
@@ -439,13 +439,6 @@ class Member:
             await self._parameter_average.take(plan, tolerance)
         except RoundAbortedError as error:  # others may have averaged theirs: they differ by no more than before
             self._node.events.emit(ParametersNotAveraged(step=plan.step, why=error.message))
-
-    def _note_interval(self, plan: Plan) -> None:
-        """Devices were found to round differently, or to drift faster or slower than before."""
-        interval = self._states.interval
-        if plan.averages_every != interval.every and not interval.is_fixed:
-            self._node.events.emit(ParametersDrift(step=plan.step, every=plan.averages_every))
-        interval.every = plan.averages_every
 
     # ---- state
 

@@ -7,13 +7,14 @@ Data Streams", Charikar, Chen and Farach-Colton, 2002). With `NUMBERS` of them t
 are in float64: two float32 vectors that differ by rounding only are 1e-7 of their length apart, which sums in float32
 would hide.
 
-The elements are laid out in rows of `COLUMNS`. The signs of an element are those of its row times those of its column,
-so that a few thousand signs do for any length.
+The elements of each tensor are laid out in rows of `COLUMNS`, in blocks of rows. The signs of an element are those of
+its row times those of its column, so that a few thousand signs do for any length. No copy of the whole is made.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -26,24 +27,26 @@ NUMBERS: Final = 32
 """Numbers of a sketch: `ROW_SIGNS` sums, each over `NUMBERS / ROW_SIGNS` sets of columns."""
 ROW_SIGNS: Final = 8
 COLUMNS: Final = 4096
-ROWS_AT_ONCE: Final = 128
+BLOCK_ROWS: Final = 128
 """Half a million elements are in float64 at once."""
 
 Sketch = tuple[float, ...]
 
 
-def sketch_of(values: torch.Tensor) -> Sketch:
-    """The sketch of a vector (float32, flat, CPU): `NUMBERS` numbers, NaN or infinite if an element is."""
-    array = values.numpy()
-    full = len(array) // COLUMNS * COLUMNS
-    sums = np.zeros((ROW_SIGNS, COLUMNS))
-    rows = array[:full].reshape(-1, COLUMNS)
+@torch.no_grad()
+def sketch_of(tensors: Iterable[torch.Tensor]) -> Sketch:
+    """The sketch of all elements of some tensors: `NUMBERS` numbers, NaN or infinite if an element is."""
+    sums, block = np.zeros((ROW_SIGNS, COLUMNS)), 0
     with np.errstate(invalid="ignore", over="ignore"):  # of a model that is broken, which its loss shows
-        for start in range(0, len(rows), ROWS_AT_ONCE):
-            some = rows[start : start + ROWS_AT_ONCE].astype(np.float64)
-            sums += _row_signs(start // ROWS_AT_ONCE)[:, : len(some)] @ some
-        rest = array[full:].astype(np.float64)
-        sums[:, : len(rest)] += _row_signs(-1)[:, :1] * rest
+        for tensor in tensors:
+            flat = tensor.reshape(-1)
+            for start in range(0, flat.numel(), BLOCK_ROWS * COLUMNS):
+                piece = flat[start : start + BLOCK_ROWS * COLUMNS]
+                rows = math.ceil(piece.numel() / COLUMNS)
+                values = np.zeros(rows * COLUMNS)
+                values[: piece.numel()] = piece.to("cpu", torch.float32).numpy()
+                sums += _row_signs(block)[:, :rows] @ values.reshape(rows, COLUMNS)
+                block += 1
         folded = (sums * _column_signs()).reshape(ROW_SIGNS, NUMBERS // ROW_SIGNS, -1).sum(axis=2)
     return tuple(float(number) for number in folded.reshape(-1) / math.sqrt(ROW_SIGNS))
 
@@ -63,8 +66,8 @@ def length(sketch: Sketch) -> float:
 
 @lru_cache(maxsize=512)
 def _row_signs(block: int) -> NDArray[np.float64]:
-    """Signs [ROW_SIGNS, ROWS_AT_ONCE] of the rows of a block; block -1 is the row that is not full."""
-    return _signs(f"rows {block}", ROW_SIGNS, ROWS_AT_ONCE)
+    """Signs [ROW_SIGNS, BLOCK_ROWS] of the rows of a block."""
+    return _signs(f"rows {block}", ROW_SIGNS, BLOCK_ROWS)
 
 
 @lru_cache(maxsize=1)
