@@ -14,7 +14,7 @@ from minga.core.spec.fields import MAX_STEPS, Real, Section, choice, described, 
 from minga.core.spec.plugins import NAME_PATTERN
 from minga.core.urls import MAX_URL_CHARACTERS, is_https_url, parse_announced
 
-MAX_FILE_BYTES = 256 << 20
+MAX_FILE_BYTES = 8 << 30
 MAX_BATCH = 2**24
 MAX_ORGANISERS = 7
 MAX_FOUNDERS = 256
@@ -346,10 +346,16 @@ class SecuritySection(Section):
 
 
 class FileEntry(Section):
-    """A file that comes with the run: its BLAKE3 digest (64 hexadecimal digits) and its size."""
+    """A file that comes with the run: its BLAKE3 digest (64 hexadecimal digits) and its size.
+
+    `pieces` is the BLAKE3 of the digests of its pieces of 1 MiB, 32 bytes each; run specs of before lack it.
+    """
 
     blake3: str = described(..., "digest of the content", "64 lower-case hexadecimal digits", pattern=r"^[0-9a-f]{64}$")
     size_bytes: int = whole(..., 0, MAX_FILE_BYTES, "size of the file")
+    pieces: str | None = described(
+        None, "digest of the digests of its pieces", "64 lower-case hexadecimal digits", pattern=r"^[0-9a-f]{64}$"
+    )
 
 
 def check_file_names(names: list[str]) -> None:

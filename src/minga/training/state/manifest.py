@@ -64,6 +64,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
         return blake3(self.encoded).hexdigest()
 
     @property
+    def label(self) -> str:
+        """What error messages call the state."""
+        return f"the state after step {self.step}"
+
+    @property
     def scalars(self) -> dict[str, Json]:
         """The scalars, decoded at each call."""
         return parse_canonical_json(self.scalars_json)

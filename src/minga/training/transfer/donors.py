@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from blake3 import blake3
 
 from minga.core.errors import ProtocolError, RemoteError, SilentError, StateMismatchError, UnreachableError
+from minga.core.events.training import StateDonorDropped
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
 from minga.training.state.manifest import Manifest
-from minga.training.transfer.chunk_fetch import drop_donor
 from minga.training.transfer.messages import (
     BOUNDARY_WAIT_S,
     CHUNK_TIMEOUT_S,
@@ -35,6 +35,14 @@ DESCRIBE_TIMEOUT_S = BOUNDARY_WAIT_S + 15.0
 
 GRACE_S = 1.0
 MAX_REASONS = 10
+
+
+def drop_donor(node: Node, donor: PeerId, error: RemoteError) -> None:
+    """Tell all who listen why a donor is not used any more; a lie counts as an offence."""
+    lied = isinstance(error, StateMismatchError)
+    if lied:
+        node.offend(donor, str(error))
+    node.events.emit(StateDonorDropped(peer=donor, reason=str(error), lied=lied))
 
 
 class OvertakenError(UnreachableError):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from minga.network.rpc.node import Node
 from minga.training.state.manifest import CHUNK_BYTES, Manifest, build_manifest
 from minga.training.state.snapshot import StateSnapshot
 from minga.training.transfer.chunk_cache import DownloadCache
-from minga.training.transfer.chunk_fetch import ChunkFetch
-from minga.training.transfer.donors import Donors
+from minga.training.transfer.chunk_fetch import ChunkFetch, ChunkSource
+from minga.training.transfer.donors import Donors, drop_donor
+from minga.training.transfer.messages import CHUNKS
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ class _Download:
         try:
             missing = await self._cache.fill(missing, self._chunk)
             self._count_reused(missing)
-            fetch = ChunkFetch(self._node, manifest, missing, self._store, self._buffer.device)
+            source = ChunkSource(self._node, CHUNKS, partial(drop_donor, self._node))
+            fetch = ChunkFetch(source, manifest, missing, self._store, self._buffer.device)
             self._received_bytes = fetch.received_bytes
             self._tell()
             await fetch.run(supporters)
