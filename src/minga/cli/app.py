@@ -183,6 +183,9 @@ def join(
     max_traffic: Annotated[
         str | None, typer.Option(metavar="SIZE/PERIOD", help="Up and down together, such as 50GB/month.")
     ] = None,
+    max_files: Annotated[
+        str, typer.Option(metavar="SIZE", help="Decline a run whose files take more on this disk.")
+    ] = "2GiB",
     pause_on_battery: Annotated[
         bool, typer.Option("--pause-on-battery", help="Do not take part while this laptop is unplugged.")
     ] = False,
@@ -220,6 +223,7 @@ def join(
     from minga.cli.taking_part.login import LoginOptions
     from minga.cli.taking_part.pause import availability_rules
     from minga.cli.terminal.peer_options import WorkOptions, peer_options
+    from minga.core.units import parse_size
 
     peer = peer_options(
         role,
@@ -232,7 +236,8 @@ def join(
         port=port,
     )
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
-    options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step)
+    most = parse_size(max_files, "--max-files")
+    options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step, most)
     run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), options, ready)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from minga.averaging.solver.division import PeerRates, SwarmRates
 from minga.cli.taking_part.first_screen import costs_of, lines, show_and_ask
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
+from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
 from minga.training.availability.traffic_budget import TrafficLimit
 from minga.training.prospect import Prospect
@@ -74,11 +76,23 @@ def test_on_a_terminal_the_owner_is_asked_once(
 
     monkeypatch.setattr(typer, "confirm", confirm)
     if taken:
-        show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes)
+        show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes, max_files=2**31)
     else:
         with pytest.raises(typer.Exit):
-            show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes)
+            show_and_ask(prospect(), minga.PeerOptions(), WORK, output, yes=yes, max_files=2**31)
     assert len(asked) == (not yes)
+
+
+def test_a_run_with_larger_files_than_this_machine_takes_is_declined_before_they_come() -> None:
+    own = RunSpec.from_toml("name = 'own'\n[model]\nrecipe = 'custom'\n").model_dump(mode="json")
+    entry = {"blake3": "0" * 64, "size_bytes": 5 << 30, "pieces": "1" * 64}
+    spec = RunSpec.from_mapping({**own, "files": {"a": entry, "b": entry}})
+    large = replace(prospect(), spec=spec)
+    output = Output(json_output=False)
+    output.interactive = False
+    with pytest.raises(ConfigurationError, match=r"10 GiB, more than the 2 GiB.*--max-files 10GiB allows it"):
+        show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=2**31)
+    show_and_ask(large, minga.PeerOptions(role="monitor"), WORK, output, yes=True, max_files=10 * 2**30)
 
 
 def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path) -> None:

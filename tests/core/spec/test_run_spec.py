@@ -374,7 +374,8 @@ BAD = [
     ("files", {"a": {"blake3": "ab" * 32, "size_bytes": -1}}, "files.a.size_bytes"),
     ("files", {"a": {"blake3": "ab" * 32}}, "size_bytes: missing"),
     ("files", {"a": {**ENTRY.model_dump(), "mode": 7}}, "mode: unknown key"),
-    ("files", {f"a{i}": ENTRY.model_dump() for i in range(17)}, "at most 16"),
+    ("files", {f"a{i}": ENTRY.model_dump() for i in range(65)}, "at most 64"),
+    ("files", {f"a{i}": {**ENTRY.model_dump(), "size_bytes": 7 << 30} for i in range(5)}, "the limit is 34359738368"),
 ]
 
 

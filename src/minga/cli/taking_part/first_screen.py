@@ -36,9 +36,9 @@ USUAL_DOWNLOAD: Final = 100e6 / 8
 class Costs:
     """What this machine would give. Bytes; None where it is not known before joining.
 
-    `download_bytes` is what comes at the start: the files of the run and its state. `upload` and `download` are the
-    rates, in bytes per second, that `upload_per_day` and `download_per_day` were worked out with; `capped` says whether
-    the owner of the machine set them; `traffic_limit` is the budget that they set, in words.
+    `download_bytes` is what comes at the start: the files of the run (`files_bytes`) and its state. `upload` and
+    `download` are the rates, in bytes per second, that `upload_per_day` and `download_per_day` were worked out with;
+    `capped` says whether the owner of the machine set them; `traffic_limit` is the budget that they set, in words.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Costs:
     memory_here: int | None
     disk_bytes: int | None
     disk_free: int
+    files_bytes: int
     download_bytes: int | None
     peers: int
     upload: float
@@ -73,6 +74,7 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
     upload, download = caps[0] or USUAL_UPLOAD, caps[1] or USUAL_DOWNLOAD
     per_day = _per_day(prospect, peer, upload, download)
     state = None if parameters is None else parameters * (4 + STATE_BYTES[spec.optimizer.name])
+    files = sum(entry.size_bytes for entry in spec.files.values())
     return Costs(
         name=spec.name,
         run_id=prospect.run_id,
@@ -84,7 +86,8 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         memory_here=total_memory(),
         disk_bytes=None if needed is None else needed[1],
         disk_free=shutil.disk_usage(data_folder()).free,
-        download_bytes=None if state is None else state + sum(entry.size_bytes for entry in spec.files.values()),
+        files_bytes=files,
+        download_bytes=None if state is None else state + files,
         peers=len(prospect.live.peers),
         upload=upload,
         download=download,
@@ -102,13 +105,22 @@ def show_and_ask(
     output: Output,
     *,
     yes: bool,
+    max_files: float,
     limit: TrafficLimit | None = None,
 ) -> None:
-    """Show the costs; on a terminal, unless `yes`, ask once. To decline ends the command."""
+    """Show the costs; on a terminal, unless `yes`, ask once. To decline ends the command.
+
+    Raises `ConfigurationError` if the files of the run take more than `max_files` bytes.
+    """
     costs = costs_of(prospect, peer, work, limit)
     output.event("costs", **asdict(costs))
     for line in lines(costs):
         output.say(escape(line))
+    if costs.files_bytes > max_files:
+        raise ConfigurationError(
+            f"the files of this run take {format_size(costs.files_bytes)}, more than the {format_size(max_files)} that "
+            f"this machine takes without being told to: --max-files {math.ceil(costs.files_bytes / 2**30)}GiB allows it"
+        )
     if output.interactive and not yes and sys.stdin.isatty():
         if typer.confirm("Take part?", default=True):
             return

@@ -45,7 +45,8 @@ SHARE_STEPS = 20
 @dataclass(frozen=True)
 class JoinOptions:
     """How to log in, where the run asks for it, whether to measure the loss on held-out text, and whether to take part
-    without being asked (`yes`), when this machine takes part (`rules`), and the step to leave after.
+    without being asked (`yes`), when this machine takes part (`rules`), the step to leave after, and how many bytes
+    the files of the run may take.
     """
 
     login: LoginOptions
@@ -53,6 +54,7 @@ class JoinOptions:
     yes: bool = False
     rules: AvailabilityRules = NO_RULES
     leave_after_step: int | None = None
+    max_files: float = math.inf
 
 
 def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptions, context: Context) -> None:
@@ -73,7 +75,15 @@ def run_join(link: str, peer: PeerOptions, work: WorkOptions, options: JoinOptio
 
     def consider(prospect: Prospect) -> None:
         if not done.sessions:  # the owner of this machine is asked once
-            show_and_ask(prospect, peer, work, context.output, yes=options.yes, limit=options.rules.traffic)
+            show_and_ask(
+                prospect,
+                peer,
+                work,
+                context.output,
+                yes=options.yes,
+                max_files=options.max_files,
+                limit=options.rules.traffic,
+            )
 
     while True:
         wait_until_available(availability, context)
