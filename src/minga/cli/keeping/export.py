@@ -62,7 +62,7 @@ def run_export(link: str | None, directory: Path | None, out: Path, peer: PeerOp
 def _export(source: _Source, out: Path) -> int:
     recipe = load_recipe(source.spec)
     model = new_model(recipe)
-    optimizer, scheduler = build_optimizer(source.spec.optimizer, model)
+    optimizer, scheduler = build_optimizer(source.spec.optimizer, model, recipe.decayed)
     replica = Replica(source.spec, optimizer, model=model, scheduler=scheduler)
     snapshot = source.snapshot
     if snapshot is None and source.peer is not None:
