@@ -42,8 +42,15 @@ class RecipeReplica(Replica):
     def __init__(self, spec: RunSpec) -> None:
         self.recipe = load_recipe(spec)
         model = new_model(self.recipe)
-        optimizer, scheduler = build_optimizer(spec.optimizer, model)
-        super().__init__(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=spec.optimizer.max_grad_norm)
+        optimizer, scheduler = build_optimizer(spec.optimizer, model, self.recipe.decayed)
+        super().__init__(
+            spec,
+            optimizer,
+            model=model,
+            scheduler=scheduler,
+            max_grad_norm=spec.optimizer.max_grad_norm,
+            rules=self.recipe,
+        )
         self.trained = model
 
     def figures(self) -> dict[str, float]:

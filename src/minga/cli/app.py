@@ -288,7 +288,9 @@ def plan(
         str | None, typer.Option(help="adaptive, float32, float16, bfloat16, int8 (default: the best).")
     ] = None,
     strategy: Annotated[str | None, typer.Option(help="synchronous or delayed (default: the best).")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="lamb, adamw, sgd or lars, for memory (default: lamb).")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="lamb, adamw, sgd, lars or larc, for memory (default: lamb).")
+    ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, max=1 << 20, help="Tokens of a sample (default: by model).")
     ] = None,

@@ -66,7 +66,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
             "model": {"recipe": "digits"},
             "recipe": {"digits": draw(tables)},
             "optimizer": {
-                "name": draw(st.sampled_from(["lamb", "adamw", "sgd", "lars"])),
+                "name": draw(st.sampled_from(["lamb", "adamw", "sgd", "lars", "larc"])),
                 "learning_rate": draw(reals(0, 1000, exclude_min=True)),
                 "betas": [draw(reals(0, 1, exclude_max=True)), draw(reals(0, 1, exclude_max=True))],
                 "max_grad_norm": draw(st.just("off") | reals(0, 1e9, exclude_min=True)),
