@@ -3,8 +3,9 @@
     run spec ─▶ registry ─▶ run (model, optimizer, data, loop) ─▶ minga.Optimizer
                               └─▶ background_evaluation: held-out figures on a thread of its own
 
-Read: registry (from a name to the recipe), run (entry), micro_batch (how many samples one backward pass takes),
-background_evaluation (evaluation beside training), device_speed (how fast this machine trains).
+Read: registry (from a name to the recipe), run (entry), precision (float32, bfloat16 or float16), micro_batch (how many
+samples one backward pass takes), background_evaluation (evaluation beside training), device_speed (how fast this
+machine trains).
 
 Called by cli. It knows recipes by their interface only.
 """
