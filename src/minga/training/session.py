@@ -25,6 +25,7 @@ from minga.core.events.bus import EventBus
 from minga.core.events.network import PeerNotDialable
 from minga.core.events.training import AccessLost, MemberFailed, RunNobodyAnswers, SyncAdvanced
 from minga.core.rate_cap import RateCap
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.run_spec import RunSpec
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.identity.access.ledger import AccessLedger
@@ -42,7 +43,7 @@ from minga.network.rpc.node import Node
 from minga.security.protocol.behaviour import Behaviour
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.access_watch import AccessWatch
-from minga.training.access.admission import CODE, Admission
+from minga.training.access.admission import Admission
 from minga.training.access.standing_orders import StandingOrders
 from minga.training.bridge.assigned_port import AssignedPort
 from minga.training.bridge.gradient_port import GradientPort
@@ -379,7 +380,7 @@ class Session:
             try:
                 await self._access_watch.exchange.exchange(entry.peer_id)
             except RejectedError as error:
-                if error.code != "method" or self.admission.is_for_members:
+                if error.code != RefusalCode.METHOD or self.admission.is_for_members:
                     raise  # in an open run an earlier version of minga knows no orders
         await self.gossip.synchronise(entry.peer_id)
 
@@ -389,7 +390,7 @@ class Session:
 
     def _lose_access(self, why: str) -> None:
         """This peer may not take part any more: let the trainer go."""
-        error = RejectedError(f"this machine's access to the run has ended: {why}", code=CODE)
+        error = RejectedError(f"this machine's access to the run has ended: {why}", code=RefusalCode.ACCESS)
         self.events.emit(AccessLost(why=why))
         if self._life is not None:
             self._life.cancel()

@@ -45,6 +45,7 @@ from minga.core.events.training import (
     SyncFinished,
     SyncOvertaken,
 )
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.amendments import Regroup
 from minga.identity.keys.keys import Identity
@@ -263,7 +264,7 @@ class Member:
         except OutOfSyncError as error:
             self._node.events.emit(MemberOutOfSync(step=self.step, why=error.message))
             self._needs_state = True
-            self._at_least = self.step + 1 if error.code == "behind" else 0
+            self._at_least = self.step + 1 if error.code == RefusalCode.BEHIND else 0
             return
         await self._reduce(plan, begun_s)
 
@@ -490,7 +491,7 @@ class Member:
         await asyncio.sleep(SHORTEST_FETCH_S)
         while self._fetches_given_up >= MOST_FETCHES_GIVEN_UP or (self.swarm_view.newest_step() or 0) <= step:
             await asyncio.sleep(OVERTAKEN_PERIOD_S)
-        raise OutOfSyncError("the swarm went on before the state was here", code="behind", round=step)
+        raise OutOfSyncError("the swarm went on before the state was here", code=RefusalCode.BEHIND, round=step)
 
     def _step_to_fetch(self) -> int | None:
         """The step whose state this peer needs, or None if what it has will do.

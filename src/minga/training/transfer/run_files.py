@@ -18,6 +18,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 
 from minga.core.errors import ProtocolError, RejectedError, SilentError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network.interface import PeerId
@@ -100,11 +101,11 @@ class RunFileServer:
         request = await stream.receive(FileRequest)
         path, size_bytes = self._files.get(request.blake3, (None, 0))
         if path is None:
-            raise RejectedError("no file with this hash is served here", code="gone", peer=peer)
+            raise RejectedError("no file with this hash is served here", code=RefusalCode.GONE, peer=peer)
         if request.offset > size_bytes:
             raise ProtocolError(f"asked for byte {request.offset} of a file of {size_bytes}", peer=peer)
         if self._sending >= MAX_SENDING:
-            raise RejectedError(f"{MAX_SENDING} files are sent at a time", code="busy", peer=peer)
+            raise RejectedError(f"{MAX_SENDING} files are sent at a time", code=RefusalCode.BUSY, peer=peer)
         self._sending += 1
         try:
             await _send_file(stream, path, request.offset, size_bytes, peer)
@@ -118,11 +119,11 @@ async def _send_file(stream: MessageStream, path: Path, offset: int, size_bytes:
             while offset < size_bytes:
                 page = await run_blocking(file.read, min(PAGE_BYTES, size_bytes - offset))
                 if not page:
-                    raise RejectedError("the file is not complete here", code="gone", peer=peer)
+                    raise RejectedError("the file is not complete here", code=RefusalCode.GONE, peer=peer)
                 await timely(stream.send_bulk(page), peer, "took no data")
                 offset += len(page)
     except OSError as error:
-        raise RejectedError("the file cannot be read here", code="gone", peer=peer) from error
+        raise RejectedError("the file cannot be read here", code=RefusalCode.GONE, peer=peer) from error
 
 
 def _open(path: Path, offset: int) -> BufferedReader:

@@ -21,6 +21,7 @@ from typing import Any
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, SilentError
 from minga.core.events.training import StatePublished
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -162,7 +163,7 @@ class StateServer:
     def _use(self, digest: str) -> _Held:
         held = next((held for held in self._held if held.manifest.digest == digest), None)
         if held is None:
-            raise RejectedError("the state with this digest is not held here any more", code="gone")
+            raise RejectedError("the state with this digest is not held here any more", code=RefusalCode.GONE)
         held.last_used = self._loop.time()
         self._loop.call_later(self._idle_s, self._release_idle)
         return held
@@ -170,12 +171,14 @@ class StateServer:
     async def _describe(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(DescribeRequest)
         if len(self._waiting) >= MAX_WAITING:
-            raise RejectedError("too many peers are waiting for the state here", code="busy", peer=peer)
+            raise RejectedError("too many peers are waiting for the state here", code=RefusalCode.BUSY, peer=peer)
         deadline = self._loop.time() + BOUNDARY_WAIT_S
         while not (ready := [held for held in self._held if held.snapshot.step >= request.minimum_step]):
             left_s = deadline - self._loop.time()
             if left_s <= 0 or self._is_fetching:
-                raise RejectedError(f"no state of step {request.minimum_step} or later here", code="not_ready")
+                raise RejectedError(
+                    f"no state of step {request.minimum_step} or later here", code=RefusalCode.NOT_READY
+                )
             self._waiting.append(request.minimum_step)
             try:
                 await self._changed.wait(left_s)
@@ -197,7 +200,7 @@ class StateServer:
         digest = (await stream.receive(OpenDownload)).digest
         held = self._use(digest)
         if sum(self._downloads.values()) >= self._max_downloads or self._downloads.get(peer, 0) >= 2:
-            raise RejectedError(f"{self._max_downloads} downloads are served at a time", code="busy")
+            raise RejectedError(f"{self._max_downloads} downloads are served at a time", code=RefusalCode.BUSY)
         self._downloads[peer] = self._downloads.get(peer, 0) + 1
         held.downloads += 1
         try:
@@ -221,7 +224,7 @@ class StateServer:
                 raise ProtocolError("asked for chunks that do not exist, or too often", peer=peer)
             for index in indices:
                 if held not in self._held:
-                    raise RejectedError("this state made room for a newer one", code="gone", peer=peer)
+                    raise RejectedError("this state made room for a newer one", code=RefusalCode.GONE, peer=peer)
                 start = index * CHUNK_BYTES
                 await _timely(stream.send_bulk(data[start : start + manifest.chunk_size(index)]), peer)
 
@@ -230,7 +233,7 @@ class StateServer:
             async with asyncio.timeout(CHUNK_TIMEOUT_S):
                 return await stream.receive(TakeChunks)
         except TimeoutError as error:
-            raise RejectedError("nothing was asked for any more", code="idle", peer=peer) from error
+            raise RejectedError("nothing was asked for any more", code=RefusalCode.IDLE, peer=peer) from error
 
 
 async def _timely(sending: Coroutine[Any, Any, None], peer: PeerId) -> None:
