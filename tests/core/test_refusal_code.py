@@ -6,7 +6,7 @@ from minga.core.errors import RejectedError
 from minga.core.refusal_code import RefusalCause, RefusalCode
 
 ON_THE_WIRE = """
-refused version run access barred cut_off full method busy often address gone not_ready idle stand_by ahead behind
+refused version run access banned cut_off full method busy often address gone not_ready idle stand_by ahead behind
 diverged layout unfair round part late aborted given_up term member absent attempt
 """
 
@@ -19,6 +19,6 @@ def test_the_words_of_refusals_stay_as_peers_of_other_versions_know_them() -> No
 
 def test_a_refusal_says_what_it_takes_before_the_same_request_can_succeed() -> None:
     assert RejectedError("no").code.cause is RefusalCause.REMOTE
-    assert RefusalCode.BARRED.cause is RefusalCause.LOCAL
+    assert RefusalCode.BANNED.cause is RefusalCause.LOCAL
     assert RefusalCode.BUSY.cause is RefusalCause.TEMPORARY
     assert RefusalCode.GIVEN_UP.cause is RefusalCause.OVER

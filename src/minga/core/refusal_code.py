@@ -44,8 +44,8 @@ class RefusalCode(StrEnum):
     """The two are in different runs."""
     ACCESS = "access", RefusalCause.LOCAL
     """The peer that asks shows no valid access, or its access does not cover this call."""
-    BARRED = "barred", RefusalCause.LOCAL
-    """The organisers barred the peer that asks: its key, its invitation or its addresses."""
+    BANNED = "banned", RefusalCause.LOCAL
+    """The organisers banned the peer that asks: its key, its invitation or its addresses."""
     CUT_OFF = "cut_off", RefusalCause.TEMPORARY
     """The peer that asks broke the protocol too often of late."""
     FULL = "full", RefusalCause.TEMPORARY

@@ -1,4 +1,4 @@
-"""What the doctor says of a machine that the organisers of a run barred, from their orders alone."""
+"""What the doctor says of a machine that the organisers of a run banned, from their orders alone."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def mine(*endpoints: str) -> OwnAccess:
     return OwnAccess(ME, None, endpoints)
 
 
-def test_a_machine_that_no_order_bars_may_take_part() -> None:
+def test_a_machine_that_no_order_bans_may_take_part() -> None:
     ok, said, todo = mine("203.0.113.7:4433").judge(ledger(), NOW)
     assert (ok, todo) == (True, "")
-    assert "barred" in said
+    assert "banned" in said
 
 
-def test_a_machine_whose_key_is_barred_is_told_so_and_why() -> None:
+def test_a_machine_whose_key_is_banned_is_told_so_and_why() -> None:
     orders = ledger()
     orders.take(draft_revocation(orders, ME.peer_id, "too many broken gradients", NOW).signed_by(ORGANISER))
     ok, said, todo = mine().judge(orders, NOW)
@@ -43,7 +43,7 @@ def test_a_machine_whose_key_is_barred_is_told_so_and_why() -> None:
     assert OwnAccess(None, None, ()).judge(orders, NOW)[0], "a machine without a key gets another one"
 
 
-def test_a_machine_in_a_barred_range_is_told_so_until_the_ban_ends() -> None:
+def test_a_machine_in_a_banned_range_is_told_so_until_the_ban_ends() -> None:
     orders = ledger()
     orders.take(draft_range_ban(orders, "203.0.113.0/24", NOW + 60, "a flood", NOW).signed_by(ORGANISER))
     ok, said, _ = mine("192.168.1.5:4433", "203.0.113.7:4433").judge(orders, NOW)
@@ -64,7 +64,7 @@ def test_a_run_for_members_tells_a_machine_without_access_how_to_get_it() -> Non
     [
         (RefusalCode.ACCESS, None, True),
         (RefusalCode.ACCESS, Token(None), False),
-        (RefusalCode.BARRED, None, False),
+        (RefusalCode.BANNED, None, False),
         (RefusalCode.RUN, None, False),
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from minga.cli.diagnosing.machine import room_for
-from minga.cli.diagnosing.own_access import BARRED_ADVICE, OwnAccess
+from minga.cli.diagnosing.own_access import BANNED_ADVICE, OwnAccess
 from minga.cli.diagnosing.udp import probe
 from minga.core.errors import ConfigurationError, MingaError, RejectedError, RemoteError
 from minga.core.events.bus import EventBus
@@ -34,7 +34,7 @@ _REFUSALS = {
     RefusalCode.VERSION: "update minga on the older side, and start it again",
     RefusalCode.CUT_OFF: "the peer has cut this machine off for a while: wait a minute and try again",
     RefusalCode.ACCESS: "ask the organiser, who can admit you",
-    RefusalCode.BARRED: BARRED_ADVICE,
+    RefusalCode.BANNED: BANNED_ADVICE,
     RefusalCode.FULL: "the peer has as many connections as it takes: try again later, or ask for another link",
 }
 _OTHER_REFUSALS = {

@@ -2,7 +2,7 @@
 
 A peer of this machine may hold the key at the moment, so the doctor enters as a monitor for which the key vouches. In
 a run for members that shows whether the key is admitted. The organisers' orders, which every peer passes on, show
-whether the key or an address of this machine is barred; so the doctor gets them and judges as every member does.
+whether the key or an address of this machine is banned; so the doctor gets them and judges as every member does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from minga.cli.diagnosing.machine import Finding
 from minga.core.errors import IdentityError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
-from minga.identity.access.ledger import AccessLedger, BarredError, NoAccessError
+from minga.identity.access.ledger import AccessLedger, BannedError, NoAccessError
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
@@ -30,7 +30,7 @@ from minga.training.run_folder.known_runs import FOLDER_DIGITS, runs_folder
 WATCH_S = 600
 """For how long, in seconds, the doctor may look on."""
 
-BARRED_ADVICE = "ask the organiser, who barred it and may admit you again"
+BANNED_ADVICE = "ask the organiser, who banned it and may admit you again"
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class OwnAccess:
             ledger.check_address(own_id, self.endpoints, now_s)
             if self.identity is not None:
                 ledger.check(self.token, own_id, now_s)
-        except BarredError as error:
-            return False, str(error), BARRED_ADVICE
+        except BannedError as error:
+            return False, str(error), BANNED_ADVICE
         except NoAccessError as error:
             return False, str(error), "ask the organiser, who can admit you"
-        return True, "neither key nor address of this machine is barred", ""
+        return True, "neither key nor address of this machine is banned", ""

@@ -53,7 +53,7 @@ def code_of(error: BaseException) -> int:
 
 def advice(error: BaseException) -> str:
     """What to do now, where the message does not say so itself."""
-    if (isinstance(error, RejectedError) and error.code in (RefusalCode.ACCESS, RefusalCode.BARRED)) or (
+    if (isinstance(error, RejectedError) and error.code in (RefusalCode.ACCESS, RefusalCode.BANNED)) or (
         isinstance(error, RemoteError) and error.phase in ("login", "banned")
     ):
         return ""  # the message says what to do, and nothing is wrong with the way to the run

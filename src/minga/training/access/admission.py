@@ -32,7 +32,7 @@ from minga.identity.access.ledger import (
     CLOCK_SKEW_S,
     Access,
     AccessLedger,
-    BarredError,
+    BannedError,
     InvalidOrderError,
     NoAccessError,
     PublicOrder,
@@ -149,7 +149,7 @@ class Admission:
                 found = self._judge(self.ledger, peer, credential)
                 self._check_uses(peer, found.access, found.access.uses)
             except NoAccessError as error:
-                code = RefusalCode.BARRED if isinstance(error, BarredError) else RefusalCode.ACCESS
+                code = RefusalCode.BANNED if isinstance(error, BannedError) else RefusalCode.ACCESS
                 raise RejectedError(str(error), code=code, peer=peer) from error
             self._note(peer, found)
 
