@@ -15,7 +15,7 @@ from pathlib import Path
 from minga.cli.diagnosing.machine import Finding
 from minga.core.errors import IdentityError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
-from minga.identity.access.ledger import AccessLedger, BannedError, NoAccessError
+from minga.identity.access.ledger import AccessBannedError, AccessLedger, NoAccessError
 from minga.identity.access.token import Token
 from minga.identity.keys.keys import Identity
 from minga.identity.links.links import Link
@@ -88,7 +88,7 @@ class OwnAccess:
             ledger.check_address(own_id, self.endpoints, now_s)
             if self.identity is not None:
                 ledger.check(self.token, own_id, now_s)
-        except BannedError as error:
+        except AccessBannedError as error:
             return False, str(error), BANNED_ADVICE
         except NoAccessError as error:
             return False, str(error), "ask the organiser, who can admit you"

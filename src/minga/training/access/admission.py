@@ -31,8 +31,8 @@ from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import (
     CLOCK_SKEW_S,
     Access,
+    AccessBannedError,
     AccessLedger,
-    BannedError,
     InvalidOrderError,
     NoAccessError,
     PublicOrder,
@@ -149,7 +149,7 @@ class Admission:
                 found = self._judge(self.ledger, peer, credential)
                 self._check_uses(peer, found.access, found.access.uses)
             except NoAccessError as error:
-                code = RefusalCode.BANNED if isinstance(error, BannedError) else RefusalCode.ACCESS
+                code = RefusalCode.BANNED if isinstance(error, AccessBannedError) else RefusalCode.ACCESS
                 raise RejectedError(str(error), code=code, peer=peer) from error
             self._note(peer, found)
 
