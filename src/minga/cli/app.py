@@ -439,6 +439,7 @@ def doctor(
         typer.Argument(metavar="[LINK]", help="The link of a run, to check the way into it.", show_default=False),
     ] = None,
     identity: IdentityFile = None,
+    directory: Directory = None,
     bind: Bind = None,
     json_output: Json = False,
 ) -> None:
@@ -446,7 +447,7 @@ def doctor(
     ready = make_context(json_output=json_output)
     from minga.cli.diagnosing.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(link, identity, bind, ready.output))
+    raise typer.Exit(run_doctor(link, identity, directory, bind, ready.output))
 
 
 @app.command()

@@ -46,6 +46,9 @@ def test_amend_pause_resume_ban_and_stop_an_open_run(tmp_path: Path) -> None:
             assert (banned["in_force"], banned["range"]) == (True, None)
             host.wait_for("access.ended", peer=me)
             assert not guest.summary()["ok"]
+        examined = last_json(run("doctor", link, *LOCAL, *own(tmp_path, "guest"), "--json").stdout)
+        assert (examined["ok"], examined["failed"]) == (False, "access")
+        assert "barred this peer from the run" in examined["detail"]
         alone = last_json(run("resume", link, "--with-present", *desk).stdout)
         assert (alone["in_force"], len(alone["members"])) == (True, 1)
         assert host.wait_for("run.regrouped", present=True)["members"] == 1

@@ -17,6 +17,7 @@ from minga.averaging.link_reporter import links_of
 from minga.averaging.planning.believed_rates import RateClaim, swarm_rates
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.rate_cap import RateCap
+from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.delivery_reports import BulkUse
 from minga.network.interface import PeerId
 from minga.network.probing import prober as prober_module
@@ -547,7 +548,7 @@ async def test_a_coordinator_that_admits_and_then_breaks_off_is_done_without() -
         await stream.receive(Reserve)
         await stream.send(Ready())
         await asyncio.sleep(3.0)
-        raise RejectedError("after all not", code="busy")
+        raise RejectedError("after all not", code=RefusalCode.BUSY)
 
     liar.node.serve(RESERVE, admit)
     for peer in others:

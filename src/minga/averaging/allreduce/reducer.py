@@ -28,6 +28,7 @@ from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.messages import Assignment, ChunkWeight, PartHello
 from minga.core.errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import RoundSenderDropped
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Buffer
 from minga.network.rpc.framing import MessageStream
@@ -97,7 +98,7 @@ class Reducer:
         if self._round.routes.parent(self._assignment, child) != self._round.me:
             raise ProtocolError("it sends a part to another member than the plan says", peer=stream.peer)
         if child not in self._absent:
-            raise RejectedError("too late, this part goes on without it", code="late")
+            raise RejectedError("too late, this part goes on without it", code=RefusalCode.LATE)
         if (hello.weight is None) != self._round.routes.is_relay(self._assignment, child):
             raise ProtocolError("it takes itself for a relay, or does not", peer=stream.peer, phase="reduce")
         self._streams[child] = stream
@@ -146,7 +147,7 @@ class Reducer:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
         if self._round.aborted:
-            raise RejectedError(self._round.aborted, code="aborted")
+            raise RejectedError(self._round.aborted, code=RefusalCode.ABORTED)
 
     async def _receive(self, child: int, weight: int | None, stream: MessageStream) -> None:
         """Take the child's chunks; one without a weight of its own is a relay and tells it with each chunk."""

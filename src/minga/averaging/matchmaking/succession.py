@@ -22,6 +22,7 @@ from minga.averaging.matchmaking.quorum import QuorumRule
 from minga.averaging.matchmaking.view import MembershipView
 from minga.averaging.messages import Accepted, AskView, Plan, View
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -97,7 +98,7 @@ class Succession:
         if electorate and not has_quorum(
             [p for p, registration in registrations.items() if registration.ballot == ballot], electorate
         ):
-            raise RejectedError("a member came back or left while the plan was made", code="stand_by")
+            raise RejectedError("a member came back or left while the plan was made", code=RefusalCode.STAND_BY)
         plan = _with_electorate(
             plan, electorate, {peer: registration.ballot for peer, registration in registrations.items()}, ballot
         )
@@ -122,7 +123,7 @@ class Succession:
         for holder in holders:
             with contextlib.suppress(RemoteError):
                 return (await self._ask(holder, result.round_id)).members
-        raise RejectedError("no holder tells whose result it has", code="stand_by")
+        raise RejectedError("no holder tells whose result it has", code=RefusalCode.STAND_BY)
 
     async def _ask(self, peer: PeerId, round_id: str = "") -> View:
         return await self._node.call(peer, VIEW, AskView(self._step, round_id), View)
@@ -150,7 +151,7 @@ class Succession:
             is_held = acceptor.accepted is not None and acceptor.accepted.round_id == request.round_id
             members = acceptor.succession if is_held else ()
         if request.step != self._step or not members:
-            raise RejectedError("this peer does not know who took part in that round", code="stand_by")
+            raise RejectedError("this peer does not know who took part in that round", code=RefusalCode.STAND_BY)
         await stream.send(View(tuple(members)))
 
 

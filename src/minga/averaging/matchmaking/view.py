@@ -12,6 +12,7 @@ from minga.averaging.group import GroupSettings, SwarmView
 from minga.averaging.matchmaking.suspects import Suspects
 from minga.averaging.messages import Plan
 from minga.core.errors import RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.node import Node
@@ -147,7 +148,7 @@ class MembershipView:
         others = [peer for peer in self._swarm_view.current(self._step) if peer != me]
         if others:
             return self._swarm_view.address(others[0]) or Address(others[0])
-        raise RejectedError("nobody can be reached who could lead", code="stand_by")
+        raise RejectedError("nobody can be reached who could lead", code=RefusalCode.STAND_BY)
 
 
 def _now() -> float:

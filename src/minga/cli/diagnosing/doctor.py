@@ -13,6 +13,7 @@ from pathlib import Path
 
 from minga.cli.diagnosing.hops import check_authority, check_entries
 from minga.cli.diagnosing.machine import Accelerators, accelerator, data_folder, from_outside
+from minga.cli.diagnosing.own_access import OwnAccess
 from minga.cli.diagnosing.udp import udp_loopback
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
 from minga.cli.terminal.output import Output
@@ -39,12 +40,14 @@ class Check:
     advice: str = ""
 
 
-def run_doctor(link: str | None, identity: Path | None, host: str | None, output: Output) -> int:
+def run_doctor(
+    link: str | None, identity: Path | None, directory: Path | None, host: str | None, output: Output
+) -> int:
     """Print every check; the exit code is 1 if one failed."""
     checks: list[Check] = []
 
     async def run() -> None:
-        async for check in _all_checks(link, identity, host):
+        async for check in _all_checks(link, identity, directory, host):
             checks.append(check)
             mark = "[red]FAILED[/]" if not check.ok else "[yellow]note[/]  " if check.advice else "[green]ok[/]    "
             output.event("check", **asdict(check))
@@ -68,7 +71,9 @@ def run_doctor(link: str | None, identity: Path | None, host: str | None, output
     return OK if failed is None else CHECK_FAILED
 
 
-async def _all_checks(link: str | None, identity: Path | None, host: str | None) -> AsyncIterator[Check]:
+async def _all_checks(
+    link: str | None, identity: Path | None, directory: Path | None, host: str | None
+) -> AsyncIterator[Check]:
     for check in _machine(identity):
         yield check
     if find_spec("torch") is not None:
@@ -88,6 +93,7 @@ async def _all_checks(link: str | None, identity: Path | None, host: str | None)
         return
     try:
         parsed = Link.parse(link)
+        own = OwnAccess.of_this_machine(parsed, identity, directory, direct)
     except LinkError as error:
         yield Check("link", False, str(error), "if that does not help, ask the organiser for the link once more")
         return
@@ -96,7 +102,7 @@ async def _all_checks(link: str | None, identity: Path | None, host: str | None)
     async for name, ok, detail, advice in check_authority(parsed):
         yield Check(name, ok, detail, advice)
     if network.ok:
-        async for name, ok, detail, advice in check_entries(parsed, host):
+        async for name, ok, detail, advice in check_entries(parsed, host, own):
             yield Check(name, ok, detail, advice)
 
 

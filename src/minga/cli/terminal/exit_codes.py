@@ -17,6 +17,7 @@ from minga.core.errors import (
     RemoteError,
     StorageError,
 )
+from minga.core.refusal_code import RefusalCode
 
 OK, CHECK_FAILED, USAGE, REMOTE, STORAGE, LOCAL, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
@@ -52,7 +53,7 @@ def code_of(error: BaseException) -> int:
 
 def advice(error: BaseException) -> str:
     """What to do now, where the message does not say so itself."""
-    if (isinstance(error, RejectedError) and error.code == "access") or (
+    if (isinstance(error, RejectedError) and error.code in (RefusalCode.ACCESS, RefusalCode.BANNED)) or (
         isinstance(error, RemoteError) and error.phase in ("login", "banned")
     ):
         return ""  # the message says what to do, and nothing is wrong with the way to the run

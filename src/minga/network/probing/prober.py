@@ -30,6 +30,7 @@ from typing import Any
 
 from minga.core.errors import RejectedError, RemoteError, UnreachableError
 from minga.core.events.network import LinksProbed
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.bandwidth.delivery_reports import BulkUse
 from minga.network.bounded_dict import BoundedDict
@@ -216,7 +217,7 @@ class Prober:
                 await session.ready.wait()
                 limit.reschedule(asyncio.get_running_loop().time() + SERVE_S)
                 if session.ready.came < session.enough:
-                    raise RejectedError("too few partners are free", code="busy")
+                    raise RejectedError("too few partners are free", code=RefusalCode.BUSY)
                 share = MAX_PHASE_BYTES // session.ready.came
                 if session.fills:
                     async with self._node.open(peer, SINK, bulk=True) as stream:
@@ -234,7 +235,7 @@ class Prober:
 
     def _check_idle(self) -> None:
         if self._node.access_link.meter.is_busy:
-            raise RejectedError("other transfers go before this probe", code="busy")
+            raise RejectedError("other transfers go before this probe", code=RefusalCode.BUSY)
 
     # ---- being probed
 
@@ -244,20 +245,20 @@ class Prober:
         while self._served and now - self._served[0] > SERVED_PERIOD_S:
             self._served.popleft()
         if self._engaged_with is not None or self._node.access_link.meter.is_busy:
-            raise RejectedError("this peer is in a probe or a transfer already", code="busy")
+            raise RejectedError("this peer is in a probe or a transfer already", code=RefusalCode.BUSY)
         fruitless = self._fruitless.get(peer) or deque[float](maxlen=MAX_FRUITLESS)
         self._fruitless[peer] = fruitless
         if len(fruitless) == MAX_FRUITLESS and now - fruitless[0] < PEER_PERIOD_S:
-            raise RejectedError("this peer was asked too often without a probe of late", code="often")
+            raise RejectedError("this peer was asked too often without a probe of late", code=RefusalCode.OFTEN)
         if len(self._served) == MAX_SERVED or now - self._served_to.get(peer, -math.inf) < PEER_PERIOD_S:
-            raise RejectedError("this peer was probed often enough of late", code="often")
+            raise RejectedError("this peer was probed often enough of late", code=RefusalCode.OFTEN)
         self._engaged_with = peer
         try:
             async with asyncio.timeout(SERVE_S):
                 await stream.send(Ready())
                 await stream.receive_end()
         except TimeoutError as error:
-            raise RejectedError("the probe took too long", code="late") from error
+            raise RejectedError("the probe took too long", code=RefusalCode.LATE) from error
         finally:
             self._engaged_with = None
             if asyncio.get_running_loop().time() - now > RESERVE_S or self._phases:
@@ -279,7 +280,7 @@ class Prober:
 
     def _begin_phase(self, peer: PeerId, stream: MessageStream, phase: str) -> None:
         if self._engaged_with != peer or phase in self._phases:
-            raise RejectedError("nothing is reserved for this", code="busy")
+            raise RejectedError("nothing is reserved for this", code=RefusalCode.BUSY)
         self._phases.add(phase)
         stream.counter.use = BulkUse.PROBED
 

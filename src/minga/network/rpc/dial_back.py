@@ -12,6 +12,7 @@ import asyncio
 import msgspec
 
 from minga.core.errors import RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.core.urls import is_public
 from minga.network.interface import Address, PeerId
@@ -83,9 +84,9 @@ class Reachability:
     async def _serve(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(DialMe)
         if request.address.peer_id != peer:
-            raise RejectedError("only one's own address is tried", code="address")
+            raise RejectedError("only one's own address is tried", code=RefusalCode.ADDRESS)
         if self._dialling >= MAX_DIALS_AT_ONCE:
-            raise RejectedError("enough others are being tried", code="busy")
+            raise RejectedError("enough others are being tried", code=RefusalCode.BUSY)
         self._dialling += 1
         try:
             reached = await self._node.network.can_dial(request.address)

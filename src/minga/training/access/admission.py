@@ -26,10 +26,12 @@ from typing import NamedTuple
 from minga.core.errors import RejectedError
 from minga.core.events.bus import EventBus
 from minga.core.events.training import AccessOverused
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.identity.access.ledger import (
     CLOCK_SKEW_S,
     Access,
+    AccessBannedError,
     AccessLedger,
     InvalidOrderError,
     NoAccessError,
@@ -39,9 +41,6 @@ from minga.identity.access.token import Token
 from minga.network.bounded_dict import BoundedDict
 from minga.network.gossip.record_store import MAX_OWNERS
 from minga.network.interface import MAX_ENDPOINTS, Address, PeerId
-
-CODE = "access"
-"""Code with which peers that are not admitted are refused."""
 
 GOSSIP_USES = 2
 """The factor by which peers may exceed the uses of an invitation when other members admitted them."""
@@ -150,7 +149,8 @@ class Admission:
                 found = self._judge(self.ledger, peer, credential)
                 self._check_uses(peer, found.access, found.access.uses)
             except NoAccessError as error:
-                raise RejectedError(str(error), code=CODE, peer=peer) from error
+                code = RefusalCode.BANNED if isinstance(error, AccessBannedError) else RefusalCode.ACCESS
+                raise RejectedError(str(error), code=code, peer=peer) from error
             self._note(peer, found)
 
     def learn(self, peer: PeerId, credential: bytes) -> bool:

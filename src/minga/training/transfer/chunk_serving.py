@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from minga.core.errors import ProtocolError, RejectedError, SilentError
+from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.training.transfer.messages import CHUNK_TIMEOUT_S, MAX_HELD, DownloadOpened, TakeChunks
@@ -50,4 +51,4 @@ async def _next_take(stream: MessageStream, peer: PeerId) -> TakeChunks:
         async with asyncio.timeout(CHUNK_TIMEOUT_S):
             return await stream.receive(TakeChunks)
     except TimeoutError as error:
-        raise RejectedError("nothing was asked for any more", code="idle", peer=peer) from error
+        raise RejectedError("nothing was asked for any more", code=RefusalCode.IDLE, peer=peer) from error

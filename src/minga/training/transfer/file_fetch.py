@@ -27,6 +27,7 @@ from blake3 import blake3
 from minga.core.aio.backoff import Backoff
 from minga.core.errors import RejectedError, RemoteError, StateMismatchError, UnreachableError
 from minga.core.events.training import RunFileFailed
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import FileEntry
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
@@ -195,7 +196,7 @@ def reasons(failed: Mapping[PeerId, RemoteError]) -> str:
 
 
 def _is_busy(error: RemoteError) -> bool:
-    return isinstance(error, RejectedError) and error.code == "busy"
+    return isinstance(error, RejectedError) and error.code == RefusalCode.BUSY
 
 
 def _write_at(file: BufferedRandom, offset: int, data: memoryview) -> None:

@@ -22,6 +22,7 @@ import msgspec
 from blake3 import blake3
 
 from minga.core.errors import RejectedError
+from minga.core.refusal_code import RefusalCode
 from minga.core.spec.sections import FileEntry
 from minga.core.thread_guard import loop_bound
 from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
@@ -114,7 +115,7 @@ class RunFileServer:
             hashes = await asyncio.shield(self._hashes[digest])
         except OSError as error:
             del self._hashes[digest]
-            raise RejectedError("the file cannot be read here", code="gone", peer=peer) from error
+            raise RejectedError("the file cannot be read here", code=RefusalCode.GONE, peer=peer) from error
         await stream.send(ManifestReply(len(hashes)))
         await send_pages(stream, memoryview(hashes), PAGE_BYTES, peer)
 
@@ -126,14 +127,14 @@ class RunFileServer:
     def _served(self, digest: str) -> _Served:
         served = self._files.get(digest)
         if served is None:
-            raise RejectedError("no file with this hash is served here", code="gone")
+            raise RejectedError("no file with this hash is served here", code=RefusalCode.GONE)
         return served
 
     @contextmanager
     def _place(self, peer: PeerId) -> Iterator[None]:
         """One of the streams on which pieces are sent at once."""
         if sum(self._sending.values()) >= MAX_SENDING or self._sending.get(peer, 0) >= MAX_SENDING_TO_ONE:
-            raise RejectedError(f"{MAX_SENDING} files are sent at a time", code="busy", peer=peer)
+            raise RejectedError(f"{MAX_SENDING} files are sent at a time", code=RefusalCode.BUSY, peer=peer)
         self._sending[peer] = self._sending.get(peer, 0) + 1
         try:
             yield
@@ -147,4 +148,4 @@ async def _piece(served: _Served, index: int) -> memoryview:
     try:
         return memoryview(await run_blocking(served.piece, index))
     except OSError as error:
-        raise RejectedError("the file cannot be read here", code="gone") from error
+        raise RejectedError("the file cannot be read here", code=RefusalCode.GONE) from error

@@ -21,6 +21,7 @@ from functools import partial
 from minga.core.aio.signal import Signal
 from minga.core.errors import RejectedError
 from minga.core.events.training import StatePublished
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
@@ -160,7 +161,7 @@ class StateServer:
     def _use(self, digest: str) -> _Held:
         held = next((held for held in self._held if held.manifest.digest == digest), None)
         if held is None:
-            raise RejectedError("the state with this digest is not held here any more", code="gone")
+            raise RejectedError("the state with this digest is not held here any more", code=RefusalCode.GONE)
         held.last_used = self._loop.time()
         self._loop.call_later(self._idle_s, self._release_idle)
         return held
@@ -168,12 +169,14 @@ class StateServer:
     async def _describe(self, peer: PeerId, stream: MessageStream) -> None:
         request = await stream.receive(DescribeRequest)
         if len(self._waiting) >= MAX_WAITING:
-            raise RejectedError("too many peers are waiting for the state here", code="busy", peer=peer)
+            raise RejectedError("too many peers are waiting for the state here", code=RefusalCode.BUSY, peer=peer)
         deadline = self._loop.time() + BOUNDARY_WAIT_S
         while not (ready := [held for held in self._held if held.snapshot.step >= request.minimum_step]):
             left_s = deadline - self._loop.time()
             if left_s <= 0 or self._is_fetching:
-                raise RejectedError(f"no state of step {request.minimum_step} or later here", code="not_ready")
+                raise RejectedError(
+                    f"no state of step {request.minimum_step} or later here", code=RefusalCode.NOT_READY
+                )
             self._waiting.append(request.minimum_step)
             try:
                 await self._changed.wait(left_s)
@@ -194,7 +197,7 @@ class StateServer:
         digest = (await stream.receive(OpenDownload)).digest
         held = self._use(digest)
         if sum(self._downloads.values()) >= self._max_downloads or self._downloads.get(peer, 0) >= 2:
-            raise RejectedError(f"{self._max_downloads} downloads are served at a time", code="busy")
+            raise RejectedError(f"{self._max_downloads} downloads are served at a time", code=RefusalCode.BUSY)
         self._downloads[peer] = self._downloads.get(peer, 0) + 1
         held.downloads += 1
         try:
@@ -209,6 +212,6 @@ class StateServer:
 
     async def _chunk(self, held: _Held, index: int) -> memoryview:
         if held not in self._held:
-            raise RejectedError("this state made room for a newer one", code="gone")
+            raise RejectedError("this state made room for a newer one", code=RefusalCode.GONE)
         start = index * CHUNK_BYTES
         return held.snapshot.bytes_view[start : start + held.manifest.chunk_size(index)]
