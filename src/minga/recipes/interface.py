@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
 from minga.core.errors import ConfigurationError
+from minga.core.files import Content
 from minga.core.spec.fields import Section
 
 if TYPE_CHECKING:
@@ -209,8 +210,10 @@ class Recipe(ABC, Generic[S]):
     # ---- organiser
 
     @abstractmethod
-    def prepare(self) -> dict[str, bytes]:
-        """Make the files that ship with the run; called once, by the organiser, who may take seconds for it.
+    def prepare(self) -> Mapping[str, Content]:
+        """Make the files that ship with the run; called once, by the organiser, who may take minutes for it.
+
+        A file is given as its bytes or, if it is large, as the path of a file that has its content, which is copied.
 
         Raises `ConfigurationError` where the data that the settings name cannot be found or is too little or too much.
         """

@@ -27,6 +27,7 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from minga.core.errors import ConfigurationError, StorageError
+from minga.core.files import write
 from minga.core.spec.run_spec import RunSpec
 from minga.core.spec.sections import check_file_names
 from minga.recipes.initial import new_model
@@ -73,9 +74,8 @@ class RecipeCase:
         index = folder / "names.json"
         if not index.is_file():
             prepared = self.recipe().prepare()
-            for name, body in prepared.items():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(body)
+            for name, content in prepared.items():
+                write(folder / name, content)
             index.write_text(json.dumps(sorted(prepared)))
         return {name: folder / name for name in json.loads(index.read_text())}
 

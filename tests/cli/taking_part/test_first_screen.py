@@ -106,7 +106,9 @@ def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path)
         raise DeclinedError
 
     options = minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "host", host="127.0.0.1")
-    with minga.host(minga.RunSpec(name="seen", model={"recipe": "custom"}), options, files={"big": b"x"}) as host:
+    (tmp_path / "large").write_bytes(bytes(3 << 20) + b"end")
+    files = {"big": b"x", "large": tmp_path / "large"}
+    with minga.host(minga.RunSpec(name="seen", model={"recipe": "custom"}), options, files=files) as host:
         joining = minga.PeerOptions("monitor", ephemeral=True, directory=tmp_path / "guest", host="127.0.0.1")
         with pytest.raises(DeclinedError):
             minga.join(host.link, joining, consider=decline)
@@ -115,3 +117,4 @@ def test_a_program_sees_the_run_before_its_files_and_may_decline(tmp_path: Path)
         assert not list((tmp_path / "guest").rglob("big"))
         with minga.join(host.link, joining, consider=seen.append) as guest:
             assert guest.files["big"].read_bytes() == b"x"
+            assert guest.files["large"].read_bytes() == bytes(3 << 20) + b"end"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from minga.core.files import Content
 from minga.core.spec.sections import FileEntry
 from minga.training.state.manifest import CHUNK_BYTES, HASH_BYTES, hash_chunks
 
@@ -64,24 +65,24 @@ def piece_count(size_bytes: int) -> int:
     return -(-size_bytes // CHUNK_BYTES)
 
 
-def hash_pieces(path: Path) -> bytes:
+def hash_pieces(content: Content) -> bytes:
     """The digests of the pieces of a file. Raises `OSError`."""
-    return hash_chunks(_blocks(path))
+    return hash_chunks(_blocks(content))
 
 
-def whole_digest(path: Path) -> str:
+def whole_digest(content: Content) -> str:
     """BLAKE3 of a file, 64 hexadecimal digits. Raises `OSError`."""
     hasher = blake3()
-    for block in _blocks(path):
+    for block in _blocks(content):
         hasher.update(block)
     return hasher.hexdigest()
 
 
-def describe_file(path: Path) -> FileEntry:
-    """What a run spec says of the file `path`. Raises `OSError`."""
-    return FileEntry(
-        blake3=whole_digest(path), size_bytes=path.stat().st_size, pieces=blake3(hash_pieces(path)).hexdigest()
-    )
+def describe_file(content: Content) -> FileEntry:
+    """What a run spec says of a file. Raises `OSError`."""
+    size_bytes = content.stat().st_size if isinstance(content, Path) else len(content)
+    pieces = blake3(hash_pieces(content)).hexdigest()
+    return FileEntry(blake3=whole_digest(content), size_bytes=size_bytes, pieces=pieces)
 
 
 def is_intact(path: Path, digest: str, size_bytes: int) -> bool:
@@ -92,7 +93,10 @@ def is_intact(path: Path, digest: str, size_bytes: int) -> bool:
         return False
 
 
-def _blocks(path: Path) -> Iterator[memoryview]:
-    with path.open("rb") as file:
+def _blocks(content: Content) -> Iterator[memoryview]:
+    if isinstance(content, bytes):
+        yield memoryview(content)
+        return
+    with content.open("rb") as file:
         while block := file.read(READ_BYTES):
             yield memoryview(block)
