@@ -4,7 +4,7 @@
                     ├─▶ export (a model)
                     └─▶ backup ─▶ FILE ─▶ backup (restore)
 
-Read: runs (`minga runs`), export (`minga export`), backup (`minga backup` and `minga restore`).
+Read: keeping_app (options), runs (`minga runs`), export (`minga export`), backup (`minga backup` and `minga restore`).
 
 Called by app.
 """

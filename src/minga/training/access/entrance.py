@@ -1,4 +1,4 @@
-"""How a peer finds its run: it knocks at all entries of the link at once, because a dead address takes long to find out.
+"""How a peer finds its run: it knocks at all entries of the link at once, as a dead address takes long to find out.
 
 One entry that lets it in is enough: gossip tells of the other peers.
 """
