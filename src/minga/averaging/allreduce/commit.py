@@ -61,8 +61,8 @@ import contextlib
 from collections import defaultdict
 
 from minga.averaging.allreduce.coordinator import ALIVE
+from minga.averaging.allreduce.messages import Alive, Committed, Hold, RoundState
 from minga.averaging.allreduce.round import Round
-from minga.averaging.messages import Alive, Committed, Hold, RoundState
 from minga.core.aio.hedging import racing
 from minga.core.errors import ClosedError, ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode

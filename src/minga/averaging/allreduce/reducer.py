@@ -18,6 +18,7 @@ import asyncio
 
 import torch
 
+from minga.averaging.allreduce.messages import Assignment, ChunkWeight, PartHello
 from minga.averaging.allreduce.round import Round
 from minga.averaging.allreduce.sender import Reduced, receive_counted, send_reduced
 from minga.averaging.allreduce.waiting import WaitDeadlines
@@ -25,7 +26,6 @@ from minga.averaging.codecs.dense import CONTRIBUTION_LIMIT, FLOAT32_MAX, WEIGHT
 from minga.averaging.codecs.encoded_chunks import receive_encoded
 from minga.averaging.codecs.layout import Chunk
 from minga.averaging.codecs.tensor_bytes import as_bytes
-from minga.averaging.messages import Assignment, ChunkWeight, PartHello
 from minga.core.errors import NonFiniteError, ProtocolError, RejectedError, RemoteError, SilentError
 from minga.core.events.averaging import RoundSenderDropped
 from minga.core.refusal_code import RefusalCode

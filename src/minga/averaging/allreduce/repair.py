@@ -27,11 +27,11 @@ from weakref import WeakMethod
 
 from minga.averaging.allreduce.commit import QuorumCommit
 from minga.averaging.allreduce.coordinator import LOST, Coordinator, exist, is_valid, responsible
+from minga.averaging.allreduce.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.averaging.allreduce.reducer import Reducer
 from minga.averaging.allreduce.round import Round
 from minga.averaging.allreduce.sender import exchange, fetch
 from minga.averaging.allreduce.stragglers import StragglerDetector
-from minga.averaging.messages import Assignment, ChunkMap, Done, Freeze, Lost, Repair
 from minga.core.aio.hedging import racing
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode

@@ -30,13 +30,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from minga.averaging.allreduce.messages import Assignment
 from minga.averaging.allreduce.routes import Routes
 from minga.averaging.allreduce.send_order import SendOrder
 from minga.averaging.codecs.layout import Chunk, VectorLayout
 from minga.averaging.codecs.residual import Encoder, Fate, Residual
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.averaging.election import Electorate
-from minga.averaging.messages import Assignment, Plan
+from minga.averaging.messages import Plan
 from minga.averaging.planning.signed_plan import chunk_bytes_of
 from minga.core.aio.signal import Signal
 from minga.core.errors import UnreachableError

@@ -9,12 +9,7 @@ import torch
 
 from minga.averaging.allreduce.commit import HOLD, answer
 from minga.averaging.allreduce.coordinator import ALIVE, FREEZE, LOST, REPAIR
-from minga.averaging.allreduce.repair import Repairer
-from minga.averaging.allreduce.round import Round, RoundOutcome
-from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
-from minga.averaging.codecs.layout import VectorLayout
-from minga.averaging.codecs.residual import Residual
-from minga.averaging.messages import (
+from minga.averaging.allreduce.messages import (
     Alive,
     Done,
     FetchChunks,
@@ -22,10 +17,15 @@ from minga.averaging.messages import (
     Hold,
     Lost,
     PartHello,
-    Plan,
     Repair,
     RoundState,
 )
+from minga.averaging.allreduce.repair import Repairer
+from minga.averaging.allreduce.round import Round, RoundOutcome
+from minga.averaging.allreduce.sender import FETCH, PART, serve_fetch
+from minga.averaging.codecs.layout import VectorLayout
+from minga.averaging.codecs.residual import Residual
+from minga.averaging.messages import Plan
 from minga.core.aio.signal import Signal
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode

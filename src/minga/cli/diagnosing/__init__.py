@@ -3,8 +3,9 @@
     doctor ─▶ hops (authority, entries, clock, version, run spec) ─▶ udp: a firewall, or nobody there?
                 └─▶ own_access: is this machine barred?
 
-Read: doctor (`minga doctor`), hops (one after the other), own_access (what the organisers' orders say of
-this machine), udp (plain probes), machine (GPU, memory, disk), evidence (`minga evidence`), version (`minga version`).
+Read: diagnosing_app (options), doctor (`minga doctor`), hops (one after the other), own_access (what the organisers'
+orders say of this machine), udp (plain probes), machine (GPU, memory, disk), evidence (`minga evidence`), version
+(`minga version`).
 
 Called by app.
 """

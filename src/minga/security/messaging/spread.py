@@ -13,7 +13,7 @@ from typing import Annotated
 
 import msgspec
 
-from minga.averaging.messages import Done
+from minga.averaging.allreduce.messages import Done
 from minga.core.errors import ProtocolError, RejectedError, RemoteError
 from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
