@@ -15,6 +15,11 @@ PUNCH_ROUND_TRIPS: Final = 3.0
 """Hole punching takes so many round trips over the relay: addresses both ways, a probe both ways, its confirmation."""
 
 
+def relay_url(name: str) -> str:
+    """The URL of the relay that scenarios and scripts call by this name."""
+    return f"https://{name}.example"
+
+
 class Relay:
     """One relay: `line` is what it carries in all, `latency_s` one-way to the middle of its region."""
 
