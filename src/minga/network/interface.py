@@ -169,8 +169,8 @@ class Network(ABC):
 
     @abstractmethod
     async def can_dial(self, address: Address) -> bool:
-        """Whether a peer to which that peer never connected can reach it directly: dials it with a new identity and
-        hangs up.
+        """Whether a peer to which that peer never connected can reach it at the endpoints of `address`, or through its
+        relay: dials it with a new identity and hangs up. Without a relay in `address` none is used.
 
         Takes at most a few seconds and never raises `RemoteError`.
         """

@@ -22,7 +22,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Literal
 
 from iroh import iroh_ffi
 
@@ -48,7 +48,7 @@ RELAY_TIMEOUT_S = 2.5
 ADDRESS_PERIOD_S = 2.0
 """Seconds between two looks at the addresses that iroh knows of this peer."""
 STRANGER_TIMEOUT_S = 3.0
-"""Seconds for the dial of `can_dial`. No relay is involved, so a few round trips must do."""
+"""Seconds for the dial of `can_dial`. Without a relay a few round trips must do."""
 MAX_HANDSHAKES = 128
 """How many lanes may be without their other half; when there are more, the oldest makes room."""
 MAX_BACKLOG = 128
@@ -172,11 +172,12 @@ class IrohNetwork(Network):
 
     async def can_dial(self, address: Address) -> bool:
         """See the interface. A fresh socket and key are used, since a NAT lets known ones back in."""
-        settings = NetworkSettings(host=self._settings.host, dialable=False, tcp=False)
+        relay: Literal["none"] | tuple[str] = "none" if address.relay is None else (address.relay,)
+        settings = NetworkSettings(relay, host=self._settings.host, dialable=False, tcp=False)
         stranger = await IrohNetwork.open(secrets.token_bytes(32), settings)
         try:
-            async with asyncio.timeout(STRANGER_TIMEOUT_S):
-                await stranger.connect(Address(address.peer_id, address.direct))
+            async with asyncio.timeout(STRANGER_TIMEOUT_S if address.relay is None else DIAL_TIMEOUT_S):
+                await stranger.connect(address)
             return True
         except (UnreachableError, TimeoutError):
             return False

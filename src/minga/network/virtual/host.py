@@ -166,7 +166,7 @@ class VirtualNetwork(Network):
     async def can_dial(self, address: Address) -> bool:
         """See the interface."""
         try:
-            connection = await self._dial(Address(address.peer_id, address.direct), as_stranger=True)
+            connection = await self._dial(address, as_stranger=True)
         except UnreachableError:
             return False
         await connection.close()
