@@ -39,6 +39,7 @@ from minga.network.probing.prober import Prober
 from minga.network.rpc.dial_back import Reachability
 from minga.network.rpc.handshake import Role
 from minga.network.rpc.node import Node
+from minga.network.rpc.own_address import OwnAddress
 from minga.security.protocol.behaviour import Behaviour
 from minga.training.access.access_files import AccessFiles
 from minga.training.access.access_watch import AccessWatch
@@ -133,6 +134,7 @@ class Session:
         self.admission.address_of = self.board.address_of
         self.gossip = Gossip(self.board, self.node, entries=self.entries)
         self.reachability = Reachability(self.node)
+        self.own_address = OwnAddress(self.node, self.reachability)
         self.state_server = StateServer(self.node)
         self.member: Member | VerifiedMember | None = None
         self.behaviour = Behaviour()
@@ -173,11 +175,12 @@ class Session:
             self.node.spawn(self._access_watch.run())
         self.gossip.start()
         await self._enter()
-        if self.settings.role in ("trainer", "auxiliary") and await self.reachability.check() is False:
+        if self.settings.role in ("trainer", "auxiliary") and await self.own_address.is_dialable() is False:
             self.settings = replace(self.settings, role="client")
             self.node.role, self.node.is_dialable = "client", False
             self.events.emit(PeerNotDialable())
         self.publish_address()
+        self.own_address.start(self.publish_address)
 
     def rates(self) -> AccessRates:
         """The present rates of this peer's link, as far as they are known, and its caps."""

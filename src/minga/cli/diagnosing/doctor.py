@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from minga.cli.diagnosing.hops import check_authority, check_entries
-from minga.cli.diagnosing.machine import Accelerators, accelerator, data_folder, from_outside
+from minga.cli.diagnosing.machine import Accelerators, Finding, accelerator, data_folder, from_outside
 from minga.cli.diagnosing.own_access import OwnAccess
 from minga.cli.diagnosing.udp import udp_loopback
 from minga.cli.terminal.exit_codes import CHECK_FAILED, OK
@@ -102,8 +102,12 @@ async def _all_checks(
     async for name, ok, detail, advice in check_authority(parsed):
         yield Check(name, ok, detail, advice)
     if network.ok:
+        works = True
         async for name, ok, detail, advice in check_entries(parsed, host, own):
+            works = works and ok
             yield Check(name, ok, detail, advice)
+        if works and (found := await asyncio.to_thread(_line, parsed, host)) is not None:
+            yield Check("line against what the run needs", *found)
 
 
 def _machine(identity: Path | None) -> Iterator[Check]:
@@ -136,6 +140,12 @@ def _machine(identity: Path | None) -> Iterator[Check]:
         f"{format_size(free)} free in {folder}",
         "that is little for checkpoints: free some space or use --directory on another disk" if low else "",
     )
+
+
+def _line(link: Link, host: str | None) -> Finding | None:
+    from minga.cli.diagnosing.line import check_line  # with it come numpy and the planner
+
+    return check_line(link, host)
 
 
 async def _network(host: str | None) -> tuple[Check, tuple[str, ...]]:

@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.landing_page import write_landing_page
-from minga.cli.taking_part.link_view import check_when_reached, reach_lines, relay_line, who_can_join
+from minga.cli.taking_part.link_view import reach_lines, relay_line, who_can_join
+from minga.cli.taking_part.link_watch import LinkWatch
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view
 from minga.cli.terminal.context import Context, collect_again
@@ -21,6 +22,7 @@ from minga.cli.terminal.exit_codes import done_so_far
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
+from minga.identity.links.links import Link
 from minga.identity.links.reach import reach_of
 from minga.training.host import host
 from minga.training.join import PeerOptions
@@ -84,8 +86,13 @@ def run_host(
         hosting = host(spelled_out(spec), peer, files=prepared_files(spec, peer.runs_directory))
     with hosting as hosted:
         wire(context, hosted)
-        check_when_reached(hosted, output)
-        _Hosting(hosted, work, context, lambda: announce(hosted, output, links, bound_to=peer.host)).run()
+        watch = LinkWatch(hosted, output, lambda link: show_link(hosted, link, output, links))
+
+        def tell() -> None:
+            announce(hosted, output, links, bound_to=peer.host)
+            watch.begin()
+
+        _Hosting(hosted, work, context, tell).run()
 
 
 def _name_earlier_run(name: str, peer: PeerOptions, output: Output) -> None:
@@ -200,20 +207,26 @@ def announce(peer: Peer, output: Output, options: LinkOptions, *, bound_to: str 
         output.event("under_way", peers=len(others))
         output.say("This run is under way: this machine takes part in it again.")
     for_members = peer.spec.security.admission == "members"
-    if options.show_qr and output.interactive and not for_members:
-        output.console.file.write(link.qr(page) + "\n")
     if for_members:
         output.say("This run is for members only. Make an invitation, which is a longer link, by\n")
     else:
         output.say(f"{who_can_join(link)}\n")
+    show_link(peer, link, output, options)
+    for line in reach_lines(link, peer.spec, bound_to):
+        output.say(escape(line))
+    output.say(f"Files, checkpoints and history: {peer.directory}")
+
+
+def show_link(peer: Peer, link: Link, output: Output, options: LinkOptions) -> None:
+    """Print the command with the link, and write the page that it is published on."""
+    page, for_members = peer.spec.network.landing_url, peer.spec.security.admission == "members"
+    if options.show_qr and output.interactive and not for_members:
+        output.console.file.write(link.qr(page) + "\n")
     if not output.json_output:
         output.console.print(
             f"minga {'admit' if for_members else 'join'} {link.at(page)}", markup=False, soft_wrap=True
         )
     output.say("")
-    for line in reach_lines(link, peer.spec, bound_to):
-        output.say(escape(line))
     if options.landing_page is not None:
         write_landing_page(options.landing_page, peer.spec, link)
         output.say(f"The page with the link: {options.landing_page}")
-    output.say(f"Files, checkpoints and history: {peer.directory}")

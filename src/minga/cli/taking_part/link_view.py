@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from minga.cli.terminal.output import Output
-from minga.core.events.bus import Event
-from minga.core.events.network import PeerConnected
 from minga.core.spec.run_spec import RunSpec
 from minga.core.urls import is_loopback, is_public
 from minga.identity.links.links import Link
 from minga.identity.links.reach import Reach, reach_of
-from minga.training.peer import Peer
 
 _WHO = {
     Reach.INTERNET: "Anyone who has this link can join the run:",
     Reach.NETWORK: "Peers in this local network can join the run by this link:",
     Reach.MACHINE: "Peers on this machine can join the run by this link:",
 }
-
-
-_REACHED = "A peer that joined reached this machine at its public address: the link works over the internet."
-_NOT_REACHED = (
-    "A peer that joined could not reach this machine at its public address. Let router and firewall pass its UDP port. "
-    "If that peer is in your own local network, this may be a false alarm."
-)
 
 
 def relay_line(spec: RunSpec, bound_to: str | None) -> str:
@@ -63,25 +52,3 @@ def reach_lines(link: Link, spec: RunSpec, bound_to: str | None) -> list[str]:
     elif not is_loopback(bound_to or ""):
         lines.append("This machine has no network at present.")
     return lines
-
-
-def check_when_reached(peer: Peer, output: Output) -> None:
-    """Let the first peer that connects and can say so try the public addresses of this one, and tell the result."""
-    session = peer.session
-    asked = False
-
-    async def check() -> None:
-        nonlocal asked
-        reached = await session.reachability.check_public()
-        asked = reached is not None
-        if reached is not None:
-            output.event("link_checked", reached=reached)
-            output.say(_REACHED if reached else _NOT_REACHED)
-
-    def on_event(event: Event) -> None:
-        nonlocal asked
-        if isinstance(event.data, PeerConnected) and not asked:
-            asked = True
-            session.node.spawn(check())
-
-    peer.subscribe(on_event)

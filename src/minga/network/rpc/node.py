@@ -214,6 +214,11 @@ class Node:
         live = self._connections.live(peer)
         return live.facts() if live else None
 
+    def seen_at(self, peer: PeerId) -> str | None:
+        """The `ip:port` at which `peer` is seen from here; None over a relay or without a connection."""
+        live = self._connections.live(peer)
+        return live.seen_at if live else None
+
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received over all connections so far, closed ones included."""
         return self._connections.traffic()

@@ -4,8 +4,8 @@
     --set a.b=c ─▶ overrides ──▲                 random_faults: faults by rates
 
 Read: scenario (entry), sections (what can be set), fields (how that is declared), quantities (a value or a
-distribution), orders (what the organisers do), overrides (settings beside the file), random_faults (faults at random
-times).
+distribution), references (names that must lead to something), orders (what the organisers do), overrides (settings
+beside the file), random_faults (faults at random times).
 
 Called by runner and cli/simulating.
 """
