@@ -174,6 +174,24 @@ def test_interrupt_ends_with_130(spec: str, tmp_path: Path, moment: str) -> None
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith((".unfinished", ".partial"))]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
+def test_an_interrupt_ends_the_processes_of_all_devices(spec: str, tmp_path: Path) -> None:
+    with Running("host", spec, *ALONE, "--directory", str(tmp_path / "host")) as host:
+        link = host.wait_for("link")["link"]
+        joining = ("join", link, *ALONE, "--directory", str(tmp_path / "join"), "--devices", "2")
+        with Running(*joining) as trainer:
+            assert trainer.wait_for("ready")["devices"] == 2
+            trainer.wait_for("step.applied", step=1)
+            pid = trainer.process.pid
+            (child,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            trainer.process.send_signal(signal.SIGINT)
+            assert trainer.summary()["exit_code"] == 130
+            deadline = time.monotonic() + 20.0
+            while _is_alive(child) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not _is_alive(child)
+
+
 def test_an_interrupted_command_says_what_it_had_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

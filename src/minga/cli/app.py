@@ -38,6 +38,9 @@ MicroBatch = Annotated[
 Precision = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16; auto is bfloat16 on GPUs that have it.")
 ]
+Devices = Annotated[
+    str, typer.Option(metavar="all|N", help="Compute on all GPUs of this machine, or so many, as one peer.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to compute with (default: all cores).")]
 Upload = Annotated[
     str | None,
@@ -170,6 +173,7 @@ def join(
     link: LinkArgument,
     role: Annotated[str, typer.Option(help="trainer, client (never dialled), auxiliary or monitor.")] = "trainer",
     device: Device = "auto",
+    devices: Devices = "all",
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
     threads: Threads = None,
@@ -237,7 +241,9 @@ def join(
     )
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step)
-    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ()), precision), options, ready)
+    run_join(
+        link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ()), precision, devices), options, ready
+    )
 
 
 @app.command()

@@ -63,8 +63,7 @@ class Costs:
 
 def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: TrafficLimit | None = None) -> Costs:
     """Work it out, by the recipe's facts and by the plan that the run's next leader would make with this peer in it."""
-    from minga.recipes.running.device_speed import hardware
-    from minga.recipes.running.run import choose_device
+    from minga.recipes.running.devices import choose_devices, machine_name
 
     spec = prospect.spec
     parameters = _parameters(prospect)
@@ -79,7 +78,9 @@ def costs_of(prospect: Prospect, peer: PeerOptions, work: WorkOptions, limit: Tr
         organiser=prospect.organiser,
         recipe=spec.model.recipe,
         parameters=parameters,
-        device="none" if peer.role == "monitor" else hardware(choose_device(work.device)),
+        device="none"
+        if peer.role == "monitor"
+        else machine_name(choose_devices(work.device, work.devices, spec, peer.role)),
         memory_bytes=None if needed is None else needed[0],
         memory_here=total_memory(),
         disk_bytes=None if needed is None else needed[1],
