@@ -39,6 +39,9 @@ MicroBatch = Annotated[
 Precision = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16; auto is bfloat16 on GPUs that have it.")
 ]
+Devices = Annotated[
+    str, typer.Option(metavar="all|N", help="Compute on all GPUs of this machine, or so many, as one peer.")
+]
 Upload = Annotated[
     str | None,
     typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
@@ -170,6 +173,7 @@ def join(
     link: LinkArgument,
     role: Annotated[str, typer.Option(help="trainer, client (never dialled), auxiliary or monitor.")] = "trainer",
     device: Device = "auto",
+    devices: Devices = "all",
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
     threads: Threads = None,
@@ -242,7 +246,8 @@ def join(
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     most = parse_size(max_files, "--max-files")
     options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step, most)
-    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ()), precision), options, ready)
+    work = WorkOptions(device, micro_batch, threads, tuple(data or ()), precision, devices)
+    run_join(link, peer, work, options, ready)
 
 
 @app.command()

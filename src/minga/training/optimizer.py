@@ -94,6 +94,8 @@ class Optimizer(torch.optim.Optimizer):
         """Whether the run has reached its last step; `step` does nothing from then on."""
         self.dropped_micro_batches = 0
         """Micro-batches that did not count: not finite, or too late for their step. Known to rank 0 only."""
+        self.last_samples = 0
+        """Samples of the last micro-batch, in all processes of this peer; known to rank 0."""
         self._last_step = spec.training.stop_after_steps
         self._port: GradientPort | AssignedPort | None = None
         if peer is not None:
@@ -227,7 +229,7 @@ class Optimizer(torch.optim.Optimizer):
         self._port = peer.attach(self._replica)
 
     def _add(self, samples: int, loss: float | torch.Tensor | None) -> None:
-        samples = self._replica.collect(samples)
+        samples = self.last_samples = self._replica.collect(samples)
         port, peer = self._port, self.peer
         if port is None or peer is None:
             return

@@ -11,7 +11,7 @@ import typer
 
 import minga
 from minga.averaging.solver.division import PeerRates, SwarmRates
-from minga.cli.taking_part.first_screen import costs_of, lines, show_and_ask
+from minga.cli.taking_part.first_screen import Costs, costs_of, lines, show_and_ask
 from minga.cli.terminal.output import Output
 from minga.cli.terminal.peer_options import WorkOptions
 from minga.core.errors import ConfigurationError
@@ -58,6 +58,25 @@ def test_what_is_not_known_yet_is_not_made_up() -> None:
     costs = costs_of(prospect(TWO, own), minga.PeerOptions(role="monitor"), WORK)
     assert (costs.parameters, costs.download_bytes, costs.upload_per_day, costs.device) == (None, None, None, "none")
     assert "of a size that the organiser's program knows" in lines(costs)[0]
+
+
+def test_a_budget_is_told_in_steps_and_time() -> None:
+    def told(limit: str) -> tuple[Costs, str]:
+        costs = costs_of(prospect(TWO), minga.PeerOptions(), WORK, TrafficLimit.parse(limit))
+        return costs, "\n".join(lines(costs))
+
+    costs, text = told("50GB/month")
+    assert costs.limit_days is not None
+    assert costs.limit_steps is not None
+    assert costs.upload_per_day is not None
+    assert costs.download_per_day is not None
+    assert costs.limit_days == pytest.approx(50e9 / (costs.upload_per_day + costs.download_per_day), rel=0.01)
+    assert costs.limit_steps / costs.limit_days == pytest.approx(86_400 / (256 / 20), rel=0.2)
+    assert f"about {costs.limit_steps:,} steps, or 1 d " in text
+    _, small = told("1MB/day")
+    assert "steps, or 1 s of training" in small or "steps, or" in small
+    _, tiny = told("10KB/day")
+    assert "less than the download at the start: this machine would take no step" in tiny
 
 
 @pytest.mark.parametrize(("answer", "yes", "taken"), [(True, False, True), (False, False, False), (None, True, True)])

@@ -210,7 +210,7 @@ class GroupFormation:
         finally:
             self._following = None
         if isinstance(outcome, Plan):
-            await self._settings.orders.obtain(outcome.orders, leader.peer_id)
+            await self._settings.orders.obtain(outcome.orders, leader.peer_id, self._step)
             self.batch.check(outcome)
             self._plan_maker.check(outcome)
             self._succession.enter(outcome)

@@ -29,8 +29,8 @@ from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 
 VIEW = "group.view"
-Obtain = Callable[[Sequence[str], PeerId], Awaitable[None]]
-"""Gets the organisers' orders with these ids from a peer, unless they are known."""
+Obtain = Callable[[Sequence[str], PeerId, int], Awaitable[None]]
+"""Gets the organisers' orders with these ids, for the round of a step, from a peer, unless they are known."""
 
 
 @loop_bound
@@ -107,7 +107,7 @@ class Succession:
         held = [registrations[member.peer_id].join.accepted for member in plan.members]
         holders = [index for index, accepted in enumerate(held) if _is_same(accepted, newest)]
         members = await self._members_of(newest, [plan.members[holder].peer_id for holder in holders])
-        await self._obtain(newest.orders, plan.members[holders[0]].peer_id)
+        await self._obtain(newest.orders, plan.members[holders[0]].peer_id, self._step)
         return replace(
             plan,
             adopts=newest.round_id,

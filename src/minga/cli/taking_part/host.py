@@ -19,6 +19,7 @@ from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view
 from minga.cli.terminal.context import Context, collect_again
 from minga.cli.terminal.exit_codes import done_so_far
+from minga.cli.terminal.last_checkpoint import LastCheckpoint
 from minga.cli.terminal.peer_options import WorkOptions, apply_threads, wire
 from minga.core.errors import ConfigurationError
 from minga.core.spec.run_spec import RunSpec
@@ -33,6 +34,14 @@ from minga.training.run_folder.known_runs import known_run, known_runs
 if TYPE_CHECKING:
     from minga.cli.taking_part.held_out import HeldOut
     from minga.cli.terminal.output import Output
+
+
+FOLLOW_S = 0.1
+"""How long, in seconds, Ctrl-C may wait for a moment in which the model is at rest."""
+
+NOTHING_KEPT = (
+    "As a monitor this host has no model: it keeps no checkpoints and archives none. The peers that train keep theirs."
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,9 @@ def run_host(
         peer = replace(peer, role="trainer")  # nobody can do without gradients there and have a say
     if relays := relay_line(spec, peer.host):
         output.say(relays)
+    if peer.role == "monitor":
+        output.say(NOTHING_KEPT)
+        output.event("keeps.nothing", role=peer.role)
     apply_threads(work.threads)
     if known is not None:
         output.event("resumed", run_id=known.signed.run_id, step=known.step, age_s=round(known.age_s, 1))
@@ -120,6 +132,7 @@ class _Hosting:
         self.watcher = Watcher(peer, self.history, from_start=True)
         self.held_out: HeldOut | None = None
         self._trouble = PlainTrouble()
+        self._last_words = LastCheckpoint(peer, context)
 
     def run(self) -> None:
         """Show the link and stay."""
@@ -146,7 +159,7 @@ class _Hosting:
             micro_batch_size=self.work.micro_batch,
             precision=self.work.precision,
         )
-        done_so_far.append(lambda: {"step": run.step})
+        done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.history)
         held_out.now()
         collect_again()
@@ -158,9 +171,10 @@ class _Hosting:
                 held_out.if_due()
 
             if self.peer.role == "auxiliary":
-                run.follow(self._is_over, between)
+                run.follow(self._is_over, between, seconds=FOLLOW_S)
             else:
                 run.train(self._is_over, lambda *_: between())
+            self._last_words.write(run)
             held_out.now()
             run.optimizer.save_checkpoint()
             self._summarise(run, held_out)
@@ -171,10 +185,13 @@ class _Hosting:
                 )
                 while not (self.parent_watch and self.parent_watch.end_step < math.inf):
                     ticker.check()
+                    self._last_words.write(run)
                     time.sleep(0.2)
 
     def _is_over(self, step: int) -> bool:
-        return self._leaving.is_over(step) or (self.parent_watch is not None and self.parent_watch.is_over(step))
+        if self._last_words.is_wanted or self._leaving.is_over(step):
+            return True
+        return self.parent_watch is not None and self.parent_watch.is_over(step)
 
     def _summarise(self, run: Any, held_out: HeldOut) -> None:
         self.output.summary(

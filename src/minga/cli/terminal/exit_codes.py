@@ -37,7 +37,8 @@ interrupts_told: list[int] = []
 """Not empty once a command has itself said that it was interrupted, and printed its last line."""
 
 done_so_far: list[Callable[[], dict[str, int]]] = []
-"""Asked for what the command has done when it is interrupted: the `step` it got to, its own `samples`."""
+"""Asked for what the command has done when it is interrupted: the `step` it got to, its own `samples`, the step of its
+newest `checkpoint`."""
 
 
 def code_of(error: BaseException) -> int:
@@ -107,7 +108,8 @@ def report_interrupt(*, json_output: bool) -> int:
     done = {name: value for tell in done_so_far for name, value in tell().items()}
     where = f" at step {done['step']}" if "step" in done else ""
     what = f", with {done['samples']} samples of this machine" if "samples" in done else ""
-    print(f"minga: interrupted{where}{what}", file=sys.stderr)
+    kept = f"; the newest checkpoint is of step {done['checkpoint']}" if "checkpoint" in done else ""
+    print(f"minga: interrupted{where}{what}{kept}", file=sys.stderr)
     if json_output:
         fields = {"summary": True, "ok": False, "error": "KeyboardInterrupt", "message": "interrupted", **done}
         _print_last_line({**fields, "exit_code": INTERRUPTED})

@@ -269,10 +269,14 @@ class AccessLedger:
     def _take_revocation(self, order: Revocation) -> bool:
         if order.term < self.term:
             return False
-        signer, subject = self._signer(order), order.subject.hex()
-        known = self._revocations.get(subject, {}).get(signer)
-        if known is not None and known.version >= order.version:
+        self._check_term(order)
+        subject = order.subject.hex()
+        by_signer = self._revocations.get(subject, {})
+        claimed = by_signer.get(order.signatures[0].signer.hex()) if len(order.signatures) == 1 else None
+        if claimed is not None and claimed.version >= order.version:  # nothing new, whether it is signed or not
             return False
+        signer = self._signer(order)
+        known = by_signer.get(signer)
         if known is None and self._barred_by[signer] >= MAX_BARRED:
             raise InvalidOrderError(f"one organiser bars at most {MAX_BARRED} keys")
         self._barred_by[signer] += known is None

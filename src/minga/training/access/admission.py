@@ -49,6 +49,9 @@ GOSSIP_USES = 2
 WATCHERS_WRITE = ("access", "beat", "left")
 """The records of peers that only watch for a member."""
 
+MAX_INVALID = 8
+"""How many orders that are none are looked at, of those that come together."""
+
 ORDERS = "access."
 """The methods that every connected peer may call."""
 
@@ -189,7 +192,11 @@ class Admission:
     # ---- orders, and what they change
 
     def take(self, orders: Iterable[PublicOrder]) -> list[InvalidOrderError]:
-        """Enter orders from anywhere; those that are none are returned as errors."""
+        """Enter orders from anywhere; those that are none are returned as errors.
+
+        After `MAX_INVALID` of them the others are not looked at: to find a signature wrong costs time, to write one
+        costs none.
+        """
         invalid, is_new = [], False
         ledger = self.ledger
         for order in orders if ledger is not None else ():
@@ -197,6 +204,8 @@ class Admission:
                 is_new |= ledger is not None and ledger.take(order)
             except InvalidOrderError as error:
                 invalid.append(error)
+                if len(invalid) == MAX_INVALID:
+                    break
         if is_new:
             self._look_again_s = 0.0
             self.on_orders()
