@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -52,6 +53,8 @@ class Replica:
         self.optimizer, self.scheduler, self.max_grad_norm = optimizer, scheduler, max_grad_norm
         self.step = 0
         """Global steps that this state has seen."""
+        self.directory: Path | None = None
+        """Where copies of a large state lie while they are served or written; None: in memory."""
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = ParameterVector(optimizer, self._buffers, spec.averaging.codec, spec.averaging.download_codec)
@@ -199,14 +202,14 @@ class Replica:
         self.vector.write_values(values)
 
     def capture(self) -> StateSnapshot:
-        """A copy of the whole shared state after the last step, in CPU memory."""
+        """A copy of the whole shared state after the last step, in CPU memory or in a file."""
         with self._buffers.at_base():
-            return self._state.capture(self.step)
+            return self._state.capture(self.step, self.directory)
 
     def capture_all(self) -> StateSnapshot:
         """The same of all that is here, whatever is shared."""
         with self._buffers.at_base(), self._state.unshared():
-            return self._state.capture(self.step)
+            return self._state.capture(self.step, self.directory)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""

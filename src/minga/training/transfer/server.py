@@ -6,7 +6,7 @@ attribute when no peer asked, and hands over a copy with `publish`. All peers th
 that they also agree on it. The copy is dropped when no peer used it for `IDLE_S` seconds. But the state after the run's
 last step stays, since no training thread is left that could copy it again.
 
-A snapshot takes as much memory as the state itself. There are never more than two, and none that is being downloaded
+A snapshot takes as much room as the state itself: on disk, if it is large. There are never more than two, and none that is being downloaded
 makes room for a newer one before it is `MIN_HELD_S` old.
 """
 
@@ -212,7 +212,7 @@ class StateServer:
             self._loop.call_later(self._idle_s, self._release_idle)
 
     async def _send_chunks(self, held: _Held, peer: PeerId, stream: MessageStream) -> None:
-        manifest, data = held.manifest, held.snapshot.bytes_view
+        manifest, snapshot = held.manifest, held.snapshot
         # Chunks may be asked for again after a dropped connection, but not for ever.
         left = 2 * manifest.chunk_count + MAX_HELD
         while indices := (await self._next_take(peer, stream)).indices:
@@ -222,8 +222,9 @@ class StateServer:
             for index in indices:
                 if held not in self._held:
                     raise RejectedError("this state made room for a newer one", code="gone", peer=peer)
-                start = index * CHUNK_BYTES
-                await _timely(stream.send_bulk(data[start : start + manifest.chunk_size(index)]), peer)
+                start, stop = index * CHUNK_BYTES, index * CHUNK_BYTES + manifest.chunk_size(index)
+                await _timely(stream.send_bulk(snapshot.bytes_view[start:stop]), peer)
+                snapshot.release(start, stop)
 
     async def _next_take(self, peer: PeerId, stream: MessageStream) -> TakeChunks:
         try:
