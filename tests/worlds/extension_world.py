@@ -42,8 +42,15 @@ class RecipeReplica(Replica):
     def __init__(self, spec: RunSpec) -> None:
         self.recipe = load_recipe(spec)
         model = new_model(self.recipe)
-        optimizer, scheduler = build_optimizer(spec.optimizer, model)
-        super().__init__(spec, optimizer, model=model, scheduler=scheduler, max_grad_norm=spec.optimizer.max_grad_norm)
+        optimizer, scheduler = build_optimizer(spec.optimizer, model, self.recipe.decayed)
+        super().__init__(
+            spec,
+            optimizer,
+            model=model,
+            scheduler=scheduler,
+            max_grad_norm=spec.optimizer.max_grad_norm,
+            rules=self.recipe,
+        )
         self.trained = model
 
     def figures(self) -> dict[str, float]:
@@ -53,14 +60,14 @@ class RecipeReplica(Replica):
 def gradient_of_batch(peer: SimulatedPeer, batch: PublicBatch) -> None:
     assert isinstance(peer.replica, RecipeReplica)
     recipe = peer.replica.recipe
-    recipe.loss(peer.replica.trained, recipe.public_batch({}, batch)).backward()  # type: ignore[no-untyped-call]
+    recipe.total_loss(peer.replica.trained, recipe.public_batch({}, batch)).backward()  # type: ignore[no-untyped-call]
 
 
 def gradient(peer: SimulatedPeer, samples: int) -> None:
     assert isinstance(peer.replica, RecipeReplica)
     recipe = peer.replica.recipe
     position = StreamPosition(peer.network.peer_id, worker=peer.samples_done)  # others in each micro-batch
-    recipe.loss(peer.replica.trained, next(recipe.batches({}, position, samples))).backward()  # type: ignore[no-untyped-call]
+    recipe.total_loss(peer.replica.trained, next(recipe.batches({}, position, samples))).backward()  # type: ignore[no-untyped-call]
 
 
 def hosted(sections: dict[str, Any]) -> RunSpec:

@@ -11,6 +11,7 @@ from minga.core.spec.fields import without_private
 from minga.core.spec.plugins import Registry, check_recorded, recorded
 from minga.core.spec.problems import explain
 from minga.core.spec.run_spec import RunSpec
+from minga.core.spec.sections import ModelSection
 from minga.core.spec.toml import render_section
 from minga.recipes.interface import Recipe, RecipeContext
 
@@ -22,6 +23,9 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
 )
 CUSTOM: Final = "custom"
 """The name in run specs whose model, data and loss are in a program of the organiser's."""
+
+USUAL_RECIPE: Final = str(ModelSection().recipe)
+"""What a run spec that names none trains."""
 
 USUAL_MODEL: Final = "albert-base"
 """What `minga bench-device` measures unless told otherwise."""
@@ -53,9 +57,23 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
         spec.security.micro_batch_size if is_public else None,
     )
     recipe = found(settings, context)
+    _check_coupling(recipe, spec, source)
     if is_public:
         recipe.check_public()
     return recipe
+
+
+def _check_coupling(recipe: Recipe[Any], spec: RunSpec, source: str) -> None:
+    """Where the micro-batch size is part of the run, it must suit what else the run says about samples."""
+    size = recipe.fixed_micro_batch_size
+    if size is None:
+        return
+    where = f"{source}: recipe.{spec.model.recipe}.micro_batch_size = {size}"
+    smallest, _ = spec.training.batch_range
+    if size > smallest:
+        raise ConfigurationError(f"{where}: it must be at most the run's target batch size, {smallest}")
+    if recipe.context.is_public and size != spec.security.micro_batch_size:
+        raise ConfigurationError(f"{where}: security.micro_batch_size = {spec.security.micro_batch_size} must equal it")
 
 
 def spelled_out(spec: RunSpec) -> RunSpec:

@@ -66,7 +66,7 @@ def specs(draw: st.DrawFn) -> RunSpec:
             "model": {"recipe": "digits"},
             "recipe": {"digits": draw(tables)},
             "optimizer": {
-                "name": draw(st.sampled_from(["lamb", "adamw", "sgd", "lars"])),
+                "name": draw(st.sampled_from(["lamb", "adamw", "sgd", "lars", "larc"])),
                 "learning_rate": draw(reals(0, 1000, exclude_min=True)),
                 "betas": [draw(reals(0, 1, exclude_max=True)), draw(reals(0, 1, exclude_max=True))],
                 "max_grad_norm": draw(st.just("off") | reals(0, 1e9, exclude_min=True)),
@@ -131,6 +131,14 @@ def test_means_may_travel_by_a_codec_of_their_own_and_old_specs_are_what_they_we
     assert RunSpec.from_canonical(plain.canonical_bytes()).averaging.download_codec is None
     assert RunSpec.from_toml(apart.to_toml()) == RunSpec.from_canonical(apart.canonical_bytes()) == apart
     assert apart.run_id != spec(averaging={"codec": "int8"}).run_id
+
+
+def test_schedules_may_begin_and_end_above_zero_and_old_specs_are_what_they_were() -> None:
+    plain, raised = spec(), spec(optimizer={"final_learning_rate": 1e-4, "warmup_learning_rate": 1e-5})
+    assert b"final_learning_rate" not in plain.canonical_bytes()
+    assert b"warmup_learning_rate" not in plain.canonical_bytes()
+    assert RunSpec.from_toml(raised.to_toml()) == RunSpec.from_canonical(raised.canonical_bytes()) == raised
+    assert raised.run_id != plain.run_id
 
 
 def test_a_byzantine_run_has_one_codec_for_both_directions() -> None:

@@ -47,7 +47,9 @@ class ModelSection(Section):
 class OptimizerSection(Section):
     """How the averaged gradient becomes an update."""
 
-    name: Literal["lamb", "adamw", "sgd", "lars"] = choice("lamb", "algorithm", "lamb", "adamw", "sgd", "lars")
+    name: Literal["lamb", "adamw", "sgd", "lars", "larc"] = choice(
+        "lamb", "algorithm", "lamb", "adamw", "sgd", "lars", "larc"
+    )
     learning_rate: Real = real(0.00176, 0.0, 1000.0, "peak learning rate", above_low=True)
     betas: Annotated[
         tuple[Annotated[Real, Field(ge=0.0, lt=1.0)], Annotated[Real, Field(ge=0.0, lt=1.0)]], Field(strict=False)
@@ -55,8 +57,10 @@ class OptimizerSection(Section):
         (0.9, 0.999), "(lamb, adamw) decay of the two moments", "two numbers from 0 to below 1, such as [0.9, 0.999]"
     )
     epsilon: Real = real(1e-6, 0.0, 1.0, "(lamb, adamw) added to the root of the second moment", above_low=True)
-    weight_decay: Real = real(0.01, 0.0, 10.0, "pull towards zero (none on biases and norms)")
-    momentum: Real = real(0.9, 0.0, 1.0, "(sgd, lars) momentum", below_high=True)
+    weight_decay: Real = real(
+        0.01, 0.0, 10.0, "pull towards zero (none on biases and norms, unless the recipe says so)"
+    )
+    momentum: Real = real(0.9, 0.0, 1.0, "(sgd, lars, larc) momentum", below_high=True)
     clamp_value: Real = real(10_000.0, 0.0, 1e9, "(lamb) largest norm of a tensor in its trust ratio", above_low=True)
     max_grad_norm: Real | None = real(
         1.0, 0.0, 1e9, "the averaged gradient is scaled down to this norm", above_low=True, special=', or "off"'
@@ -64,8 +68,10 @@ class OptimizerSection(Section):
     schedule: Literal["linear", "cosine", "constant"] = choice(
         "linear", "course of the learning rate after the warm-up", "linear", "cosine", "constant"
     )
-    warmup_steps: int = whole(5000, 0, MAX_STEPS, "steps in which the learning rate rises from 0 to its peak")
+    warmup_steps: int = whole(5000, 0, MAX_STEPS, "steps in which the learning rate rises to its peak")
     total_steps: int = whole(125_000, 1, MAX_STEPS, "steps after which the schedule has reached its end")
+    warmup_learning_rate: Real = real(0.0, 0.0, 1000.0, "learning rate from which the warm-up rises to the peak")
+    final_learning_rate: Real = real(0.0, 0.0, 1000.0, "(linear, cosine) learning rate to which the schedule falls")
 
     @field_validator("max_grad_norm", mode="before")
     @classmethod

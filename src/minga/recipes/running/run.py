@@ -12,7 +12,7 @@ from torch import nn
 from minga.core.errors import ConfigurationError
 from minga.recipes.init_from import load_initial
 from minga.recipes.initial import new_model
-from minga.recipes.interface import Batch, Files, Recipe, StreamPosition
+from minga.recipes.interface import Batch, Files, Loss, Recipe, StreamPosition
 from minga.recipes.registry import check_published, load_recipe
 from minga.recipes.running.micro_batch import (
     ACCELERATOR_MICRO_BATCH,
@@ -38,7 +38,7 @@ class RecipeRun:
 
     device: "auto" (an accelerator if there is one), "cpu", "cuda", "cuda:1", "mps", ….
     micro_batch_size: samples per backward pass; None searches for what suits the device (`micro_batch.py`), never above
-        the run's target batch size.
+        the run's target batch size. Where the run says how many, for all peers, anything else is refused.
     data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
 
     The constructor returns once the model has the swarm's current state. Raises `ConfigurationError` for a device that
@@ -64,13 +64,15 @@ class RecipeRun:
         self.device = choose_device(device)
         self.model: nn.Module = new_model(self.recipe)
         load_initial(self.model, peer.files)
+        self.recipe.constrain(self.model, 0)
         self.model = self.model.to(self.device)
-        self._is_fixed = self._is_public or micro_batch_size is not None
+        self._of_run = spec.security.micro_batch_size if self._is_public else self.recipe.fixed_micro_batch_size
+        self._is_fixed = self._of_run is not None or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
         self.micro_batch_size = self._choose_micro_batch(micro_batch_size)
-        inner, scheduler = build_optimizer(peer.spec.optimizer, self.model)
-        self.optimizer = Optimizer(inner, peer, scheduler=scheduler, model=self.model)
+        inner, scheduler = build_optimizer(peer.spec.optimizer, self.model, self.recipe.decayed)
+        self.optimizer = Optimizer(inner, peer, scheduler=scheduler, model=self.model, rules=self.recipe)
 
     @property
     def step(self) -> int:
@@ -120,8 +122,8 @@ class RecipeRun:
 
     def _choose_micro_batch(self, wished: int | None) -> int:
         spec = self.peer.spec
-        if self._is_public:
-            return _public_micro_batch_size(wished, spec.security.micro_batch_size)
+        if self._of_run is not None:
+            return _micro_batch_size_of_run(wished, self._of_run)
         most, _ = spec.training.batch_range
         if wished is not None:
             if not 1 <= wished <= most:
@@ -144,7 +146,7 @@ class RecipeRun:
             smaller = f"; try --micro-batch {self.micro_batch_size // 2}" if self.micro_batch_size > 1 else ""
             raise ConfigurationError(
                 f"{self.device} has too little memory for a micro-batch of {self.micro_batch_size} samples"
-                f"{'' if self._is_public else smaller}"
+                f"{'' if self._of_run is not None else smaller}"
             )
         self.micro_batch_size //= 2
         self._halvings += 1
@@ -162,8 +164,9 @@ class RecipeRun:
 
     def _backward(self, batch: Batch) -> float:
         loss = self.recipe.loss(self.model, {name: tensor.to(self.device) for name, tensor in batch.items()})
-        loss.backward()  # type: ignore[no-untyped-call]
-        return float(loss.item())
+        total = loss.total if isinstance(loss, Loss) else loss
+        total.backward()  # type: ignore[no-untyped-call]
+        return float(self.recipe.reported_loss(loss).item())
 
 
 def choose_device(name: str) -> torch.device:
@@ -181,7 +184,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def _public_micro_batch_size(wished: int | None, size: int) -> int:
+def _micro_batch_size_of_run(wished: int | None, size: int) -> int:
     if wished not in (None, size):
         raise ConfigurationError(f"--micro-batch {wished}: in this run all compute {size} samples at once")
     return size

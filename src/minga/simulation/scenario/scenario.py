@@ -53,7 +53,7 @@ CLASSIFIER_PARAMETERS: Final = 7_050
 
 NO_NUMBERS: Final = 'a ghost model has no numbers to falsify; use model.kind = "classifier"'
 
-MOMENTS: Final = {"lamb": 2, "adamw": 2, "sgd": 1, "lars": 1}
+MOMENTS: Final = {"lamb": 2, "adamw": 2, "sgd": 1, "lars": 1, "larc": 1}
 """Vectors that an optimizer keeps."""
 
 

@@ -12,28 +12,40 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from minga.core.errors import ConfigurationError
 from minga.core.spec.sections import OptimizerSection
-from minga.optim import LAMB, LARS, SGD, AdamW
+from minga.optim import LAMB, LARC, LARS, SGD, AdamW
+
+Decayed = Callable[[str, Tensor], bool]
+"""Whether weight decay applies to a parameter, by its name and itself."""
 
 
-def build_optimizer(settings: OptimizerSection, model: nn.Module) -> tuple[Optimizer, LRScheduler]:
+def is_matrix(name: str, parameter: Tensor) -> bool:  # noqa: ARG001
+    """The usual rule: decay for matrices and higher; none for biases and the parameters of norms."""
+    return parameter.ndim >= 2
+
+
+def build_optimizer(
+    settings: OptimizerSection, model: nn.Module, decayed: Decayed = is_matrix
+) -> tuple[Optimizer, LRScheduler]:
     """The optimizer of a run, and the scheduler that is to be stepped once per global step.
 
-    Weight decay applies to matrices and higher; vectors and scalars, which are biases and the parameters of norms, have
-    none, and LARS does not scale their gradients. Gradient clipping is not the optimizer's: it comes after averaging.
-    Raises `ConfigurationError` if the model has nothing to train.
+    LARS does not scale the gradients of parameters that are not `decayed`. Gradient clipping is not the optimizer's: it
+    comes after averaging. Raises `ConfigurationError` if the model has nothing to train.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if not trained:
         raise ConfigurationError("the model has no parameter that requires a gradient")
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = _optimizer(settings, [group for group in groups if group["params"]])
+    with_decay = [parameter for name, parameter in trained if decayed(name, parameter)]
+    without = [parameter for name, parameter in trained if not decayed(name, parameter)]
+    optimizer = _optimizer(settings, with_decay, without)
     return optimizer, LambdaLR(optimizer, schedule(settings))
 
 
-def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]]) -> Optimizer:
+def _optimizer(settings: OptimizerSection, with_decay: list[nn.Parameter], without: list[nn.Parameter]) -> Optimizer:
+    first: dict[str, Any] = {"params": with_decay, "weight_decay": settings.weight_decay}
+    second: dict[str, Any] = {"params": without, "weight_decay": 0.0}
+    if settings.name == "lars":
+        second["trust_coefficient"] = 0.0
+    groups = [group for group in (first, second) if group["params"]]
     rate, betas = settings.learning_rate, settings.betas
     match settings.name:
         case "lamb":
@@ -41,10 +53,9 @@ def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]]) -> Opti
         case "adamw":
             return AdamW(groups, lr=rate, betas=betas, eps=settings.epsilon)
         case "lars":
-            for group in groups:
-                if group["params"][0].ndim < 2:
-                    group["trust_coefficient"] = 0.0
             return LARS(groups, lr=rate, momentum=settings.momentum)
+        case "larc":
+            return LARC(groups, lr=rate, momentum=settings.momentum)
         case "sgd":
             return SGD(groups, lr=rate, momentum=settings.momentum)
 
@@ -52,19 +63,22 @@ def _optimizer(settings: OptimizerSection, groups: list[dict[str, Any]]) -> Opti
 def schedule(settings: OptimizerSection) -> Callable[[int], float]:
     """The learning rate's factor of update number `step` (from 0), a function of the global step alone.
 
-    It rises linearly over the warm-up, of which the last update has the full rate (the first is not wasted on a rate of
-    0), then falls to 0 at `total_steps`, linearly or along half a cosine, or stays. The rate belongs to the state that
-    peers compare, so it is computed by operations that round alike everywhere.
+    It rises linearly from `warmup_learning_rate` over the warm-up, of which the last update has the full rate (the
+    first is not wasted on a rate of 0). Then it falls to `final_learning_rate` at `total_steps`, linearly or along half
+    a cosine, or stays. The rate belongs to the state that peers compare, so it is computed by operations that round
+    alike everywhere.
     """
     warmup, total, kind = settings.warmup_steps, settings.total_steps, settings.schedule
+    lowest = settings.warmup_learning_rate / settings.learning_rate
+    last = settings.final_learning_rate / settings.learning_rate
 
     def factor(step: int) -> float:
         if step < warmup:
-            return (step + 1) / warmup
+            return lowest + (1.0 - lowest) * ((step + 1) / warmup)
         if kind == "constant":
             return 1.0
         left = max(0.0, (total - step) / max(1, total - warmup))
-        return left if kind == "linear" else _half_cosine(left)
+        return last + (1.0 - last) * (left if kind == "linear" else _half_cosine(left))
 
     return factor
 

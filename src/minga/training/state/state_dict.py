@@ -67,7 +67,7 @@ class TrainingState:
         basis: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self._optimizer, self._scheduler = optimizer, scheduler
-        self._model = None if model is None else _unwrapped(model)
+        self._model = None if model is None else unwrapped(model)
         self._include_buffers, self._basis = include_buffers, dict(basis or {})
         self._shared: Callable[[], Mapping[str, torch.Tensor]] | None = None
         self._shares_optimizer = True
@@ -299,7 +299,7 @@ class TrainingState:
         return tensor.copy_(value)
 
 
-def _unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
     """The model without wrappers that rename its parameters on some peers only."""
     while True:
         inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", None)
