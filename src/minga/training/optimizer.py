@@ -220,6 +220,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _enter(self, peer: Peer) -> None:
         """Begin to take part, with the newest state that this machine has."""
+        self._replica.directory = peer.directory
         checkpoint = peer.newest_checkpoint()
         if checkpoint is not None:
             self._replica.restore(checkpoint)

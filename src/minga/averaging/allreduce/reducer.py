@@ -15,6 +15,7 @@ What a root has finished counts when a quorum holds it with all else, see `commi
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import torch
 
@@ -53,6 +54,8 @@ class Reducer:
         self._absent = children - self._away
         self._streams: dict[int, MessageStream] = {}
         self._pending = {index: set(self._absent) for index in assignment.chunks}
+        self._owed = {index: set(self._absent) for index in assignment.chunks}
+        """Who still has to be sent the result of each chunk: its bytes are kept as long as there is one."""
         self._weights: dict[int, float] = {}
         self._counted: dict[int, frozenset[int]] = {}  # whose chunks are in a sum
         self._contributions: dict[int, tuple[int, Reduced]] = {}
@@ -116,13 +119,14 @@ class Reducer:
     def pass_on(self, index: int, result: Reduced) -> None:
         """See `SiteReducer`."""
         self._encoded[index] = result
+        self._settle(set(), (index,))
         self._pending[index].clear()  # the root went on without us: nothing more is added to what is the result now
         self._ready.fire()
 
     # ---- receiving
 
     async def _converse(self, child: int, hello: PartHello, stream: MessageStream) -> None:
-        sending = asyncio.get_running_loop().create_task(self._send_results(stream))
+        sending = asyncio.get_running_loop().create_task(self._send_results(child, stream))
         try:
             if hello.weight == 0:
                 self._drop(child)
@@ -146,6 +150,7 @@ class Reducer:
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
+            self._settle({child}, self._assignment.chunks)
         if self._round.aborted:
             raise RejectedError(self._round.aborted, code=RefusalCode.ABORTED)
 
@@ -220,6 +225,7 @@ class Reducer:
             self._encoded[index] = mean
             round.note_fate(index, mean.members, encoded=False)
             round.got(index)
+            self._settle(set(), (index,))
         self._ready.fire()
 
     def _is_over(self) -> bool:
@@ -248,7 +254,9 @@ class Reducer:
         its site would be lost.
         """
         round = self._round
-        self._absent.discard(child)
+        if child in self._absent:  # it comes too late from now on
+            self._absent.discard(child)
+            self._settle({child}, self._assignment.chunks)
         if round.is_broken(self._assignment):
             return
         if why is not None:
@@ -272,7 +280,7 @@ class Reducer:
 
     # ---- sending
 
-    async def _send_results(self, stream: MessageStream) -> None:
+    async def _send_results(self, child: int, stream: MessageStream) -> None:
         round = self._round
         for index in self._assignment.chunks:
             while index not in self._encoded:
@@ -280,6 +288,14 @@ class Reducer:
                     return
                 await self._ready.wait()
             await send_reduced(round, index, self._encoded[index], stream)
+            self._settle({child}, (index,))
+
+    def _settle(self, children: set[int], indices: Iterable[int]) -> None:
+        """Nothing more of these chunks goes to these children: forget the bytes that no child is owed."""
+        for index in indices:
+            self._owed[index] -= children
+            if not self._owed[index] and index in self._encoded:
+                self._encoded[index] = self._encoded[index]._replace(body=b"")
 
     # ---- waiting
 

@@ -222,6 +222,7 @@ class LeaderReplica(Replica):
         self._ranks.announce(Header(RESTORE, snapshot.step, snapshot.buffer.numel()))
         self._ranks.share_bytes(msgspec.json.encode(head))
         self._ranks.share(snapshot.buffer)
+        snapshot.release()
 
 
 class FollowerReplica(Replica):

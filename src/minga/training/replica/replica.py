@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -56,6 +57,8 @@ class Replica:
         self._ruled = RuledModel(rules, model)
         self.step = 0
         """Global steps that this state has seen."""
+        self.directory: Path | None = None
+        """Where copies of a large state lie while they are served or written; None: in memory."""
         averaged = spec.training.buffers == "average"
         self._buffers = SharedBuffers(model if averaged else None)
         self.vector = ParameterVector(optimizer, self._buffers, spec.averaging.codec, spec.averaging.download_codec)
@@ -213,14 +216,14 @@ class Replica:
         self.vector.write_values(values)
 
     def capture(self) -> StateSnapshot:
-        """A copy of the whole shared state after the last step, in CPU memory."""
+        """A copy of the whole shared state after the last step, in CPU memory or in a file."""
         with self._buffers.at_base():
-            return self._state.capture(self.step)
+            return self._state.capture(self.step, self.directory)
 
     def capture_all(self) -> StateSnapshot:
         """The same of all that is here, whatever is shared."""
         with self._buffers.at_base(), self._state.unshared():
-            return self._state.capture(self.step)
+            return self._state.capture(self.step, self.directory)
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Become what `snapshot` holds. Raises `ConfigurationError` if it is of another model or optimizer."""

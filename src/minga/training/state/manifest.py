@@ -138,7 +138,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=Tru
 def build_manifest(snapshot: StateSnapshot) -> Manifest:
     """Hash a snapshot: about 0.3 s per GB of state and core. Raises `ValueError` if the state breaks a bound."""
     if not is_meta(snapshot.bytes_view):
-        return manifest_of(snapshot.step, snapshot.tensors, snapshot.scalars, [snapshot.bytes_view])
+        return manifest_of(snapshot.step, snapshot.tensors, snapshot.scalars, snapshot.pieces())
     total_bytes, scalars_json = layout_bytes(snapshot.tensors), canonical_json(snapshot.scalars)
     hashes = b"".join(_meta_hash(scalars_json, index) for index in range(-(-total_bytes // CHUNK_BYTES)))
     return _checked(Manifest(FORMAT, snapshot.step, total_bytes, snapshot.tensors, scalars_json, hashes))

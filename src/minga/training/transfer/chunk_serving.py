@@ -13,9 +13,13 @@ from minga.training.transfer.messages import CHUNK_TIMEOUT_S, MAX_HELD, Download
 
 
 async def serve_chunks(
-    stream: MessageStream, peer: PeerId, chunk_count: int, read: Callable[[int], Awaitable[memoryview]]
+    stream: MessageStream,
+    peer: PeerId,
+    chunk_count: int,
+    read: Callable[[int], Awaitable[memoryview]],
+    sent: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Send what `peer` takes of `chunk_count` chunks; `read` gives one of them.
+    """Send what `peer` takes of `chunk_count` chunks; `read` gives one of them, `sent` hears of it afterwards.
 
     Raises `ProtocolError` for chunks that do not exist or are asked for too often, `RejectedError` if `peer` asks for
     nothing for `CHUNK_TIMEOUT_S`, `SilentError` if it takes nothing for as long, and what `read` raises.
@@ -29,6 +33,7 @@ async def serve_chunks(
             raise ProtocolError("asked for chunks that do not exist, or too often", peer=peer)
         for index in indices:
             await send_in_time(stream, await read(index), peer)
+            sent(index)
 
 
 async def send_in_time(stream: MessageStream, data: memoryview, peer: PeerId) -> None:

@@ -6,7 +6,7 @@ attribute when no peer asked, and hands over a copy with `publish`. All peers th
 that they also agree on it. The copy is dropped when no peer used it for `IDLE_S` seconds. But the state after the run's
 last step stays, since no training thread is left that could copy it again.
 
-A snapshot takes as much memory as the state itself. There are never more than two, and none that is being downloaded
+A snapshot takes as much room as the state itself: on disk, if it is large. There are never more than two, and none that is being downloaded
 makes room for a newer one before it is `MIN_HELD_S` old.
 """
 
@@ -201,7 +201,8 @@ class StateServer:
         self._downloads[peer] = self._downloads.get(peer, 0) + 1
         held.downloads += 1
         try:
-            await serve_chunks(stream, peer, held.manifest.chunk_count, partial(self._chunk, held))
+            release = partial(_release_chunk, held)
+            await serve_chunks(stream, peer, held.manifest.chunk_count, partial(self._chunk, held), release)
         finally:
             held.downloads -= 1
             self._downloads[peer] -= 1
@@ -215,3 +216,9 @@ class StateServer:
             raise RejectedError("this state made room for a newer one", code=RefusalCode.GONE)
         start = index * CHUNK_BYTES
         return held.snapshot.bytes_view[start : start + held.manifest.chunk_size(index)]
+
+
+def _release_chunk(held: _Held, index: int) -> None:
+    """Its memory may go until the chunk is asked for again."""
+    start = index * CHUNK_BYTES
+    held.snapshot.release(start, start + held.manifest.chunk_size(index))
