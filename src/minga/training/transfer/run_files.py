@@ -10,27 +10,26 @@ from any peer, and every peer serves the files that it has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 
-from minga.core.errors import ProtocolError, RejectedError, SilentError
+from minga.core.errors import ProtocolError, RejectedError
 from minga.core.thread_guard import loop_bound
 from minga.identity.links.signed_spec import MAX_SIGNED_SPEC_BYTES, SignedRunSpec
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
+from minga.training.transfer.messages import timely
 
 DESCRIBE_RUN, FILE = "run.describe", "run.file"
 
 PAGE_BYTES = 256 << 10
 MAX_FILE_BYTES = 1 << 40
 MAX_SENDING = 16
-PAGE_TIMEOUT_S = 60.0
-"""Seconds for one page: below 4 KB/s a peer is given up."""
 
 
 T = TypeVar("T")
@@ -68,15 +67,6 @@ class FileRequest(msgspec.Struct, frozen=True):
 async def run_blocking(function: Callable[..., T], *arguments: Any) -> T:
     """Call something that waits for the disk, outside the event loop."""
     return await asyncio.get_running_loop().run_in_executor(None, lambda: function(*arguments))
-
-
-async def timely(work: Awaitable[T], peer: PeerId, what: str) -> T:
-    """Wait for `work` with `peer`; raises `SilentError` saying `what` it did after `PAGE_TIMEOUT_S` seconds."""
-    try:
-        async with asyncio.timeout(PAGE_TIMEOUT_S):
-            return await work
-    except TimeoutError as error:
-        raise SilentError(f"{what} for {PAGE_TIMEOUT_S:.0f} s", peer=peer) from error
 
 
 @loop_bound

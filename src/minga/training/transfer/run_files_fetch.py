@@ -24,17 +24,16 @@ from minga.core.spec.sections import check_file_names
 from minga.identity.links.signed_spec import SignedRunSpec
 from minga.network.interface import PeerId
 from minga.network.rpc.node import Node
+from minga.training.transfer.messages import CHUNK_TIMEOUT_S, timely
 from minga.training.transfer.run_files import (
     DESCRIBE_RUN,
     FILE,
     PAGE_BYTES,
-    PAGE_TIMEOUT_S,
     DescribeRunReply,
     DescribeRunRequest,
     FileFacts,
     FileRequest,
     run_blocking,
-    timely,
 )
 
 
@@ -58,7 +57,7 @@ async def fetch_run_spec(
     for peer in peers:
         try:
             request = DescribeRunRequest()
-            reply = await node.call(peer, DESCRIBE_RUN, request, DescribeRunReply, timeout_s=PAGE_TIMEOUT_S)
+            reply = await node.call(peer, DESCRIBE_RUN, request, DescribeRunReply, timeout_s=CHUNK_TIMEOUT_S)
         except RemoteError as error:
             failed[peer] = error
             continue

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from minga.core.aio.signal import Signal
-from minga.core.errors import ProtocolError, RejectedError, SilentError
+from minga.core.errors import ProtocolError, RejectedError
 from minga.core.events.training import StatePublished
 from minga.core.thread_guard import any_thread, loop_bound
 from minga.network.interface import PeerId
@@ -43,6 +42,7 @@ from minga.training.transfer.messages import (
     ManifestRequest,
     OpenDownload,
     TakeChunks,
+    timely,
 )
 
 IDLE_S = 60.0
@@ -191,7 +191,7 @@ class StateServer:
         encoded = memoryview(self._use(request.digest).manifest.encoded)
         await stream.send(ManifestReply(encoded.nbytes))
         for start in range(0, encoded.nbytes, PAGE_BYTES):
-            await _timely(stream.send_bulk(encoded[start : start + PAGE_BYTES]), peer)
+            await timely(stream.send_bulk(encoded[start : start + PAGE_BYTES]), peer, "took no page of the manifest")
 
     async def _serve_chunks(self, peer: PeerId, stream: MessageStream) -> None:
         digest = (await stream.receive(OpenDownload)).digest
@@ -223,7 +223,7 @@ class StateServer:
                 if held not in self._held:
                     raise RejectedError("this state made room for a newer one", code="gone", peer=peer)
                 start = index * CHUNK_BYTES
-                await _timely(stream.send_bulk(data[start : start + manifest.chunk_size(index)]), peer)
+                await timely(stream.send_bulk(data[start : start + manifest.chunk_size(index)]), peer, "took no chunk")
 
     async def _next_take(self, peer: PeerId, stream: MessageStream) -> TakeChunks:
         try:
@@ -231,11 +231,3 @@ class StateServer:
                 return await stream.receive(TakeChunks)
         except TimeoutError as error:
             raise RejectedError("nothing was asked for any more", code="idle", peer=peer) from error
-
-
-async def _timely(sending: Coroutine[Any, Any, None], peer: PeerId) -> None:
-    try:
-        async with asyncio.timeout(CHUNK_TIMEOUT_S):
-            await sending
-    except TimeoutError as error:
-        raise SilentError(f"did not take a chunk within {CHUNK_TIMEOUT_S:.0f} s", peer=peer) from error
