@@ -216,6 +216,15 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     averages_every: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTERVAL)] = 0
 
     @property
+    def ids(self) -> tuple[PeerId, ...]:
+        """The ids of the members, in their order."""
+        return tuple(member.peer_id for member in self.members)
+
+    def rank_of(self, peer: PeerId) -> int:
+        """The place of a member among the members. Raises `ValueError` for another peer."""
+        return self.ids.index(peer)
+
+    @property
     def result_id(self) -> str:
         """The id of the round whose result this one ends with."""
         return self.adopts or self.round_id
@@ -223,7 +232,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     @property
     def succession(self) -> tuple[PeerId, ...]:
         """Who decides the next step if this round is committed: the members that made its result, the leader first."""
-        return tuple(PeerId(peer) for peer in self.view) or tuple(member.peer_id for member in self.members)
+        return tuple(PeerId(peer) for peer in self.view) or self.ids
 
 
 class SignedPlan(msgspec.Struct, frozen=True, tag="signed_plan"):

@@ -98,7 +98,7 @@ class Round:
     ) -> None:
         self.node, self.plan, self.is_counted = node, plan, is_counted
         self.weight, self.result = weight, result
-        self.members = [member.peer_id for member in plan.members]
+        self.members = plan.ids
         self.me = self.members.index(node.peer_id)
         self.chunks, assignments = chunk_table(layout, plan)
         self.assignments: dict[tuple[int, int], Assignment] = {} if plan.adopts else {a.key: a for a in assignments}

@@ -136,7 +136,7 @@ class Succession:
         Raises `ProtocolError` if others decide on it than the members of the last round, as far as this peer knows
         these, or if it does not fit to what this peer promised and holds.
         """
-        leader, members = plan.members[0].peer_id, [member.peer_id for member in plan.members]
+        leader, members = plan.members[0].peer_id, plan.ids
         view = self._membership.view
         if view and not plan.electorate and self._acceptor.has_vote:
             raise ProtocolError("it begins anew although there was a last round", peer=leader, phase="group")

@@ -54,7 +54,7 @@ class MembershipView:
 
     def take_part(self, plan: Plan) -> None:
         """This peer has a plan. Whether its members are the next view is open until the round is committed."""
-        self._entered = tuple(member.peer_id for member in plan.members)
+        self._entered = plan.ids
         if not plan.electorate and not self.view:  # a first group: its members decide whether it ever gets to a result
             self.view = self._entered
         self._viewed_s = _now()

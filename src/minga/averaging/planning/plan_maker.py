@@ -113,7 +113,7 @@ class PlanMaker:
 
     def remember(self, plan: Plan) -> None:
         """Take note of a plan that was agreed on, as a leader or as a member."""
-        ids = [member.peer_id for member in plan.members]
+        ids = plan.ids
         self._agreed = _Standby(tuple(sorted(ids)), frozenset(ids[index] for index in plan.resting))
 
     async def _solve(self, registrations: Mapping[PeerId, Registration]) -> _Solved:
@@ -136,7 +136,7 @@ class PlanMaker:
     def check(self, plan: Plan) -> None:
         """Raise `RejectedError`, naming the leader, if the plan is unfair by all that this peer knows."""
         links, own = dict(self._swarm_view.links()), self._swarm_view.rates()
-        me = [member.peer_id for member in plan.members].index(self._node.peer_id)
+        me = plan.rank_of(self._node.peer_id)
         why = unfair_parts(plan, links, own, me, self._work.vector_bytes)
         if why is not None:
             leader = plan.members[0].peer_id

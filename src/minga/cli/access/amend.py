@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from minga.cli.access.stop import WAIT_S, wait_for_end
 from minga.cli.terminal.context import Context
 from minga.cli.terminal.peer_options import wire
 from minga.core.errors import ConfigurationError
+from minga.core.toml_file import parse_value, split_setting
 from minga.identity.access.amendments import MAX_AMENDED_STEP, Amendment, Regroup
 from minga.identity.links.links import Link
 from minga.training.access.access_files import read_order, write_order
@@ -37,13 +37,8 @@ class AmendOptions:
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     """The settings in texts such as training.target_batch_size=512. Raises `ConfigurationError`."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise ConfigurationError(f"{text[:60]!r}: write KEY=VALUE, such as optimizer.learning_rate=0.001")
-        found[key.strip()] = _value(value.strip())
-    return found
+    settings = (split_setting(text, "", "optimizer.learning_rate=0.001") for text in texts)
+    return {key: parse_value(value) for key, value in settings}
 
 
 def run_amend(
@@ -150,11 +145,3 @@ def _issue(
         told=organiser.is_connected,
         **further,
     )
-
-
-def _value(text: str) -> Any:
-    try:
-        values = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # a word without quotes
-        return text
-    return values["value"] if len(values) == 1 else text

@@ -12,21 +12,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
 from minga.averaging.codecs.tensor_bytes import as_bytes
 from minga.core.aio.signal import Signal
-from minga.core.errors import RemoteError, SilentError, StateMismatchError
+from minga.core.errors import RemoteError, StateMismatchError
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
 from minga.network.rpc.node import Node
 from minga.training.state.manifest import CHUNK_BYTES
-from minga.training.transfer.messages import CHUNK_TIMEOUT_S, MAX_TAKE, DownloadOpened, OpenDownload, TakeChunks
+from minga.training.transfer.messages import MAX_TAKE, DownloadOpened, OpenDownload, TakeChunks, timely
 
 PIPELINE_S = 1.0
 """Seconds of transfer that are asked for ahead: far more than a round trip, little to lose when a donor dies."""
@@ -40,7 +40,6 @@ QUIET_S = 0.5
 FIRST_CHUNK_S = 2.0
 """Seconds assumed for a chunk of a donor that has not sent any yet."""
 
-T = TypeVar("T")
 OnChunk = Callable[[int, memoryview], Awaitable[None]]
 OnDropped = Callable[[PeerId, RemoteError], None]
 
@@ -120,7 +119,7 @@ class ChunkFetch:
             async with self._node.open(donor, self._source.method, bulk=True) as stream:
                 await stream.send(OpenDownload(self._wanted.digest))
                 # Waiting for this costs one round trip, and lets the reason of a refusal arrive.
-                await _timely(stream.receive(DownloadOpened), donor)
+                await timely(stream.receive(DownloadOpened), donor, "sent no chunk")
                 self._streams[donor] = stream
                 await self._pull(donor, stream)
         except RemoteError as error:
@@ -159,7 +158,7 @@ class ChunkFetch:
             await stream.finish()
 
     async def _receive(self, donor: PeerId, stream: MessageStream, index: int, data: memoryview) -> None:
-        await _timely(stream.receive_bulk_into(data), donor)
+        await timely(stream.receive_bulk_into(data), donor, "sent no chunk")
         self.received_bytes[donor] = self.received_bytes.get(donor, 0) + data.nbytes
         if not self._wanted.verify_chunk(index, data):
             raise StateMismatchError(
@@ -206,14 +205,6 @@ class ChunkFetch:
                 if index in self._missing:
                     self._queue.appendleft(index)
         self._changed.fire()
-
-
-async def _timely(receiving: Coroutine[Any, Any, T], donor: PeerId) -> T:
-    try:
-        async with asyncio.timeout(CHUNK_TIMEOUT_S):
-            return await receiving
-    except TimeoutError as error:
-        raise SilentError(f"sent no chunk for {CHUNK_TIMEOUT_S:.0f} s", peer=donor) from error
 
 
 def _patience_s(chunk_s: float) -> float:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from minga.core.errors import ProtocolError, RejectedError, SilentError
+from minga.core.errors import ProtocolError, RejectedError
 from minga.core.refusal_code import RefusalCode
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream
-from minga.training.transfer.messages import CHUNK_TIMEOUT_S, MAX_HELD, DownloadOpened, TakeChunks
+from minga.training.transfer.messages import CHUNK_TIMEOUT_S, MAX_HELD, DownloadOpened, TakeChunks, timely
 
 
 async def serve_chunks(
@@ -32,23 +32,14 @@ async def serve_chunks(
         if max(indices) >= chunk_count or left < 0:
             raise ProtocolError("asked for chunks that do not exist, or too often", peer=peer)
         for index in indices:
-            await send_in_time(stream, await read(index), peer)
+            await timely(stream.send_bulk(await read(index)), peer, "took no chunk")
             sent(index)
 
 
-async def send_in_time(stream: MessageStream, data: memoryview, peer: PeerId) -> None:
-    """Send one bulk frame. Raises `SilentError` if `peer` does not take it within `CHUNK_TIMEOUT_S`."""
-    try:
-        async with asyncio.timeout(CHUNK_TIMEOUT_S):
-            await stream.send_bulk(data)
-    except TimeoutError as error:
-        raise SilentError(f"did not take a chunk within {CHUNK_TIMEOUT_S:.0f} s", peer=peer) from error
-
-
 async def send_pages(stream: MessageStream, data: memoryview, page_bytes: int, peer: PeerId) -> None:
-    """Send `data` as bulk frames of at most `page_bytes`. Raises `SilentError` as `send_in_time` does."""
+    """Send `data` as bulk frames of at most `page_bytes`. Raises `SilentError` if `peer` does not take one."""
     for start in range(0, data.nbytes, page_bytes):
-        await send_in_time(stream, data[start : start + page_bytes], peer)
+        await timely(stream.send_bulk(data[start : start + page_bytes]), peer, "took no page")
 
 
 async def _next_take(stream: MessageStream, peer: PeerId) -> TakeChunks:
