@@ -13,8 +13,7 @@ from rich.markup import escape
 
 from minga.cli.taking_part.graceful_leave import GracefulLeave
 from minga.cli.taking_part.landing_page import write_landing_page
-from minga.cli.taking_part.link_view import reach_lines, relay_line, who_can_join
-from minga.cli.taking_part.link_watch import LinkWatch
+from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view
 from minga.cli.terminal.context import Context, collect_again
