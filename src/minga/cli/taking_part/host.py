@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from minga.cli.link.landing_page import write_landing_page
-from minga.cli.link.link_view import reach_lines, relay_line, who_can_join
-from minga.cli.link.link_watch import LinkWatch
 from minga.cli.taking_part.graceful_leave import GracefulLeave
+from minga.cli.taking_part.landing_page import write_landing_page
+from minga.cli.taking_part.link_view import LinkWatch, reach_lines, relay_line, who_can_join
 from minga.cli.taking_part.prepared_files import prepared_files
 from minga.cli.taking_part.status_view import PlainTrouble, organiser_lines, organiser_view
 from minga.cli.terminal.context import Context, collect_again

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from minga.core.errors import ConfigurationError
 from minga.simulation.faults.script import RELAY_ACTIONS, ROLES, AtEvent, parse_faults
+from minga.simulation.scenario.tables import ScenarioTables
 from minga.training.access.standing_orders import PAUSED, check_changes
-
-if TYPE_CHECKING:
-    from minga.simulation.scenario.scenario import Scenario
 
 NO_NUMBERS: Final = 'a ghost model has no numbers to falsify; use model.kind = "classifier"'
 
 
-def wrong_names(scenario: Scenario) -> Iterator[str]:
+def wrong_names(scenario: ScenarioTables) -> Iterator[str]:
     """A line for each name that leads nowhere, and for each that is there twice."""
     classes = [each.name for each in scenario.peers]
     regions = list(dict.fromkeys(each.region for each in scenario.peers if each.region is not None))
@@ -39,7 +37,7 @@ def wrong_names(scenario: Scenario) -> Iterator[str]:
     yield from _wrong_attackers(scenario, classes)
 
 
-def _wrong_relays(scenario: Scenario) -> Iterator[str]:
+def _wrong_relays(scenario: ScenarioTables) -> Iterator[str]:
     names = [each.name for each in scenario.relays]
     for number, relay in enumerate(scenario.relays, 1):
         if relay.name in names[: number - 1]:
@@ -49,7 +47,7 @@ def _wrong_relays(scenario: Scenario) -> Iterator[str]:
             yield f"[[peers]] number {number}: relay: {_unknown(kind.relay, 'relay', names, '[[relays]]')}"
 
 
-def _unknown_in_script(scenario: Scenario) -> Iterator[str]:
+def _unknown_in_script(scenario: ScenarioTables) -> Iterator[str]:
     """Names in the fault script that are neither a role nor a peer."""
     counts = {each.name: each.count for each in scenario.peers}
     for fault in parse_faults(scenario.faults.script):
@@ -70,7 +68,7 @@ def _unknown_in_script(scenario: Scenario) -> Iterator[str]:
             yield f"faults.script: line {fault.line}: {NO_NUMBERS}"
 
 
-def _wrong_orders(scenario: Scenario) -> Iterator[str]:
+def _wrong_orders(scenario: ScenarioTables) -> Iterator[str]:
     counts = {each.name: each.count for each in scenario.peers}
     for number, table in enumerate(scenario.orders, 1):
         where = f"[[orders]] number {number}"
@@ -89,7 +87,7 @@ def _is_peer(name: str, counts: Mapping[str, int]) -> bool:
     return number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)
 
 
-def _wrong_attackers(scenario: Scenario, classes: Sequence[str]) -> Iterator[str]:
+def _wrong_attackers(scenario: ScenarioTables, classes: Sequence[str]) -> Iterator[str]:
     counts = {each.name: each.count for each in scenario.peers}
     for number, attackers in enumerate(scenario.attackers, 1):
         where = f"[[attackers]] number {number}"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from minga.cli.link.landing_page import landing_page, write_landing_page
-from minga.cli.link.link_view import reach_lines, relay_line, who_can_join
+from minga.cli.taking_part.landing_page import landing_page, write_landing_page
+from minga.cli.taking_part.link_view import reach_lines, relay_line, who_can_join
 from minga.core.errors import StorageError
 from minga.core.spec.run_spec import RunSpec
 from minga.identity.links.links import EntryPoint, Link
