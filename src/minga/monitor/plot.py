@@ -22,7 +22,7 @@ def plot_history(entries: Sequence[Entry], path: Path, *, title: str = "") -> No
     if path.suffix.lower() != ".png":
         raise ConfigurationError(f"{path}: the plot is a PNG; choose a name that ends in .png")
     steps = [e for e in entries if e["event"] == "step" and _number(e, "loss")]
-    held_out = [e for e in entries if e["event"] == "evaluation" and _number(e, str(e.get("headline")))]
+    held_out = [e for e in entries if e["event"] == "evaluation" and _number(e, _twin(e))]
     if not steps and not held_out:
         raise ConfigurationError("there is no loss to draw yet; watch the run for some steps first")
     figure = blank(11.0, 4.5)
@@ -40,7 +40,7 @@ def _draw(
     unit_s, unit = (60.0, "minutes") if max(e["t"] for e in entries) - begin < 7200 else (3600.0, "hours")
     for points, style, label in ((steps, {"linewidth": 1.2}, "training"), (held_out, {"marker": "o"}, "held out")):
         if points:
-            values = [float(e["loss" if points is steps else e["headline"]]) for e in points]
+            values = [float(e["loss" if points is steps else _twin(e)]) for e in points]
             by_time.plot([(e["t"] - begin) / unit_s for e in points], values, label=label, **style)
             by_samples.plot([_samples_at(entries, e["t"]) for e in points], values, label=label, **style)
     named: set[str] = set()
@@ -56,6 +56,11 @@ def _draw(
     for axes in (by_time, by_samples):
         axes.grid(alpha=0.3)
         axes.legend()
+
+
+def _twin(evaluation: Entry) -> str:
+    """The figure that is computed like the loss of training: the headline may be made of it, as perplexity is."""
+    return "heldout_loss" if _number(evaluation, "heldout_loss") else str(evaluation.get("headline"))
 
 
 def _samples_at(entries: Sequence[Entry], time_s: float) -> float:

@@ -18,7 +18,11 @@ from minga.recipes.interface import Recipe, RecipeContext
 RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
     "minga.recipes",
     "recipe",
-    {"albert": "minga.recipes.albert.recipe:AlbertRecipe"},
+    {
+        "albert": "minga.recipes.albert.recipe:AlbertRecipe",
+        "causal-lm": "minga.recipes.causal_lm.recipe:CausalLmRecipe",
+        "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
+    },
     base="minga.recipes.interface:Recipe",
 )
 CUSTOM: Final = "custom"
@@ -55,6 +59,7 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
         spec.training.seed,
         is_public,
         spec.security.micro_batch_size if is_public else None,
+        spec.model.init_from,
     )
     recipe = found(settings, context)
     _check_coupling(recipe, spec, source)
@@ -85,7 +90,7 @@ def spelled_out(spec: RunSpec) -> RunSpec:
     """
     if spec.is_old or spec.model.recipe == CUSTOM:
         return spec
-    settings = without_private(load_recipe(spec).settings)
+    settings = without_private(load_recipe(spec).published_settings())
     spec = spec.with_plugins(recorded([(RECIPES, spec.model.recipe)], spec.plugins))
     return spec.with_recipe_settings(settings.model_dump(mode="json"))
 
