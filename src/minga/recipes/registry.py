@@ -18,7 +18,10 @@ from minga.recipes.interface import Recipe, RecipeContext
 RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
     "minga.recipes",
     "recipe",
-    {"albert": "minga.recipes.albert.recipe:AlbertRecipe"},
+    {
+        "albert": "minga.recipes.albert.recipe:AlbertRecipe",
+        "swav": "minga.recipes.swav.recipe:SwavRecipe",
+    },
     base="minga.recipes.interface:Recipe",
 )
 CUSTOM: Final = "custom"
