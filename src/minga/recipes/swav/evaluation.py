@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from minga.recipes.swav.augmentation.arrays import crop_arrays
-from minga.recipes.swav.batching import make_batch
+from minga.recipes.swav.batching import array_batch
 from minga.recipes.swav.data.picture_set import PictureSet
 from minga.recipes.swav.data.preparation import MAX_PROBE
 from minga.recipes.swav.model import SwavModel
@@ -76,7 +75,7 @@ def _loss(model: SwavModel, settings: SwavSettings, pictures: Tensor) -> float:
     found = []
     for start in range(0, len(pictures) - size + 1, size):
         part = pictures[start : start + size]
-        batch = make_batch(settings, lambda rule, own, part=part: crop_arrays(part, rule, own), chance)  # type: ignore[misc]
+        batch = array_batch(settings, part, chance)
         on_device = {name: crops.to(device) for name, crops in batch.items()}
         found.append(float(swav_loss(model, on_device, settings, with_queue=False)))
     return sum(found) / len(found)

@@ -6,7 +6,7 @@ averaged as ever; the prototypes are brought back to norm 1 after each update, o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from minga.core.errors import ConfigurationError
 from minga.recipes.counting import tensors_and_operations
 from minga.recipes.interface import Batch, Files, Loss, Metric, Recipe, RecipeContext, RecipeFacts, StreamPosition
 from minga.recipes.order import shuffled
-from minga.recipes.swav.augmentation.arrays import CropRule, crop_arrays
-from minga.recipes.swav.batching import make_batch, synthetic_batch
-from minga.recipes.swav.data.packaged import packaged_pictures
+from minga.recipes.swav.batching import array_batch, file_batches, synthetic_batch
 from minga.recipes.swav.data.picture_set import PictureSet, read_pictures
-from minga.recipes.swav.data.preparation import HELDOUT_FILE, PROBE_FILE, TRAINING_FILE, packed_files
+from minga.recipes.swav.data.prefetch import prefetched
+from minga.recipes.swav.data.preparation import HELDOUT_FILE, PROBE_FILE, TRAINING_FILE, prepared_files
 from minga.recipes.swav.evaluation import heldout_figures, precise_copy
 from minga.recipes.swav.export import export_model
 from minga.recipes.swav.model import PROTOTYPES, SwavModel, normalize_prototypes
@@ -78,23 +77,30 @@ class SwavRecipe(Recipe[SwavSettings]):
 
     def prepare(self) -> dict[str, bytes]:
         """Training and held-out pictures, with the labels that figures need."""
-        data = self.settings.data
-        return packed_files(packaged_pictures(data.source), data.heldout_fraction)
+        return prepared_files(self.settings.data, self.settings.crops[0][1])
+
+    def inputs(self) -> Sequence[Path]:
+        """The pictures in the organiser's folder."""
+        folder = self.settings.data.folder
+        return sorted(path for path in Path(folder).rglob("*") if path.is_file()) if folder else []
 
     def build_model(self) -> SwavModel:
         """Trunk, head and prototypes of norm 1."""
         return SwavModel(self.settings).train()
 
     def batches(self, files: Files, position: StreamPosition, micro_batch_size: int) -> Iterator[Batch]:
-        """Batches as `make_batch` describes them."""
-        pictures = self._pictures(files, TRAINING_FILE)
-        order = shuffled(len(pictures), self.context.seed, position, micro_batch_size)
-        return (self._batch(pictures, rows, chance) for rows, chance in order)
+        """Batches as `make_batch` describes them; those of picture files are made ahead, on other threads."""
+        settings, seed = self.settings, self.context.seed
+        if not settings.data.is_packed:
+            return prefetched(file_batches(settings, files, seed, position, micro_batch_size))
+        pictures = self._pictures(files, TRAINING_FILE).pictures
+        order = shuffled(len(pictures), seed, position, micro_batch_size)
+        return (array_batch(settings, pictures[rows], chance) for rows, chance in order)
 
     def public_batch(self, files: Files, batch: PublicBatch) -> Batch:
         """The same of the pictures that `batch` names."""
-        pictures = self._pictures(files, TRAINING_FILE)
-        return self._batch(pictures, batch.indices(len(pictures)), np.random.default_rng(batch.number))
+        pictures = self._pictures(files, TRAINING_FILE).pictures
+        return array_batch(self.settings, pictures[batch.indices(len(pictures))], np.random.default_rng(batch.number))
 
     def synthetic_batch(self, size: int) -> Batch:
         """Noise."""
@@ -145,14 +151,6 @@ class SwavRecipe(Recipe[SwavSettings]):
         export_model(
             precise, self.settings, figures, directory, name=context.run_name, run_id=context.run_id, step=step
         )
-
-    def _batch(self, pictures: PictureSet, rows: np.ndarray, chance: np.random.Generator) -> Batch:
-        chosen = pictures.pictures[rows]
-
-        def crop(rule: CropRule, own: np.random.Generator) -> Tensor:
-            return crop_arrays(chosen, rule, own)
-
-        return make_batch(self.settings, crop, chance)
 
     def _known(self, files: Files) -> PictureSet:
         """Training pictures of one size, for the probe and the statistics of BatchNorm."""

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from minga.recipes.swav.augmentation.arrays import CropRule, crop_arrays
+from minga.recipes.swav.augmentation.arrays import crop_arrays
 from minga.recipes.swav.augmentation.colour import blur, jitter, make_grey
 from minga.recipes.swav.augmentation.crop_boxes import RATIOS, crop_boxes
+from minga.recipes.swav.augmentation.crop_rule import CropRule
 from tests.worlds.swav_world import made_up
 
 

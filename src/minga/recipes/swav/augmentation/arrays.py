@@ -5,8 +5,6 @@ What leaves is rounded to whole numbers, which hides nearly all differences betw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,19 +13,7 @@ from torch.nn import functional
 
 from minga.recipes.swav.augmentation.colour import blur, jitter, make_grey
 from minga.recipes.swav.augmentation.crop_boxes import crop_boxes
-
-
-@dataclass(frozen=True)
-class CropRule:
-    """One kind of crops: `side` in pixels, the share of a picture's area from `low` to `high`, the strength of the
-    jitter, and the share of blurred crops.
-    """
-
-    side: int
-    low: float
-    high: float
-    jitter: float
-    blur: float
+from minga.recipes.swav.augmentation.crop_rule import CropRule
 
 
 def crop_arrays(pictures: Tensor, rule: CropRule, chance: np.random.Generator) -> Tensor:

@@ -6,7 +6,7 @@
 
 Read: settings (what a run spec says), packaged (pictures of packages), streamed (folders, data sets of the hub, tar
 shards), preparation (what the organiser makes of them), picture_set (pictures of one size), encoded_set (files as they
-are), stream (training on what does not travel).
+are), stream (training on what does not travel), prefetch (batches made ahead).
 
 Called by the recipe.
 """
