@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minga.recipes.swav.probes import knn_accuracy, linear_probe_accuracy, standardized
+from minga.recipes.swav.probes import knn_accuracy, linear_probe_accuracy, renumbered, standardized
 
 
 def blobs(count: int, apart: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,3 +30,9 @@ def test_noise_is_classified_by_chance() -> None:
 def test_a_feature_that_never_changes_is_no_harm() -> None:
     training, test = torch.ones(5, 3), torch.ones(2, 3)
     assert all(bool(each.isfinite().all()) for each in standardized(training, test))
+
+
+def test_labels_are_renumbered_so_that_none_takes_memory_by_its_size() -> None:
+    own, others = renumbered(torch.tensor([7, 1_000_000, 7, 3]), torch.tensor([3, 1_000_000, 5, 2_000_000, 7]))
+    assert own.tolist() == [1, 2, 1, 0]
+    assert others.tolist() == [0, 2, -1, -1, 1]

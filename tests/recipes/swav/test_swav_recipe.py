@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import minga
 from minga.recipes import new_model
 from minga.recipes.running.run import RecipeRun
 from minga.recipes.swav.evaluation import precise_copy
 from minga.recipes.swav.model import PROTOTYPES, SwavModel
+from minga.simulation.swarm.simulated_peer import TrainerSettings
 from minga.testing import RECIPE_CHECKS, RecipeCase
 from tests.worlds.extension_world import RecipeReplica, hosted, recipe_swarm
 from tests.worlds.swarm_tools import kill_in_a_round, virtually
@@ -51,9 +53,10 @@ def test_prototypes_have_norm_1_on_every_peer_after_every_step(tmp_path: Path) -
         )
         swarm = recipe_swarm(spec, {}, from_step=0, files=files)
         swarm._make_replica = Watched
-        peers = [swarm.add() for _ in range(3)]
+        trainer = TrainerSettings(8, 0.2)
+        peers = [swarm.add(trainer=trainer) for _ in range(3)]
         await swarm.run_until_step(2, limit_s=300)
-        peers.append(swarm.add())
+        peers.append(swarm.add(trainer=trainer))
         await swarm.run_until_step(5, limit_s=300)
         await kill_in_a_round(swarm, peers.pop(1))
         for peer in peers:
@@ -160,3 +163,12 @@ def test_the_export_gives_the_features_of_the_model_by_the_code_of_its_readme(
         ours = precise.features(pictures)
         theirs = trunk((pictures.float() / 255.0 - 0.449) / 0.226).pooler_output.flatten(1)
     assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+def test_the_demo_shows_what_prototypes_stand_for(tmp_path: Path) -> None:
+    case, files = small_run(tmp_path / "run")
+    recipe = case.recipe()
+    (path,) = recipe.demo_results(new_model(recipe), files, tmp_path)
+    with Image.open(path) as sheet:
+        assert sheet.format == "PNG"
+        assert sheet.width > sheet.height / 2 > 100

@@ -18,7 +18,7 @@ from minga.recipes.swav.data.picture_set import PictureSet
 from minga.recipes.swav.data.preparation import MAX_PROBE
 from minga.recipes.swav.model import SwavModel
 from minga.recipes.swav.objective import swav_loss
-from minga.recipes.swav.probes import knn_accuracy, linear_probe_accuracy, standardized
+from minga.recipes.swav.probes import knn_accuracy, linear_probe_accuracy, renumbered, standardized
 from minga.recipes.swav.settings import SwavSettings
 
 STATISTICS_PICTURES: Final = 1024
@@ -48,6 +48,12 @@ def features_of(model: SwavModel, pictures: Tensor) -> Tensor:
     return torch.cat([model.features(part).float().cpu() for part in _batches(model, pictures)])
 
 
+@torch.no_grad()
+def embeddings_of(model: SwavModel, pictures: Tensor) -> Tensor:
+    """The embeddings float32 [n, d], on the CPU, of uint8 [n, c, s, s]."""
+    return torch.cat([model.embed(model.features(part)).cpu() for part in _batches(model, pictures)])
+
+
 def heldout_figures(
     model: SwavModel, settings: SwavSettings, training: PictureSet, heldout: PictureSet
 ) -> dict[str, float]:
@@ -56,12 +62,14 @@ def heldout_figures(
     figures: dict[str, float] = {}
     known = training.first(MAX_PROBE)
     if known.is_labelled and heldout.is_labelled:
-        features = standardized(features_of(precise, known.pictures), features_of(precise, heldout.pictures))
-        figures["heldout_probe_accuracy"] = linear_probe_accuracy(
-            features[0], known.labels, features[1], heldout.labels
+        training_features, features = standardized(
+            features_of(precise, known.pictures), features_of(precise, heldout.pictures)
         )
-        figures["heldout_knn_accuracy"] = knn_accuracy(features[0], known.labels, features[1], heldout.labels)
-    figures["heldout_swav_loss"] = _loss(precise, settings, heldout.pictures[:LOSS_PICTURES])
+        known_labels, labels = renumbered(known.labels, heldout.labels)
+        figures["heldout_probe_accuracy"] = linear_probe_accuracy(training_features, known_labels, features, labels)
+        figures["heldout_knn_accuracy"] = knn_accuracy(training_features, known_labels, features, labels)
+    if len(heldout) > 1:  # the variance of one picture may not exist
+        figures["heldout_swav_loss"] = _loss(precise, settings, heldout.pictures[:LOSS_PICTURES])
     return figures
 
 

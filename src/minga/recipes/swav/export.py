@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from minga.recipes.new_folder import new_folder
 from minga.recipes.swav.model import SwavModel, mean_and_deviation
 from minga.recipes.swav.settings import SwavSettings
 from minga.recipes.swav.sizes import TRUNKS
 
+TRUNK_FILE: Final = "model.safetensors"
 HEAD_FILE: Final = "head.safetensors"
 
 
@@ -31,12 +34,18 @@ def export_model(
     Raises `StorageError`, or `ConfigurationError` if the directory has content.
     """
     with new_folder(directory) as folder:
-        model.trunk.save_pretrained(folder)
+        _save(model.trunk.state_dict(), folder / TRUNK_FILE)
+        model.trunk.config.architectures = [type(model.trunk).__name__]
+        model.trunk.config.save_pretrained(folder)
         head = {key: tensor for key, tensor in model.state_dict().items() if not key.startswith("trunk.")}
-        save_file({key: tensor.cpu().contiguous() for key, tensor in head.items()}, folder / HEAD_FILE)
+        _save(head, folder / HEAD_FILE)
         (folder / "preprocessor_config.json").write_text(json.dumps(_preprocessing(settings), indent=2))
         card = _card(model, settings, figures, name, run_id, step)
         (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def _preprocessing(settings: SwavSettings) -> dict[str, Any]:
@@ -70,7 +79,7 @@ stem = trunk.embedder  # for small pictures: 3x3 in the place of 7x7 and pooling
 stem.embedder = ResNetConvLayer({settings.data.channels}, {TRUNKS[settings.size].stem_width}, kernel_size=3, \
 stride={TRUNKS[settings.size].stride})
 stem.pooler = nn.Identity()
-{_GROUPS if settings.norm == "group" else ""}trunk.load_state_dict(load_file(folder + "/model.safetensors"))
+{_GROUPS if settings.norm == "group" else ""}trunk.load_state_dict(load_file(folder + "/{TRUNK_FILE}"))
 trunk.eval()"""
 
 
@@ -97,8 +106,9 @@ tags: [resnet, swav, minga]
 # {title}
 
 A ResNet trained without labels by SwAV (Caron et al. 2020, arXiv:2006.09882), with minga, by peers that pooled their
-machines: {parameters:,} parameters, of which {trunk:,} belong to the trunk. These are the parameters after {step}
-global steps of run `{run_id}`; the statistics of BatchNorm were estimated anew on training pictures.
+machines: {parameters:,} parameters, of which {trunk:,} belong to the trunk. These are the parameters after {step} steps
+of run `{run_id}`.
+The statistics of BatchNorm were estimated anew on training pictures.
 
 | figure on held-out pictures | |
 | --- | --- |

@@ -24,6 +24,13 @@ def standardized(training: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
     return (training - mean) / deviation, (test - mean) / deviation
 
 
+def renumbered(training: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels as numbers of the classes that `training` has, however large they are; -1 for classes that it lacks."""
+    classes, own = training.unique(return_inverse=True)
+    places = torch.searchsorted(classes, test).clamp_max(len(classes) - 1)
+    return own, torch.where(classes[places] == test, places, torch.full_like(places, -1))
+
+
 @torch.no_grad()
 def knn_accuracy(training: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor) -> float:
     """By the 20 nearest by cosine s, each with the weight e^(s / 0.07) (Wu et al. 2018, arXiv:1805.01978)."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageEnhance
 
+from minga.recipes.swav.augmentation import arrays, colour
 from minga.recipes.swav.augmentation.arrays import crop_arrays
 from minga.recipes.swav.augmentation.colour import blur, jitter, make_grey
 from minga.recipes.swav.augmentation.crop_boxes import RATIOS, crop_boxes
@@ -97,3 +101,39 @@ def test_a_blur_keeps_the_sum_and_evens_neighbours_out() -> None:
     before, after = (each.diff(dim=3).abs().mean() for each in (pictures, blurred))
     assert after < 0.95 * before
     assert blurred.mean().item() == pytest.approx(pictures.mean().item(), abs=0.5)
+
+
+@pytest.mark.parametrize(("number", "kind"), list(enumerate(("_brightness", "_contrast", "_saturation"))))
+@pytest.mark.parametrize("factor", [0.3, 1.0, 1.7])
+def test_changes_of_arrays_are_those_of_pillow(number: int, kind: str, factor: float) -> None:
+    pictures = made_up(3, side=20).pictures
+    ours = getattr(colour, kind)(pictures.float(), torch.full((3, 1, 1, 1), factor))
+    change = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[number]
+    for picture, found in zip(pictures, ours, strict=True):
+        theirs = np.asarray(change(Image.fromarray(picture.permute(1, 2, 0).numpy())).enhance(factor))
+        assert np.abs(theirs.transpose(2, 0, 1) - found.numpy()).max() <= 2.0
+
+
+def test_hues_turn_as_in_the_standard_library() -> None:
+    pictures = made_up(3, side=4).pictures.float()
+    ours = colour._hue(pictures, torch.tensor([-0.2, 0.0, 0.15]).view(-1, 1, 1, 1))
+    for picture, found, turn in zip(pictures, ours, (-0.2, 0.0, 0.15), strict=True):
+        for place in np.ndindex(4, 4):
+            hue, saturation, value = colorsys.rgb_to_hsv(*(picture[(slice(None), *place)] / 255.0).tolist())
+            expected = colorsys.hsv_to_rgb((hue + turn) % 1.0, saturation, value)
+            np.testing.assert_allclose(found[(slice(None), *place)].numpy() / 255.0, expected, atol=1e-5)
+
+
+def test_enlarged_boxes_are_those_of_pillow() -> None:
+    coarse = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, 5, 5), dtype=np.uint8))
+    smooth = torch.nn.functional.interpolate(coarse.float(), size=(24, 24), mode="bilinear").round()
+    boxes = np.array([[3, 5, 12, 10], [0, 0, 16, 16]])
+    ours = arrays._resample(smooth, boxes, np.array([False, True]), 20)
+    for number, (top, left, height, width) in enumerate(boxes.tolist()):
+        whole = Image.fromarray(smooth[number].permute(1, 2, 0).to(torch.uint8).numpy())
+        box = (left, top, left + width, top + height)
+        theirs = np.asarray(whole.resize((20, 20), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
+        found = ours[number].flip(2) if number else ours[number]
+        apart = np.abs(theirs - found.numpy())[:, 1:-1, 1:-1]  # at the border one of them sees beyond the box
+        assert apart.mean() < 1.0
+        assert apart.max() < 6.0

