@@ -26,7 +26,7 @@ def standardized(training: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
 
 def renumbered(training: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
     """Labels as numbers of the classes that `training` has, however large they are; -1 for classes that it lacks."""
-    classes, own = training.unique(return_inverse=True)
+    classes, own = torch.unique(training, return_inverse=True)
     places = torch.searchsorted(classes, test).clamp_max(len(classes) - 1)
     return own, torch.where(classes[places] == test, places, torch.full_like(places, -1))
 
