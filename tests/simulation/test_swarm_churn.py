@@ -39,18 +39,8 @@ def cut_between(swarm: Swarm, one: list[str], other: list[str], *, heal: bool = 
             (swarm.internet.restore if heal else swarm.internet.cut)(first, second)
 
 
-def trainer(rng: random.Random, micro_batch: int) -> TrainerSettings:
-    """One that computes 10 to 40 samples in a second."""
-    return TrainerSettings(micro_batch, rng.uniform(0.1, 0.4) * micro_batch / 4)
-
-
 async def churn(
-    swarm: Swarm,
-    rng: random.Random,
-    until_s: float,
-    pause_s: float,
-    live: list[tuple[float, float]],
-    micro_batch: int = 4,
+    swarm: Swarm, rng: random.Random, until_s: float, pause_s: float, live: list[tuple[float, float]]
 ) -> None:
     """Poisson arrivals, departures and deaths, on average one in `pause_s`; notes the live speed."""
     loop = asyncio.get_running_loop()
@@ -60,7 +50,7 @@ async def churn(
         kind = rng.choice(("join", "join", "kill", "leave"))
         if kind == "join" or len(names) <= 4:
             if len(names) < 9:
-                swarm.add(HostSettings(latency_s=rng.uniform(0.005, 0.03)), trainer(rng, micro_batch))
+                swarm.add(HostSettings(latency_s=rng.uniform(0.005, 0.03)), TrainerSettings(4, rng.uniform(0.1, 0.4)))
         elif kind == "kill":
             swarm.internet.kill(rng.choice(names))
         else:
@@ -69,17 +59,17 @@ async def churn(
 
 
 async def churned(
-    seed: int, seconds: float, batch: int = 80, pause_s: float = 4.0, micro_batch: int = 4
+    seed: int, seconds: float, batch: int = 80, pause_s: float = 4.0
 ) -> tuple[Swarm, list[tuple[float, float]]]:
     rng = random.Random(seed)
     swarm = Swarm(make_spec(batch), seed=seed)
     for _ in range(6):
-        swarm.add(HostSettings(latency_s=rng.uniform(0.005, 0.03)), trainer(rng, micro_batch))
+        swarm.add(HostSettings(latency_s=rng.uniform(0.005, 0.03)), TrainerSettings(4, rng.uniform(0.1, 0.4)))
     try:
         await swarm.run_until_step(2, limit_s=60)
         start = asyncio.get_running_loop().time()
         live = [(start, sum(p.settings.samples_per_second for p in swarm.alive() if p.settings))]
-        await churn(swarm, rng, start + seconds, pause_s, live, micro_batch)
+        await churn(swarm, rng, start + seconds, pause_s, live)
         live.append((asyncio.get_running_loop().time(), 0.0))
         await asyncio.sleep(3 * SILENCE_S)
         await swarm.run_until_step(max(p.replica.step for p in swarm.alive()) + 2, limit_s=60)
@@ -102,7 +92,7 @@ def test_no_stall_and_no_blame_under_churn(seed: int) -> None:
 
 def test_steps_per_second_follow_the_live_speed() -> None:
     """Where a step takes much longer than it takes to notice a death, deaths cost next to nothing."""
-    swarm, live = virtually(churned)(11, 48.0, 800, 10.0, 12)
+    swarm, live = virtually(churned)(11, 48.0, 800, 10.0)
     applied = {int(str(e.event.fields["step"])): e.event.time for e in reversed(swarm.log.of("step.applied"))}
     first, last = (
         min(s for s in applied if applied[s] > live[0][0]),

@@ -192,7 +192,7 @@ class GroupLeader:
         return self.around.is_in_doubt(self.everyone()) or self._samples() >= self.batch.present
 
     async def _direct(self) -> None:
-        """Tell the members where to stop, once those are here that are about to come: the limits of all count on them."""
+        """Tell the members where to stop, once those are here that are about to come: all limits count on them."""
         everyone = self.everyone()
         if _now() >= self._begun_s + JOIN_GRACE_S or not set(self.around.expected()) - set(everyone):
             await self._limits.direct(everyone, self._begun_s)
