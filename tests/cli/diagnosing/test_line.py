@@ -55,4 +55,5 @@ def test_what_is_wrong_with_a_line_comes_with_what_to_do(
 def test_a_line_that_was_not_measured_and_a_run_of_one_are_no_error() -> None:
     detail, _ = said((None, None), {}, 1)
     assert "could not be measured" in detail
+    assert "round" not in detail
     assert "paths to peers: none" in detail

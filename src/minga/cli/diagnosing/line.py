@@ -83,11 +83,11 @@ def against_plan(live: LiveRates, work: StepWork, measured: MeasuredRates, paths
         busy = "its line could not be measured, for all peers were busy or did not answer"
     else:
         line = f"{format_rate(up)} up and {format_rate(down)} down"
-        busy = f"its line, {line}, takes {format_duration(task.busy_s)} for that"
+        times = f"in a round of {_duration(with_it.round_s)} and a step of {_duration(with_it.step_s)}"
+        busy = f"its line, {line}, takes {format_duration(task.busy_s)} for that, {times}"
     detail = (
         f"a step carries {format_size(task.upload_bytes)} up and {format_size(task.download_bytes)} down for this "
-        f"machine; {busy}, in a round of {_duration(with_it.round_s)} and a step of {_duration(with_it.step_s)}; "
-        f"paths to peers: {shown}"
+        f"machine; {busy}; paths to peers: {shown}"
     )
     return True, detail, _advice(joined, work, with_it.round_s, paths)
 
