@@ -38,7 +38,7 @@ def test_a_line_like_that_of_the_others_is_told_in_one_sentence_with_its_figures
     ("measured", "paths", "expected"),
     [
         ((0.5 * MBIT, 20 * MBIT), {"direct": 3}, "this machine would rest"),
-        ((6 * MBIT, 20 * MBIT), {"direct": 3}, "rounds take longer with this line"),
+        ((6 * MBIT, 20 * MBIT), {"direct": 3}, "steps take longer with this line"),
         ((20 * MBIT, 20 * MBIT), {"relayed": 3}, "every path leads through a relay"),
         ((20 * MBIT, 20 * MBIT), {"direct": 1, "relayed": 2}, ""),
         ((None, None), {}, "try again in a moment"),
