@@ -39,6 +39,13 @@ Precision = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16; auto is bfloat16 on GPUs that have it.")
 ]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to compute with (default: all cores).")]
+CheckpointActivations = Annotated[
+    bool,
+    typer.Option(
+        "--checkpoint-activations", help="Compute activations twice instead of keeping them: less memory, more time."
+    ),
+]
+Compiled = Annotated[bool, typer.Option("--compile", help="Let PyTorch compile the model, which takes minutes.")]
 Upload = Annotated[
     str | None,
     typer.Option("--max-upload", help='Send no faster than this, such as 10Mbit or "10Mbit, 50Mbit 23:00-07:00".'),
@@ -95,6 +102,8 @@ def host(
     device: Device = "auto",
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
+    checkpoint_activations: CheckpointActivations = False,
+    compiled: Compiled = False,
     threads: Threads = None,
     max_upload: Upload = None,
     max_download: Download = None,
@@ -161,7 +170,14 @@ def host(
         announce=tuple(announce or ()),
     )
     links = LinkOptions(qr, landing_page)
-    work = WorkOptions(device, micro_batch, threads, precision=precision)
+    work = WorkOptions(
+        device,
+        micro_batch,
+        threads,
+        precision=precision,
+        checkpoint_activations=checkpoint_activations,
+        compiled=compiled,
+    )
     run_host(path, peer, work, ready, links, resume=spec is None, begin_from=begin_from)
 
 
@@ -172,6 +188,8 @@ def join(
     device: Device = "auto",
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
+    checkpoint_activations: CheckpointActivations = False,
+    compiled: Compiled = False,
     threads: Threads = None,
     data: Annotated[
         list[str] | None,
@@ -237,7 +255,9 @@ def join(
     )
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step)
-    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ()), precision), options, ready)
+    own_data = tuple(data or ())
+    work = WorkOptions(device, micro_batch, threads, own_data, precision, checkpoint_activations, compiled)
+    run_join(link, peer, work, options, ready)
 
 
 @app.command()

@@ -138,6 +138,8 @@ class _Hosting:
             device=self.work.device,
             micro_batch_size=self.work.micro_batch,
             precision=self.work.precision,
+            checkpoint_activations=self.work.checkpoint_activations,
+            compiled=self.work.compiled,
         )
         done_so_far.append(lambda: {"step": run.step})
         held_out = self.held_out = HeldOut(run, self.output, self.history)

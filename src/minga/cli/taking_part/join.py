@@ -191,6 +191,8 @@ class _Joining:
                 device=self.work.device,
                 micro_batch_size=self.work.micro_batch,
                 precision=self.work.precision,
+                checkpoint_activations=self.work.checkpoint_activations,
+                compiled=self.work.compiled,
                 data=self.work.data,
             )
             collect_again()

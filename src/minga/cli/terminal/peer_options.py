@@ -22,6 +22,8 @@ class WorkOptions:
     threads: int | None = None
     data: tuple[str, ...] = ()
     precision: str = "auto"
+    checkpoint_activations: bool = False
+    compiled: bool = False
 
 
 def peer_options(

@@ -170,6 +170,12 @@ class LanguageRecipe(Recipe[T]):
             raise ConfigurationError(f"--checkpoint-activations: {type(model).__name__} does not do that")
         model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
 
+    def compile_model(self, model: nn.Module) -> None:
+        """The model, and the layers below its heads, which losses may run by themselves."""
+        model.compile()
+        if isinstance(below := getattr(model, "base_model", None), nn.Module) and below is not model:
+            below.compile()
+
     def tokenizer(self, files: Files) -> Tokenizer:
         """The tokenizer that came with the run."""
         path = file_of(files, TOKENIZER_FILE)

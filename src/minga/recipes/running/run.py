@@ -41,6 +41,8 @@ class RecipeRun:
     micro_batch_size: samples per backward pass; None searches for what suits the device (`micro_batch.py`), never above
         the run's target batch size.
     precision: "auto", "float32", "bfloat16" or "float16", see `precision.py`.
+    checkpoint_activations: compute activations again in the backward pass instead of keeping them.
+    compiled: let PyTorch compile the model.
     data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
 
     The constructor returns once the model has the swarm's current state. Raises `ConfigurationError` for a device that
@@ -54,6 +56,8 @@ class RecipeRun:
         device: str = "auto",
         micro_batch_size: int | None = None,
         precision: str = "auto",
+        checkpoint_activations: bool = False,
+        compiled: bool = False,
         data: Sequence[str] = (),
     ) -> None:
         self.peer = peer
@@ -74,6 +78,10 @@ class RecipeRun:
         self.model: nn.Module = new_model(self.recipe)
         load_initial(self.model, peer.files)
         self.model = self.model.to(self.device)
+        if checkpoint_activations:
+            self.recipe.checkpoint_activations(self.model)
+        if compiled:
+            self._compile()
         self._is_fixed = self._is_public or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
         self._halvings = 0  # after each the data comes in another order, so that no sample counts twice
@@ -144,6 +152,13 @@ class RecipeRun:
         size = largest_fit(passes(self.recipe, self.model, self.device, self.precision), start, most)
         self._remembered.keep(str(self.device), size)
         return size
+
+    def _compile(self) -> None:
+        if self._is_public:
+            raise ConfigurationError(
+                "--compile: in this run all compute in the same order, so that each can check the others"
+            )
+        self.recipe.compile_model(self.model)
 
     def _halve(self) -> None:
         """The device ran out of memory."""
