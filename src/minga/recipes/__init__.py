@@ -1,13 +1,13 @@
 """Models, data and losses that runs can name.
 
     run spec ─▶ registry ─▶ recipe (interface) ─▶ running/run: model, data, optimizer, training loop
-              causal_lm/, masked_lm/ (use language/ and text/), albert/ (uses masked_lm/) ─┘
+              causal_lm/, masked_lm/ (use language/ and text/), albert/ (uses masked_lm/), swav/ (uses images/) ─┘
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
 init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), counting
-(parameters and operations of a model). Then text (text as training data), language (what recipes of language models
-share), causal_lm and masked_lm (any architecture), albert (one of the papers), running (what is the same for all
-recipes).
+(parameters and operations of a model), new_folder (exports that are there whole or not at all). Then text (text as
+training data), images (pictures as data), language (what recipes of language models share), causal_lm and masked_lm
+(any architecture), albert and swav (of the papers), running (what is the same for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 

@@ -22,6 +22,7 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
         "albert": "minga.recipes.albert.recipe:AlbertRecipe",
         "causal-lm": "minga.recipes.causal_lm.recipe:CausalLmRecipe",
         "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
+        "swav": "minga.recipes.swav.recipe:SwavRecipe",
     },
     base="minga.recipes.interface:Recipe",
 )
@@ -62,9 +63,23 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
         spec.model.init_from,
     )
     recipe = found(settings, context)
+    _check_coupling(recipe, spec, source)
     if is_public:
         recipe.check_public()
     return recipe
+
+
+def _check_coupling(recipe: Recipe[Any], spec: RunSpec, source: str) -> None:
+    """Where the micro-batch size is part of the run, it must suit what else the run says about samples."""
+    size = recipe.fixed_micro_batch_size
+    if size is None:
+        return
+    where = f"{source}: recipe.{spec.model.recipe}.micro_batch_size = {size}"
+    smallest, _ = spec.training.batch_range
+    if size > smallest:
+        raise ConfigurationError(f"{where}: it must be at most the run's target batch size, {smallest}")
+    if recipe.context.is_public and size != spec.security.micro_batch_size:
+        raise ConfigurationError(f"{where}: security.micro_batch_size = {spec.security.micro_batch_size} must equal it")
 
 
 def spelled_out(spec: RunSpec) -> RunSpec:

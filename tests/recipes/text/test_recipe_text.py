@@ -193,7 +193,7 @@ def test_split_of_few_documents():
 
 
 def test_too_much_text_for_a_run(monkeypatch):
-    monkeypatch.setattr(corpus, "MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr(corpus, "MAX_TEXT_CHARACTERS", 1000)
     with pytest.raises(ConfigurationError, match="too much to travel"):
         local_documents(TextData(source="files", files=(str(GENESIS),)))
 

@@ -22,6 +22,7 @@ class WorkOptions:
     threads: int | None = None
     data: tuple[str, ...] = ()
     precision: str = "auto"
+    devices: str = "all"
     checkpoint_activations: bool = False
     compiled: bool = False
 

@@ -55,11 +55,13 @@ def measure_speed(
     """Train the model of `recipe` on `device` in `precision`, for about `seconds` with each micro-batch.
 
     Begins with what `minga join` takes, halves it until there is memory for it, then tries half of that as well, which
-    is faster on some machines. Raises `ConfigurationError` if there is no memory for a single sample.
+    is faster on some machines; a size that the run prescribes is the only one. Raises `ConfigurationError` if there is
+    no memory for a single sample, or for the prescribed size.
     """
     model = new_model(recipe).to(device)
-    optimizer, _ = build_optimizer(optimizer_settings, model)
-    micro_batch = ACCELERATOR_MICRO_BATCH if device.type != "cpu" else CPU_MICRO_BATCH
+    optimizer, _ = build_optimizer(optimizer_settings, model, recipe.decayed)
+    fixed = recipe.fixed_micro_batch_size
+    micro_batch = fixed or (ACCELERATOR_MICRO_BATCH if device.type != "cpu" else CPU_MICRO_BATCH)
     best: DeviceSpeed | None = None
     while micro_batch >= 1:
         try:
@@ -68,8 +70,14 @@ def measure_speed(
             if not is_out_of_memory(error):
                 raise
             release()
+            if fixed is not None:
+                raise ConfigurationError(
+                    f"{device} has too little memory for the run's {fixed} samples at once"
+                ) from None
             micro_batch //= 2
             continue
+        if fixed is not None:
+            return found
         if best is not None:
             return max(best, found, key=lambda each: each.samples_per_s)
         best, micro_batch = found, micro_batch // 2
