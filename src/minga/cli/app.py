@@ -39,6 +39,13 @@ MicroBatch = Annotated[
 Precision = Annotated[
     str, typer.Option(help="auto, float32, bfloat16 or float16; auto is bfloat16 on GPUs that have it.")
 ]
+CheckpointActivations = Annotated[
+    bool,
+    typer.Option(
+        "--checkpoint-activations", help="Compute activations twice instead of keeping them: less memory, more time."
+    ),
+]
+Compiled = Annotated[bool, typer.Option("--compile", help="Let PyTorch compile the model, which takes minutes.")]
 Devices = Annotated[
     str, typer.Option(metavar="all|N", help="Compute on all GPUs of this machine, or so many, as one peer.")
 ]
@@ -98,6 +105,8 @@ def host(
     device: Device = "auto",
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
+    checkpoint_activations: CheckpointActivations = False,
+    compiled: Compiled = False,
     threads: Threads = None,
     max_upload: Upload = None,
     max_download: Download = None,
@@ -164,7 +173,14 @@ def host(
         announce=tuple(announce or ()),
     )
     links = LinkOptions(qr, landing_page)
-    work = WorkOptions(device, micro_batch, threads, precision=precision)
+    work = WorkOptions(
+        device,
+        micro_batch,
+        threads,
+        precision=precision,
+        checkpoint_activations=checkpoint_activations,
+        compiled=compiled,
+    )
     run_host(path, peer, work, ready, links, resume=spec is None, begin_from=begin_from)
 
 
@@ -176,6 +192,8 @@ def join(
     devices: Devices = "all",
     micro_batch: MicroBatch = None,
     precision: Precision = "auto",
+    checkpoint_activations: CheckpointActivations = False,
+    compiled: Compiled = False,
     threads: Threads = None,
     data: Annotated[
         list[str] | None,
@@ -246,7 +264,8 @@ def join(
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     most = parse_size(max_files, "--max-files")
     options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step, most)
-    work = WorkOptions(device, micro_batch, threads, tuple(data or ()), precision, devices)
+    own_data = tuple(data or ())
+    work = WorkOptions(device, micro_batch, threads, own_data, precision, devices, checkpoint_activations, compiled)
     run_join(link, peer, work, options, ready)
 
 

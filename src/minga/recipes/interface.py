@@ -282,6 +282,10 @@ class Recipe(ABC, Generic[S]):
         """
         raise ConfigurationError(f"--checkpoint-activations: the recipe {self.context.recipe} does not do that")
 
+    def compile_model(self, model: nn.Module) -> None:
+        """Let PyTorch compile the model where it is: faster after some minutes, if this machine has a compiler."""
+        model.compile()
+
     def samples(self, batch: Batch) -> int:
         """How many samples a batch holds: the first dimension of its first tensor, unless the recipe says otherwise."""
         return int(next(iter(batch.values())).shape[0])

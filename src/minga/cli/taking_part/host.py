@@ -157,6 +157,8 @@ class _Hosting:
             device=self.work.device,
             micro_batch_size=self.work.micro_batch,
             precision=self.work.precision,
+            checkpoint_activations=self.work.checkpoint_activations,
+            compiled=self.work.compiled,
         )
         done_so_far.append(lambda: {"step": run.step, **self._last_words.on_disk()})
         held_out = self.held_out = HeldOut(run, self.output, self.history)

@@ -202,7 +202,14 @@ class _Joining:
                     ticker.check()
                     time.sleep(0.5)
                 return self._is_pausing
-            work = Work(self.work.micro_batch, self.work.precision, self.work.data, self.work.threads)
+            work = Work(
+                self.work.micro_batch,
+                self.work.precision,
+                self.work.data,
+                self.work.threads,
+                self.work.checkpoint_activations,
+                self.work.compiled,
+            )
             self._devices = choose_devices(self.work.device, self.work.devices, self.peer.spec, self.peer.role)
             if len(self._devices) > 1:
                 self.output.say(f"Starting {len(self._devices)} processes, one for each device …")

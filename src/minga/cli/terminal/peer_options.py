@@ -23,6 +23,8 @@ class WorkOptions:
     data: tuple[str, ...] = ()
     precision: str = "auto"
     devices: str = "all"
+    checkpoint_activations: bool = False
+    compiled: bool = False
 
 
 def peer_options(

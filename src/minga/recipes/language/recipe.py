@@ -168,7 +168,16 @@ class LanguageRecipe(Recipe[T]):
         """By what transformers has for it."""
         if not getattr(model, "supports_gradient_checkpointing", False):
             raise ConfigurationError(f"--checkpoint-activations: {type(model).__name__} does not do that")
-        model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable()  # type: ignore[operator]
+        else:  # what it was called before transformers 5
+            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+
+    def compile_model(self, model: nn.Module) -> None:
+        """The model, and the layers below its heads, which losses may run by themselves."""
+        model.compile()
+        if isinstance(below := getattr(model, "base_model", None), nn.Module) and below is not model:
+            below.compile()
 
     def tokenizer(self, files: Files) -> Tokenizer:
         """The tokenizer that came with the run."""

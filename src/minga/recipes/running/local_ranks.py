@@ -48,6 +48,8 @@ class Work(msgspec.Struct, frozen=True):
     precision: str = "auto"
     data: tuple[str, ...] = ()
     threads: int | None = None
+    checkpoint_activations: bool = False
+    compiled: bool = False
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -166,6 +168,8 @@ def _run(peer: Peer, devices: Sequence[torch.device], work: Work, meet: Callable
         device=str(devices[0]),
         micro_batch_size=work.micro_batch,
         precision=work.precision,
+        checkpoint_activations=work.checkpoint_activations,
+        compiled=work.compiled,
         data=work.data,
         ranks=len(devices),
         meet=meet,

@@ -52,6 +52,8 @@ def _compute(job: Job) -> None:
         device=job.device,
         micro_batch_size=job.work.micro_batch,
         precision=job.work.precision,
+        checkpoint_activations=job.work.checkpoint_activations,
+        compiled=job.work.compiled,
         data=job.work.data,
         ranks=job.ranks,
         meet=tell_and_meet,

@@ -56,6 +56,8 @@ class RecipeRun:
     micro_batch_size: samples per backward pass; None searches for what suits the device (`micro_batch.py`), never above
         the run's target batch size. Where the run says how many, for all peers, anything else is refused.
     precision: "auto", "float32", "bfloat16" or "float16", see `precision.py`.
+    checkpoint_activations: compute activations again in the backward pass instead of keeping them.
+    compiled: let PyTorch compile the model.
     data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
     ranks: processes of this peer; each makes the same calls.
     meet: called when all is there but what the ranks do together, which has to make one `torch.distributed` group of
@@ -72,6 +74,8 @@ class RecipeRun:
         device: str = "auto",
         micro_batch_size: int | None = None,
         precision: str = "auto",
+        checkpoint_activations: bool = False,
+        compiled: bool = False,
         data: Sequence[str] = (),
         ranks: int = 1,
         meet: Callable[[], None] = lambda: None,
@@ -97,6 +101,10 @@ class RecipeRun:
         load_initial(self.model, peer.files)
         self.recipe.constrain(self.model, 0)
         self.model = self.model.to(self.device)
+        if checkpoint_activations:
+            self.recipe.checkpoint_activations(self.model)
+        if compiled:
+            self._compile()
         self._of_run = spec.security.micro_batch_size if self._is_public else self.recipe.fixed_micro_batch_size
         self._is_fixed = self._of_run is not None or micro_batch_size is not None
         self._remembered = RememberedSizes(peer.directory)
@@ -177,6 +185,13 @@ class RecipeRun:
         size = largest_fit(passes(self.recipe, self.model, self.device, self.precision), start, most)
         self._remembered.keep(str(self.device), size)
         return size
+
+    def _compile(self) -> None:
+        if self._is_public:
+            raise ConfigurationError(
+                "--compile: in this run all compute in the same order, so that each can check the others"
+            )
+        self.recipe.compile_model(self.model)
 
     def _halve(self) -> None:
         """The device ran out of memory."""
