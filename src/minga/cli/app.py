@@ -35,6 +35,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps, …")]
 MicroBatch = Annotated[
     int | None, typer.Option("--micro-batch", min=1, help="Samples per backward pass (default: by device).")
 ]
+Precision = Annotated[
+    str, typer.Option(help="auto, float32, bfloat16 or float16; auto is bfloat16 on GPUs that have it.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to compute with (default: all cores).")]
 Upload = Annotated[
     str | None,
@@ -91,6 +94,7 @@ def host(
     ] = "auxiliary",
     device: Device = "auto",
     micro_batch: MicroBatch = None,
+    precision: Precision = "auto",
     threads: Threads = None,
     max_upload: Upload = None,
     max_download: Download = None,
@@ -157,9 +161,8 @@ def host(
         announce=tuple(announce or ()),
     )
     links = LinkOptions(qr, landing_page)
-    run_host(
-        path, peer, WorkOptions(device, micro_batch, threads), ready, links, resume=spec is None, begin_from=begin_from
-    )
+    work = WorkOptions(device, micro_batch, threads, precision=precision)
+    run_host(path, peer, work, ready, links, resume=spec is None, begin_from=begin_from)
 
 
 @app.command()
@@ -168,6 +171,7 @@ def join(
     role: Annotated[str, typer.Option(help="trainer, client (never dialled), auxiliary or monitor.")] = "trainer",
     device: Device = "auto",
     micro_batch: MicroBatch = None,
+    precision: Precision = "auto",
     threads: Threads = None,
     data: Annotated[
         list[str] | None,
@@ -233,7 +237,7 @@ def join(
     )
     rules = availability_rules(only, max_traffic, pause_on_battery=pause_on_battery)
     options = JoinOptions(LoginOptions(login, secret), evaluate, yes, rules, leave_after_step)
-    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ())), options, ready)
+    run_join(link, peer, WorkOptions(device, micro_batch, threads, tuple(data or ()), precision), options, ready)
 
 
 @app.command()
@@ -289,7 +293,9 @@ def plan(
     tokens: Annotated[
         int | None, typer.Option(min=1, max=1 << 20, help="Tokens of a sample (default: by model).")
     ] = None,
-    precision: Annotated[str, typer.Option(help="single, as recipes train, or half; for estimated speeds.")] = "single",
+    precision: Annotated[
+        str, typer.Option(help="single, or half as on GPUs with bfloat16; for estimated speeds.")
+    ] = "single",
     identity: Voucher = None,
     bind: Bind = None,
     json_output: Json = False,

@@ -1,13 +1,14 @@
 """Models, data and losses that runs can name.
 
     run spec ─▶ registry ─▶ recipe (interface) ─▶ running/run: model, data, optimizer, training loop
-                                       ├─ albert/ (uses text/)
-                                       └─ swav/ (uses images/)
+              causal_lm/, masked_lm/ (use language/ and text/), albert/ (uses masked_lm/) ─┤
+              swav/ (uses images/) ────────────────────────────────────────────────────────┘
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
 init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), counting
 (parameters and operations of a model), new_folder (exports that are there whole or not at all). Then text (text as
-training data), images (pictures as data), albert and swav (the recipes that come with minga), running (what is the same
+training data), language (what recipes of language models share), causal_lm and masked_lm (any architecture), albert
+(one of the papers), images (pictures as data), swav (features of pictures without labels), running (what is the same
 for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.

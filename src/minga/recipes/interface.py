@@ -120,7 +120,8 @@ class RecipeContext:
     """What a recipe may know of its run besides its own settings.
 
     `seed` is the run's; `is_public` says that members compute each other's batches again, all with
-    `micro_batch_size`, which is None in other runs.
+    `micro_batch_size`, which is None in other runs. `init_from` is where the organiser takes the first parameters from,
+    and None for all others.
     """
 
     recipe: str
@@ -129,6 +130,7 @@ class RecipeContext:
     seed: int
     is_public: bool = False
     micro_batch_size: int | None = None
+    init_from: str | None = None
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,14 @@ class Recipe(ABC, Generic[S]):
 
     # ---- organiser
 
+    def published_settings(self) -> S:
+        """The settings with which the run is published: those given, unless they name what only the organiser has.
+
+        Called by the organiser, before `prepare`, and by all others, for whom they must be what they are already.
+        Raises `ConfigurationError` where what they name cannot be used.
+        """
+        return self.settings
+
     @abstractmethod
     def prepare(self) -> dict[str, bytes]:
         """Make the files that ship with the run; called once, by the organiser, who may take seconds for it.
@@ -262,6 +272,12 @@ class Recipe(ABC, Generic[S]):
         if not isinstance(loss, Loss):
             return loss
         return loss.parts.get(self.headline.name.removeprefix("heldout_"), loss.total)
+
+    def checkpoint_activations(self, model: nn.Module) -> None:  # noqa: ARG002
+        """Let the model compute its activations again in the backward pass instead of keeping them: less memory, more
+        time, the same gradients. Raises `ConfigurationError` if it cannot.
+        """
+        raise ConfigurationError(f"--checkpoint-activations: the recipe {self.context.recipe} does not do that")
 
     def samples(self, batch: Batch) -> int:
         """How many samples a batch holds: the first dimension of its first tensor, unless the recipe says otherwise."""

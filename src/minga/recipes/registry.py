@@ -20,6 +20,8 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
     "recipe",
     {
         "albert": "minga.recipes.albert.recipe:AlbertRecipe",
+        "causal-lm": "minga.recipes.causal_lm.recipe:CausalLmRecipe",
+        "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
         "swav": "minga.recipes.swav.recipe:SwavRecipe",
     },
     base="minga.recipes.interface:Recipe",
@@ -58,6 +60,7 @@ def load_recipe(spec: RunSpec, source: str = "run spec") -> Recipe[Any]:
         spec.training.seed,
         is_public,
         spec.security.micro_batch_size if is_public else None,
+        spec.model.init_from,
     )
     recipe = found(settings, context)
     _check_coupling(recipe, spec, source)
@@ -88,7 +91,7 @@ def spelled_out(spec: RunSpec) -> RunSpec:
     """
     if spec.is_old or spec.model.recipe == CUSTOM:
         return spec
-    settings = without_private(load_recipe(spec).settings)
+    settings = without_private(load_recipe(spec).published_settings())
     spec = spec.with_plugins(recorded([(RECIPES, spec.model.recipe)], spec.plugins))
     return spec.with_recipe_settings(settings.model_dump(mode="json"))
 

@@ -133,7 +133,12 @@ class _Hosting:
         from minga.cli.terminal.output import Ticker
         from minga.recipes.running.run import RecipeRun
 
-        run = RecipeRun(self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch)
+        run = RecipeRun(
+            self.peer,
+            device=self.work.device,
+            micro_batch_size=self.work.micro_batch,
+            precision=self.work.precision,
+        )
         done_so_far.append(lambda: {"step": run.step})
         held_out = self.held_out = HeldOut(run, self.output, self.history)
         held_out.now()

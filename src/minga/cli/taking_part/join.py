@@ -116,10 +116,10 @@ class SessionsDone:
 
 
 def machine(run: RecipeRun) -> str:
-    """The device that a run uses on this machine, and how much it computes at once."""
+    """The device that a run uses on this machine, how much it computes at once, and in which number format."""
     from minga.recipes.running.device_speed import hardware
 
-    return f"{hardware(run.device)}, micro-batch {run.micro_batch_size}"
+    return f"{hardware(run.device)}, micro-batch {run.micro_batch_size}, {run.precision.name}"
 
 
 class _Joining:
@@ -187,12 +187,22 @@ class _Joining:
                     time.sleep(0.5)
                 return self._is_pausing
             run = RecipeRun(
-                self.peer, device=self.work.device, micro_batch_size=self.work.micro_batch, data=self.work.data
+                self.peer,
+                device=self.work.device,
+                micro_batch_size=self.work.micro_batch,
+                precision=self.work.precision,
+                data=self.work.data,
             )
             collect_again()
             self._step, self._phase, self._run = run.step, "training", run
             self.output.say(f"This machine takes part with {machine(run)}.")
-            self.output.event("ready", step=run.step, device=str(run.device), micro_batch=run.micro_batch_size)
+            self.output.event(
+                "ready",
+                step=run.step,
+                device=str(run.device),
+                micro_batch=run.micro_batch_size,
+                precision=run.precision.name,
+            )
             self._take_part(run, ticker)
             self._phase = "finished" if run.finished else "leaving"
         if self._is_pausing and not run.finished:

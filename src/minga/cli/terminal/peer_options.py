@@ -21,6 +21,7 @@ class WorkOptions:
     micro_batch: int | None = None
     threads: int | None = None
     data: tuple[str, ...] = ()
+    precision: str = "auto"
 
 
 def peer_options(

@@ -283,6 +283,9 @@ class SecuritySection(Section):
         16, 1, 65_536, "(byzantine) members for each one that checks another one's last gradient instead of training"
     )
 
+    precision: Literal["float32", "bfloat16"] = choice(
+        "float32", "(byzantine) number format in which all compute losses and gradients", "float32", "bfloat16"
+    )
     probation_steps: int | None = whole(
         None,
         1,
@@ -308,7 +311,7 @@ class SecuritySection(Section):
         """The settings that mean something in this run, as they are hashed; the others are no part of it.
 
         Empty for an open run without verification. A run that the one setting `mode` could name is written with it:
-        it keeps its id, and older peers read it. Nor is a usual aggregator or list of organisers written.
+        it keeps its id, and older peers read it. Nor is a usual aggregator, precision or list of organisers written.
         """
         for_members, is_verified = self.admission == "members", self.verification == "byzantine"
         names_organisers = bool(self.organisers)
@@ -316,6 +319,7 @@ class SecuritySection(Section):
         if is_verified:
             names += ["founders", "micro_batch_size", "peers_per_validator", "probation_steps"]
             names += ["aggregator"] if self.aggregator != DEFAULT_AGGREGATOR else []
+            names += ["precision"] if self.precision != "float32" else []
         if not (names or for_members):
             return {}
         if self.mode in _OLD_MODES and (for_members or not names_organisers):

@@ -13,6 +13,7 @@ from minga.core.spec.sections import OptimizerSection
 from minga.recipes.initial import new_model
 from minga.recipes.interface import Recipe
 from minga.recipes.running.micro_batch import ACCELERATOR_MICRO_BATCH, CPU_MICRO_BATCH, is_out_of_memory, release
+from minga.recipes.running.precision import Precision
 from minga.training.replica.build_optimizer import build_optimizer
 
 WARM_UP_PASSES = 2
@@ -45,9 +46,13 @@ def hardware(device: torch.device) -> str:
 
 
 def measure_speed(
-    recipe: Recipe[Any], optimizer_settings: OptimizerSection, device: torch.device, seconds: float
+    recipe: Recipe[Any],
+    optimizer_settings: OptimizerSection,
+    device: torch.device,
+    seconds: float,
+    precision: Precision,
 ) -> DeviceSpeed:
-    """Train the model of `recipe` on `device`, for about `seconds` with each micro-batch.
+    """Train the model of `recipe` on `device` in `precision`, for about `seconds` with each micro-batch.
 
     Begins with what `minga join` takes, halves it until there is memory for it, then tries half of that as well, which
     is faster on some machines; a size that the run prescribes is the only one. Raises `ConfigurationError` if there is
@@ -60,7 +65,7 @@ def measure_speed(
     best: DeviceSpeed | None = None
     while micro_batch >= 1:
         try:
-            found = _measure(recipe, model, optimizer, micro_batch, seconds)
+            found = _measure(recipe, model, optimizer, micro_batch, seconds, precision)
         except Exception as error:  # devices have no class of errors in common
             if not is_out_of_memory(error):
                 raise
@@ -82,7 +87,12 @@ def measure_speed(
 
 
 def _measure(
-    recipe: Recipe[Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer, micro_batch: int, seconds: float
+    recipe: Recipe[Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    micro_batch: int,
+    seconds: float,
+    precision: Precision,
 ) -> DeviceSpeed:
     device = next(model.parameters()).device
     batch = {name: tensor.to(device) for name, tensor in recipe.synthetic_batch(micro_batch).items()}
@@ -90,7 +100,8 @@ def _measure(
         torch.cuda.reset_peak_memory_stats(device)
 
     def compute() -> None:
-        loss = recipe.total_loss(model, batch)
+        with precision.autocast():
+            loss = recipe.total_loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         float(loss.item())  # waits until the device is done
         wait(device)

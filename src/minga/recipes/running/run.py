@@ -23,6 +23,7 @@ from minga.recipes.running.micro_batch import (
     passes,
     release,
 )
+from minga.recipes.running.precision import choose_precision
 from minga.training.optimizer import Optimizer
 from minga.training.peer import Peer
 from minga.training.replica.build_optimizer import build_optimizer
@@ -39,14 +40,21 @@ class RecipeRun:
     device: "auto" (an accelerator if there is one), "cpu", "cuda", "cuda:1", "mps", ….
     micro_batch_size: samples per backward pass; None searches for what suits the device (`micro_batch.py`), never above
         the run's target batch size. Where the run says how many, for all peers, anything else is refused.
+    precision: "auto", "float32", "bfloat16" or "float16", see `precision.py`.
     data: own files, or globs, to train on instead of the run's; which kinds of file the recipe says.
 
     The constructor returns once the model has the swarm's current state. Raises `ConfigurationError` for a device that
-    is not there or a recipe without a model of its own.
+    is not there, a precision that it or the run does not allow, or a recipe without a model of its own.
     """
 
     def __init__(
-        self, peer: Peer, *, device: str = "auto", micro_batch_size: int | None = None, data: Sequence[str] = ()
+        self,
+        peer: Peer,
+        *,
+        device: str = "auto",
+        micro_batch_size: int | None = None,
+        precision: str = "auto",
+        data: Sequence[str] = (),
     ) -> None:
         self.peer = peer
         spec = peer.spec
@@ -62,6 +70,7 @@ class RecipeRun:
             folder = peer.directory / f"own-data-{peer.peer_id[:10]}"
             self.recipe, self.files = self.recipe.own_data(self.files, data, folder)
         self.device = choose_device(device)
+        self.precision = choose_precision(precision, self.device, spec)
         self.model: nn.Module = new_model(self.recipe)
         load_initial(self.model, peer.files)
         self.recipe.constrain(self.model, 0)
@@ -134,7 +143,7 @@ class RecipeRun:
         if self.device.type == "cpu" or self.peer.role != "trainer":
             return min(CPU_MICRO_BATCH, most)
         start = self._remembered.get(str(self.device)) or ACCELERATOR_MICRO_BATCH
-        size = largest_fit(passes(self.recipe, self.model, self.device), start, most)
+        size = largest_fit(passes(self.recipe, self.model, self.device, self.precision), start, most)
         self._remembered.keep(str(self.device), size)
         return size
 
@@ -163,9 +172,10 @@ class RecipeRun:
         return None
 
     def _backward(self, batch: Batch) -> float:
-        loss = self.recipe.loss(self.model, {name: tensor.to(self.device) for name, tensor in batch.items()})
-        total = loss.total if isinstance(loss, Loss) else loss
-        total.backward()  # type: ignore[no-untyped-call]
+        on_device = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        with self.precision.autocast():
+            loss = self.recipe.loss(self.model, on_device)
+        self.precision.backward(loss.total if isinstance(loss, Loss) else loss, self.optimizer)
         return float(self.recipe.reported_loss(loss).item())
 
 
