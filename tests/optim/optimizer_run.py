@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 
-from minga.optim import LAMB, LARS, SGD, AdamW, clip_by_global_norm
+from minga.optim import LAMB, LARC, LARS, SGD, AdamW, clip_by_global_norm
 
 SHAPES = ((331, 151), (37, 129), (8195,), (4, 3, 5, 5), (65, 33), (7,), ())
 TINY, STRIDED, HALF = 2, 3, 4
@@ -28,6 +28,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: AdamW(p, lr=1e-3, weight_decay=0.1),
     "lamb": lambda p: LAMB(p, lr=1e-3),
     "lars": lambda p: LARS(p, lr=1.0, weight_decay=1e-3),
+    "larc": lambda p: LARC(p, lr=1.0, weight_decay=1e-3),
     CONTROL: lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.1),
 }
 

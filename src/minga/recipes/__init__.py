@@ -1,12 +1,13 @@
 """Models, data and losses that runs can name.
 
     run spec ─▶ registry ─▶ recipe (interface) ─▶ running/run: model, data, optimizer, training loop
-                                       └─ albert/ (uses text/)
+              causal_lm/, masked_lm/ (use language/ and text/), albert/ (uses masked_lm/), swav/ (uses images/) ─┘
 
 Read: interface (the recipe seam), registry (recipes by name), initial (equal initial parameters on every machine),
 init_from (parameters of another run or of a hub instead), order (orders that all peers draw alike), counting
-(parameters and operations of a model). Then text (text as training data), albert (the recipe that comes with minga),
-running (what is the same for all recipes).
+(parameters and operations of a model), new_folder (exports that are there whole or not at all). Then text (text as
+training data), images (pictures as data), language (what recipes of language models share), causal_lm and masked_lm
+(any architecture), albert and swav (of the papers), running (what is the same for all recipes).
 
 Called by cli. A recipe knows batches and losses, and nothing of peers or steps.
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from minga.averaging import messages as wire
 from minga.averaging.messages import Join, Report
 from minga.core.errors import ProtocolError, RejectedError, SilentError, UnreachableError
+from minga.core.refusal_code import RefusalCode
 from minga.network.bandwidth.access_link import AccessLink
 from minga.network.interface import Address, Buffer, PeerId, Stream
 from minga.network.rpc.dial_back import DialMe
@@ -213,6 +214,14 @@ def test_bulk_frames_must_have_the_length_that_is_due(body: bytes) -> None:
         assert target == bytes(4)
 
     main()
+
+
+@virtually
+async def test_a_refusal_with_a_code_of_a_later_version_is_a_refusal() -> None:
+    stream, _ = stream_of(frame(2, msgspec.msgpack.encode({"code": "eclipse", "reason": "the sun is gone"})))
+    with pytest.raises(RejectedError, match="the sun is gone") as caught:
+        await stream.receive(Report)
+    assert caught.value.code is RefusalCode.REFUSED
 
 
 @virtually

@@ -115,7 +115,7 @@ def test_trying_sizes_out_leaves_model_and_random_numbers_as_they_were(peer: Any
     torch.manual_seed(5)
     drawn = torch.rand(1)
     torch.manual_seed(5)
-    assert passes(run.recipe, run.model, run.device)(3) > 0.0
+    assert passes(run.recipe, run.model, run.device, run.precision)(3) > 0.0
     assert torch.equal(torch.rand(1), drawn)
     assert all(torch.equal(tensor, before[name]) for name, tensor in run.model.state_dict().items())
     assert all(parameter.grad is None for parameter in run.model.parameters())

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from minga.averaging.messages import Done
+from minga.averaging.allreduce.messages import Done
 from minga.identity.keys.keys import Identity
 from minga.network.interface import PeerId
 from minga.network.rpc.framing import MessageStream

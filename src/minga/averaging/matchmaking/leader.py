@@ -30,6 +30,7 @@ from minga.averaging.matchmaking.join_window import hold_s, waited_for
 from minga.averaging.messages import FromLeader, Join, Limit, Prepare, Redirect, SignedPlan, Update
 from minga.core.aio.signal import Signal
 from minga.core.errors import RejectedError, RemoteError
+from minga.core.refusal_code import RefusalCode
 from minga.core.thread_guard import loop_bound
 from minga.network.interface import Address, PeerId
 from minga.network.rpc.framing import MessageStream
@@ -42,7 +43,6 @@ CLOSE_CHECK_S, HOLD_CHECK_S = 0.25, 0.1
 PROMISE_S = 1.0
 """Seconds for which a leader waits for the promises that it asked for, before it looks anew which members are there."""
 
-DIVERGED = "diverged"
 MAX_FOLLOWERS = 999
 """So that a plan fits into a message, whatever addresses its members tell."""
 
@@ -105,7 +105,7 @@ class GroupLeader:
     async def attend(self, peer: PeerId, join: Join, stream: MessageStream) -> None:
         """Register `peer` and listen to it until its stream ends, which raises; `RejectedError` if it is full."""
         if len(self.registrations) >= MAX_FOLLOWERS and peer not in self.registrations:
-            raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code="full")
+            raise RejectedError(f"a group has at most {MAX_FOLLOWERS + 1} members", code=RefusalCode.FULL)
         registration = Registration(join, join.report, _now(), stream)
         self.registrations[peer] = registration
         self.changed.fire()
@@ -290,13 +290,15 @@ class GroupLeader:
         pasts = Counter(past for registration in self.everyone().values() if (past := registration.join.previous))
         right = max(pasts, key=lambda past: (pasts[past], past == self.own.join.previous, past), default="")
         if self.own.join.previous not in ("", right):
-            raise OutOfSyncError("the others applied another result than this peer", code=DIVERGED, round=self.step)
+            raise OutOfSyncError(
+                "the others applied another result than this peer", code=RefusalCode.DIVERGED, round=self.step
+            )
         for peer, registration in list(self.registrations.items()):
             if registration.join.previous not in ("", right) and registration.stream is not None:
                 del self.registrations[peer]
                 with contextlib.suppress(RemoteError):
                     await registration.stream.refuse(
-                        DIVERGED, "it applied another result in the last round than most others"
+                        RefusalCode.DIVERGED, "it applied another result in the last round than most others"
                     )
 
     async def _wait_for_those_about_to_stop(self) -> None:

@@ -21,6 +21,8 @@ class WorkOptions:
     micro_batch: int | None = None
     threads: int | None = None
     data: tuple[str, ...] = ()
+    precision: str = "auto"
+    devices: str = "all"
 
 
 def peer_options(

@@ -22,11 +22,11 @@ from pathlib import Path
 from blake3 import blake3
 
 from minga.core.errors import ConfigurationError, StorageError
-from minga.core.spec.sections import MAX_FILE_BYTES
 from minga.recipes.text.settings import TextData
 from minga.recipes.text.sources import bible_documents, dataset_documents, file_documents, open_dataset
 
 TRAINING_FILE = "training.jsonl.gz"
+MAX_TEXT_CHARACTERS = 256 << 20
 HELDOUT_FILE = "heldout.jsonl.gz"
 MAX_STREAMED_HELDOUT = 256
 MAX_STREAMED_SCAN = 50_000
@@ -70,9 +70,9 @@ def local_documents(data: TextData) -> list[str]:
     for document in source:
         documents.append(document)
         size += len(document)
-        if size > MAX_FILE_BYTES:
+        if size > MAX_TEXT_CHARACTERS:
             raise ConfigurationError(
-                f"data.files: more than {MAX_FILE_BYTES >> 20} Mi characters, too much to travel with a run; "
+                f"data.files: more than {MAX_TEXT_CHARACTERS >> 20} Mi characters, too much to travel with a run; "
                 'publish the text as a data set and use source = "datasets"'
             )
     return documents
