@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
-
-from minga.recipes.mixture.settings import SourceSettings
-from minga.recipes.text.bengali import normalize_bengali, script_share
-
-Normalize = Callable[[str], str]
-
-NORMALIZERS: Final[dict[str, Normalize]] = {"bn": normalize_bengali}
-"""By language; the text of other languages stays as it is."""
-
-
-def as_it_is(text: str) -> str:
-    """The text."""
-    return text
+from minga.recipes.text.settings import SourceSettings
+from minga.recipes.writing.bengali import script_share
+from minga.recipes.writing.by_language import WRITINGS
 
 
 class DocumentFilter:
@@ -24,7 +12,7 @@ class DocumentFilter:
 
     def __init__(self, source: SourceSettings, language: str) -> None:
         self._source = source
-        self._normalize = NORMALIZERS.get(language, as_it_is)
+        self._normalize = WRITINGS[language].normalize
 
     def __call__(self, document: str) -> str | None:
         """The document as it is trained on, or None if it is left out."""

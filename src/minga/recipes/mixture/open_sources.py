@@ -16,11 +16,12 @@ from minga.core.errors import ConfigurationError
 from minga.recipes.interface import Files
 from minga.recipes.mixture.filters import DocumentFilter
 from minga.recipes.mixture.mixed_stream import MixedSource
-from minga.recipes.mixture.settings import MixtureData, SourceSettings
 from minga.recipes.mixture.source_stream import OpenPass
 from minga.recipes.mixture.translations import translation_documents
 from minga.recipes.text.corpus import heldout_rank, unpack_documents
+from minga.recipes.text.settings import SourceSettings, TextData
 from minga.recipes.text.sources import bible_documents, dataset_documents, file_documents, open_dataset
+from minga.recipes.writing.by_language import as_it_is
 
 MAX_SHIPPED_CHARACTERS = 200 << 20
 HUB_SHUFFLE = 1000
@@ -42,7 +43,7 @@ def raw_documents(source: SourceSettings, language: str) -> Iterator[str]:
     if source.source == "bible":
         return bible_documents()
     if source.source == "translations":
-        return translation_documents(source.files, language)
+        return translation_documents(source.files, language.partition("-")[0])
     return file_documents(source.files, source.text_column)
 
 
@@ -77,7 +78,7 @@ def first_of_hub(source: SourceSettings, language: str, count: int) -> list[str]
     return list(islice(kept, count))
 
 
-def mixed_sources(data: MixtureData, language: str, files: Files, seed: int) -> list[MixedSource]:
+def mixed_sources(data: TextData, files: Files, seed: int) -> list[MixedSource]:
     """The sources of a mixture at a peer that has the files of the run; what is held out never comes."""
     found = []
     for number, source in enumerate(data.sources):
@@ -85,9 +86,9 @@ def mixed_sources(data: MixtureData, language: str, files: Files, seed: int) -> 
             name = shipped_file(number)
             if name not in files:
                 raise ConfigurationError(f"the run came without the file {name}, which its recipe needs")
-            found.append(MixedSource(_stored(files[name], seed + number), source.weight, lambda document: document))
+            found.append(MixedSource(_stored(files[name], seed + number), source.weight, as_it_is))
         else:
-            found.append(MixedSource(_streamed(source, seed + number), source.weight, _of_hub(data, source, language)))
+            found.append(MixedSource(_streamed(source, seed + number), source.weight, _HubFilter(source, data)))
     return found
 
 
@@ -114,15 +115,11 @@ def _hub_pass(source: SourceSettings, order: int | None) -> Iterator[str]:
     return dataset_documents(stream, source.text_column, source.name)
 
 
-def _of_hub(data: MixtureData, source: SourceSettings, language: str) -> _HubFilter:
-    return _HubFilter(DocumentFilter(source, language), data.heldout_fraction)
-
-
 class _HubFilter:
     """The filter of a data set at a peer that trains: held-out documents are left out, too."""
 
-    def __init__(self, keep: DocumentFilter, heldout_fraction: float) -> None:
-        self._keep, self._heldout_fraction = keep, heldout_fraction
+    def __init__(self, source: SourceSettings, data: TextData) -> None:
+        self._keep, self._heldout_fraction = DocumentFilter(source, data.language), data.heldout_fraction
 
     def __call__(self, document: str) -> str | None:
         kept = self._keep(document)

@@ -25,6 +25,13 @@ _DROPPED = re.compile(
     "[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\ufeff]"
 )
 
+TOKENIZER_RULES: Final = (
+    ("[\u09e4\u09f7|]", DANDA),
+    ("\u09e5", "\u0965"),
+    (f"(?<=[{_LETTERS}{_MARKS}]):", "\u0983"),
+)
+"""The rules that concern what a tokenizer sees, as regular expressions."""
+
 _ABBREVIATIONS: Final = frozenset(
     ("ড", "ডা", "মো", "মোঃ", "মোছা", "অধ্যা", "লি", "কি.মি", "মি", "সে.মি", "প্রফে", "ইঞ্জি", "খ্রি", "পৃ")
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minga.recipes.text.bengali import normalize_bengali, script_share, split_bengali
+from minga.recipes.writing.bengali import normalize_bengali, script_share, split_bengali
 
 D, VISARGA, ZWJ, ZWNJ = "\u0964", "\u0983", "\u200d", "\u200c"
 
