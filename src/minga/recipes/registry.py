@@ -22,6 +22,7 @@ RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
         "albert": "minga.recipes.albert.recipe:AlbertRecipe",
         "causal-lm": "minga.recipes.causal_lm.recipe:CausalLmRecipe",
         "masked-lm": "minga.recipes.masked_lm.recipe:MaskedLmRecipe",
+        "sahajbert": "minga.recipes.albert.sahajbert:SahajbertRecipe",
         "swav": "minga.recipes.swav.recipe:SwavRecipe",
     },
     base="minga.recipes.interface:Recipe",
