@@ -17,7 +17,10 @@ from minga.recipes.interface import Recipe, RecipeContext
 RECIPES: Final[Registry[type[Recipe[Any]]]] = Registry(
     "minga.recipes",
     "recipe",
-    {"albert": "minga.recipes.albert.recipe:AlbertRecipe"},
+    {
+        "albert": "minga.recipes.albert.recipe:AlbertRecipe",
+        "text-to-image": "minga.recipes.text_to_image.recipe:TextToImageRecipe",
+    },
     base="minga.recipes.interface:Recipe",
 )
 CUSTOM: Final = "custom"
